@@ -47,6 +47,7 @@ from hvdlite.errors import (
     ShutdownError,
     StalledError,
     StopHandlerWarning,
+    UnreducedGradientsWarning,
     UnsupportedError,
 )
 from hvdlite.lateness import RankLateness, lateness
@@ -94,6 +95,7 @@ __all__ = [
     "ShutdownError",
     "StalledError",
     "StopHandlerWarning",
+    "UnreducedGradientsWarning",
     "UnsupportedError",
     "Sum",
     "add_process_set",

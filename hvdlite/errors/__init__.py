@@ -82,6 +82,10 @@ class ReplicasDifferWarning(_Coded, UserWarning):
     """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
 
 
+class UnreducedGradientsWarning(_Coded, UserWarning):
+    """`step` reduces gradients of which somebody may have read this rank's own ones before."""
+
+
 class LateGradientsWarning(_Coded, UserWarning):
     """Gradients of some rank are late in every step, or are forgotten; see `hvd.Late`."""
 

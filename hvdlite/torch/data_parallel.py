@@ -21,7 +21,8 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression, PowerSGD
 from hvdlite.torch.functions import broadcast_tensors
-from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.claims import owner_of
+from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.settings import Settings
 
 
@@ -118,7 +119,8 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         )
         groups = [{"params": list(self.module.parameters())}]
         names = {param: name for name, param in self.module.named_parameters()}
-        return GradientReducer(self._name, lambda: groups, names, settings)
+        title = f"a DistributedDataParallel ({self._name})"
+        return GradientReducer(self._name, lambda: groups, names, settings, title)
 
     def _broadcast(self, tensors: dict[str, torch.Tensor]) -> None:
         root = self.process_set.ranks[0]

@@ -18,7 +18,8 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.claims import owner_of
+from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
 from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
@@ -276,6 +277,7 @@ def _starter_of(optimizer: Any) -> GradientReducer:
             cap_bytes=4 << 20,
             weight=settings.weight,
         ),
+        title=f"LocalSGD's start ({optimizer._rounds.name})",
     )
 
 

@@ -20,7 +20,8 @@ from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.optimizer import Distributed
-from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.claims import owner_of
+from hvdlite.torch.optimizers.reducer import GradientReducer
 
 _UNEQUAL = (
     "NoiseScale needs gradients of ranks that count the same; do not use it with weight= or "

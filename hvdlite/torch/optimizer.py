@@ -20,10 +20,11 @@ from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.late import Late, check_late
 from hvdlite.torch.optimizers.low_rank import check_low_rank
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
-from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.roll_call import Attending
 from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
@@ -236,7 +237,7 @@ class Distributed(Attending):
                 )
             result = self._update(closure)
         elif closure is None:
-            self._reducer.synchronize()
+            self._reducer.synchronize_in_step()
             result = self._update(None)
         else:
             result = self._update(Evaluations(self._reducer, closure))
@@ -403,11 +404,18 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     number = next_object("DistributedOptimizer", registered_id(settings.reduction.process_set))
     name = f"gradients.{number}" if number else "gradients"
     reference = weakref.ref(optimizer)  # weak, because the optimizer owns the reducer
-    reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)
+    title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
+    reducer = GradientReducer(name, lambda: _groups_of(reference()), names, settings, title)
     subclass_in_place(optimizer, Distributed)
     optimizer._reducer = reducer
     distributed: Distributed = optimizer
     return distributed
+
+
+def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the groups without a wait for gradients; none of an optimizer that is gone."""
+    groups: list[dict[str, Any]] = vars(optimizer)["param_groups"] if optimizer is not None else []
+    return groups
 
 
 def _check_options(

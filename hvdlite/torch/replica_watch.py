@@ -16,7 +16,7 @@ from hvdlite.torch.functions import broadcast_parameters
 from hvdlite.torch.local import Local
 from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.reducer import owner_of
+from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.replicas import word_sums
 from hvdlite.torch.sharded import Sharded
 

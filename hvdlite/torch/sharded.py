@@ -25,7 +25,7 @@ from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers import gradient_norms, overflow
 from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.parameter_exchange import ParameterExchange
-from hvdlite.torch.optimizers.reducer import NO_WEIGHT
+from hvdlite.torch.optimizers.settings import NO_WEIGHT
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 
 _State = dict[Any, Any]  # of a state_dict: by the parameter's index

@@ -23,7 +23,8 @@ from hvdlite import basics, operation_names, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import member_id
-from hvdlite.torch.optimizers.reducer import NO_WEIGHT, GradientReducer
+from hvdlite.torch.optimizers.reducer import GradientReducer
+from hvdlite.torch.optimizers.settings import NO_WEIGHT
 from hvdlite.torch.optimizers.time_budget import MEASURED, PERIOD, Measurement
 
 Weigh = Callable[[Any], float] | None
@@ -62,6 +63,7 @@ class MicroBatches:
         self._running = False
         self._unfinished = False  # a loop began and did not come to its end
         self._mean: float | None = None  # latency
+        self._backwards = 1  # the most backward() calls of a micro-batch so far
         self._agreed: object = None  # the arguments, which are the same on all ranks
         self._steps = 0  # since the ranks agreed
         self._budget = math.inf
@@ -95,8 +97,13 @@ class MicroBatches:
                 last = not measures and self._is_last(count, most, before - begun, limit)
                 if last:
                     self._weigh(weight, most, count, weigh)
+                    self._reducer.expect_backwards(self._backwards, _one_more(self._backwards))
+                accumulated = self._reducer.paused_backwards
                 with contextlib.nullcontext() if last else self._reducer.paused():
                     yield micro
+                if not last:
+                    seen = self._reducer.paused_backwards - accumulated
+                    self._backwards = max(self._backwards, seen)
                 now = self._now()
                 latencies.append(now - before)
                 if not last:
@@ -109,6 +116,7 @@ class MicroBatches:
                 self._weigh(weight, most, len(latencies), weigh)
             self._end(latencies, most, measures)
         finally:
+            self._reducer.expect_backwards(1, None)
             _under_way.set(around)
             self._running = False
 
@@ -232,6 +240,16 @@ class MicroBatches:
 
 def _has_values(gradient: torch.Tensor) -> bool:
     return bool((gradient._values() if gradient.is_sparse else gradient).any())
+
+
+def _one_more(count: int) -> str:
+    """Say why the last micro-batch of a step cannot call backward() once more."""
+    times = "once" if count == 1 else f"{count} times"
+    return (
+        f"the last micro-batch of a step calls backward() more than {times}, as those before it "
+        "did, and its gradients have been sent: call backward() equally often in each "
+        "micro-batch, or once, for the sum of the losses"
+    )
 
 
 def _check(reducer: GradientReducer, batches: Any, most: int, seconds: float | None) -> None:

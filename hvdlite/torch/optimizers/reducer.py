@@ -4,23 +4,19 @@ A *pass* is one backward through a parameter. A *cycle* begins with the first gr
 last cycle and ends in `synchronize`. In a cycle a bucket is submitted, from inside backward, when
 each of its parameters has had its passes, so that communication overlaps with the rest of backward
 (where `overlap` says so, or owners get the gradients, to free the others). `synchronize` submits
-all other buckets, for example of parameters that took no part on this rank, and waits for all. It
-runs at the end of the last backward of the cycle, so that gradients are reduced when backward()
-returns. On a rank without a backward, and always with reduce_in="step", it runs in `step`.
+all other buckets, and waits for all. It runs at the end of the last backward of the cycle, so that
+gradients are reduced when backward() returns. On a rank without a backward, and always with
+reduce_in="step", it runs in `step`.
 
-A further backward may add to gradients that are reduced and not yet used or zeroed; they are then
-reduced again. The gradients before it are the same on all ranks, so an average keeps them; a sum
-would multiply them, so it is refused.
+A further backward may add to gradients that are reduced and not yet used; they are then reduced
+again. Those before it are the same on all ranks, so an average keeps them. A sum is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -31,58 +27,20 @@ from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.optimizers import phases
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling, queue
 from hvdlite.torch.optimizers.bucket_making import make_buckets
+from hvdlite.torch.optimizers.claims import GivenUp, claim
 from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
 from hvdlite.torch.optimizers.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.overlap import Overlap
 from hvdlite.torch.optimizers.ownership import Division, Ownership
+from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
 from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.roll_call import RollCall
-from hvdlite.torch.optimizers.settings import Settings, Weight
+from hvdlite.torch.optimizers.settings import NO_WEIGHT, Settings, Weight
 from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
-
-NO_WEIGHT = (
-    "ShardedOptimizer with stage=2 takes no weight, because its reducescatter makes plain averages "
-    "and sums; use stage=1"
-)
-
-_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
-
-
-def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
-    """Return the reducer of the gradient of one of these parameters, if there is one."""
-    wanted = set(params)
-    for _ in range(2):
-        found = next((one for one in _reducers if one.watches(wanted)), None)
-        if found is None:
-            break
-        gc.collect()  # It may belong to an optimizer that is no longer used.
-    return found
-
-
-def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
-    """Drop gradients of these parameters that were accumulated and not sent, at a boundary.
-
-    The samples of an elastic job that are in no finished step are dealt again.
-    """
-    wanted = set(params)
-    for reducer in list(_reducers):
-        if reducer.watches(wanted):
-            reducer.drop_accumulated()
-
-
-@dataclass
-class _Cycle:
-    """What is known of the cycle under way; between two cycles of the next one: nothing."""
-
-    open: bool = False
-    passes: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter
-    backwards: int = 0  # that have ended
-    weighed: bool = False  # the weight is this cycle's
-    failure: HvdliteError | None = None  # of the first submission that failed
 
 
 class GradientReducer:
@@ -99,23 +57,27 @@ class GradientReducer:
         read_groups: ReadGroups,
         names: Mapping[torch.Tensor, str],
         settings: Settings,
+        title: str,
     ) -> None:
-        """Watch the parameters.
+        """Watch the parameters, whose gradients no other reducer reduces from now on.
 
         Args:
             name: the prefix of the names of this reducer's operations; unique on this rank.
             read_groups: returns the optimizer's param_groups.
             names: the names of the parameters, as far as known.
             settings: how gradients are reduced.
+            title: what reduces them, for messages.
         """
         self.settings = settings
         self._takes_part = False
-        self.name = name
+        self.name, self.title = name, title
         self.read_groups = read_groups
-        self._watched = WatchedParameters(read_groups, names, calling(self, "_on_gradient"))
+        self._given_up = GivenUp(self)
+        hook = calling(self, "_on_gradient")
+        self._watched = WatchedParameters(read_groups, names, hook, self._given_up)
         self._buckets: Sequence[GradientBucket] = ()
         self._bucket_of: dict[torch.Tensor, GradientBucket] = {}
-        self._cycle = _Cycle()
+        self._cycle = Cycle()
         self.steps = 0  # since all ranks began to count
         self._schedule: Schedule | None = None  # of PowerSGD
         self._phases: phases.Phases | None = None  # likewise
@@ -135,12 +97,13 @@ class GradientReducer:
         self._division: Division | None = None
         self._owners: Ownership | None = None  # of the parameters in the buckets, with `divide`
         self._reduced = False  # whether gradients are reduced, and none was computed since
-        self._paused = False
+        self._paused = self._warned = False
+        self._refusal: str | None = None
         self._weight: float | None = None  # of this cycle, or of the last one
         self.scale = 1.0  # by which this rank multiplies its gradients; likewise
         self._thread = threading.get_ident()
+        claim(self, self._watched.in_groups())
         self._update_layout()
-        _reducers.add(self)
 
     @property
     def takes_part(self) -> bool:
@@ -153,6 +116,21 @@ class GradientReducer:
         if included is not None:
             self._takes_part = included
         return self._takes_part
+
+    def give_up(self, params: set[torch.Tensor], taker: GradientReducer) -> None:
+        """Leave the gradients of these parameters to another reducer, frozen ones as well."""
+        mine = params & self._watched.in_groups()
+        if not mine:
+            return
+        if self.waiting:
+            raise HvdliteError(
+                f"{taker.title} takes over parameters of {self.title} between its backward() and "
+                "its step(): make it after step() or zero_grad()"
+            )
+        self._given_up.add(mine, taker)
+        if self._cycle.open:
+            self._end_cycle()
+        self._update_layout()
 
     def watches(self, params: set[torch.Tensor]) -> bool:
         """Return whether it reduces the gradient of one of these parameters."""
@@ -183,7 +161,10 @@ class GradientReducer:
         """Let backward accumulate locally."""
         before, self._paused = self._paused, True
         try:
-            yield
+            with contextlib.ExitStack() as stack:
+                for taker in self._given_up.living():
+                    stack.enter_context(taker.paused())
+                yield
         finally:
             self._paused = before
 
@@ -215,11 +196,23 @@ class GradientReducer:
             raise ArgumentError(NO_WEIGHT)
         if self.in_flight:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
+        if weight is not None:
+            self._given_up.refuse_weight()
         self.settings.weight = weight
 
     def weigh_cycle(self, weight: float, scale: float) -> None:
         """Scale and weigh this rank's next gradients; `before_zero_grad` takes it back."""
+        self._given_up.refuse_weight()
         self._weight, self.scale, self._cycle.weighed = weight, scale, True
+
+    def expect_backwards(self, count: int, refusal: str | None) -> None:
+        """Reduce after so many backward() calls, and then refuse more: None for as many as come."""
+        self.settings.passes, self._refusal = count, refusal
+
+    @property
+    def paused_backwards(self) -> int:
+        """How many backward() calls of this cycle have only accumulated."""
+        return len(self._cycle.paused)
 
     # The hook, in the thread of backward.
 
@@ -232,8 +225,10 @@ class GradientReducer:
             return  # The parameter no longer belongs to the optimizer.
         passes = self._cycle.passes.get(param, 0) + (not self._paused)
         if bucket.submitted or passes > self.settings.passes:
-            self._refuse_pass(param)
+            name = self._watched.names[param]
+            refuse_pass(name, self.settings.passes, self.settings.in_backward)
         if self._paused:
+            self._cycle.paused.add(torch._C._current_graph_task_id())
             return
         if self.settings.in_backward:
             self._end.expect()
@@ -242,22 +237,6 @@ class GradientReducer:
             bucket.missing -= 1
             if bucket.missing == 0 and self._sends_early:
                 self._submit(bucket, blocking=False)
-
-    def _refuse_pass(self, param: torch.Tensor) -> None:
-        name, passes = self._watched.names[param], self.settings.passes
-        if self.settings.in_backward:
-            raise HvdliteError(
-                f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
-                "times before it was reduced. Has backward() raised before? Then call "
-                "optimizer.zero_grad(). Do checkpoints with use_reentrant=True share the "
-                "parameter? Then set use_reentrant=False"
-            )
-        raise HvdliteError(
-            f"the gradient of {name} was computed more than "
-            f"backward_passes_per_step={passes} times before step(); raise "
-            "backward_passes_per_step to the number of backward() calls per step, run the "
-            "earlier ones under optimizer.no_sync(), or call optimizer.synchronize() in between"
-        )
 
     def _on_backward_end(self) -> None:
         """End the cycle with its last backward, in the thread of that backward.
@@ -307,13 +286,16 @@ class GradientReducer:
     # The cycle.
 
     def _open_cycle(self) -> None:
-        if self._cycle.open and self._restarts != operation_names.restarts():
-            self._leave_behind()
+        met_anew = self._restarts != operation_names.restarts()
+        if self._cycle.open and met_anew and basics.in_elastic_job():
+            self._end_cycle()  # It began before the ranks met at a boundary.
         if self._cycle.open:
             return
+        if self._refusal is not None and self._reduced:
+            raise HvdliteError(self._refusal)
         self._update_layout()
         self._once.check(self._watched.params)
-        if self._restarts != operation_names.restarts():
+        if met_anew:
             # Joined ranks have missed steps, so all ranks start to count anew.
             self._restarts = operation_names.restarts()
             self.steps = 0
@@ -325,17 +307,18 @@ class GradientReducer:
         self._transaction.begin()
         self._overlap.begin()
 
-    def _leave_behind(self) -> None:
-        """Drop a cycle that began before the ranks of an elastic job met at a boundary."""
-        if basics.in_elastic_job():
-            self._end_cycle()
-
     def synchronize(self) -> None:
         """Reduce the gradients that are not reduced yet, and wait for all of them.
 
         Raises:
-            HvdliteError: the first error; the cycle is over in any case.
+            HvdliteError: the first error; the cycle is over in any case. Or another reducer has
+                these parameters, and cannot stand for this one.
         """
+        if self._given_up:
+            for taker in self._given_up.takers():
+                taker.synchronize()
+            if not self._watched.params:
+                return
         if self._reduced:
             return
         self._open_cycle()
@@ -343,6 +326,14 @@ class GradientReducer:
         if self.takes_part and not self._buckets:
             self._replicas.begin_anew()  # as the other ranks do if they train something
             meet_without_parameters(self.name, self.settings.reduction.process_set)
+
+    def synchronize_in_step(self) -> None:
+        """Do as `synchronize`; warn once if a backward has left gradients that are not reduced."""
+        left = self._cycle.open and self.settings.in_backward and self.may_synchronize()
+        if left and not self._warned:
+            self._warned = True
+            warn_of_unreduced(self.title, self.settings.passes)
+        self.synchronize()
 
     def before_forward(self) -> None:
         """Finish the reductions of a backward that raised, if there was one."""
@@ -434,7 +425,7 @@ class GradientReducer:
         self._transaction.drop()
         if self.observer is not None:
             self.observer.forget()
-        self._cycle = _Cycle()
+        self._cycle = Cycle()
 
     def drop_accumulated(self) -> None:
         """Drop gradients that were accumulated on this rank, unless some of them were sent."""
@@ -456,6 +447,8 @@ class GradientReducer:
 
     def expect_gradients(self) -> None:
         """Note that the gradients, reduced or not, have been used: the next ones are new."""
+        for taker in self._given_up.living():
+            taker.expect_gradients()
         self._reduced = False
         self._once.use()
 
@@ -464,6 +457,8 @@ class GradientReducer:
 
         After a backward that raised, finish the reductions for which other ranks may wait.
         """
+        for taker in self._given_up.living():
+            taker.before_zero_grad()
         if self.settings.in_backward and self.waiting and self.may_synchronize():
             self._reduce_now(dropped=True)
         if self.waiting:
@@ -486,8 +481,11 @@ class GradientReducer:
         watched = self._watched
         division = self._division if self.takes_part else None
         owners = None if division is None else division.present()
-        if not watched.update(self.takes_part) and owners is self._owners:
+        changed = watched.update(self.takes_part)
+        if not changed and owners is self._owners:
             return
+        if changed and self._given_up.concede(watched.params):
+            watched.update(self.takes_part)
         self._owners = owners
         if owners is not None:
             owners.take(watched.params)

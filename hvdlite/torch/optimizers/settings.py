@@ -11,6 +11,11 @@ import torch
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.optimizers.late import Late
 
+NO_WEIGHT = (
+    "ShardedOptimizer with stage=2 takes no weight, because its reducescatter makes plain averages "
+    "and sums; use stage=1"
+)
+
 Weight = float | Callable[[], float] | None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ class WatchedParameters:
         read_groups: ReadGroups,
         names: Mapping[torch.Tensor, str],
         on_gradient: Callable[[torch.Tensor], None],
+        skipped: Container[torch.Tensor] = (),
     ) -> None:
         """Watch nothing yet.
 
@@ -32,17 +33,23 @@ class WatchedParameters:
             names: the names of the parameters, as far as known.
             on_gradient: called in backward when the gradient of a parameter was accumulated; it
                 must not keep the owner of this object alive.
+            skipped: parameters that are not watched, whatever the groups have.
         """
         self.params: list[torch.Tensor] = []
         self.names = dict(names)
         self._read_groups = read_groups
         self._on_gradient = on_gradient
+        self._skipped = skipped
         self._hooks: dict[torch.Tensor, Any] = {}
         weakref.finalize(self, _remove_all, self._hooks)
 
     def contains_any(self, params: set[torch.Tensor]) -> bool:
         """Return whether it watches one of these parameters."""
         return not params.isdisjoint(self._hooks)
+
+    def in_groups(self) -> set[torch.Tensor]:
+        """Return all parameters of the groups, also those that are not trained."""
+        return {param for group in self._read_groups() for param in group["params"]}
 
     def update(self, any_at_all: bool) -> bool:
         """Watch the parameters that the groups have now; return whether they are other ones.
@@ -53,7 +60,7 @@ class WatchedParameters:
         params = []
         for number, group in enumerate(self._read_groups() if any_at_all else ()):
             for index, param in enumerate(group["params"]):
-                if param.requires_grad:
+                if param.requires_grad and param not in self._skipped:
                     params.append(param)
                     if param not in self.names:
                         self.names[param] = f"parameter.{number}.{index}"

@@ -318,6 +318,42 @@ def scenario_arguments() -> None:
         optimizer.step(lambda: None)
 
 
+def slow_loop(optimizer: Any, backward_calls: Callable[[int], int]) -> torch.Tensor:
+    """Do micro-batches until the time is up, with several losses; return the gradient."""
+    (param,) = optimizer.param_groups[0]["params"]
+    optimizer.zero_grad()
+    for number, _ in enumerate(optimizer.micro_batches(iter(range(99)), most=20, seconds=0.02)):
+        calls = backward_calls(number)
+        for _ in range(calls):
+            (param * (hvd.rank() + 1) / calls / 20).sum().backward()
+        time.sleep(0.004)
+    optimizer.step()
+    return param.grad
+
+
+def scenario_several_backward_calls_in_each_micro_batch() -> None:
+    for calls in (2, 3):
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.0))
+        for _ in range(6):
+            gradient = slow_loop(optimizer, lambda number, calls=calls: calls)
+            done = hvd.allgather(torch.tensor([float(optimizer.done_micro_batches[-1])]))
+            ranks = torch.arange(1.0, hvd.size() + 1)
+            assert torch.allclose(gradient, (done * ranks).sum() / done.sum()), (gradient, done)
+
+
+def scenario_more_backward_calls_than_before_are_refused() -> None:
+    param = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.0))
+    with pytest.raises(hvd.HvdliteError, match="calls backward.. more than once, as those"):
+        optimizer.zero_grad()
+        for number, _ in enumerate(optimizer.micro_batches(iter(range(3)), most=3, seconds=60.0)):
+            for _ in range(1 + number // 2):
+                param.sum().backward()
+    optimizer.zero_grad()
+    hvd.barrier()
+
+
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())

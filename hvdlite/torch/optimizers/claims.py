@@ -1,0 +1,150 @@
+"""Which reducer reduces the gradient of a parameter: that of the optimizer that was made last.
+
+Two living optimizers may have the same parameters: one for the start of the training and one for
+the rest, or two that step in turns. If both reduced a gradient, one would write it while the other
+reads it, and a sum would be summed twice. So the later one reduces it, and the earlier one *gives
+it up*. The earlier optimizer may go on to step, with the gradients that the later one has reduced,
+if both would have reduced them alike; otherwise its next use is an error that names both.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite import ops
+from hvdlite.errors import HvdliteError
+from hvdlite.torch.compression import Compression
+
+if TYPE_CHECKING:
+    from hvdlite.torch.optimizers.reducer import GradientReducer
+
+_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+
+
+def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
+    """Return the reducer of the gradient of one of these parameters, if there is one."""
+    wanted = set(params)
+    for _ in range(2):
+        found = next((one for one in _reducers if one.watches(wanted)), None)
+        if found is None:
+            break
+        gc.collect()  # It may belong to an optimizer that is no longer used.
+    return found
+
+
+def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
+    """Drop gradients of these parameters that were accumulated and not sent, at a boundary.
+
+    The samples of an elastic job that are in no finished step are dealt again.
+    """
+    wanted = set(params)
+    for reducer in list(_reducers):
+        if reducer.watches(wanted):
+            reducer.drop_accumulated()
+
+
+def claim(reducer: GradientReducer, params: Iterable[torch.Tensor]) -> None:
+    """Let one reducer alone reduce the gradients of these parameters from now on.
+
+    Raises:
+        HvdliteError: another one is reducing one of them right now.
+    """
+    wanted = set(params)
+    for other in list(_reducers):
+        other.give_up(wanted, reducer)
+    _reducers.add(reducer)
+
+
+class GivenUp:
+    """The parameters that one reducer has given up, and who reduces their gradients instead."""
+
+    def __init__(self, reducer: GradientReducer) -> None:
+        self._reducer = weakref.ref(reducer)
+        self._takers: dict[torch.Tensor, tuple[weakref.ref[GradientReducer], str]] = {}
+
+    def __contains__(self, param: torch.Tensor) -> bool:
+        return param in self._takers
+
+    def __bool__(self) -> bool:
+        return bool(self._takers)
+
+    def add(self, params: Iterable[torch.Tensor], taker: GradientReducer) -> None:
+        """Note that another reducer has them from now on."""
+        self._takers |= dict.fromkeys(params, (weakref.ref(taker), taker.title))
+
+    def concede(self, params: Iterable[torch.Tensor]) -> bool:
+        """Leave parameters that were added to the groups meanwhile with whom they are already.
+
+        Returns:
+            Whether there are such parameters.
+        """
+        before = len(self._takers)
+        for other in list(_reducers):
+            if other is not self._reducer():
+                self.add([param for param in params if other.watches({param})], other)
+        return len(self._takers) > before
+
+    def living(self) -> list[GradientReducer]:
+        """Return the reducers that have them now."""
+        found = (reference() for reference in self._by_title().values())
+        return [taker for taker in found if taker is not None]
+
+    def _by_title(self) -> dict[str, weakref.ref[GradientReducer]]:
+        return {title: reference for reference, title in self._takers.values()}
+
+    def refuse_weight(self) -> None:
+        """Refuse to weigh gradients that another reducer reduces, without that weight."""
+        if self._takers:
+            title = next(iter(self._by_title()))
+            raise HvdliteError(
+                f"the gradients are reduced by {title}, which was made later over the same "
+                "parameters, so a weight goes to that one"
+            )
+
+    def takers(self) -> list[GradientReducer]:
+        """Return the reducers that have them, all of which would reduce as this one.
+
+        Raises:
+            HvdliteError: one of them is gone, or reduces gradients in another way.
+        """
+        found = []
+        own = self._reducer()
+        assert own is not None
+        for title, reference in self._by_title().items():
+            taker = reference()
+            why = "which is gone" if taker is None else _difference(own, taker)
+            if taker is None or why:
+                raise HvdliteError(
+                    f"the gradients of {own.title} are reduced by {title}, which was "
+                    f"made later over the same parameters, and {why}: step with that one, or make "
+                    "this one a DistributedOptimizer again after the other one is deleted"
+                )
+            found.append(taker)
+        return found
+
+
+def _difference(own: GradientReducer, taker: GradientReducer) -> str:
+    """Say in what two reducers differ, so that one cannot stand for the other; "" if nothing.
+
+    A gradient may be reduced again after the first of two steps. An average of equal values
+    is the value itself; a sum, and what is not exact, is not.
+    """
+    ours, theirs = own.settings, taker.settings
+    both = (ours, theirs)
+    same_ranks = ours.reduction.process_set.ranks == theirs.reduction.process_set.ranks
+    differs = {
+        "does not average": any(one.reduction.op != ops.Average for one in both),
+        "has another process set": not same_ranks,
+        "has another backward_passes_per_step": ours.passes != theirs.passes,
+        "compresses gradients": any(one.compression is not Compression.none for one in both),
+        "weighs the ranks": any(one.weight is not None for one in both),
+        "goes on without late ranks": any(one.late is not None for one in both),
+        "reduces in step()": not all(one.in_backward for one in both),
+        "shards gradients": own.divides or taker.divides,
+    }
+    return next((f"one of the two {what}" for what, true in differs.items() if true), "")

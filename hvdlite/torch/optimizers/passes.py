@@ -1,0 +1,55 @@
+"""The backward passes of one cycle, and what is said if they are too many or too few."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+
+from hvdlite.errors import HvdliteError, UnreducedGradientsWarning
+
+
+@dataclass
+class Cycle:
+    """What is known of the cycle under way; between two cycles of the next one: nothing."""
+
+    open: bool = False
+    passes: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter
+    paused: set[int] = field(default_factory=set)  # numbers of backwards that only accumulate
+    backwards: int = 0  # that have ended
+    weighed: bool = False  # the weight is this cycle's
+    failure: HvdliteError | None = None  # of the first submission that failed
+
+
+def refuse_pass(name: str, passes: int, in_backward: bool) -> None:
+    """Refuse one more gradient of a parameter than the optimizer waits for.
+
+    Raises:
+        HvdliteError: always.
+    """
+    if in_backward:
+        raise HvdliteError(
+            f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
+            "times before it was reduced. Has backward() raised before? Then call "
+            "optimizer.zero_grad(). Do checkpoints with use_reentrant=True share the "
+            "parameter? Then set use_reentrant=False"
+        )
+    raise HvdliteError(
+        f"the gradient of {name} was computed more than "
+        f"backward_passes_per_step={passes} times before step(); raise "
+        "backward_passes_per_step to the number of backward() calls per step, run the "
+        "earlier ones under optimizer.no_sync(), or call optimizer.synchronize() in between"
+    )
+
+
+def warn_of_unreduced(title: str, passes: int) -> None:
+    """Warn that step() reduces what backward() has promised to reduce."""
+    warnings.warn(
+        f"step() of {title} reduces gradients that the last backward() has left as they are on "
+        f"this rank: fewer than backward_passes_per_step={passes} ran since the last step, or all "
+        "of them under no_sync(). What has read the gradients since then, such as "
+        "clip_grad_norm_(), saw this rank's own; call optimizer.synchronize() before it",
+        UnreducedGradientsWarning,
+        stacklevel=4,
+    )
