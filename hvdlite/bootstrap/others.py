@@ -20,6 +20,7 @@ from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 
 _SHOWN = 80  # characters of a value that the message shows
+_AS_TORCHRUN = "give every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does"
 _BY_HAND = "give every process HVDLITE_RANK, HVDLITE_SIZE, HVDLITE_RENDEZVOUS and HVDLITE_TOKEN"
 
 
@@ -56,25 +57,19 @@ class _Sign:
         name: the variable.
         count: returns, from its value, how many processes there are at least.
         remedy: what to do, so that hvdlite learns the ranks.
-        beside: variables of which one has to be set, too; none if the variable suffices.
     """
 
     name: str
     count: Callable[[str], int]
     remedy: str = _BY_HAND
-    beside: tuple[str, ...] = ()
 
 
 # No other process has these variables with more than one: a batch script has SLURM_NTASKS=4 but
 # SLURM_PROCID=0, and the first pod of an indexed Job cannot know of the others.
 _SIGNS = (
     _Sign("HOROVOD_SIZE", _number, "start the script with hvdlite-run instead of horovodrun"),
-    _Sign(
-        "WORLD_SIZE",
-        _number,
-        "give every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does",
-        beside=("RANK", "LOCAL_RANK"),
-    ),
+    _Sign("WORLD_SIZE", _number, _AS_TORCHRUN),
+    _Sign("OMPI_COMM_WORLD_SIZE", _number),
     _Sign("MV2_COMM_WORLD_SIZE", _number),
     _Sign("MVP_COMM_WORLD_SIZE", _number),
     _Sign("PMIX_RANK", _index),
@@ -90,15 +85,25 @@ _SIGNS = (
 )
 
 
+# Ranks, and what is missing beside them: a rank alone is half of what a launcher says.
+_RANKS = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
+
+
 def refuse_to_be_alone(variables: Variables) -> None:
     """Check that no variable says that this process, whose rank nobody has told, has others.
 
     Raises:
         BootstrapError: one does; the message names it, and says what to set.
     """
+    for rank, size in _RANKS.items():
+        if rank in variables and size not in variables:
+            raise BootstrapError(
+                f"{rank}={variables.get(rank)} is set, and {size} is not, so nobody knows how many "
+                f"processes there are; {_AS_TORCHRUN}; if it is to train alone, set HVDLITE_SIZE=1"
+            )
     for sign in _SIGNS:
         value = variables.get(sign.name)
-        if value is None or (sign.beside and not any(name in variables for name in sign.beside)):
+        if value is None:
             continue
         count = sign.count(value)
         if count > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import operator
 import weakref
 from collections.abc import Iterable
@@ -141,7 +143,9 @@ class Local(Wrapping):
         under: Any = super()
         copied = under.__deepcopy__(memo) if isinstance(self, Distributed) else None
         copied = self._plain_copy(memo) if copied is None else copied
-        _localize(copied, self._rounds.settings)
+        settings = self._rounds.settings
+        buffers = copy.deepcopy(settings.buffers, memo)  # those of the model that is copied with it
+        _localize(copied, dataclasses.replace(settings, buffers=buffers))
         with torch.no_grad():
             copied._rounds.load(self._rounds.state())
         if copied._rounds.begun:

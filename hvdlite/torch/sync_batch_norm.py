@@ -20,9 +20,9 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     """torch's BatchNorm of any dimension, normalizing by the mean and variance over all ranks.
 
     Every sample counts the same, also if ranks have unequal batches, or one has none. Arguments,
-    parameters, running moments and evaluation are those of `torch.nn.BatchNorm2d`. In training
-    every rank calls its layers of this kind in the same order; each layer waits for the other ranks
-    once in forward, and once in backward.
+    parameters, running moments and evaluation are those of `torch.nn.BatchNorm2d`; evaluation sends
+    nothing. In training every rank calls its layers of this kind in the same order; each layer
+    waits for the other ranks once in forward, and once in backward.
 
     Args:
         args: the arguments of `torch.nn.BatchNorm2d`; the number of channels comes first.
@@ -51,8 +51,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalize each channel of `inputs` [samples, channels, ...]."""
-        moments_of_batch = self.training or not self.track_running_stats
-        if self.process_set.size() == 1 or not moments_of_batch:
+        if self.process_set.size() == 1 or not self.training:
             result: torch.Tensor = super().forward(inputs)
             return result
         refuse_in_micro_batches("SyncBatchNorm")
@@ -61,7 +60,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)
         wide = inputs.float() if narrow else inputs
         total, mean, variance = _moments(wide, self.process_set)
-        if self.training and self.track_running_stats:
+        if self.track_running_stats:
             self._note_moments(total, mean, variance)
         scale = torch.rsqrt(variance + self.eps)
         if self.affine:
@@ -97,10 +96,18 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         Returns:
             `module`, changed in place; if it is itself a BatchNorm, its replacement.
 
+        Raises:
+            ArgumentError: a lazy BatchNorm does not know its number of channels yet.
+
         Example:
             >>> model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
         """
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
+            if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+                raise ArgumentError(
+                    f"a {type(module).__name__} does not know its number of channels before its "
+                    "first forward: call the model once, and convert it after that"
+                )
             replacement = cls.__new__(cls)
             replacement.__dict__.update(module.__dict__)
             replacement.process_set = process_set

@@ -88,7 +88,7 @@ class PackedExchange:
         self._name, self._compression, self._process_set = name, compression, process_set
         self._tensors = tensors
         device = tensors[0].device
-        flat = torch.cat([one.reshape(-1).to(device, torch.float32) for one in tensors])
+        flat = torch.cat([_real(one).reshape(-1).to(device, torch.float32) for one in tensors])
         rows = compression.pack(flat)
         self._rows = len(rows)
         members = len(process_set.ranks)
@@ -128,9 +128,11 @@ class PackedExchange:
         flat = self._compression.unpack(rows)
         means, begin = [], 0
         for tensor in self._tensors:
-            mean = flat[begin : begin + tensor.numel()].view(tensor.shape)
-            means.append(mean.to(tensor.device, tensor.dtype))
-            begin += tensor.numel()
+            real = _real(tensor)
+            mean = flat[begin : begin + real.numel()].view(real.shape)
+            mean = mean.to(tensor.device, real.dtype)
+            means.append(torch.view_as_complex(mean) if tensor.is_complex() else mean)
+            begin += real.numel()
         return means
 
     def _check(self, found: int, expected: int) -> None:
@@ -139,6 +141,11 @@ class PackedExchange:
                 f"'{self._name}': a rank has called join() during a packed round; with "
                 "Compression.int8 or int4 give every rank the same number of steps"
             )
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor; a complex one has two for each element."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def start_exchange(

@@ -136,6 +136,8 @@ class Rounds:
         self.steps += 1
         step = self.steps - self.settings.start
         if step <= 0:
+            if self.settings.buffers:
+                self._moved.add(0)  # the fragment with which they travel
             return
         self._moved.update(range(self.settings.fragments))
         for fragment in self._in_order():

@@ -26,6 +26,12 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
         plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return plain
 
+    def __copy__(self) -> Any:
+        raise ArgumentError(
+            f"copy.copy() of a distributed {_plain_class(type(self)).__name__} would step the same "
+            "parameters, and reduce no gradients; use copy.deepcopy((model, optimizer))"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _plain, (_plain_class(type(self)),), self.__getstate__()
 

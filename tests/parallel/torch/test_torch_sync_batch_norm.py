@@ -125,6 +125,24 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.SyncBatchNorm(3)(one)
 
 
+def scenario_evaluation_sends_nothing() -> None:
+    for arguments in ({"track_running_stats": False}, {}, {"momentum": None}):
+        plain = nn.BatchNorm1d(3, **arguments).eval()
+        layer = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)).eval()
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(hvd.rank()))
+        if hvd.rank() == 0:
+            assert torch.equal(layer(inputs), plain(inputs))
+    hvd.barrier()
+
+
+def scenario_a_lazy_layer_says_what_to_do() -> None:
+    lazy = nn.Sequential(nn.LazyBatchNorm1d())
+    with pytest.raises(hvd.ArgumentError, match="call the model once, and convert it after that"):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(lazy)
+    lazy(torch.randn(4, 3))
+    assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(lazy)[0], hvd.SyncBatchNorm)
+
+
 def scenarios() -> dict[str, str]:
     return run_all(globals())
 

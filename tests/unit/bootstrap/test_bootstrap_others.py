@@ -21,6 +21,11 @@ SEVERAL = [
     ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=2 .* with hvdlite-run instead"),
     ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 .* MASTER_ADDR and MASTER_PORT"),
     ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "WORLD_SIZE=2"),
+    ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 .* give every process RANK, WORLD_SIZE, MASTER_ADDR"),
+    ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 .* at least 2"),
+    ({"RANK": "0"}, "RANK=0 is set, and WORLD_SIZE is not"),
+    ({"RANK": "1", "MASTER_ADDR": "a"}, "RANK=1 is set, and WORLD_SIZE is not"),
+    ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK=0 is set, and OMPI_COMM_WORLD_SIZE is"),
 ]
 ALONE = [
     {"SM_HOSTS": "not JSON"},
@@ -33,7 +38,6 @@ ALONE = [
     {"SM_HOSTS": '["algo-1"]'},
     {"PMIX_RANK": "0"},
     {"SLURM_JOB_ID": "9", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
-    {"WORLD_SIZE": "4"},  # an export in a batch script, for programs that it starts later
     {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
     {"HOROVOD_SIZE": "1", "HOROVOD_RANK": "0"},
 ]

@@ -362,6 +362,64 @@ def scenario_other_arguments_on_another_rank() -> None:
         optimizer.step()
 
 
+def scenario_complex_parameters_keep_both_parts() -> None:
+    for name in ("none", "bf16", "int8", "int4"):
+        for dtype in (torch.complex64, torch.complex128):
+            param = nn.Parameter(torch.zeros(4, dtype=dtype))
+            compression = getattr(hvd.Compression, name)
+            make = torch.optim.SGD([param], lr=1.0)
+            optimizer = hvd.LocalSGD(make, every=1, compression=compression)
+            param.grad = torch.full((4,), -1 - 2j, dtype=dtype)
+            optimizer.step()
+            right = torch.full((4,), 1 + 2j, dtype=dtype)
+            assert torch.allclose(param, right, rtol=0.2 if "int" in name else 1e-5), (name, param)
+
+
+def with_batch_norm() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def train_on_own_data(model: nn.Module, optimizer: Any) -> None:
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for _ in range(4):
+        optimizer.zero_grad()
+        (model(torch.randn(8, 3, generator=generator)) + hvd.rank()).square().mean().backward()
+        optimizer.step()
+
+
+def assert_equal_buffers(model: nn.Module) -> None:
+    means = hvd.allgather(model[1].running_mean.unsqueeze(0))
+    assert all(torch.equal(mean, means[0]) for mean in means), means
+
+
+def scenario_a_copy_averages_the_buffers_of_the_copied_model() -> None:
+    model = with_batch_norm()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.LocalSGD(plain, every=2, buffers=model.buffers())
+    for copied, copied_optimizer in (
+        copy.deepcopy((model, optimizer)),
+        tuple(reversed(copy.deepcopy((optimizer, model)))),
+    ):
+        before = model[1].running_mean.clone()
+        train_on_own_data(copied, copied_optimizer)
+        copied_optimizer.average()
+        assert_equal_buffers(copied)
+        assert torch.equal(model[1].running_mean, before)
+
+
+def scenario_buffers_are_averaged_before_the_first_round_too() -> None:
+    model = with_batch_norm()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.LocalSGD(plain, every=2, start=10, buffers=model.buffers())
+    train_on_own_data(model, optimizer)
+    with raises(r"call optimizer.average\(\) on all ranks first"):
+        optimizer.state_dict()
+    optimizer.average()
+    optimizer.state_dict()
+    assert_equal_buffers(model)
+
+
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())

@@ -26,6 +26,7 @@ from parallel.torch.small_models import (
     make,
     make_model,
     mean_gradients,
+    raises,
 )
 
 PRELOAD = ("torch._dynamo",)
@@ -206,6 +207,14 @@ def scenario_state_dict_round_trip() -> None:
     other.step()
     assert calls == ["pre"]
     assert_same_everywhere(model)
+
+
+def scenario_a_shallow_copy_says_what_to_do() -> None:
+    makers = (hvd.DistributedOptimizer, hvd.LocalSGD, hvd.ShardedOptimizer)
+    for kind in makers:
+        optimizer = kind(torch.optim.SGD(make_model().parameters(), lr=0.1))
+        with raises(r"copy.copy\(\) of a distributed SGD"):
+            copy.copy(optimizer)
 
 
 def scenario_pickle_is_plain_and_deepcopy_distributed() -> None:
