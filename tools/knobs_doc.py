@@ -51,6 +51,7 @@ PYTHON = (
     ("ELASTIC_SNAPSHOT", "1", "0 keeps elastic states from copying tensors at commits", ""),
     ("ELASTIC_VERIFY", "0", "1 makes elastic ranks compare their parameters before a sync", ""),
     ("LIVE_SERVE", "", "`host:port` of rank 0's live page, under other launchers", ""),
+    ("INDEPENDENT", "0", "1: it is no error if no rank joins a world (`--independent`)", ""),
     ("LIVE_TOKEN_FILE", "", "The file with the token of that page; without it one is drawn", ""),
 )
 PYTHON_INTRODUCTION = """
@@ -65,7 +66,7 @@ hvdlite-run sets the token, the rendezvous and the numbers of the ranks itself.
 # What hvdlite-run passes to its own processes.
 INTERNAL = (
     *("AGENT_ID", "AGENT_TOKEN", "ELASTIC", "ELASTIC_HEARTBEAT", "HOSTNAME", "JOB_ID", "JOINER"),
-    *("LIVE_FD", "RESULT_FD", "TIMELINE_PARTS", "WORKER"),
+    *("LIVE_FD", "RESULT_FD", "TIMELINE_PARTS", "TORCH_MASTER", "WORKER"),
 )
 
 

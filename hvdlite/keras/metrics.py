@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,10 +37,10 @@ class MetricAverage:
             model: a model whose metrics have seen samples.
             prefix: prefix of the metrics' names in the logs: "val_" after validation.
         """
-        for metric in _all_metrics(model):
+        for name, metric in _named_metrics(model):
             if hasattr(metric, "total") and hasattr(metric, "count"):
                 count = float(keras.ops.convert_to_numpy(metric.count))
-                self._weights[prefix + metric.name] = count
+                self._weights[prefix + name] = count
 
     def average(self, logs: dict[str, Any], name: str) -> None:
         """Replace numbers by their averages, in place; every member of the process set calls it.
@@ -107,10 +108,33 @@ class AveragedEvaluate:
         return logs
 
 
-def _all_metrics(model: Any) -> Iterator[Any]:
+def _named_metrics(model: Any) -> Iterator[tuple[str, Any]]:
+    """List the metrics of a model with their names in the logs."""
     for metric in model.metrics:
-        yield metric
-        yield from getattr(metric, "metrics", ())
+        if type(metric).__name__ == "CompileMetrics" and metric.built:
+            yield from _names_in(metric).items()
+        else:
+            yield metric.name, metric
+            yield from ((inner.name, inner) for inner in getattr(metric, "metrics", ()))
+
+
+def _names_in(compiled: Any) -> dict[str, Any]:
+    """Return what `compile` was given, by its name in the logs, which Keras alone chooses.
+
+    Several metrics may have one name. So each is made to answer with itself for a moment.
+    """
+    metrics = list(compiled.metrics)
+    try:
+        for metric in metrics:
+            vars(metric)["result"] = functools.partial(_itself, metric)
+        return dict(compiled.result())
+    finally:
+        for metric in metrics:
+            vars(metric).pop("result", None)
+
+
+def _itself(metric: Any) -> Any:
+    return metric
 
 
 def _average(parts: list[list[float]]) -> float:

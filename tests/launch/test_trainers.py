@@ -13,13 +13,8 @@ from launcher import run_launcher
 from patience import HANG
 
 SCRIPT = Path(__file__).with_name("trainers") / "train.py"
-TRAINERS = (
-    "plain",
-    pytest.param("accelerate", marks=pytest.mark.long),
-    pytest.param("transformers", marks=pytest.mark.long),
-    pytest.param("lightning", marks=pytest.mark.long),
-    pytest.param("ignite", marks=pytest.mark.long),
-)
+TRAINERS = ("plain", "accelerate", "transformers", "lightning", "ignite")
+pytestmark = pytest.mark.long  # test_strangers.py looks at the variables.
 
 
 def run(*command: str, folder: Path) -> str:

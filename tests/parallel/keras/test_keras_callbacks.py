@@ -143,6 +143,45 @@ def scenario_evaluate_averages_as_fit_does() -> None:
     assert again == own
 
 
+def two_outputs() -> Any:
+    """Make a model whose metrics have one name, of two outputs, with and without weights."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("one", "two")}
+    model = keras.Model(inputs, outputs)
+    metrics = {name: ["mae", "mae"] for name in outputs}
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        loss=dict.fromkeys(outputs, "mse"),
+        metrics=metrics,
+        weighted_metrics=metrics,
+    )
+    return model
+
+
+def scenario_metrics_with_one_name() -> None:
+    inputs, targets = data(24)
+    both = dict.fromkeys(("one", "two"), targets)
+    # One rank's samples weigh most, in another way for each output.
+    first = np.arange(24) % hvd.size() == 0
+    weights = {"one": np.where(first, 10.0, 0.1), "two": np.where(first, 0.5, 7.0)}
+    expected = two_outputs().evaluate(
+        inputs, both, sample_weight=weights, batch_size=24, verbose=0, return_dict=True
+    )
+    mine = slice(hvd.rank(), None, hvd.size())
+    found = two_outputs().evaluate(
+        inputs[mine],
+        {name: one[mine] for name, one in both.items()},
+        sample_weight={name: one[mine] for name, one in weights.items()},
+        batch_size=24,
+        verbose=0,
+        return_dict=True,
+        callbacks=[hvd.callbacks.MetricAverageCallback()],
+    )
+    assert len([name for name in expected if "mae" in name]) == 8
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def with_moments(frozen: bool) -> Any:
     """Make a model whose moving statistics differ between ranks, and whose kernel is frozen."""
     model = keras.Sequential(

@@ -129,9 +129,9 @@ def test_ranks_look_the_name_up_again_when_its_host_does_not_answer(
     """Until the record of a new pod is there, its name leads to a pod that has gone."""
     monkeypatch.setattr(introduction, "_LOOK_UP_SECONDS", 0.3)
     silent = socket.socket()
-    silent.bind(("127.0.0.3", 0))
+    port = free_port()
+    silent.bind(("127.0.0.3", port))
     silent.listen(0)
-    port = silent.getsockname()[1]
     crowd = [socket.socket() for _ in range(4)]
     for one in crowd:  # A full queue: the kernel drops further attempts, as if no host were there.
         one.setblocking(False)
