@@ -47,6 +47,7 @@ from hvdlite.errors import (
     ShutdownError,
     StalledError,
     StopHandlerWarning,
+    UnrecordedSamplesWarning,
     UnreducedGradientsWarning,
     UnsupportedError,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "ShutdownError",
     "StalledError",
     "StopHandlerWarning",
+    "UnrecordedSamplesWarning",
     "UnreducedGradientsWarning",
     "UnsupportedError",
     "Sum",

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/floating_point.h"
 #include "entry/entry_check.h"
 
 namespace hvdlite {
@@ -53,6 +54,7 @@ Status LoneWorld::execute(const EntryPtr& entry, std::function<void()>& then) {
     arrival.after_wait = false;
     parts_.live.steps.arrived(entry->request.name, {&arrival, 1}, /*counted=*/false);
   }
+  const PlainFloatingPoint plain;
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) parts_.queue.finish(entry, status);  // it failed
   return Status();

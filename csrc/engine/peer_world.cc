@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/floating_point.h"
 #include "base/log.h"
 
 namespace hvdlite {
@@ -110,12 +111,14 @@ void PeerWorld::note_blocked(std::vector<EntryPtr> waits) {
 }
 
 void PeerWorld::drive(const Completion& completion, Deadline deadline) {
+  const PlainFloatingPoint plain;
   while (!completion.done() && !deadline.passed() && !ending()) {
     if (!run_once() && !completion.done()) sleep(deadline, Sleeper::kForeground);
   }
 }
 
 void PeerWorld::background() {
+  const PlainFloatingPoint plain;  // The thread has inherited the mode of the one that made it.
   while (token_.take_background()) {
     waiter_.withdraw();
     bool runs = true;

@@ -98,6 +98,10 @@ class ElasticSamplerWarning(_Coded, UserWarning):
     """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
 
 
+class UnrecordedSamplesWarning(_Coded, UserWarning):
+    """The state of a DistributedSampler is taken in an epoch of which nothing was recorded."""
+
+
 class StopHandlerWarning(_Coded, UserWarning):
     """A handler of `hvd.stop_on` was replaced, or replaced one that cannot be called."""
 

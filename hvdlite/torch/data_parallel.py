@@ -8,6 +8,7 @@ gradients are averaged when backward() returns, and buffers are those of the fir
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,8 +32,8 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
 
     At construction, parameters and buffers become those of the first rank. When backward() returns,
     gradients are averaged over the ranks; any plain optimizer can then step. Some ranks or all may
-    leave parameters unused in a forward. Every rank calls backward() equally often; a rank that
-    runs out of data calls `hvd.join`.
+    leave parameters unused in a forward. The model may change between two steps, alike on all
+    ranks. Every rank calls backward() equally often; a rank that runs out of data calls `hvd.join`.
 
     Args:
         module: the model, on its device.
@@ -98,6 +99,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         self.broadcast_buffers = broadcast_buffers
         self._sends = True
         self._buffers_go = True  # the next forward broadcasts buffers: once per step
+        self._params = list(module.parameters())
         number = next_object("DistributedDataParallel", registered_id(process_set))
         self._name = f"model.{number}"
         if process_set.included() and init_sync:
@@ -117,7 +119,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
             bucket_view=bucket_view,
             of_model=True,
         )
-        groups = [{"params": list(self.module.parameters())}]
+        groups = [{"params": self._params}]
         names = {param: name for name, param in self.module.named_parameters()}
         title = f"a DistributedDataParallel ({self._name})"
         return GradientReducer(self._name, lambda: groups, names, settings, title)
@@ -131,11 +133,28 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the model; in training, broadcast the first rank's buffers before it."""
         if self.training and torch.is_grad_enabled():
+            self._follow()
             self._reducer.before_forward()
             if self._buffers_go and self.broadcast_buffers and self.process_set.included():
                 self._broadcast(dict(self.module.named_buffers()))
             self._buffers_go = self._sends
         return self.module(*inputs, **options)
+
+    def _follow(self) -> None:
+        """Reduce the gradients of the parameters that the model has now.
+
+        A layer may be replaced or added, and `load_state_dict(assign=True)` makes new parameters.
+        Every rank changes its model alike; new parameters become those of the first rank.
+        """
+        params = list(self.module.parameters())
+        if len(params) == len(self._params) and all(map(operator.is_, params, self._params)):
+            return
+        known = set(self._params)
+        new = {name: one for name, one in self.module.named_parameters() if one not in known}
+        if self.process_set.included():
+            self._broadcast(new)
+        self._reducer.parameter_names.update({param: name for name, param in new.items()})
+        self._params[:] = params
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -63,7 +63,7 @@ class Distributed(Attending):
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """The names by parameter; scripts for Horovod read this property."""
-        return self._reducer.parameter_names
+        return dict(self._reducer.parameter_names)
 
     @property
     def weight(self) -> Weight:

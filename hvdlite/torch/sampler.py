@@ -5,6 +5,8 @@ What it shares with other data sets is in `hvdlite.elastic.dealing`.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from hvdlite.elastic.dealing import Dealer
 from hvdlite.elastic.sampling import Done, close
+from hvdlite.errors import UnrecordedSamplesWarning
 
 
 class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: ignore[misc]
@@ -84,6 +87,7 @@ class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
         super()._begin_epoch(closed)
         self._ran_out = False  # whether an iterator has come to its end
+        self._drawn = 0  # the most indices that an iterator of this segment has given
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, unless the sampler is in it already.
@@ -93,6 +97,42 @@ class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: 
         """
         self._asked = epoch
         super().set_epoch(epoch)
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Do what `record` does, with the arguments of Horovod's ElasticSampler.
+
+        Args:
+            batch_idx: not used; batches are recorded in order.
+            batch_size: how many samples; see `record`.
+        """
+        self.record(batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the recorded samples end: a few numbers, alike on all ranks.
+
+        Warns (`UnrecordedSamplesWarning`) in the middle of an epoch of which nothing was recorded.
+
+        Example:
+            >>> import hvdlite.torch as hvd
+            >>> hvd.init()
+            >>> sampler = hvd.DistributedSampler(range(100), seed=7)
+            >>> sampler.record(32)
+            >>> sampler.state_dict()
+            {'version': 1, 'epoch': 0, 'consumed': 32, 'length': 100, 'seed': 7, 'shuffle': True}
+            >>> hvd.shutdown()
+        """
+        # torchdata's StatefulDataLoader asks the iterator as well, which has its own position.
+        by_loader = sys._getframe(1).f_globals.get("__name__", "").startswith("torchdata.")
+        unrecorded = self._drawn and not self._ran_out and not any(self._segment.done)
+        if unrecorded and not by_loader:
+            warnings.warn(
+                f"state_dict() of a DistributedSampler that has given {self._drawn} samples of "
+                f"epoch {self.epoch}, none of which was recorded: the epoch would begin anew; call "
+                "sampler.record(len(batch)) after each step",
+                UnrecordedSamplesWarning,
+                stacklevel=2,
+            )
+        return super().state_dict()
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank that are left, in an iterator that has a state.
@@ -139,6 +179,8 @@ class _Indices(Iterator[int]):
                 self._sampler._ran_out = True
             raise StopIteration
         self._given += 1
+        if self._segment is self._sampler._segment:
+            self._sampler._drawn = max(self._sampler._drawn, self._given)
         return self._own[self._given - 1]
 
     def state_dict(self) -> dict[str, Any]:

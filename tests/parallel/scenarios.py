@@ -102,6 +102,14 @@ def on_hosts(*placements: list[int]) -> Worlds:
     return {str(hosts): {"n": len(hosts), "hosts": hosts} for hosts in placements}
 
 
+def cheapest(worlds: Worlds) -> str:
+    """Return the name of the smallest world of several ranks, on several hosts if any world is."""
+    hosts = {name: len({*(world.get("hosts") or [0])}) for name, world in worlds.items()}
+    most = min(2, max(hosts.values()))
+    several = [name for name, world in worlds.items() if world["n"] > 1 and hosts[name] >= most]
+    return min(several or worlds, key=lambda name: worlds[name]["n"])
+
+
 def make_tests(
     body: Callable[[], Any], worlds: Worlds, quick: Collection[str] = (), **options: Any
 ) -> Callable[..., None]:
@@ -110,13 +118,13 @@ def make_tests(
     Args:
         body: runs the scenarios of its file in one rank.
         worlds: in which they are run.
-        quick: the names of those that `make test` runs, too; if there are none, the last.
+        quick: the names of those that `make test` runs, too; if there are none, `cheapest`.
         options: further arguments of `run_world`.
 
     Example:
         >>> test_tape = make_tests(body, sizes(1, 3), timeout=60)
     """
-    chosen = quick or [*worlds][-1:]
+    chosen = quick or [cheapest(worlds)]
     assert {*chosen} <= {*worlds}, f"not among the worlds: {chosen}"
     starts = [
         pytest.param(

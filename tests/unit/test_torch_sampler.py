@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdlite import basics
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, UnrecordedSamplesWarning
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.sampler import DistributedSampler
 
@@ -265,3 +265,13 @@ def test_wrong_numbers_are_refused() -> None:
 def test_frameworks_take_both_for_torchs_sampler() -> None:
     assert isinstance(DistributedSampler(range(3)), Torchs)
     assert isinstance(ElasticSampler(range(3)), DistributedSampler)
+
+
+def test_state_of_an_epoch_that_was_never_recorded_warns() -> None:
+    sampler = DistributedSampler(range(8), num_replicas=1, rank=0, shuffle=False)
+    drawn = iter(sampler)
+    assert [next(drawn), next(drawn)] == [0, 1]
+    with pytest.warns(UnrecordedSamplesWarning, match="has given 2 samples of epoch 0, none"):
+        assert sampler.state_dict()["consumed"] == 0
+    sampler.record_batch(0, 2)
+    assert sampler.state_dict()["consumed"] == 2

@@ -288,7 +288,9 @@ class ElasticRun:
             supervisor.run_workers(first, start_one)
         finally:
             self._timeline.merge(self._console)
-        status = supervisor.conclude() or status_of_strangers(what, supervisor.met, self._console)
+        status = supervisor.conclude()
+        if supervisor.strangers:
+            status = status_of_strangers(what, False, self._console)
         return Outcome(status, supervisor.root, supervisor.results, supervisor.members)
 
     def _own(self, rendezvous: str, start: Start, host: str) -> dict[str, str]:

@@ -420,9 +420,9 @@ class ElasticSupervisor(Supervisor):
         return root_failure([replace(f, at=went_at.get(f.rank, f.at)) for f in self._failures])
 
     @property
-    def met(self) -> bool:
-        """Whether the ranks of a first epoch have met."""
-        return self._formed
+    def strangers(self) -> bool:
+        """Whether all workers have ended well, and none has asked for a first epoch."""
+        return not self._formed and bool(self._workers) and self._all_well()
 
     def conclude(self) -> int:
         """Show the report, wait for the console, and return the exit status of the launcher."""

@@ -63,7 +63,7 @@ def reduce_gradients(
     for i, gradient in zip(sparse, rows, strict=True):
         results[i] = gradient
     reduction = reduction._replace(wire=cast)
-    for positions, name in _parts(names, contexts, groups):
+    for positions, name in _parts(names, contexts, sparse, groups):
         tensors = [results[i] for i in positions]
         part = [names[i] for i in positions]
         reduced = requests.allreduce(tensors, WireName(name, process_set=number), part, reduction)
@@ -76,13 +76,16 @@ def reduce_gradients(
 
 
 def _parts(
-    names: Sequence[str], dense: dict[int, Any], groups: Sequence[Sequence[int]]
+    names: Sequence[str],
+    dense: dict[int, Any],
+    sparse: Sequence[int],
+    groups: Sequence[Sequence[int]],
 ) -> list[tuple[list[int], str]]:
     """Divide the dense gradients into requests: the positions and the name of each request.
 
     A group has the name of its first member, even if that has no gradient on this rank. So if ranks
     have different gradients or groups, their requests have the same name, and they get a mismatch
-    error.
+    error. A first member that is sparse has a request of that name itself.
     """
     if tf.executing_eagerly() or xla.in_xla_context():
         groups = [range(len(names))]
@@ -91,5 +94,6 @@ def _parts(
     for group in groups:
         positions = [i for i in group if i in dense]
         if positions:
-            parts.append((positions, names[group[0]]))
+            own = ".group" if group[0] in sparse else ""
+            parts.append((positions, names[group[0]] + own))
     return parts

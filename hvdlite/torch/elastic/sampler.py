@@ -104,15 +104,6 @@ class ElasticSampler(DistributedSampler):
         self._excluded, self._order = frozenset(), None
         self._begin_epoch(())
 
-    def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Do what `record` does, with Horovod's arguments.
-
-        Args:
-            batch_idx: not used; batches are recorded in order.
-            batch_size: how many samples; see `record`.
-        """
-        self.record(batch_size)
-
     def record(self, samples: int) -> None:
         """Record that this rank has done, or is about to do, the next of its samples.
 

@@ -148,8 +148,8 @@ class GradientReducer:
 
     @property
     def parameter_names(self) -> dict[torch.Tensor, str]:
-        """The names by parameter."""
-        return dict(self._watched.names)
+        """The names by parameter; more may be added."""
+        return self._watched.names
 
     def may_synchronize(self) -> bool:
         """Return whether the training thread is calling, outside of backward."""
@@ -336,9 +336,11 @@ class GradientReducer:
         self.synchronize()
 
     def before_forward(self) -> None:
-        """Finish the reductions of a backward that raised, if there was one."""
+        """Finish the reductions of a backward that raised, and follow the parameter groups."""
         if self._cycle.open and self.waiting and self.may_synchronize():
             self._reduce_now(dropped=True)  # because other ranks wait for them
+        if not self._cycle.open:
+            self._update_layout()
 
     def _reduce_now(self, dropped: bool = False) -> None:
         self._submit_rest(blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -325,6 +326,30 @@ def scenario_groups_of_gradients_with_slices_among_them(form: Form) -> None:
             )
             np.testing.assert_allclose(of_layer, [hvd.size() * share] * 3, rtol=1e-6)
             np.testing.assert_allclose(of_other, [2 * hvd.size() * share] * 2, rtol=1e-6)
+
+
+def scenario_a_group_whose_first_member_travels_by_itself() -> None:
+    """All rows travel dense, so that the two requests could be taken for each other."""
+    table, layer = tf.Variable(tf.ones([5, 3])), tf.Variable(tf.ones([5, 3]))
+
+    def late(seconds: Any) -> Any:
+        time.sleep(float(seconds))
+        return np.float32(1.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(seconds: Any) -> Any:
+        with tf.GradientTape() as tape:
+            one = tf.numpy_function(late, [seconds], tf.float32)
+            one.set_shape([])
+            loss = tf.reduce_sum(tf.gather(table, tf.range(5)))
+            loss = (loss + 100.0 * one * tf.reduce_sum(layer)) * (hvd.rank() + 1)
+        return hvd.DistributedGradientTape(tape, num_groups=1).gradient(loss, [table, layer])
+
+    mean = (hvd.size() + 1) / 2
+    for number in range(10):
+        of_table, of_layer = step(tf.constant(0.02 * ((number + hvd.rank()) % 2)))
+        np.testing.assert_allclose(tf.convert_to_tensor(of_table), np.full((5, 3), mean))
+        np.testing.assert_allclose(of_layer, np.full((5, 3), 100.0 * mean))
 
 
 def scenario_xla_gets_dense_ones() -> None:

@@ -53,7 +53,13 @@ def run(command: list[str], *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "hvdlite-run" else pytest.mark.long)
+        for name in LAUNCHERS
+    ],
+)
 def test_no_import_is_needed(name: str, tmp_path: Path) -> None:
     if not Path(LAUNCHERS[name][0]).exists():
         pytest.skip(f"{LAUNCHERS[name][0]} is not installed")

@@ -289,6 +289,26 @@ def scenario_gradient_of_broadcast() -> None:
     assert x.grad is not None and (x.grad == expected).all()
 
 
+def scenario_subnormals_where_this_thread_flushes_them() -> None:
+    bits = torch.arange(1, 5001, dtype=torch.int32)  # of subnormal numbers, whose sums are exact
+    expected = bits * hvd.size()
+    torch.set_flush_denormal(hvd.rank() != 1)
+    try:
+        for count in (1000, 5000):
+            for step in range(40):
+                tensor = bits[:count].clone().view(torch.float32)
+                if step % 2 == hvd.rank() % 2:
+                    hvd.allreduce_(tensor, op=hvd.Sum, name=f"subnormal.{count}")
+                else:
+                    handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"subnormal.{count}")
+                    while not hvd.poll(handle):
+                        pass
+                    hvd.synchronize(handle)
+                assert torch.equal(tensor.view(torch.int32), expected[:count]), (count, step)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def scenario_no_gradient_of_max() -> None:
     x = mine(3).requires_grad_()
     with raises(hvd.ArgumentError, "op=hvd.Max has no gradient; use hvd.Average or hvd.Sum"):

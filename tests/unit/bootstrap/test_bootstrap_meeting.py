@@ -71,7 +71,7 @@ def test_what_makes_no_seat_is_named(
 def test_seat_given_by_python_is_detected_without_a_variable(
     monkeypatch: pytest.MonkeyPatch, no_seat_afterwards: None
 ) -> None:
-    monkeypatch.setenv("RANK", "3")  # Another program's, as under torchrun.
+    monkeypatch.setenv("LOCAL_RANK", "3")  # Another program's, as under torchrun.
     before = dict(os.environ)
     seat = replace(seat_for([A, B], 1, "unix:name", TOKEN, JOB_ID, epoch=0), start_timeout=5.0)
     give_seat(seat)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -34,6 +35,7 @@ def learn(images: Any, digits: Any) -> tuple[int, int]:
     return exact, digits_right(images, digits, hvd.Compression.powersgd(rank=2, start=20))
 
 
+@pytest.mark.long
 def test_digits_are_learnt_as_well() -> None:
     from sklearn.datasets import load_digits
 

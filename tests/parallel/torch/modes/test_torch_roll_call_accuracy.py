@@ -6,6 +6,7 @@ import datetime
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -42,6 +43,7 @@ def learn(images: Any, digits: Any) -> tuple[int, int]:
     return synchronous, digits_right(images, digits, late)
 
 
+@pytest.mark.long
 def test_digits_are_learnt_as_well() -> None:
     from sklearn.datasets import load_digits
 
