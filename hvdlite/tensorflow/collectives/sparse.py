@@ -1,11 +1,11 @@
 """Reduces tf.IndexedSlices: gathers rows or, for gradients, sends them dense if that is cheaper.
 
-Rows of equal indices are added up before anything is sent. An allreduce then sums the ranks'
-numbers of rows. The sum is the same on every rank, so all ranks choose alike between rows and
-dense. In a function this costs no time: a gradient's indices are known before its values, often
-before the forward pass, so the sum is ready before the values are. A gradient that travelled dense
-becomes rows again, so that an optimizer treats it in the same way. The rule for the choice is in
-`hvdlite.sparse`, which PyTorch shares.
+Rows of equal indices are added up before anything is sent, and those of a gradient when they have
+arrived, too. An allreduce then sums the ranks' numbers of rows. The sum is the same on every rank,
+so all ranks choose alike between rows and dense. In a function this costs no time: a gradient's
+indices are known before its values, often before the forward pass, so the sum is ready before the
+values are. A gradient that travelled dense becomes rows again, so that an optimizer treats it in
+the same way. The rule for the choice is in `hvdlite.sparse`, which PyTorch shares.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ def _reduce_cheaply(
     rows, limits, ranks = tf.unstack(counts)
 
     def gathered() -> Any:
-        return _gather(merged, wire, reduction, compression)
+        # Ranks may have the same index. Keras' optimizers square each row of a gradient by itself.
+        values, indices = _gather(merged, wire, reduction, compression)
+        rows = _merge(tf.IndexedSlices(values, indices), wire.text)
+        return rows.values, rows.indices
 
     def dense() -> Any:
         with tf.control_dependencies(_say_dense(wire.text, rows)):

@@ -94,6 +94,43 @@ def scenario_imports_no_other_framework() -> None:
         assert "hvdlite.tensorflow" not in sys.modules
 
 
+def scenario_rows_that_travel_are_those_of_one_process() -> None:
+    """The same rows are on several ranks, several times; the table is too large to travel dense."""
+    words = np.random.default_rng(1).integers(1, 60, (16 * hvd.size(), 6)) * 50
+    wanted = (words.sum(1) > 8800).astype("int32")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def make() -> Any:
+        keras.utils.set_random_seed(0)
+        table = keras.layers.Embedding(3000, 8)
+        return keras.Sequential(
+            [keras.Input((6,)), table, keras.layers.Flatten(), keras.layers.Dense(2)]
+        )
+
+    for kind in (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.RMSprop):
+        model, twin = make(), make()
+        model.compile(hvd.DistributedOptimizer(kind(0.01)), loss)
+        how: dict[str, Any] = {"epochs": 1, "shuffle": False, "verbose": 0}
+        model.fit(mine(words), mine(wanted), batch_size=8, **how)
+        optimizer = kind(0.01)
+        for batch in np.split(np.arange(len(words)), 2):
+            step_densely(twin, optimizer, loss, words[batch], wanted[batch])
+        assert close(model.trainable_variables, twin.trainable_variables, 1e-5), kind
+
+
+def step_densely(model: Any, optimizer: Any, loss: Any, inputs: Any, wanted: Any) -> None:
+    """Step with dense gradients, since Keras squares each row of a sparse one by itself."""
+    if not on_tensorflow():
+        model.compile(optimizer, loss)
+        model.train_on_batch(inputs, wanted)
+        return
+    tf = importlib.import_module("tensorflow")
+    with tf.GradientTape() as tape:
+        value = loss(wanted, model(inputs, training=True))
+    gradients = tape.gradient(value, model.trainable_variables)
+    optimizer.apply([tf.convert_to_tensor(one) for one in gradients], model.trainable_variables)
+
+
 def scenario_loss_scaling_that_compile_adds() -> None:
     fit_with_a_bad_batch(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
 
