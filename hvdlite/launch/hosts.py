@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 # The name is an argument of ssh, so it must not look like an option, or have meaning in a shell.
-_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9:][A-Za-z0-9._:-]*")
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?(?P<host>[A-Za-z0-9:][A-Za-z0-9._:-]*)(?:%[A-Za-z0-9._-]+)?"
+)
+MOST_SLOTS = 10_000  # of one host: more is a mistake, and would only end when memory does
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def read_hostfile(text: str, path: str) -> list[Host]:
         HostsError: a line cannot be read, or there is no host.
     """
     hosts = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(text), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -86,6 +90,11 @@ def read_hostfile(text: str, path: str) -> list[Host]:
     return _merged(hosts, path)
 
 
+def lines_of(text: str) -> list[str]:
+    """Split a text of people's editors, some of which begin a file with a byte-order mark."""
+    return text.removeprefix("\ufeff").splitlines()
+
+
 def read_host(text: str, default: int = 1) -> Host:
     """Read `host[:slots]`; a host without a number has `default` slots.
 
@@ -97,15 +106,39 @@ def read_host(text: str, default: int = 1) -> Host:
     if colon and ("]" in text or ":" not in before):
         name, slots = (text, slots) if text.endswith("]") else (before, after)
     name = name.strip("[]")
-    if not _NAME.fullmatch(name):
+    found = _NAME.fullmatch(name)
+    if found is None or not _is_address_if_it_looks_so(found["host"]):
         raise HostsError(f"{name!r} is not a name of a host")
     return Host(name, _slots(slots, name))
 
 
+def _is_address_if_it_looks_so(host: str) -> bool:
+    """Return whether what has colons is an IPv6 address, and not a name with two numbers."""
+    if ":" not in host:
+        return True
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _slots(text: str, name: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise HostsError(f"{name} has {text!r} slots; write a number from 1")
+    # So many digits that int() refuses them are out of range, too.
+    if not re.fullmatch(r"\d{1,9}", text) or not 1 <= int(text) <= MOST_SLOTS:
+        raise HostsError(f"{name} has {text[:20]!r} slots; write a number from 1 to {MOST_SLOTS}")
     return int(text)
+
+
+def checked_slots(host: Host, before: int) -> int:
+    """Return the slots of a host with those of its lines before; they add up.
+
+    Raises:
+        HostsError: they are too many.
+    """
+    if before + host.slots > MOST_SLOTS:
+        raise HostsError(f"the lines of {host.name} add up to more than {MOST_SLOTS} slots")
+    return before + host.slots
 
 
 def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
@@ -113,7 +146,7 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
         raise HostsError(f"{where} names no host")
     slots: dict[str, int] = {}
     for host in hosts:
-        slots[host.name] = slots.get(host.name, 0) + host.slots
+        slots[host.name] = checked_slots(host, slots.get(host.name, 0))
     return [Host(name, count) for name, count in slots.items()]
 
 

@@ -157,7 +157,8 @@ class Supervisor(JobLoop[AnyRank]):
         count = sum(worker.ending is None for worker in self._workers)
         where = f" on host {host}" if host else ""
         self._console.say(
-            f"{_name(number)}{where}: stopping {count} {self._noun}s (again to kill them at once)"
+            f"{_name(number)}{where}: stopping {count} {self._noun}{'' if count == 1 else 's'} "
+            "(again to kill them at once)"
         )
         self._hurried = grace == 0
         passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM

@@ -208,3 +208,25 @@ def test_missing_file_is_named() -> None:
     result = run_launcher("-np", "1", "--config-file", "no-such.yaml", *python("print('ran')"))
     assert result.returncode == 1
     assert "no-such.yaml" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-np", "2", "--verbos", "true"], "unrecognized arguments: --verbos; did you mean --verb"),
+        (["--hostfil=x", "-np", "2", "true"], "did you mean --hostfile"),
+        (["-np", "2", "--zzzzzz", "true"], "unrecognized arguments: --zzzzzz\n"),
+    ],
+)
+def test_mistyped_flag_is_answered_with_the_nearest_one(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_more_ranks_than_a_host_can_have_are_refused() -> None:
+    result = run_launcher("-np", "100000", *python("print()"))
+    assert result.returncode == 2
+    assert "-np 100000: at most 10000 ranks run on a host" in result.stderr

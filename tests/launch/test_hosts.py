@@ -16,6 +16,7 @@ from hvdlite.launch.remote.ssh import Ssh, ssh_command
         ("10.0.0.1:2,a:1,10.0.0.1:1", [Host("10.0.0.1", 3), Host("a", 1)]),
         ("[fe80::1]:2,[::1]", [Host("fe80::1", 2), Host("::1", 1)]),
         ("me@gpu-1:8", [Host("me@gpu-1", 8)]),
+        ("fe80::1%eth0,[fe80::2%eth0]:4", [Host("fe80::1%eth0", 1), Host("fe80::2%eth0", 4)]),
     ],
 )
 def test_list_of_hosts(text: str, hosts: list[Host]) -> None:
@@ -38,11 +39,19 @@ def test_both_forms_of_a_hostfile() -> None:
         ("a;id:1", "is not a name of a host"),
         ("$(id):1", "is not a name of a host"),
         ("a b:1", "is not a name of a host"),
+        ("a:2:3", "'a:2:3' is not a name of a host"),
+        ("a:10001", "a has '10001' slots; write a number from 1 to 10000"),
+        ("a:" + "9" * 5000, "a has '99999999999999999999' slots"),
+        ("a:9999,a:9999", "the lines of a add up to more than 10000 slots"),
     ],
 )
 def test_what_is_not_a_list_of_hosts(text: str, message: str) -> None:
     with pytest.raises(HostsError, match=message):
         read_hosts(text)
+
+
+def test_hostfile_of_an_editor_that_marks_the_byte_order() -> None:
+    assert read_hostfile("\ufeffa slots=2\r\nb:4\r\n", "hosts") == [Host("a", 2), Host("b", 4)]
 
 
 def test_mistake_in_a_hostfile_is_located() -> None:

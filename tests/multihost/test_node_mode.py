@@ -380,7 +380,7 @@ def test_signal_on_a_node_whose_ranks_have_ended(nodes: Nodes) -> None:
     nodes.signal(1, signal.SIGINT)
     statuses, _, stderrs = nodes.finish()
     assert statuses == [130, 130], stderrs
-    assert "Ctrl-C on host node2 [node 1]: stopping 1 ranks" in stderrs[0]
+    assert "Ctrl-C on host node2 [node 1]: stopping 1 rank (" in stderrs[0]
 
 
 @pytest.mark.long

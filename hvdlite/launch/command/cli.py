@@ -26,7 +26,7 @@ from hvdlite.launch.command.node_flags import node_seat
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
-from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
+from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.process.torchrun import without_outer_job
@@ -78,6 +78,8 @@ def choose_hosts(
         options.num_proc = slots if options.max_np is None else min(slots, options.max_np)
     if options.num_proc is None:
         options.num_proc = options.min_np
+    if options.num_proc is not None and options.num_proc > MOST_SLOTS * max(1, len(hosts)):
+        parser.error(f"-np {options.num_proc}: at most {MOST_SLOTS} ranks run on a host")
     return hosts
 
 

@@ -7,9 +7,11 @@ a flag for the same thing with another name or unit, that flag works, too.
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hvdlite
 from hvdlite.launch.command.elastic_flags import add_elastic_flags
@@ -73,6 +75,12 @@ class _Parser(argparse.ArgumentParser):
             options.command.insert(0, options.live_page)
             options.live_page = DEFAULT_ADDRESS
         return options
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a message; where a flag is mistyped, name the nearest one."""
+        unknown = re.match(r"unrecognized arguments: (--?[\w-]+)", message)
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else []
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
         """Count the words that an action takes: `--live-page=A` one, `--live-page` at first none.

@@ -21,7 +21,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdlite.launch.hosts import Host, HostProvider, HostsError, is_here, read_host
+from hvdlite.launch.hosts import (
+    Host,
+    HostProvider,
+    HostsError,
+    checked_slots,
+    is_here,
+    lines_of,
+    read_host,
+)
 from hvdlite.launch.output.report import last_lines
 
 PERIOD = 1.0  # seconds between two questions to the provider
@@ -62,6 +70,7 @@ class ScriptHosts:
         is_file = Path(script).is_file()
         self._command = [str(Path(script).absolute())] if is_file else ["/bin/sh", "-c", script]
         self._slots = slots
+        self._had_hosts = False  # in its last answer
         self._lock = threading.Lock()
         self._closed = False  # guarded by the lock
         self._running: subprocess.Popen[bytes] | None = None  # guarded by the lock, until reaped
@@ -73,7 +82,12 @@ class ScriptHosts:
             said = last_lines(stderr)
             why = f": {said[-1][:_SHOWN]}" if said else ""
             raise DiscoveryError(f"{self._name} failed with exit status {status}{why}")
-        return parse_hosts(stdout.decode(errors="replace"), self._slots, self._name)
+        found = parse_hosts(stdout.decode(errors="replace"), self._slots, self._name)
+        if self._had_hosts and not found:
+            # `kubectl ... | awk ...` ends with status 0 although its first half has failed.
+            raise DiscoveryError(f"{self._name} printed no host; the last answer stays")
+        self._had_hosts = bool(found)
+        return found
 
     def close(self) -> None:
         """Kill the script if it runs, and all that it has started in its session."""
@@ -135,17 +149,18 @@ def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
         DiscoveryError: a line cannot be read.
     """
     found: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(text), 1):
         words = line.partition("#")[0].strip()
         if not words:
             continue
         try:
             host = read_host(words, slots)
+            count = checked_slots(host, found.get(host.name, 0))
         except HostsError as error:
             raise DiscoveryError(
                 f"{source} printed {words!r} in line {number}, which is not host[:slots]: {error}"
             ) from None
-        found[host.name] = found.get(host.name, 0) + host.slots
+        found[host.name] = count
     return found
 
 

@@ -57,7 +57,9 @@ def test_lines_of_a_script() -> None:
     assert parse_hosts(text, 4, "x") == {"a": 3, "b": 4, "::1": 3}
 
 
-@pytest.mark.parametrize("line", ["-oProxyCommand=x", "a b", "a:0", "a:x", "a:-1"])
+@pytest.mark.parametrize(
+    "line", ["-oProxyCommand=x", "a b", "a:0", "a:x", "a:-1", "a:99999999999", "a:2:3", "a:10000"]
+)
 def test_line_that_is_no_host_is_named(line: str) -> None:
     with pytest.raises(DiscoveryError, match="hosts.sh printed '.*' in line 2, which is not host"):
         parse_hosts(f"a:1\n{line}\n", 1, "hosts.sh")
@@ -72,6 +74,25 @@ def test_script_may_be_a_file_or_a_command(tmp_path: Path) -> None:
     script.chmod(0o644)
     with pytest.raises(DiscoveryError, match="cannot be run: Permission denied"):
         ScriptHosts(str(script), 2).hosts()
+
+
+def test_lines_that_repeat_are_not_added_up_without_end() -> None:
+    with pytest.raises(DiscoveryError, match="in line 10001, .*add up to more than 10000 slots"):
+        parse_hosts("a\n" * 250_000, 1, "hosts.sh")
+
+
+def test_script_that_prints_nothing_after_hosts_has_failed(tmp_path: Path) -> None:
+    listed = tmp_path / "listed"
+    provider = ScriptHosts(f"cat {listed} 2>/dev/null | sort", 1)
+    assert provider.hosts() == {}  # They may still be on their way.
+    listed.write_text("b\na\n")
+    assert provider.hosts() == {"a": 1, "b": 1}
+    listed.unlink()
+    for _ in range(2):
+        with pytest.raises(DiscoveryError, match="printed no host; the last answer stays"):
+            provider.hosts()
+    listed.write_text("b\n")
+    assert provider.hosts() == {"b": 1}
 
 
 def test_fixed_hosts() -> None:

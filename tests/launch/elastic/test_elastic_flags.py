@@ -97,7 +97,7 @@ def test_contradictions_are_refused_before_anything_starts(
         ("exit 3", "host discovery script 'exit 3' failed with exit status 3"),
         ("echo no hosts today >&2; false", "failed with exit status 1: no hosts today"),
         ("echo a b", "printed 'a b' in line 1, which is not host[:slots]: 'a b' is not a name"),
-        ("echo node:0", "node has '0' slots; write a number from 1"),
+        ("echo node:0", "node has '0' slots; write a number from 1 to 10000"),
     ],
 )
 def test_script_that_cannot_be_used_is_refused_at_first(script: str, message: str) -> None:
