@@ -10,6 +10,7 @@ import math
 import socket
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
@@ -33,6 +34,17 @@ def is_never(seconds: float) -> bool:
         [True, False, True, True]
     """
     return seconds == 0 or seconds > LONGEST_SECONDS
+
+
+def seconds_of(timeout: timedelta) -> float:
+    """Return a time limit in seconds; infinity for none.
+
+    Example:
+        >>> seconds_of(timedelta(minutes=1)), seconds_of(timedelta(days=999))
+        (60.0, inf)
+    """
+    seconds = timeout.total_seconds()
+    return math.inf if is_never(seconds) else seconds
 
 
 class Deadline:

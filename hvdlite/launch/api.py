@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _INTERRUPTED = 130
+_ENDED_BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 class RemoteTraceback(Exception):
@@ -84,6 +86,8 @@ def run(
         ArgumentError: the number of ranks, the hosts, a timeout or the grace cannot be used.
         RankFailedError: a rank failed without an exception, or with one that cannot be pickled.
         Exception: the exception of the first failing rank, with its traceback as the cause.
+        KeyboardInterrupt: Ctrl-C ended the ranks.
+        SystemExit: SIGTERM or SIGHUP to this process ended the ranks; the status is 143 or 129.
 
     Example:
         >>> import hvdlite
@@ -219,6 +223,8 @@ def results_of(outcome: Outcome) -> list[Any]:
     """Unpickle the ranks' results, or raise the exception of the first failing rank."""
     if outcome.status == _INTERRUPTED and outcome.root is None:
         raise KeyboardInterrupt
+    if outcome.status in _ENDED_BY_SIGNAL and outcome.root is None:
+        raise SystemExit(outcome.status)  # `except Exception` must not make the program go on.
     unpacked = {rank: unpack_result(data) for rank, data in outcome.results.items()}
     returned = {rank: one for rank, one in unpacked.items() if one is not None}
     if outcome.root is not None:

@@ -31,7 +31,7 @@ class ElasticSharded(Sharded):
     def _alone(self) -> bool:
         return False
 
-    def _update(self, closure: Any) -> Any:
+    def _update(self, closure: Any, options: dict[str, Any]) -> Any:
         """Update the own parameters, and take those of others; finish the step if an owner dies."""
         loss = None
         if closure is not None:
@@ -41,7 +41,7 @@ class ElasticSharded(Sharded):
         if shares.workers != workers_of_step():
             self._divide(values=False)
         gathering = self._plan()
-        self._update_own()
+        self._update_own(options)
         shares.version += 1
         self._gathered_on, self._gathered = None, None
         if not gathering.run():

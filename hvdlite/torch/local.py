@@ -63,18 +63,19 @@ class Local(Wrapping):
         super().zero_grad(set_to_none)
 
     @own_step
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Any = None, **options: Any) -> Any:
         """Step with this rank's gradients, and average parameters when a round is due.
 
         Args:
             closure: evaluates the model again and returns the loss, on this rank.
+            options: further arguments of the wrapped class's step.
 
         Returns:
             What the step of the wrapped class returns: the loss of the closure, or None.
         """
         self._opt_called = True  # LR schedulers check this
         if not self._rounds.takes_part:
-            return self._step_alone(closure)
+            return self._step_alone(closure, options)
         with torch.no_grad():
             self._rounds.before_step()
         starter = self._starter
@@ -84,7 +85,7 @@ class Local(Wrapping):
             starter.synchronize()
         elif starter is not None:
             closure = Evaluations(starter, closure)
-        result = self._step_alone(closure)
+        result = self._step_alone(closure, options)
         with torch.no_grad():
             self._rounds.after_step()
         if starter is not None:
@@ -93,12 +94,13 @@ class Local(Wrapping):
                 self._starter = None  # Its hooks go with it.
         return result
 
-    def _step_alone(self, closure: Any) -> Any:
+    def _step_alone(self, closure: Any, options: dict[str, Any]) -> Any:
         """Step as the wrapped class does; without it if GradScaler found an overflow."""
         native = vars(self).get("_step_supports_amp_scaling", False)
         overflow = getattr(self, "found_inf", None)
         if native or overflow is None:
-            return super().step(closure) if closure is not None else super().step()
+            given = () if closure is None else (closure,)
+            return super().step(*given, **options)
         if float(overflow):
             return None
         scale = getattr(self, "grad_scale", None)
@@ -109,7 +111,7 @@ class Local(Wrapping):
                     if param.grad is not None:
                         param.grad.mul_(factor.to(param.grad.device))
         self.found_inf = self.grad_scale = None  # done here; steps of torch refuse to be told
-        return super().step()
+        return super().step(**options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state with steps, anchors and outer momentum.

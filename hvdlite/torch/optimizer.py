@@ -207,12 +207,13 @@ class Distributed(Attending):
         super().zero_grad(set_to_none)
 
     @own_step
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Any = None, **options: Any) -> Any:
         """Reduce the gradients if that has not been done, and update the parameters.
 
         Args:
             closure: evaluates the model again and returns the loss. Gradients are reduced after
                 each evaluation, and so is the loss: every rank takes the same decisions.
+            options: further arguments of the wrapped class's step.
 
         Returns:
             What the step of the wrapped class returns: the loss of the closure, or None.
@@ -235,20 +236,21 @@ class Distributed(Attending):
                     "step() under skip_synchronize() while gradients are being reduced; "
                     "call synchronize() first"
                 )
-            result = self._update(closure)
+            result = self._update(closure, options)
         elif closure is None:
             self._reducer.synchronize_in_step()
-            result = self._update(None)
+            result = self._update(None, options)
         else:
-            result = self._update(Evaluations(self._reducer, closure))
+            result = self._update(Evaluations(self._reducer, closure), options)
         self._reducer.count_step()
         if self._reducer.roll_call is not None:
             self._reducer.roll_call.after_step()
         return result
 
-    def _update(self, closure: Any) -> Any:
+    def _update(self, closure: Any, options: dict[str, Any]) -> Any:
         """Update the parameters, by the step of the wrapped class."""
-        return super().step() if closure is None else super().step(closure)
+        given = () if closure is None else (closure,)
+        return super().step(*given, **options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; see `torch.optim.Optimizer.load_state_dict`.
@@ -430,6 +432,11 @@ def _check_options(
         raise ArgumentError(
             f"DistributedOptimizer takes an optimizer, not a {type(optimizer).__name__}: pass an "
             "optimizer, for example torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    if "param_groups" not in vars(optimizer):
+        raise ArgumentError(
+            f"the parameters of this {type(optimizer).__name__} belong to an optimizer inside: "
+            "make that one a DistributedOptimizer, and wrap the result"
         )
     if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")

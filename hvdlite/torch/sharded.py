@@ -49,20 +49,20 @@ class Sharded(Distributed):
     def _alone(self) -> bool:
         return not self._reducer.takes_part or self._process_set.size() == 1
 
-    def _update(self, closure: Any) -> Any:
+    def _update(self, closure: Any, options: dict[str, Any]) -> Any:
         """Update the own parameters, and take those of others from their owners."""
         if self._alone:
-            return super()._update(closure)
+            return super()._update(closure, options)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         exchange = self._prepare()
-        self._update_own()
+        self._update_own(options)
         exchange.run()
         return loss
 
-    def _update_own(self) -> None:
+    def _update_own(self, options: dict[str, Any]) -> None:
         """Step while only the own parameters have gradients.
 
         The hook that takes the other gradients away is the last one, so that hooks of the user,
@@ -78,7 +78,7 @@ class Sharded(Distributed):
 
         hook = self.register_step_pre_hook(hide)
         try:
-            super()._update(None)
+            super()._update(None, options)
         finally:
             hook.remove()
             for param, gradient in hidden.items():

@@ -248,3 +248,37 @@ def test_ctrl_c_ends_the_ranks() -> None:
     process.send_signal(2)
     stdout, stderr = process.communicate(timeout=HANG)
     assert stdout == "interrupted\n", stderr
+
+
+SEARCH = """
+import os, signal, sys, time, hvdlite
+
+def trial():
+    os.kill(os.getppid(), signal.{name})
+    time.sleep(600)
+
+for number in range(2):
+    try:
+        hvdlite.run(trial, np=1)
+    except Exception as error:
+        print("a trial failed", type(error).__name__)
+print("still here")
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_signal_to_the_caller_ends_it_although_it_catches_exceptions(
+    name: str, status: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "search.py"
+    script.write_text(SEARCH.replace("{name}", name))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=base_environment(),
+        capture_output=True,
+        text=True,
+        timeout=4 * HANG,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "trial" not in done.stdout and "still here" not in done.stdout

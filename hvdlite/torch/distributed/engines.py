@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import math
 import secrets
 import socket
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from hvdlite import _core, reporting
 from hvdlite.bootstrap.address import fresh_unix_address, interface_address, resolve
 from hvdlite.bootstrap.connect import connect
 from hvdlite.bootstrap.connection import Connection
-from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.deadline import LONGEST_SECONDS, Deadline
 from hvdlite.bootstrap.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.offer import host_identity
@@ -100,6 +99,8 @@ class _Board:
     def __init__(self, member: Membership, deadline: Deadline) -> None:
         self._member = member
         self._deadline = deadline
+        if not member.timeout:  # To hvdlite it means no limit, and to torch's store no time.
+            member.store.set_timeout(timedelta(seconds=LONGEST_SECONDS))
         self._start = member.store.add(f"hvdlite/starts/{member.rank}", 1)
 
     def write(self, key: str, text: str) -> None:
@@ -109,10 +110,9 @@ class _Board:
     def read(self, key: str, author: int) -> str:
         """Wait for the text that a member publishes, and return it."""
         member = self._member
-        left = timedelta(seconds=max(0.001, self._deadline.seconds_left))
+        left = timedelta(seconds=max(0.001, min(self._deadline.seconds_left, LONGEST_SECONDS)))
         try:
-            if math.isfinite(self._deadline.seconds_left):
-                member.store.wait([self._key(key)], left)
+            member.store.wait([self._key(key)], left)
             text: str = member.store.get(self._key(key)).decode()
         except RuntimeError as error:
             raise BootstrapError(

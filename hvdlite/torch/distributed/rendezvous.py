@@ -14,7 +14,7 @@ from typing import Any
 from torch import distributed
 
 from hvdlite.bootstrap.address import UNIX, address_of, interface_address, listen, split_host
-from hvdlite.bootstrap.deadline import Deadline, is_never
+from hvdlite.bootstrap.deadline import LONGEST_SECONDS, Deadline, is_never, seconds_of
 from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.serving import serve_store
@@ -50,7 +50,8 @@ def meet(error: Exception, timeout: timedelta | None) -> tuple[Any, int, int]:
 
 
 def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
-    seconds = timeout.total_seconds()
+    seconds = seconds_of(timeout)
+    timeout = timedelta(seconds=min(seconds, LONGEST_SECONDS))  # for torch's store
     if not is_never(worker.start_timeout):
         seconds = min(seconds, worker.start_timeout)
     deadline = Deadline(seconds)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite import _core
+from hvdlite.bootstrap.deadline import seconds_of
 from hvdlite.errors import CollectiveTimeoutError
 from hvdlite.torch.distributed.numbering import SLOTS, Numbering
 from hvdlite.torch.distributed.work import Finish, Work
@@ -58,7 +59,7 @@ class Submissions:
         """
         blocking = not options.asyncOp
         timeout = options.timeout
-        seconds = (self._timeout if timeout.days < 0 else timeout).total_seconds()
+        seconds = seconds_of(self._timeout if timeout.days < 0 else timeout)
         try:
             name = self._numbering.next(signature, slots, seconds)
         except TimeoutError:

@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from hvdlite import _core
+from hvdlite.bootstrap.deadline import seconds_of
 from hvdlite.errors import HvdliteError
 
 # Copies the results of a completed operation to where the caller wants them.
@@ -60,7 +61,7 @@ class Work(distributed.Work):  # type: ignore[misc]
             HvdliteError: the operation failed.
             CollectiveTimeoutError: `timeout`, or that of the process group, passed first.
         """
-        seconds = timeout.total_seconds() if timeout else self._seconds
+        seconds = seconds_of(timeout) if timeout else self._seconds
         try:
             self._handle.wait(seconds, fatal=True)
         except TimeoutError:

@@ -93,32 +93,34 @@ class DistributedAdasum(Wrapping):
             self._adasum_transaction.drop()
 
     @own_step
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Any = None, **options: Any) -> Any:
         """Step with this rank's gradients, and replace the deltas by the combined ones.
 
         Args:
             closure: evaluates the model again and returns the loss, on this rank.
+            options: further arguments of the wrapped class's step.
         """
+        given = () if closure is None else (closure,)
         self._opt_called = True  # LR schedulers check this
         registered_id(self._adasum_set)
         if not self._adasum_set.included():
-            return super().step(closure)
+            return super().step(*given, **options)
         self._adasum_transaction.begin()
         if self._adasum_set.size() == 1:
-            return self._step_alone(closure)
+            return self._step_alone(given, options)
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if params:
             self._adasum_replicas.start(params, self._parameter_names)
         with torch.no_grad():
             before = {param: param.detach().clone() for param in params}
-        result = super().step(closure)
+        result = super().step(*given, **options)
         with torch.no_grad():
             self._combine(params, before)
         return result
 
-    def _step_alone(self, closure: Any) -> Any:
+    def _step_alone(self, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Step, and have the step counted in an elastic job."""
-        result = super().step(closure)
+        result = super().step(*given, **options)
         self._adasum_transaction.end()
         failure = self._adasum_transaction.finish(dropped=False)
         if failure is not None:

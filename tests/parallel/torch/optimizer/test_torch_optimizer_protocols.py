@@ -209,6 +209,47 @@ def scenario_state_dict_round_trip() -> None:
     assert_same_everywhere(model)
 
 
+class Noisy(torch.optim.SGD):
+    """An optimizer of a user, whose step takes more than a closure."""
+
+    def step(self, closure: Any = None, *, noise: float = 0.0) -> Any:
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.add_(noise)
+        return loss if closure is not None else "stepped"
+
+
+def scenario_step_takes_the_arguments_of_the_wrapped_class() -> None:
+    adasum = functools.partial(hvd.DistributedOptimizer, op=hvd.Adasum)
+    for kind in (hvd.DistributedOptimizer, hvd.LocalSGD, hvd.ShardedOptimizer, adasum):
+        model = make_model()
+        before = [param.detach().clone() for param in model.parameters()]
+        optimizer = kind(Noisy(model.parameters(), lr=0.0))
+        backward(model)
+        result = optimizer.step(noise=1.0)
+        assert kind is hvd.ShardedOptimizer or result == "stepped"
+        assert_close(list(model.parameters()), [one + 1.0 for one in before])
+
+
+class Outer:
+    """An optimizer around another one, as users write it."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+
+def scenario_an_optimizer_around_another_says_what_to_do() -> None:
+    outer: Any = Outer(torch.optim.SGD(make_model().parameters(), lr=0.1))
+    with raises("of this Outer belong to an optimizer inside: make that one a Distributed"):
+        hvd.DistributedOptimizer(outer)
+
+
 def scenario_a_shallow_copy_says_what_to_do() -> None:
     makers = (hvd.DistributedOptimizer, hvd.LocalSGD, hvd.ShardedOptimizer)
     for kind in makers:
