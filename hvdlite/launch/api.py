@@ -56,8 +56,8 @@ def run(
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on `np` ranks and return their results in rank order.
 
-    Every rank is a new process, in which the function calls `hvd.init()` as a script would. The
-    function, its arguments and its results are pickled (functions of a notebook by value).
+    Every rank is a new process, in which the function calls `hvd.init()` as a script would.
+    Function, arguments and results are pickled (functions of a notebook by value).
 
     Args:
         fn: the function; import frameworks inside it, or at the top of its module.
@@ -85,15 +85,13 @@ def run(
     Raises:
         ArgumentError: the number of ranks, the hosts, a timeout or the grace cannot be used.
         RankFailedError: a rank failed without an exception, or with one that cannot be pickled.
-        Exception: the exception of the first failing rank, with its traceback as the cause.
-        KeyboardInterrupt: Ctrl-C ended the ranks.
-        SystemExit: SIGTERM or SIGHUP to this process ended the ranks; the status is 143 or 129.
+        Exception: that of the first failing rank, with its traceback as the cause.
+        SystemExit: SIGTERM or SIGHUP to this process ended the ranks; Ctrl-C: KeyboardInterrupt.
 
     Example:
         >>> import hvdlite
         >>> def number():
-        ...     import hvdlite.torch as hvd
-        ...     hvd.init()
+        ...     import hvdlite.torch as hvd; hvd.init()
         ...     return hvd.rank() * 10
         >>> hvdlite.run(number, np=2)
         [0, 10]

@@ -32,6 +32,7 @@ from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
 from hvdlite.torch.optimizers.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
+from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.overlap import Overlap
 from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
@@ -69,6 +70,7 @@ class GradientReducer:
             title: what reduces them, for messages.
         """
         self.settings = settings
+        process_set = settings.reduction.process_set
         self._takes_part = False
         self.name, self.title = name, title
         self.read_groups = read_groups
@@ -82,15 +84,15 @@ class GradientReducer:
         self._schedule: Schedule | None = None  # of PowerSGD
         self._phases: phases.Phases | None = None  # likewise
         if isinstance(settings.compression, PowerSGD):
-            self._schedule = Schedule(settings.compression, settings.reduction.process_set)
+            self._schedule = Schedule(settings.compression, process_set)
             self._phases = phases.Phases(calling(self, "_on_failed_advance"))
         self.roll_call: RollCall | None = None
         if settings.late is not None:
-            self.roll_call = RollCall(settings.late, name, settings.reduction.process_set)
+            self.roll_call = RollCall(settings.late, name, process_set)
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
-        self._replicas = ReplicaCheck(name, settings.reduction.process_set)
-        self._transaction = StepTransaction(name, settings.reduction.process_set)
+        self._replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
+        self._transaction = StepTransaction(name, process_set)
         self._overlap = Overlap(settings.overlap, read_groups())
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._once = ReducedOnce(self._watched.names)
@@ -370,7 +372,7 @@ class GradientReducer:
         self._cycle.failure = self._cycle.failure or explained
 
     def _wait(self, dropped: bool = False) -> None:
-        failure = self._cycle.failure
+        failure, differing = self._cycle.failure, None
         for bucket in self._buckets:
             if bucket.submitted:
                 try:
@@ -378,7 +380,6 @@ class GradientReducer:
                 except HvdliteError as error:
                     explained = self._explain(bucket, error)
                     failure = failure or explained
-        differing = None
         try:
             differing = self._replicas.finish()
         except HvdliteError as error:

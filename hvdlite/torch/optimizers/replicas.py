@@ -12,7 +12,7 @@ are, and is over before them, so that no rank waits for it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -20,7 +20,8 @@ from hvdlite import operation_names
 from hvdlite.divergence import Comparison, refuse, sentinel_interval, sentinel_name
 from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet
-from hvdlite.replicas import Exchange, difference, set_text, speaks
+from hvdlite.replicas import SILENCE, Exchange, difference, set_text, speaks
+from hvdlite.torch.optimizers import options
 
 _ROW = 1 << 16  # elements that are summed at once on a CPU: they fit a cache
 _ROWS_ON_GPU = 64  # rows that are summed at once on a GPU, so that kernels are few
@@ -34,15 +35,23 @@ class ReplicaCheck:
     thread-safe. Only members of the process set call the methods, all in the same steps.
     """
 
-    def __init__(self, name: str, process_set: ProcessSet, has_sentinel: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        process_set: ProcessSet,
+        read_options: Callable[[], list[int]],
+        has_sentinel: bool = True,
+    ) -> None:
         """Make it.
 
         Args:
             name: the name of the owner, unique on this rank.
             process_set: its members compare among themselves.
+            read_options: returns `options.numbers_of` the optimizer, which ranks compare, too.
             has_sentinel: whether HVDLITE_CHECK_REPLICAS has them compared in later steps, too.
         """
         self._name = name
+        self._read_options = read_options
         self._process_set = process_set
         self._every = sentinel_interval() if has_sentinel else 0
         self._steps = 0  # that have begun since the first one
@@ -74,7 +83,8 @@ class ReplicaCheck:
         self._names = [names[param] for param in params]
         name = f"#{self._name}.parameters"
         if first:
-            self._exchange = Exchange(name, checksums(params), self._process_set, blocking=False)
+            numbers = checksums(params) + self._read_options()
+            self._exchange = Exchange(name, numbers, self._process_set, blocking=False)
         else:
             self._sentinel = Comparison(
                 name, self._names, word_sums(params), self._process_set, blocking=False
@@ -102,10 +112,20 @@ class ReplicaCheck:
         if exchange is None:
             return None
         numbers = exchange.finish()
+        count = len(self._names)
+        of_parameters = {rank: every[:count] for rank, every in numbers.items()}
         where = set_text(self._process_set)
         advice = f"call hvd.broadcast_parameters(model.state_dict(), {where}) before training"
-        text = difference(f"'{self._name}'", self._names, numbers, advice)
+        text = difference(f"'{self._name}'", self._names, of_parameters, advice)
+        text = text or self._options_text({rank: every[count:] for rank, every in numbers.items()})
         return text if speaks(numbers) else None
+
+    def _options_text(self, numbers: dict[int, list[int]]) -> str | None:
+        found = options.difference(numbers)
+        return found and (
+            f"'{self._name}': {found}, so that ranks train models of their own; make the optimizer "
+            f"alike on all ranks, or call hvd.broadcast_optimizer_state() first; {SILENCE}"
+        )
 
     def begin_anew(self) -> None:
         """Compare again in the next step, because some ranks may have had nothing to compare.

@@ -30,6 +30,7 @@ from hvdlite.errors import HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 from hvdlite.torch.collectives.broadcast import broadcast_async_
+from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.outer_exchange import Exchange, MeanExchange, start_exchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.settings import Weight
@@ -102,7 +103,9 @@ class Rounds:
         self._momenta: dict[torch.Tensor, torch.Tensor] = {}
         self._flights: dict[int, _Flight] = {}  # by fragment
         self._moved: set[int] = set()  # fragments in which ranks may differ
-        self._replicas = ReplicaCheck(name, settings.process_set, has_sentinel=False)
+        self._replicas = ReplicaCheck(
+            name, settings.process_set, lambda: numbers_of(name, read_groups()), has_sentinel=False
+        )
 
     @property
     def takes_part(self) -> bool:

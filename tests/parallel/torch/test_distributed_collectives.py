@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -481,16 +480,6 @@ def scenario_other_devices_have_their_own_backend() -> None:
     assert list(group._elsewhere) == ["meta"]
     dist.all_reduce(tensor, group=group)  # Now all ranks have connected gloo's group.
     dist.destroy_process_group(group)
-
-
-def scenario_timeouts_that_mean_no_limit() -> None:
-    for seconds in (0, 1_000_001, 180_000_000):
-        limit = datetime.timedelta(seconds=seconds)
-        group = dist.new_group(backend="hvdlite", timeout=limit)
-        tensor = torch.ones(3)
-        dist.all_reduce(tensor, group=group, async_op=True).wait(limit)
-        assert tensor.tolist() == [dist.get_world_size()] * 3
-        dist.destroy_process_group(group)
 
 
 def scenario_some_ranks() -> None:

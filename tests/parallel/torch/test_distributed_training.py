@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -239,6 +240,16 @@ def scenario_dtensor() -> None:
     product = by_rows @ distribute_tensor(whole.t().contiguous(), mesh, [Replicate()])
     assert torch.allclose(product.full_tensor(), whole @ whole.t(), atol=1e-5)
     assert torch.allclose(by_rows.sum().full_tensor(), whole.sum(), atol=1e-4)
+
+
+def scenario_timeouts_that_mean_no_limit() -> None:
+    for seconds in (0, 1_000_001, 180_000_000):
+        limit = datetime.timedelta(seconds=seconds)
+        group = dist.new_group(backend="hvdlite", timeout=limit)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group, async_op=True).wait(limit)
+        assert tensor.tolist() == [dist.get_world_size()] * 3
+        dist.destroy_process_group(group)
 
 
 def folder() -> str:

@@ -127,6 +127,43 @@ def scenario_a_warning_may_be_an_error() -> None:
     assert said_by(model, optimizer) == []
 
 
+def scenario_optimizers_that_differ(way: dict[str, Any]) -> None:
+    """The parameters are the same, and the ranks would train them apart."""
+    for make_plain, told in (
+        (
+            lambda params: torch.optim.SGD(params, lr=0.1 + hvd.rank()),
+            "rate is 0.1 on rank 0 and 1.1",
+        ),
+        (
+            lambda params: (torch.optim.SGD, torch.optim.Adam)[hvd.rank() % 2](params, lr=0.1),
+            "other",
+        ),
+        (
+            lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5 * hvd.rank()),
+            "options of the",
+        ),
+    ):
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(make_plain(model.parameters()), **way)
+        texts = said_by(model, optimizer)
+        assert len(texts) == (hvd.rank() == 0), texts
+        assert all(told in text for text in texts), texts
+
+
+def scenario_options_of_a_device_may_differ() -> None:
+    model = make_model()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, foreach=hvd.rank() == 0)
+    assert said_by(model, hvd.DistributedOptimizer(plain)) == []
+
+
+def scenario_rounds_of_optimizers_that_differ() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1 + hvd.rank()), every=2)
+    texts = said_by(model, optimizer)
+    assert len(texts) == (hvd.rank() == 0), texts
+    assert all("the learning rate is 0.1 on rank 0 and 1.1 on rank 1" in text for text in texts)
+
+
 def scenario_silenced() -> None:
     model = other_parameters(make_model(), "0.bias")
     with warnings.catch_warnings():
