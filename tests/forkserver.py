@@ -2,9 +2,10 @@
 
 If a test file has `PRELOAD = ("tensorflow",)` at its top, `harness.World` forks its ranks from a
 process that has imported these modules, and nothing of hvdlite. Such ranks differ from others in
-three ways: they hash strings alike, their memory has the same addresses, and /proc does not show
-their environment. The scripts of tests/horovod_scripts, the examples, and everything under
-hvdlite-run start as users' ranks do.
+four ways: they hash strings alike, their memory has the same addresses, /proc does not show their
+environment, and they end without taking apart Python's modules (`worker_main.leave`). The scripts
+of tests/horovod_scripts, the examples, and everything under hvdlite-run start and end as users'
+ranks do.
 
 A *nursery* is such a process.
 """
