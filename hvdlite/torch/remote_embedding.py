@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,6 +49,7 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         staleness: int | None = None,
+        scaler: Any = None,
     ) -> None:
         """Register the table with the servers; nothing is pulled yet.
 
@@ -61,6 +63,9 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
             dtype: of the elements.
             staleness: how many backward passes this worker may be ahead of the slowest one when it
                 pulls; None waits for nobody.
+            scaler: the GradScaler that scales the loss. Its scale is taken off what is pushed, and
+                rows with a gradient that is not finite are not pushed. False: there is one in this
+                program, and it does not scale this loss.
 
         Raises:
             ArgumentError: an argument cannot be used, or this process is a server.
@@ -73,6 +78,7 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
         number = next(_tables.setdefault(group, itertools.count()))
         self.name = f"embedding.{number}" if name is None else name
         self.staleness = staleness
+        self._scaler = scaler
         self._dtype = dtype
         spec = TensorSpec("rows", NAMES[dtype], (rows, width), Filling(std, seed))
         self._collection: RemoteCollection = group.client.register(self.name, [spec], [None])
@@ -117,13 +123,44 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
     def _push(self, wanted: torch.Tensor, values: torch.Tensor) -> None:
         gradient, values.grad = values.grad, None
         assert gradient is not None
+        wanted, gradient = self._without_scale(wanted, gradient)
         self.clock += 1
         rows = Rows(_numbers(wanted), bytes_of(gradient.contiguous()))
         self._collection.step(self.clock, {0: rows}, None, self.staleness)
 
+    def _without_scale(
+        self, wanted: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the scale of the loss off a gradient; keep no row where it has overflowed.
+
+        Raises:
+            ArgumentError: nobody has said whether the GradScaler of this program scales the loss.
+        """
+        if self._scaler is None:
+            if _some_scaler_is_in_use():
+                raise ArgumentError(
+                    f"RemoteEmbedding {self.name!r} pushes gradients inside of backward(), and a "
+                    "GradScaler of this program may have scaled them: give it scaler=, or "
+                    "scaler=False where it scales another loss"
+                )
+            self._scaler = False
+        if not self._scaler or not self._scaler.is_enabled():
+            return wanted, gradient
+        gradient = gradient / self._scaler.get_scale()
+        if bool(torch.isfinite(gradient).all()):
+            return wanted, gradient
+        return wanted[:0], gradient[:0]
+
     def extra_repr(self) -> str:
         """Return the size and the name of the table, for `print(model)`."""
         return f"{self.rows}, {self.width}, name={self.name!r}"
+
+
+def _some_scaler_is_in_use() -> bool:
+    """Look for a GradScaler of this program, since autograd does not tell who scaled a loss."""
+    kinds = torch.amp.GradScaler
+    found = (one for one in gc.get_objects() if issubclass(type(one), kinds))
+    return any(one.is_enabled() and one.get_scale() != 1.0 for one in found)
 
 
 def _check(rows: Any, width: Any, std: Any, dtype: Any, staleness: Any) -> None:

@@ -99,3 +99,30 @@ def test_numbers_that_are_not_rows() -> None:
             table(torch.tensor([1, 4]))
         with pytest.raises(ArgumentError, match="takes numbers of rows as integers, not as torch"):
             table(torch.tensor([1.0]))
+
+
+def pushed(scale: float, overflow: bool = False, **arguments: Any) -> list[float]:
+    """Return row 1 of a table of zeros after a step of SGD with rate 1 on the sum of the row."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    given = {name: scaler if value == "this" else value for name, value in arguments.items()}
+    with Servers(1, storage_of(lambda params: torch.optim.SGD(params, lr=1.0))) as service:
+        table = RemoteEmbedding(4, 2, seat_in(service), std=0.0, **given)
+        factor = float("inf") if overflow else 1.0
+        scaler.scale(table(torch.tensor([1])).sum() * factor).backward()
+        with torch.no_grad():
+            row: list[float] = table(torch.tensor([1]))[0].tolist()
+            return row
+
+
+def test_scale_of_the_loss_is_taken_off() -> None:
+    assert pushed(1024.0, scaler="this") == [-1.0, -1.0]
+
+
+def test_rows_that_overflow_are_not_pushed() -> None:
+    assert pushed(1024.0, overflow=True, scaler="this") == [0.0, 0.0]
+
+
+def test_scaler_that_nobody_has_told_of_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="give it scaler=, or scaler=False where it scales"):
+        pushed(1024.0)
+    assert pushed(1024.0, scaler=False) == [-1024.0, -1024.0]
