@@ -104,8 +104,8 @@ class Rounds:
         self._flights: dict[int, _Flight] = {}  # by fragment
         self._moved: set[int] = set()  # fragments in which ranks may differ
         self._replicas = ReplicaCheck(
-            name, settings.process_set, lambda: numbers_of(name, read_groups()), has_sentinel=False
-        )
+            name, settings.process_set, lambda: numbers_of(name, ()), has_sentinel=False
+        )  # Ranks step for themselves, perhaps by options of their own.
 
     @property
     def takes_part(self) -> bool:
