@@ -78,7 +78,7 @@ TEST(live_blames_the_rank_that_sleeps_and_says_in_which_phase) {
         for (const StepClock::Rank& one : report.ranks) {
           const auto sum = one.backward + one.waiting + one.communicating + one.between;
           const double seconds = std::chrono::duration<double>(sum).count();
-          CHECK(std::abs(seconds - report.seconds()) < 0.1 * report.seconds());
+          CHECK(std::abs(seconds - report.seconds()) < 0.3 * report.seconds());
         }
       });
     }
