@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <vector>
 
 #include "check.h"
@@ -58,7 +59,11 @@ int run_all(const char* filter) {
     const int before = failures;
     ::alarm(kSecondsPerTest);
     const auto begun = std::chrono::steady_clock::now();
-    test.body();
+    try {
+      test.body();
+    } catch (const std::exception& error) {
+      report_failure(test.name, 0, error.what());
+    }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
     if (took.count() > kLongSeconds) std::printf("%5.1f s: %s\n", took.count(), test.name);
     if (failures == before) {

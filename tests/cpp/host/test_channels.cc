@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -196,25 +197,32 @@ TEST(channels_wake_a_sleeping_reader_writer_and_mourner) {
   for_every_kind([](Pair& pair) {
     std::vector<std::byte> buffer(1 << 20);
     End& own = pair.ends[0];
+    std::atomic<int> sleeps{1};  // for the how manieth time this thread is about to sleep
     std::thread other([&] {
       std::vector<std::byte> theirs(1 << 20);
-      std::this_thread::sleep_for(30ms);
+      const auto wait_for = [&](int time) {
+        while (sleeps < time) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(30ms);
+      };
+      wait_for(1);
       CHECK_EQ(pair.ends[1].channel->try_write(std::span(theirs).first(3)).value(), std::size_t{3});
-      std::this_thread::sleep_for(30ms);
+      wait_for(2);
       while (pair.ends[1].channel->try_read(theirs).value() > 0) {
       }
-      std::this_thread::sleep_for(30ms);
+      wait_for(3);
       pair.ends[1].channel->close();
     });
     const auto readable = [&] { return own.channel->try_read(buffer).value() > 0; };
     CHECK_OK(own.waiter->wait(readable, never_fails, Deadline::after(5s)));
     while (own.channel->try_write(buffer).value() > 0) {
     }
+    sleeps = 2;
     const auto writable = [&] {
       const auto written = own.channel->try_write(buffer);
       return !written.ok() || written.value() > 0;
     };
     CHECK_OK(own.waiter->wait(writable, never_fails, Deadline::after(5s)));
+    sleeps = 3;
     const auto lost = [&] { return own.waiter->lost(1); };
     CHECK_OK(own.waiter->wait(lost, never_fails, Deadline::after(5s)));
     other.join();
