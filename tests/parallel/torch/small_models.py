@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -63,6 +64,13 @@ def backward(model: nn.Module, factor: float = 1.0) -> torch.Tensor:
 
 def raises(text: str) -> pytest.RaisesExc[hvd.HvdliteError]:
     return pytest.raises(hvd.HvdliteError, match=text)
+
+
+def unreduced(optimizer: Any) -> Any:
+    """Expect the warning of a step that reduces what backward() should have; see HVD435."""
+    if optimizer._reducer.settings.in_backward:
+        return pytest.warns(hvd.UnreducedGradientsWarning)
+    return contextlib.nullcontext()
 
 
 def counters() -> dict[str, int]:
