@@ -92,7 +92,11 @@ class Dealer:
             {'version': 1, 'epoch': 0, 'consumed': 32, 'length': 100, 'seed': 7, 'shuffle': True}
             >>> hvd.shutdown()
         """
+        self._before_state()
         return self._state_after(0)
+
+    def _before_state(self) -> None:
+        """Warn where the state would mislead; `state_dict` calls it."""
 
     def _state_after(self, samples: int) -> dict[str, Any]:
         """Return the state when each rank has done at least so many samples of the segment."""

@@ -272,10 +272,11 @@ def share_cores(
 def threads_text(threads: int, cores: int, ranks: int) -> str:
     """Say how many threads each rank of a host gets, and why."""
     return (
-        f"{_number(threads, 'thread')} per rank "
-        f"({_number(cores, 'core')} / {_number(ranks, 'rank')})"
+        f"{counted(threads, 'thread')} per rank "
+        f"({counted(cores, 'core')} / {counted(ranks, 'rank')})"
     )
 
 
-def _number(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """Write a number of things."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from hvdlite.launch.description import counted
 from hvdlite.launch.loop import GRACE, JobLoop, Stop
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.lines import OutputPump
@@ -157,7 +158,7 @@ class Supervisor(JobLoop[AnyRank]):
         count = sum(worker.ending is None for worker in self._workers)
         where = f" on host {host}" if host else ""
         self._console.say(
-            f"{_name(number)}{where}: stopping {count} {self._noun}{'' if count == 1 else 's'} "
+            f"{_name(number)}{where}: stopping {counted(count, self._noun)} "
             "(again to kill them at once)"
         )
         self._hurried = grace == 0

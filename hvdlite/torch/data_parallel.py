@@ -133,28 +133,28 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the model; in training, broadcast the first rank's buffers before it."""
         if self.training and torch.is_grad_enabled():
-            self._follow()
-            self._reducer.before_forward()
+            self._reducer.before_forward(changed=self._follow())
             if self._buffers_go and self.broadcast_buffers and self.process_set.included():
                 self._broadcast(dict(self.module.named_buffers()))
             self._buffers_go = self._sends
         return self.module(*inputs, **options)
 
-    def _follow(self) -> None:
-        """Reduce the gradients of the parameters that the model has now.
+    def _follow(self) -> bool:
+        """Take the parameters that the model has now; return whether they are other ones.
 
         A layer may be replaced or added, and `load_state_dict(assign=True)` makes new parameters.
         Every rank changes its model alike; new parameters become those of the first rank.
         """
         params = list(self.module.parameters())
         if len(params) == len(self._params) and all(map(operator.is_, params, self._params)):
-            return
+            return False
         known = set(self._params)
         new = {name: one for name, one in self.module.named_parameters() if one not in known}
         if self.process_set.included():
             self._broadcast(new)
         self._reducer.parameter_names.update({param: name for name, param in new.items()})
         self._params[:] = params
+        return True
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +23,7 @@ from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
 from hvdlite.torch.optimizers.settings import Settings, Weight
+from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 _KEY = "hvdlite.local_sgd"
@@ -257,8 +257,7 @@ def DiLoCo(
 def _localize(optimizer: Any, settings: RoundSettings) -> Local:
     take_step_back(optimizer)
     number = next_object("LocalSGD", registered_id(settings.process_set))
-    reference = weakref.ref(optimizer)  # weak, because the optimizer owns the rounds
-    rounds = Rounds(f"local.{number}", lambda: vars(reference())["param_groups"], settings)
+    rounds = Rounds(f"local.{number}", reader_of(optimizer), settings)
     subclass_in_place(optimizer, Local)
     optimizer._rounds = rounds
     optimizer._starter = _starter_of(optimizer) if settings.start > 0 else None
@@ -269,10 +268,9 @@ def _localize(optimizer: Any, settings: RoundSettings) -> Local:
 def _starter_of(optimizer: Any) -> GradientReducer:
     """Make what averages the gradients of the first steps."""
     settings = optimizer._rounds.settings
-    reference = weakref.ref(optimizer)
     return GradientReducer(
         f"{optimizer._rounds.name}.start",
-        lambda: vars(reference())["param_groups"],
+        reader_of(optimizer),
         {},
         Settings(
             reduction=Reduction(ops.Average, process_set=settings.process_set),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.roll_call import Attending
 from hvdlite.torch.optimizers.settings import Settings, Weight
+from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
@@ -405,19 +405,12 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     take_step_back(optimizer)
     number = next_object("DistributedOptimizer", registered_id(settings.reduction.process_set))
     name = f"gradients.{number}" if number else "gradients"
-    reference = weakref.ref(optimizer)  # weak, because the optimizer owns the reducer
     title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
-    reducer = GradientReducer(name, lambda: _groups_of(reference()), names, settings, title)
+    reducer = GradientReducer(name, reader_of(optimizer), names, settings, title)
     subclass_in_place(optimizer, Distributed)
     optimizer._reducer = reducer
     distributed: Distributed = optimizer
     return distributed
-
-
-def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the groups without a wait for gradients; none of an optimizer that is gone."""
-    groups: list[dict[str, Any]] = vars(optimizer)["param_groups"] if optimizer is not None else []
-    return groups
 
 
 def _check_options(

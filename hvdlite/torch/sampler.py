@@ -107,32 +107,20 @@ class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: 
         """
         self.record(batch_size)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the recorded samples end: a few numbers, alike on all ranks.
-
-        Warns (`UnrecordedSamplesWarning`) in the middle of an epoch of which nothing was recorded.
-
-        Example:
-            >>> import hvdlite.torch as hvd
-            >>> hvd.init()
-            >>> sampler = hvd.DistributedSampler(range(100), seed=7)
-            >>> sampler.record(32)
-            >>> sampler.state_dict()
-            {'version': 1, 'epoch': 0, 'consumed': 32, 'length': 100, 'seed': 7, 'shuffle': True}
-            >>> hvd.shutdown()
-        """
+    def _before_state(self) -> None:
+        """Warn in the middle of an epoch of which nothing was recorded."""
+        if not self._drawn or self._ran_out or any(self._segment.done):
+            return
         # torchdata's StatefulDataLoader asks the iterator as well, which has its own position.
-        by_loader = sys._getframe(1).f_globals.get("__name__", "").startswith("torchdata.")
-        unrecorded = self._drawn and not self._ran_out and not any(self._segment.done)
-        if unrecorded and not by_loader:
-            warnings.warn(
-                f"state_dict() of a DistributedSampler that has given {self._drawn} samples of "
-                f"epoch {self.epoch}, none of which was recorded: the epoch would begin anew; call "
-                "sampler.record(len(batch)) after each step",
-                UnrecordedSamplesWarning,
-                stacklevel=2,
-            )
-        return super().state_dict()
+        if sys._getframe(2).f_globals.get("__name__", "").startswith("torchdata."):
+            return
+        warnings.warn(
+            f"state_dict() of a DistributedSampler that has given {self._drawn} samples of epoch "
+            f"{self.epoch}, none of which was recorded: the epoch would begin anew; call "
+            "sampler.record(len(batch)) after each step",
+            UnrecordedSamplesWarning,
+            stacklevel=3,
+        )
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank that are left, in an iterator that has a state.

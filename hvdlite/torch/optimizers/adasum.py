@@ -9,7 +9,6 @@ before the summation, as in Horovod. Learning rates are not scaled by the number
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from hvdlite.torch.optimizers.layout import differs, digest, explain, meet_witho
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction
+from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
@@ -220,24 +220,17 @@ def distribute_adasum(
     """
     take_step_back(optimizer)
     number = next_object("DistributedAdasum", registered_id(process_set))
-    kind, reference = type(optimizer).__name__, weakref.ref(optimizer)
+    kind, read_groups = type(optimizer).__name__, reader_of(optimizer)
     subclass_in_place(optimizer, DistributedAdasum)
     optimizer._adasum_name = f"deltas.{number}" if number else "deltas"
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression
     optimizer._adasum_set = process_set
     optimizer._adasum_replicas = ReplicaCheck(
-        optimizer._adasum_name,
-        process_set,
-        lambda: numbers_of(kind, _groups_of(reference())),
+        optimizer._adasum_name, process_set, lambda: numbers_of(kind, read_groups())
     )
     optimizer._adasum_transaction = StepTransaction(optimizer._adasum_name, process_set)
     if basics.in_elastic_job() and process_set.included():
         _note_gradients(optimizer)
     optimizer._adasum_cap = int(cap_mb * (1 << 20))
     return optimizer
-
-
-def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    return groups

@@ -11,6 +11,21 @@ import torch
 ReadGroups = Callable[[], list[dict[str, Any]]]
 
 
+def reader_of(optimizer: Any) -> ReadGroups:
+    """Return a function that reads an optimizer's groups without a wait for gradients.
+
+    It does not keep the optimizer alive, and reads no groups once that is gone.
+    """
+    reference = weakref.ref(optimizer)
+
+    def read() -> list[dict[str, Any]]:
+        living = reference()
+        groups: list[dict[str, Any]] = [] if living is None else vars(living)["param_groups"]
+        return groups
+
+    return read
+
+
 class WatchedParameters:
     """Follows the parameter groups of an optimizer, whenever `update` is called.
 
