@@ -40,6 +40,20 @@ void on_deadline(int) {
   std::abort();
 }
 
+// Also of a thread of a test.
+void on_uncaught_exception() {
+  std::string text = "terminated without an exception";
+  try {
+    if (std::current_exception() != nullptr) std::rethrow_exception(std::current_exception());
+  } catch (const std::exception& error) {
+    text = error.what();
+  } catch (...) {
+    text = "an exception without a text";
+  }
+  report_failure("uncaught", 0, text);
+  std::abort();
+}
+
 }  // namespace
 
 Registration::Registration(const char* name, void (*body)()) { tests().push_back({name, body}); }
@@ -50,7 +64,9 @@ void report_failure(const char* file, int line, const std::string& text) {
 }
 
 int run_all(const char* filter) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // in order with stderr, and not lost by abort()
   std::signal(SIGALRM, &on_deadline);
+  std::set_terminate(&on_uncaught_exception);
   int passed = 0;
   std::vector<const char*> failed;
   for (const Test& test : tests()) {
