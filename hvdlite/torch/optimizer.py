@@ -334,7 +334,7 @@ def DistributedOptimizer(
             it, for sums that would overflow otherwise.
         num_groups: divides the parameters into that many buckets, instead of by size.
         groups: as `num_groups`, or lists of parameters: each is a bucket, and so is any other one.
-        sparse_as_dense: makes sparse gradients dense.
+        sparse_as_dense: makes sparse gradients dense, except for SparseAdam, which needs them.
         process_set: its members reduce their gradients; other ranks step with their own ones.
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets are sent
             early, and the core fuses buckets that are ready together.
@@ -362,6 +362,7 @@ def DistributedOptimizer(
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         return _adasum(optimizer, names, compression, bucket_cap_mb, process_set)
+    sparse_as_dense = sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam)
     settings = Settings(
         reduction=reduction,
         compression=compression,
