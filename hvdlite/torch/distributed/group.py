@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -157,10 +158,15 @@ class HvdliteGroup(
         return self._numbering.started()
 
     def shutdown(self) -> None:
-        """Leave the group when the operations in flight have ended, or their time has passed."""
+        """Leave the group when the operations in flight have ended, or their time has passed.
+
+        While an exception is handled, as in a `finally`, they get a moment only: other ranks may
+        wait for what this one would have done.
+        """
         while self._elsewhere:
             self._elsewhere.popitem()[1].shutdown()
-        self._end_all_in_flight()
+        if sys.exc_info()[0] is None:
+            self._end_all_in_flight()
         self._kept.clear()
         ending.end(self._engine)
 

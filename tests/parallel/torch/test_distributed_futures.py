@@ -304,4 +304,19 @@ def scenario_a_group_is_destroyed_when_its_operations_have_ended() -> None:
     dist.destroy_process_group(group)
 
 
+def scenario_an_exception_does_not_wait_for_operations() -> None:
+    group = dist.new_group(backend="hvdlite")
+    if hvd.rank() == 0 and hvd.size() > 1:
+        with pytest.raises(ValueError, match="no such file"):
+            try:
+                dist.irecv(torch.zeros(3), 1, group=group)
+                raise ValueError("no such file")
+            finally:
+                dist.destroy_process_group(group)
+        dist.barrier()
+    else:
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+
 test_futures = make_tests(body, sizes(1, 2, 3))
