@@ -131,8 +131,9 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
   }
   if (schedule_.on()) HVDLITE_RETURN_IF_ERROR(run_frozen(rounds));
   if (!coordinator_) {
-    // What this rank passes on comes before it enters a collective, in which it passes on nothing.
-    if (control_.passes_on() && !rounds.empty()) HVDLITE_RETURN_IF_ERROR(flush_answers());
+    // What this rank passes on comes before it enters a collective, in which it may pass on
+    // nothing; but others may be in there already, wait for it, and read nothing.
+    if (control_.passes_on() && !rounds.empty()) flush_what_is_read();
     return unanswered();
   }
   if (coordinator_->idle()) {

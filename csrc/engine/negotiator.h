@@ -56,10 +56,10 @@ class Negotiator {
   // entries that this negotiator no longer keeps.
   Status receive(std::vector<Round>& rounds);
   // While this rank is in a collective: rank 0 goes on answering the others, and leaders passing on
-  // what they say, so that process sets and sends without this rank do not wait for it. What
-  // concerns this rank waits for receive().
+  // what they say, so that process sets and sends without this rank do not wait for it; and what no
+  // channel has taken yet moves on. What concerns this rank waits for receive().
   void serve();
-  // Whether serve() has anything to do in this world.
+  // Whether serve() has anything to do in this world, or is to move something on.
   bool serves() const;
   // Done with the own work: whether others still need this rank. Rank 0 decides for process sets
   // and sends without it, and the leaders of a control tree pass on what others say.
@@ -109,6 +109,11 @@ class Negotiator {
   // Rank 0's answers (negotiator_answers.cc).
   Status coordinate(std::vector<Round>& rounds);
   void say_who_is_late();
+  // Waits until all that is on its way has left; kTimeout when nothing of it did for the patience.
+  // Only who reads makes room, and ranks in a collective need not read: where one of them may wait
+  // for this rank, it must not wait for room.
+  Status flush(Patience patience);
+  void flush_what_is_read();
   Status flush_answers();  // kTimeout names the ranks that do not read them
   // Sends the responses to the other members; gives those for this rank.
   std::vector<Response> distribute(const std::vector<Response>& responses);
