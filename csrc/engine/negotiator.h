@@ -22,6 +22,7 @@
 #include "execution/live_figures.h"
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
+#include "negotiation/answer_watch.h"
 #include "negotiation/ballot.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
@@ -77,8 +78,15 @@ class Negotiator {
   // `fallback` when none of them said anything.
   Status root_cause(Status fallback);
 
-  // The time until which the runner may sleep before receive() must run again.
+  // The time until which the runner may sleep before receive() must run again; and the one that
+  // counts also while no thread waits for a result.
   Deadline wake_at() const;
+  Deadline must_wake_at() const;
+  // The runner has slept until then, or for an unknown time.
+  void note_sleep() { slept_ = true; }
+  // This rank waits for the peer inside a collective on this request (null: on none), and the
+  // peer brings nothing (negotiator_waits.cc).
+  void tell_of_silence(const SilentPeer& peer, const Request* request);
   // Tells every peer the root cause, or that this rank leaves cleanly, as far as it gets through.
   void announce_abort(const Status& cause);
   void announce_goodbye(std::uint64_t collectives);
@@ -122,6 +130,9 @@ class Negotiator {
   void accept_error(const EntryPtr& entry, const Status& error);
   // Fails what is deadlocked or has stalled, and warns of what stalls.
   void look_at_waits(Coordinator::TimePoint now);
+  // On other ranks than 0: whether that one still answers.
+  Status look_at_rank_0();
+  bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty() && !schedule_.on(); }
   void void_report() {
     reported_ = {};
     waits_.clear();
@@ -174,8 +185,9 @@ class Negotiator {
   ResponseCache cache_;
   LateResults late_;
   const Timeline& timeline_;
-  const double stall_warning_;   // seconds
-  const double stall_shutdown_;  // likewise
+  const double stall_warning_;  // seconds
+  AnswerWatch answers_;
+  bool slept_ = false;  // since look_at_rank_0() was called last
 
   // Frozen schedules.
   FrozenSchedule schedule_;

@@ -56,7 +56,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 bool Negotiator::serves() const {
   if (control_.unsent() > 0) return true;
   if (!coordinator_) return control_.passes_on() && !sets_.others().empty();
-  return !coordinator_->for_all_ranks() || coordinator_->rolls();
+  return !coordinator_->for_all_ranks() || coordinator_->rolls() || coordinator_->joins();
 }
 
 void Negotiator::serve() {
