@@ -29,6 +29,7 @@ class Deadline {
   static Deadline after(std::chrono::nanoseconds delay) {
     return delay >= kForever ? never() : Deadline(Clock::now() + delay);
   }
+  static Deadline at(Clock::time_point when) { return Deadline(when); }
   // The deadline has passed already if `seconds` is 0 or less.
   static Deadline after_seconds(double seconds) { return after(delay_of(seconds)); }
   // The deadline that a knob sets, see patience_of().

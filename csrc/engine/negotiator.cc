@@ -54,7 +54,7 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       late_(rank_, queue, attendance),
       timeline_(timeline),
       stall_warning_(config.stall_warning),
-      stall_shutdown_(config.stall_shutdown),
+      answers_(config),
       ballot_(fabric),
       cycles_(config.freeze),
       left_(size_) {
@@ -82,6 +82,9 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
 void Negotiator::send(const std::vector<EntryPtr>& entries) {
   Submit message;
   message.epoch = epoch_;
+  if (!coordinator_ && pending_.empty() && !entries.empty()) {
+    answers_.begin(LiveFigures::time_of(entries.front()->submitted_at));
+  }
   for (const EntryPtr& entry : entries) {
     if (!entry->request.roll || !late_.take(entry)) pending_[entry->key] = entry;
     const auto id = cache_.find(entry->key, entry->request);
@@ -131,8 +134,10 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
   }
   if (schedule_.on()) HVDLITE_RETURN_IF_ERROR(run_frozen(rounds));
   if (!coordinator_) {
-    // What this rank passes on comes before it enters a collective, in which it passes on nothing.
-    if (control_.passes_on() && !rounds.empty()) HVDLITE_RETURN_IF_ERROR(flush_answers());
+    // What this rank passes on comes before it enters a collective, in which it may pass on
+    // nothing; but others may be in there already, wait for it, and read nothing.
+    if (control_.passes_on() && !rounds.empty()) flush_what_is_read();
+    HVDLITE_RETURN_IF_ERROR(look_at_rank_0());
     return unanswered();
   }
   if (coordinator_->idle()) {
@@ -146,6 +151,7 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
 }
 
 Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
+  if (frame.from == kCoordinatorRank) answers_.heard();
   switch (frame.type) {
     case FrameType::kSubmit:
       return handle_submit(frame);
@@ -179,6 +185,11 @@ Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
 Status Negotiator::handle_submit(const Frame& frame) {
   Submit message;
   if (!coordinator_ || !decode_submit(frame.body, message)) return garbage(frame);
+  // The rank asks whether this engine still answers.
+  if (message.cached.empty() && message.requests.empty()) {
+    control_.send(frame.from, encode_respond({}));
+    counters_.messages_sent = control_.frames_sent();
+  }
   // Sent before the schedule was frozen: the rank keeps it.
   if (message.epoch < coordinator_->epoch()) return Status();
   const auto now = Clock::now();
@@ -301,6 +312,11 @@ bool Negotiator::awaited() const {
 }
 
 Deadline Negotiator::wake_at() const {
+  const Deadline deadline = must_wake_at();
+  return waits_for_rank_0() ? deadline.earlier(Deadline::at(answers_.due())) : deadline;
+}
+
+Deadline Negotiator::must_wake_at() const {
   if (const auto held = control_.held_until()) return Deadline::after(*held - Clock::now());
   if (schedule_.on()) return frozen_wake_at();
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();

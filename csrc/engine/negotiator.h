@@ -22,6 +22,7 @@
 #include "execution/live_figures.h"
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
+#include "negotiation/answer_watch.h"
 #include "negotiation/ballot.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
@@ -56,10 +57,10 @@ class Negotiator {
   // entries that this negotiator no longer keeps.
   Status receive(std::vector<Round>& rounds);
   // While this rank is in a collective: rank 0 goes on answering the others, and leaders passing on
-  // what they say, so that process sets and sends without this rank do not wait for it. What
-  // concerns this rank waits for receive().
+  // what they say, so that process sets and sends without this rank do not wait for it; and what no
+  // channel has taken yet moves on. What concerns this rank waits for receive().
   void serve();
-  // Whether serve() has anything to do in this world.
+  // Whether serve() has anything to do in this world, or is to move something on.
   bool serves() const;
   // Done with the own work: whether others still need this rank. Rank 0 decides for process sets
   // and sends without it, and the leaders of a control tree pass on what others say.
@@ -77,8 +78,15 @@ class Negotiator {
   // `fallback` when none of them said anything.
   Status root_cause(Status fallback);
 
-  // The time until which the runner may sleep before receive() must run again.
+  // The time until which the runner may sleep before receive() must run again; and the one that
+  // counts also while no thread waits for a result.
   Deadline wake_at() const;
+  Deadline must_wake_at() const;
+  // The runner has slept until then, or for an unknown time.
+  void note_sleep() { slept_ = true; }
+  // This rank waits for the peer inside a collective on this request (null: on none), and the
+  // peer brings nothing (negotiator_waits.cc).
+  void tell_of_silence(const SilentPeer& peer, const Request* request);
   // Tells every peer the root cause, or that this rank leaves cleanly, as far as it gets through.
   void announce_abort(const Status& cause);
   void announce_goodbye(std::uint64_t collectives);
@@ -109,6 +117,11 @@ class Negotiator {
   // Rank 0's answers (negotiator_answers.cc).
   Status coordinate(std::vector<Round>& rounds);
   void say_who_is_late();
+  // Waits until all that is on its way has left; kTimeout when nothing of it did for the patience.
+  // Only who reads makes room, and ranks in a collective need not read: where one of them may wait
+  // for this rank, it must not wait for room.
+  Status flush(Patience patience);
+  void flush_what_is_read();
   Status flush_answers();  // kTimeout names the ranks that do not read them
   // Sends the responses to the other members; gives those for this rank.
   std::vector<Response> distribute(const std::vector<Response>& responses);
@@ -117,6 +130,9 @@ class Negotiator {
   void accept_error(const EntryPtr& entry, const Status& error);
   // Fails what is deadlocked or has stalled, and warns of what stalls.
   void look_at_waits(Coordinator::TimePoint now);
+  // On other ranks than 0: whether that one still answers.
+  Status look_at_rank_0();
+  bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty() && !schedule_.on(); }
   void void_report() {
     reported_ = {};
     waits_.clear();
@@ -169,8 +185,9 @@ class Negotiator {
   ResponseCache cache_;
   LateResults late_;
   const Timeline& timeline_;
-  const double stall_warning_;   // seconds
-  const double stall_shutdown_;  // likewise
+  const double stall_warning_;  // seconds
+  AnswerWatch answers_;
+  bool slept_ = false;  // since look_at_rank_0() was called last
 
   // Frozen schedules.
   FrozenSchedule schedule_;

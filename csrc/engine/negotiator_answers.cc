@@ -11,6 +11,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// So long peers may take to read something, where they may also be in a collective in which they
+// read nothing.
+constexpr auto kReadTime = std::chrono::milliseconds(10);
+
 // The member's part of a response: of an alltoall only the rows that it receives itself. (An error
 // has no kind.)
 Response addressed_part(const Response& response, const Group& group, std::size_t index) {
@@ -50,8 +54,9 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 }  // namespace
 
 bool Negotiator::serves() const {
+  if (control_.unsent() > 0) return true;
   if (!coordinator_) return control_.passes_on() && !sets_.others().empty();
-  return !coordinator_->for_all_ranks() || coordinator_->rolls();
+  return !coordinator_->for_all_ranks() || coordinator_->rolls() || coordinator_->joins();
 }
 
 void Negotiator::serve() {
@@ -81,6 +86,7 @@ void Negotiator::serve() {
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
   if (coordinator_->rolls()) coordinator_->close_rolls(Clock::now());
+  const bool is_awaited = !rounds.empty();
   std::vector<Response> responses = coordinator_->take_responses();
   if (!responses.empty()) {
     say_who_is_late();
@@ -88,8 +94,15 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
     HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
   }
   if (rounds.empty()) return Status();
-  // The members must have all of it before this rank enters the first of these collectives: in
-  // there it moves frames of several process sets only, and they could not follow.
+  // Others may be in the first of these collectives already, wait for this rank, and read nothing.
+  // What is left moves while this rank is in there, too.
+  if (is_awaited) {
+    flush_what_is_read();
+    return Status();
+  }
+  // All that was answered before has run here, so nobody waits for this rank, and all will read.
+  // The members have all of it before this rank enters the first of these collectives: to launch
+  // work of a GPU may block, and then nothing moves.
   return flush_answers();
 }
 
@@ -100,16 +113,23 @@ void Negotiator::say_who_is_late() {
   live_.events.add("late", late->rank, "", late->text);
 }
 
-Status Negotiator::flush_answers() {
+Status Negotiator::flush(Patience patience) {
   const auto flushed = [&] { return control_.flush(); };
   const auto never_fails = [] { return Status(); };
   Status status;
   std::size_t left = 0;
   do {
     left = control_.unsent();
-    status = waiter_.wait(flushed, never_fails, Deadline::after_knob(patience_));
+    status = waiter_.wait(flushed, never_fails, Deadline::after(patience));
     // A slow link is not a peer that does not read.
   } while (status.code() == StatusCode::kTimeout && control_.unsent() < left);
+  return status;
+}
+
+void Negotiator::flush_what_is_read() { (void)flush(kReadTime); }
+
+Status Negotiator::flush_answers() {
+  const Status status = flush(patience_of(patience_));
   if (status.code() != StatusCode::kTimeout) return status;
   const std::vector<int> ranks = control_.unread();
   std::string names;

@@ -237,7 +237,7 @@ Patience Negotiator::vote_patience() const {
   if (!schedule_.voted()) return kLongestGap;
   // Warnings and errors of what stalls come from the coordinator.
   Patience patience = kLongestVote;
-  for (const double seconds : {stall_warning_, stall_shutdown_}) {
+  for (const double seconds : {stall_warning_, answers_.limit()}) {
     if (seconds > 0) patience = std::min<Patience>(patience, delay_of(seconds / 4));
   }
   return patience;
@@ -251,13 +251,13 @@ Status Negotiator::look_at_votes(Coordinator::TimePoint now) {
   if (!schedule_.voted() || ballot_.count()) return Status();
   const Ballot::Missing ranks = silent();
   const double factor = ranks.some ? kVagueFactor : 1;
-  const bool fails = stall_shutdown_ > 0 && waited > delay_of(factor * stall_shutdown_);
+  const bool fails = answers_.limit() > 0 && waited > delay_of(factor * answers_.limit());
   const bool warns = !warned_ && stall_warning_ > 0 && waited > delay_of(factor * stall_warning_);
   if (!fails && !warns) return Status();
   warned_ = true;
   const std::string text = describe_silence(ranks);
   const int rank = ranks.some || ranks.ranks.empty() ? -1 : ranks.ranks.front();
-  if (fails) return Status(StatusCode::kStalled, text, rank);
+  if (fails) return Status(answers_.given_up(), text, rank);
   log(LogLevel::kWarning, rank_, text);
   live_.events.add("stall", rank, waiting_request().name, text);
   return Status();
@@ -303,7 +303,7 @@ Deadline Negotiator::frozen_wake_at() const {
   Patience at = Patience::max();
   if (!schedule_.thaws()) at = vote_patience();
   if (coordinator_ && waited <= Stalls::kShortest) at = std::min<Patience>(at, Stalls::kShortest);
-  for (const double seconds : {warned_ ? 0 : stall_warning_, stall_shutdown_}) {
+  for (const double seconds : {warned_ ? 0 : stall_warning_, answers_.limit()}) {
     if (seconds <= 0) continue;
     const Patience patience = delay_of(seconds);
     at = std::min(at, waited <= patience ? patience : delay_of(kVagueFactor * seconds));

@@ -1,6 +1,7 @@
 // The negotiator's part in what waits for long: warnings of stalls (negotiation/stall_monitor.h),
-// and the proof of deadlocks (negotiation/deadlock.h).
+// the proof of deadlocks (negotiation/deadlock.h), and ranks that are silent.
 #include "base/log.h"
+#include "base/text.h"
 #include "engine/negotiator.h"
 
 namespace hvdlite {
@@ -52,6 +53,39 @@ void Negotiator::look_at_waits(Coordinator::TimePoint now) {
     live_.events.add("stall", warning.rank, warning.name, warning.text);
   }
   live_.stalls.find(*coordinator_, now);
+}
+
+Status Negotiator::look_at_rank_0() {
+  if (!std::exchange(slept_, false) || !waits_for_rank_0()) return Status();
+  const auto now = std::chrono::steady_clock::now();
+  const AnswerWatch::Act act = answers_.look(now);
+  if (act == AnswerWatch::Act::kNothing) return Status();
+  if (act == AnswerWatch::Act::kAsk) {
+    control_.send(kCoordinatorRank, encode_submit({{}, epoch_, {}, {}}));
+    counters_.messages_sent = control_.frames_sent();
+    return Status();
+  }
+  const std::string text = describe_silence({{kCoordinatorRank}});
+  if (act == AnswerWatch::Act::kFail) {
+    return Status(answers_.given_up(), text, kCoordinatorRank);
+  }
+  log(LogLevel::kWarning, rank_, text);
+  live_.events.add("stall", kCoordinatorRank, waiting_request().name, text);
+  return Status();
+}
+
+void Negotiator::tell_of_silence(const SilentPeer& peer, const Request* request) {
+  const double seconds = std::chrono::duration<double>(peer.waited).count();
+  std::string text = (request == nullptr ? peer.operation : describe(*request)) + " has waited " +
+                     text_of_fixed(seconds, 1) + " s for rank " + std::to_string(peer.rank) +
+                     ", which has agreed to it, but " + peer.owes;
+  // In a frozen schedule rank 0 does not hear what others submit.
+  if (stalls_ && !schedule_.on()) {
+    text += " (" + stalls_->describe_last(peer.rank, std::chrono::steady_clock::now()) + ")";
+  }
+  text += "; is it suspended or overloaded, or its link down?";
+  log(LogLevel::kWarning, rank_, text);
+  live_.events.add("stall", peer.rank, request == nullptr ? "" : request->name, text);
 }
 
 }  // namespace hvdlite

@@ -1,5 +1,6 @@
 #include "engine/peer_world.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -43,6 +44,7 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
                                            parts.fabric->own_segment->layout().buffer_bytes);
     negotiator_.allow_freeze(false);
   }
+  watch_peers();
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
 
@@ -97,7 +99,7 @@ void PeerWorld::give_back() {
   bool armed = false;
   if (token_.may_stand_by()) {
     waiter_.announce_sleep();
-    armed = !has_work() && next_look().is_never();
+    armed = !has_work() && next_duty().is_never();
     if (!armed) waiter_.withdraw();
   }
   const bool work_left = !armed && (negotiator_.pending() > 0 || !parts_.queue.empty());
@@ -139,6 +141,7 @@ bool PeerWorld::stand_by() {
   if (!waiter_.stand_by(ready, [&] { token_.stand_by(); }, awaits, next_look())) return true;
   if (token_.resume()) {
     waiter_.withdraw();
+    negotiator_.note_sleep();
     return true;
   }
   waiter_.bell().ring();
@@ -187,7 +190,9 @@ void PeerWorld::run_rounds(std::vector<Round>& rounds) {
       continue;
     }
     if (status.ok()) {
+      running_ = &round;
       status = executor_.run(round.entries);
+      running_ = nullptr;
       if (!status.ok()) request_end(negotiator_.root_cause(std::move(status)));
     }
     for (Agreed& agreed : round.entries) {
@@ -223,6 +228,20 @@ void PeerWorld::tune(const Round& round) {
   }
 }
 
+void PeerWorld::watch_peers() {
+  if (parts_.config.stall_warning > 0) {
+    parts_.fabric->silence_after = delay_of(parts_.config.stall_warning);
+  }
+  parts_.fabric->on_silence = [this](const SilentPeer& peer) {
+    if (running_ == nullptr) return negotiator_.tell_of_silence(peer, nullptr);
+    // The entries that have ended are null.
+    const auto first = std::find_if(running_->entries.begin(), running_->entries.end(),
+                                    [](const Agreed& agreed) { return agreed.entry != nullptr; });
+    const bool commits = first == running_->entries.end();
+    negotiator_.tell_of_silence(peer, commits ? nullptr : &first->entry->request);
+  };
+}
+
 void PeerWorld::look_at_gpus() {
   if (!(parts_.gpus.busy() || parts_.timeline.waits_for_devices()) || !next_gpu_look_.passed())
     return;
@@ -239,9 +258,11 @@ bool PeerWorld::has_work() {
   return ending() || !parts_.queue.empty() || negotiator_.poll();
 }
 
-Deadline PeerWorld::next_look() const {
+Deadline PeerWorld::next_look() const { return next_duty().earlier(negotiator_.wake_at()); }
+
+Deadline PeerWorld::next_duty() const {
   const bool looks = parts_.gpus.busy() || parts_.timeline.waits_for_devices();
-  return negotiator_.wake_at().earlier(looks ? next_gpu_look_ : Deadline::never());
+  return negotiator_.must_wake_at().earlier(looks ? next_gpu_look_ : Deadline::never());
 }
 
 void PeerWorld::sleep(Deadline deadline, Sleeper sleeper) {
@@ -250,7 +271,8 @@ void PeerWorld::sleep(Deadline deadline, Sleeper sleeper) {
     return ending_.load() || !parts_.queue.empty() || negotiator_.poll();
   };
   const auto never_fails = [] { return Status(); };
-  (void)waiter_.wait(ready, never_fails, deadline.earlier(next_look()));
+  const Status status = waiter_.wait(ready, never_fails, deadline.earlier(next_look()));
+  if (status.code() == StatusCode::kTimeout) negotiator_.note_sleep();
 }
 
 void PeerWorld::end_world() {

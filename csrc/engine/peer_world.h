@@ -51,13 +51,15 @@ class PeerWorld : public World {
   void sleep(Deadline deadline, Sleeper sleeper);
   bool stand_by();  // false: the background, which sleeps here, is not the runner any more
   bool has_work();  // that is to do now
-  // Until when the runner may sleep, if nothing wakes it.
+  // Until when the runner may sleep, if nothing wakes it; and while no thread waits for a result.
   Deadline next_look() const;
+  Deadline next_duty() const;
   void drain();  // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
   void give_back();  // the token, by a caller
   void end_world();  // tells the peers, fails or parks everything in flight
   void fail(const EntryPtr& entry, const Status& cause);
+  void watch_peers();
   void look_at_gpus();  // an error there ends the world
 
   // The functions of any thread.
@@ -78,7 +80,8 @@ class PeerWorld : public World {
   Executor executor_;
   std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
   Deadline next_gpu_look_ = Deadline::after({});
-  std::uint64_t collectives_ = 0;     // entries that ended well
+  std::uint64_t collectives_ = 0;  // entries that ended well
+  const Round* running_ = nullptr;
   std::vector<EntryPtr> unfinished_;  // elastic jobs: of rounds that failed
 
   std::atomic<bool> ending_{false};     // sticky_ was set; the runner acts on it

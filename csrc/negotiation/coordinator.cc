@@ -175,6 +175,7 @@ std::vector<int> Coordinator::missing_ranks(const Book& book, const Tally& tally
 
 void Coordinator::join(int rank, TimePoint now) {
   joined_[rank] = true;
+  joins_ = true;
   last_joined_ = rank;
   if (rolls_) join_rolls(rank, now);
   for (auto& [id, book] : books_) {
@@ -375,6 +376,7 @@ void Coordinator::respond(Book& book, Tally tally, TimePoint now) {
   if (response.request.kind == Kind::kJoin) {
     response.last_joined = last_joined_;
     joined_.assign(joined_.size(), false);
+    joins_ = false;
     return_to_rolls();
     failed_.clear();  // who has not made such a change has joined instead
   }

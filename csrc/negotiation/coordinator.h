@@ -118,6 +118,8 @@ class Coordinator {
   void close_rolls(TimePoint now);
   // When close_rolls() has something to do though nothing happens.
   std::optional<TimePoint> rolls_due() const;
+  // Whether some rank has joined, and the others have not yet.
+  bool joins() const { return joins_; }
   // Whether some request had a roll.
   bool rolls() const { return rolls_; }
 
@@ -205,6 +207,7 @@ class Coordinator {
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
   std::vector<bool> joined_;                        // by rank
   int last_joined_ = -1;
+  bool joins_ = false;
   bool sends_ = false;        // some request was a send
   bool rolls_ = false;        // some request had a roll
   std::uint32_t frozen_ = 0;  // schedules so far

@@ -96,6 +96,13 @@ std::chrono::milliseconds StallMonitor::interval() const {
       static_cast<std::int64_t>(std::clamp(shortest / 4 * 1000, 10.0, 1000.0)));
 }
 
+std::string StallMonitor::describe_last(int rank, Coordinator::TimePoint now) const {
+  const Coordinator::Activity& last = coordinator_.activity(rank);
+  if (last.name.empty()) return "has submitted nothing yet";
+  return "last submitted '" + last.name + "' " + text_of_seconds(seconds_between(last.when, now)) +
+         " ago";
+}
+
 std::string StallMonitor::describe_stall(const Coordinator::Book& book,
                                          const Coordinator::Tally& tally,
                                          Coordinator::TimePoint now) const {
@@ -103,11 +110,7 @@ std::string StallMonitor::describe_stall(const Coordinator::Book& book,
                      text_of_seconds(seconds_between(tally.since, now)) + " for ";
   std::string separator;
   for (const int rank : coordinator_.missing_ranks(book, tally)) {
-    const Coordinator::Activity& last = coordinator_.activity(rank);
-    text += separator + "rank " + std::to_string(rank);
-    text += last.name.empty() ? " (has submitted nothing yet)"
-                              : " (last submitted '" + last.name + "' " +
-                                    text_of_seconds(seconds_between(last.when, now)) + " ago)";
+    text += separator + "rank " + std::to_string(rank) + " (" + describe_last(rank, now) + ")";
     separator = ", ";
   }
   return text + describe_mutual_wait(book, tally);

@@ -29,6 +29,8 @@ class StallMonitor {
   // waited twice as long. Fails what has waited past stall_shutdown, and changes of the
   // process sets that have waited past stall_warning for ranks that wait for those that make them.
   std::vector<Warning> check(Coordinator::TimePoint now);
+  // What a rank has submitted last, for a message: "last submitted 'x' 2.0 s ago".
+  std::string describe_last(int rank, Coordinator::TimePoint now) const;
   // How long the runner may sleep before check() has something to do.
   std::chrono::milliseconds interval() const;
 

@@ -1,6 +1,7 @@
 #include "plane/exchange.h"
 
 #include "plane/peer_errors.h"
+#include "plane/silence.h"
 
 namespace hvdlite {
 namespace {
@@ -75,7 +76,7 @@ bool Exchange::come_to(std::uint64_t mark, bool sent) {
   bool all = true;
   for (const int rank : active_) {
     Stream& stream = streams_[static_cast<std::size_t>(rank)];
-    Channel& channel = *channels_[static_cast<std::size_t>(rank)];
+    Channel& channel = *fabric_.data[static_cast<std::size_t>(rank)];
     Status status = write_some(channel, stream.outgoing);
     if (status.ok()) status = read_some(channel, stream.incoming, mark);
     if (!status.ok()) {
@@ -84,6 +85,7 @@ bool Exchange::come_to(std::uint64_t mark, bool sent) {
     }
     if (stream.incoming.moved(mark) && (!sent || stream.outgoing.moved(mark))) continue;
     waiting_for_ = rank;
+    owes_ = stream.incoming.moved(mark) ? "takes no data" : "sends no data";
     all = false;
   }
   return all;
@@ -93,7 +95,8 @@ void Exchange::send_some() {
   for (const int rank : active_) {
     if (!broken_.ok()) return;
     Stream& stream = streams_[static_cast<std::size_t>(rank)];
-    const Status status = write_some(*channels_[static_cast<std::size_t>(rank)], stream.outgoing);
+    const Status status =
+        write_some(*fabric_.data[static_cast<std::size_t>(rank)], stream.outgoing);
     if (!status.ok()) broken_ = lost(rank, status, operation_);
   }
 }
@@ -104,15 +107,18 @@ Status Exchange::await(std::uint64_t mark, bool sent) {
   // The channel itself says when a peer is gone: its control channel may end while data is still on
   // its way.
   const auto failed = [] { return Status(); };
-  Status status;
-  std::uint64_t before = 0;
-  do {
-    before = moved_;
-    status = waiter_.wait(ready, failed, Deadline::after(patience_));
+  Silence silence(fabric_, patience_);
+  while (true) {
+    const std::uint64_t before = moved_;
+    const Status status = fabric_.waiter->wait(ready, failed, silence.next());
+    if (status.code() != StatusCode::kTimeout) return status.ok() ? broken_ : status;
     // A slow link is not a dead peer: only a wait without any progress ends it.
-  } while (status.code() == StatusCode::kTimeout && moved_ > before);
-  if (status.code() == StatusCode::kTimeout) return silent_peer(waiting_for_, operation_);
-  return status.ok() ? broken_ : status;
+    if (moved_ > before) {
+      silence.moved();
+    } else if (silence.gives_up(waiting_for_, operation_, owes_)) {
+      return silent_peer(waiting_for_, operation_);
+    }
+  }
 }
 
 }  // namespace hvdlite

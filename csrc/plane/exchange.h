@@ -17,16 +17,14 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
-#include "transport/channel.h"
-#include "transport/waiter.h"
+#include "transport/fabric.h"
 
 namespace hvdlite {
 
 class Exchange {
  public:
-  // `channels` are those of all ranks, by rank. Both are borrowed.
-  Exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter)
-      : channels_(channels), waiter_(waiter), streams_(channels.size()) {}
+  explicit Exchange(const Fabric& fabric)  // borrowed
+      : fabric_(fabric), streams_(fabric.data.size()) {}
 
   // Begins a collective: nothing is queued. `operation` is for messages.
   void begin(Patience patience, const char* operation);
@@ -76,8 +74,7 @@ class Exchange {
   // by then it is in the processor's cache when it is reduced.
   Status read_some(Channel& channel, Queue<std::byte>& queue, std::uint64_t mark);
 
-  std::span<const std::unique_ptr<Channel>> channels_;
-  Waiter& waiter_;
+  const Fabric& fabric_;
   std::vector<Stream> streams_;  // by rank
   // Of this collective:
   std::vector<int> active_;  // ranks with a stream
@@ -86,6 +83,7 @@ class Exchange {
   std::uint64_t mark_ = 0;
   std::uint64_t moved_ = 0;  // bytes
   int waiting_for_ = -1;
+  const char* owes_ = "";  // what that rank has not done
   Status broken_;
 };
 

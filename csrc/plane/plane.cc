@@ -8,10 +8,7 @@
 namespace hvdlite {
 
 HostPlane::HostPlane(Fabric& fabric, const Config& config)
-    : fabric_(fabric),
-      tunables_(tunables_of(config)),
-      staging_(fabric),
-      exchange_(fabric.data, *fabric.waiter) {}
+    : fabric_(fabric), tunables_(tunables_of(config)), staging_(fabric), exchange_(fabric) {}
 
 void HostPlane::trace_to(Trace& trace, const char* row) {
   trace_ = &trace;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plane/peer_errors.h"
+#include "plane/silence.h"
 
 namespace hvdlite {
 namespace {
@@ -10,6 +11,12 @@ namespace {
 // Room for 4 * 10^12 steps of a group; the rest of a number is the group's epoch.
 constexpr int kStepBits = 42;
 static_assert((std::uint64_t{kMaxEpoch} << kStepBits) >> kStepBits == kMaxEpoch);
+
+// What a rank has not done whose counter is behind.
+const char* owes_of(std::atomic<std::uint64_t> Lane::* counter) {
+  if (counter == &Lane::arrived) return "has not brought its data";
+  return counter == &Lane::reduced ? "has not reduced its share" : "has not read all data";
+}
 
 }  // namespace
 
@@ -107,9 +114,13 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
   };
   if (ready()) return Status();
   const TraceSpan traced(trace_, trace_row_, "wait for ranks");
-  Status status = fabric_.waiter->wait(ready, failed, Deadline::after(patience));
-  if (status.code() != StatusCode::kTimeout) return status;
-  return silent_peer(locals.group.ranks[missing], operation);
+  Silence silence(fabric_, patience);
+  while (true) {
+    Status status = fabric_.waiter->wait(ready, failed, silence.next());
+    if (status.code() != StatusCode::kTimeout) return status;
+    const int rank = locals.group.ranks[missing];
+    if (silence.gives_up(rank, operation, owes_of(counter))) return silent_peer(rank, operation);
+  }
 }
 
 }  // namespace hvdlite

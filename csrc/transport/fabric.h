@@ -8,10 +8,12 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/config.h"
+#include "base/deadline.h"
 #include "base/status.h"
 #include "os/fd.h"
 #include "transport/channel.h"
@@ -33,6 +35,14 @@ struct PeerLink {
   Fd bell;     // the peer's eventfd; same host only
 };
 
+// A rank for which this rank waits in a collective that both have begun.
+struct SilentPeer {
+  int rank = -1;
+  Patience waited{0};          // so long nothing of what it owes has come
+  const char* operation = "";  // "an allreduce"
+  const char* owes = "";       // "has sent nothing"
+};
+
 struct Fabric {
   // Makes a fabric without links. Its maker fills in the fields below, then calls open() and
   // attach().
@@ -49,6 +59,10 @@ struct Fabric {
   std::vector<std::unique_ptr<Channel>> data;  // by rank; null for self
   // How long leaders of a large world hold what they pass up (negotiation/relay.h).
   std::chrono::microseconds relay_patience{200};
+  // Waits inside collectives call it on the runner's thread: first after `silence_after`, and then
+  // whenever one of them has lasted twice as long. Null: nobody wants to know.
+  std::function<void(const SilentPeer&)> on_silence;
+  Patience silence_after = kForever;
   // The own end of this rank's lifeline: a socket whose other end all ranks of this host have.
   Fd lifeline;
   std::unique_ptr<Waiter> waiter;  // last, so destroyed first

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kProbes = 6;           // of an idle connection, within the patience
 constexpr double kLongestIdle = 60;  // seconds; firewalls forget silent connections
+constexpr int kMostUnread = 16384;   // pieces of it that close() takes away
 
 void set(int socket, int level, int name, int value) {
   // This fails on a socket that is not TCP (in tests), which does not need it.
@@ -95,6 +96,12 @@ void TcpChannel::close() {
   if (!socket_.valid()) return;
   // Closes one direction only: the peer still reads the data on its way, then sees the end.
   ::shutdown(socket_.get(), SHUT_WR);
+  // With something unread the kernel would break the connection, and drop what is still on its way
+  // to the peer, such as this rank's last words.
+  std::byte unread[4096];
+  for (int pieces = 0; pieces < kMostUnread; ++pieces) {
+    if (::recv(socket_.get(), unread, sizeof unread, 0) <= 0) break;
+  }
   socket_.reset();
 }
 

@@ -4,6 +4,7 @@
 //   message  = more* frame         its body is that of the pieces, then the frame's own
 //   more     = a frame of the type kMore: a piece of what does not fit into one frame
 //   submit   = stamps epoch:u32 bits requests                  any rank -> the coordinator
+//              without requests it asks for a sign of life, which is a respond without responses
 //   stamps   = first:i64 last:i64                              nanoseconds on rank 0's clock
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know

@@ -40,8 +40,9 @@ inline Config quick_config() {
   return config;
 }
 
-inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Config config) {
-  auto fabrics = make_inproc_world(hosts, config);
+inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Config config,
+                                                         bool control_tree = false) {
+  auto fabrics = make_inproc_world(hosts, config, control_tree);
   CHECK_OK(fabrics.status());
   std::vector<std::unique_ptr<Engine>> engines;
   for (auto& fabric : fabrics.value()) {
@@ -53,8 +54,8 @@ inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Con
 
 // Runs body(rank, engine) on a thread per rank; then all engines shut down together.
 inline void run_world(const Hosts& hosts, const std::function<void(int, Engine&)>& body,
-                      Config config = quick_config()) {
-  auto engines = make_engines(hosts, config);
+                      Config config = quick_config(), bool control_tree = false) {
+  auto engines = make_engines(hosts, config, control_tree);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < engines.size(); ++rank) {
     threads.emplace_back([&, rank] {

@@ -280,6 +280,34 @@ TEST(tcp_channel_that_is_taken_nothing_from_says_so_and_for_how_long) {
   }
 }
 
+TEST(tcp_channel_gives_its_last_words_although_it_has_not_read_all) {
+  const auto pair = make_tcp();
+  for (End& end : pair->ends) CHECK_OK(end.channel->attach(*end.waiter));
+  Channel& leaver = *pair->ends[0].channel;
+  Channel& reader = *pair->ends[1].channel;
+  std::vector<std::byte> buffer(1 << 20);
+  CHECK_EQ(reader.try_write(std::span(buffer).first(1000)).value(), std::size_t{1000});
+  const auto arrives = [&] { return leaver.try_read(std::span(buffer).first(1)).value() == 1; };
+  CHECK_OK(pair->ends[0].waiter->wait(arrives, never_fails, Deadline::after(20s)));
+  std::size_t sent = 0;
+  while (const std::size_t more = leaver.try_write(buffer).value()) sent += more;
+  leaver.close();
+  std::size_t received = 0;
+  Status last;
+  const auto ends = [&] {
+    const Result<std::size_t> got = reader.try_read(buffer);
+    if (got.ok()) received += got.value();
+    last = got.status();
+    return !got.ok();
+  };
+  while (last.ok()) {
+    const Status waited = pair->ends[1].waiter->wait(ends, never_fails, Deadline::after(20s));
+    if (waited.code() == StatusCode::kTimeout) break;
+  }
+  CHECK_STATUS(last, StatusCode::kRankFailed);
+  CHECK_EQ(received, sent);
+}
+
 TEST(tcp_channel_asks_the_kernel_for_its_patience_whatever_the_number) {
   struct Row {
     double seconds;

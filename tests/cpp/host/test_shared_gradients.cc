@@ -54,16 +54,16 @@ std::vector<std::uint64_t> run_ranks(int size, const std::function<void(Rank)>& 
 
 // Tensors of a batch, one behind the other in gradient memory, and copies of them in memory of
 // their own.
-struct Tensors {
+struct TensorsInMemory {
   GradientArea::Part part;
   std::vector<std::vector<std::byte>> apart;
   std::vector<Piece> shared_pieces;
   std::vector<Piece> apart_pieces;
 };
 
-Tensors make_tensors(const Rank& on, DataType dtype, const std::vector<std::size_t>& counts,
-                     std::size_t gap = kAlignment, double postscale = 1.0) {
-  Tensors made;
+TensorsInMemory make_tensors(const Rank& on, DataType dtype, const std::vector<std::size_t>& counts,
+                             std::size_t gap = kAlignment, double postscale = 1.0) {
+  TensorsInMemory made;
   std::size_t bytes = 0;
   const auto padded = [&](std::size_t count) {
     return (count * size_of(dtype) + gap - 1) / gap * gap;
@@ -88,7 +88,7 @@ Tensors make_tensors(const Rank& on, DataType dtype, const std::vector<std::size
   return made;
 }
 
-void check_equal(const Tensors& tensors, DataType dtype) {
+void check_equal(const TensorsInMemory& tensors, DataType dtype) {
   for (std::size_t i = 0; i < tensors.apart.size(); ++i) {
     const Piece& piece = tensors.shared_pieces[i];
     const std::size_t bytes = piece.count * size_of(dtype);
@@ -97,7 +97,8 @@ void check_equal(const Tensors& tensors, DataType dtype) {
 }
 
 // Reduces the tensors where they are shared and where they are not, and compares the bits.
-void compare(const Rank& on, const Group& group, DataType dtype, ReduceOp op, Tensors tensors) {
+void compare(const Rank& on, const Group& group, DataType dtype, ReduceOp op,
+             TensorsInMemory tensors) {
   CHECK_OK(on.backend.allreduce({group, dtype, op, tensors.apart_pieces}, kPatience));
   CHECK_OK(on.backend.allreduce({group, dtype, op, tensors.shared_pieces}, kPatience));
   check_equal(tensors, dtype);
@@ -124,26 +125,28 @@ TEST(shared_gradients_give_the_bits_that_staging_gives) {
 }
 
 TEST(shared_gradients_are_staged_where_a_rank_has_them_elsewhere) {
-  using Change = std::function<void(const Rank&, Tensors&)>;
+  using Change = std::function<void(const Rank&, TensorsInMemory&)>;
   const std::vector<std::size_t> counts = {5000, 5000};
   const std::vector<Change> changes = {
       // Not in gradient memory.
-      [](const Rank&, Tensors& tensors) { tensors.shared_pieces[1] = tensors.apart_pieces[1]; },
+      [](const Rank&, TensorsInMemory& tensors) {
+        tensors.shared_pieces[1] = tensors.apart_pieces[1];
+      },
       // With other gaps.
-      [&](const Rank& on, Tensors& tensors) {
+      [&](const Rank& on, TensorsInMemory& tensors) {
         tensors = make_tensors(on, DataType::kFloat32, counts, 128 << 10);
       },
       // Not in place.
-      [](const Rank&, Tensors& tensors) {
+      [](const Rank&, TensorsInMemory& tensors) {
         tensors.shared_pieces[0].input = tensors.apart_pieces[0].input;
       },
       // Scaled on the way in.
-      [](const Rank&, Tensors& tensors) { tensors.shared_pieces[0].prescale = 2.0; }};
+      [](const Rank&, TensorsInMemory& tensors) { tensors.shared_pieces[0].prescale = 2.0; }};
   for (const Change& change : changes) {
     const auto unstaged = run_ranks(3, [&](const Rank& on) {
-      Tensors tensors = make_tensors(on, DataType::kFloat32, counts);
+      TensorsInMemory tensors = make_tensors(on, DataType::kFloat32, counts);
       if (on.rank == 1) change(on, tensors);
-      const Tensors plain = make_tensors(on, DataType::kFloat32, counts);
+      const TensorsInMemory plain = make_tensors(on, DataType::kFloat32, counts);
       std::vector<Piece> pieces = plain.apart_pieces;
       for (std::size_t i = 0; i < pieces.size(); ++i) {
         pieces[i].prescale = tensors.shared_pieces[i].prescale;
@@ -165,7 +168,7 @@ TEST(shared_gradients_are_staged_where_a_rank_has_them_elsewhere) {
 
 TEST(shared_gradients_are_saved_before_they_are_overwritten) {
   run_ranks(3, [](const Rank& on) {
-    Tensors tensors = make_tensors(on, DataType::kFloat32, {30'000, 20'000});
+    TensorsInMemory tensors = make_tensors(on, DataType::kFloat32, {30'000, 20'000});
     const auto inputs = tensors.apart;
     auto saved = inputs;
     std::vector<InputCopy> copies(2);
@@ -202,7 +205,7 @@ TEST(shared_gradients_of_random_batches_and_process_sets_give_the_bits_that_stag
 TEST(shared_gradients_name_the_rank_that_is_lost_or_makes_no_progress) {
   for (const bool lost : {true, false}) {
     run_ranks(3, [&](const Rank& on) {
-      const Tensors tensors = make_tensors(on, DataType::kFloat32, {400'000});
+      const TensorsInMemory tensors = make_tensors(on, DataType::kFloat32, {400'000});
       const Allreduce call{on.world, DataType::kFloat32, ReduceOp::kSum, tensors.shared_pieces};
       CHECK_OK(on.backend.allreduce(call, kPatience));
       if (on.rank == 1) {
