@@ -62,8 +62,8 @@ def allreduce(
 
     Args:
         tensor: any shape, the same on all ranks; bool with Min, Max or Product. Averages of
-            integers are rounded towards zero. tf.IndexedSlices may have any number of rows: those of
-            all ranks are gathered.
+            integers are rounded towards zero. tf.IndexedSlices may have any number of rows: those
+            of all ranks are gathered.
         average: the older form of `op`: True for `Average`, False for `Sum`.
         device_dense: accepted for scripts written for Horovod; without effect.
         device_sparse: likewise.
