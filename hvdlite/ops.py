@@ -34,9 +34,9 @@ Sum = ReduceOp.Sum
 Adasum = ReduceOp.Adasum
 """Adaptive summation of gradients (Maleki et al., MLSys 2021); see docs/uneven_data.md."""
 Min = ReduceOp.Min
-"""The smallest of all ranks' values, elementwise."""
+"""The smallest of all ranks' values, elementwise; of bool, whether all are true."""
 Max = ReduceOp.Max
-"""The largest of all ranks' values, elementwise."""
+"""The largest of all ranks' values, elementwise; of bool, whether any is true."""
 Product = ReduceOp.Product
 """The product of all ranks' tensors, elementwise."""
 
@@ -169,16 +169,18 @@ def dtype_number(dtype: str, name: str = "") -> int:
     )
 
 
-def check_reducible(dtype: str, name: str) -> None:
-    """Check that tensors of this type can be reduced; some types can only be copied.
+def check_reducible(dtype: str, name: str, op: int) -> None:
+    """Check that `op` reduces tensors of this type; some types can only be copied.
 
     Raises:
         ArgumentError: the core has no arithmetic for `dtype`; the message says what to do.
     """
     if dtype == "bool":
+        if op in (Min, Max, Product):
+            return
         raise ArgumentError(
-            f"'{name}' is bool, which no operation reduces; convert it to uint8 and use op=hvd.Max "
-            "(any) or op=hvd.Min (all)"
+            f"'{name}' is bool, which {op_name(op)} does not reduce; convert it, for example to "
+            "uint8, or use op=hvd.Max (any) or op=hvd.Min (all)"
         )
     if dtype not in REDUCIBLE:
         raise ArgumentError(

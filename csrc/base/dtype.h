@@ -18,7 +18,7 @@ enum class DataType : std::uint8_t {
   kBfloat16 = 6,
   kFloat32 = 7,
   kFloat64 = 8,
-  kBool = 9,  // copied only
+  kBool = 9,  // a byte that is 0 or 1; copied, and reduced where that is_logical()
   kUint16 = 10,
   kUint32 = 11,
   kUint64 = 12,
@@ -102,6 +102,17 @@ constexpr bool is_floating(DataType dtype) {
 }
 constexpr bool is_complex(DataType dtype) {
   return dtype == DataType::kComplex64 || dtype == DataType::kComplex128;
+}
+// True for what makes a bool of bools: all, any, and all again.
+constexpr bool is_logical(ReduceOp op) {
+  return op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct;
+}
+// The type and the operation by which the elements of a type are reduced.
+constexpr DataType reduced_as(DataType dtype) {
+  return dtype == DataType::kBool ? DataType::kUint8 : dtype;
+}
+constexpr ReduceOp reduced_by(DataType dtype, ReduceOp op) {
+  return dtype == DataType::kBool && op == ReduceOp::kProduct ? ReduceOp::kMin : op;
 }
 // True for types whose elements can be added and scaled. Elements of other types are only copied.
 constexpr bool computes(DataType dtype) {

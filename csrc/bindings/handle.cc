@@ -105,7 +105,10 @@ void EngineHolder::release_orphans() {
 }
 
 HandleObject::~HandleObject() {
-  if (!keep_.is_none() && !released()) holder_->adopt(entry_, std::move(keep_));
+  // The operation and its memory are the parent's, and a thread that is only there may hold the
+  // completion's lock.
+  if (keep_.is_none() || forked() || released()) return;
+  holder_->adopt(entry_, std::move(keep_));
 }
 
 void HandleObject::raise_timeout() const {

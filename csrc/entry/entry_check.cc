@@ -61,10 +61,19 @@ Status check_wire(const Request& request, const TensorShape& tensor) {
                       "a wire dtype is float16 or bfloat16, of a float32 or float64 tensor");
 }
 
-Status check_reduction(const Request& request, const TensorShape& tensor) {
-  if (tensor.dtype == DataType::kBool) {
-    return invalid_call(request, "bool cannot be reduced; convert it, for example to uint8");
+// A bool is reduced by what leaves a bool.
+Status check_logical(const Request& request) {
+  if (!is_logical(request.op)) {
+    return invalid_call(request, "by " + std::string(name_of(request.op)) +
+                                     ", bool cannot be reduced; convert it, for example to uint8, "
+                                     "or use min (all) or max (any)");
   }
+  if (request.prescale == 1.0 && request.postscale == 1.0) return Status();
+  return invalid_call(request, "bool takes no factors; leave prescale and postscale at 1");
+}
+
+Status check_reduction(const Request& request, const TensorShape& tensor) {
+  if (tensor.dtype == DataType::kBool) return check_logical(request);
   if (!computes(tensor.dtype)) {
     return invalid_call(request, described(request, tensor) + " cannot be reduced by " +
                                      std::string(name_of(request.op)) +
@@ -95,6 +104,11 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
   }
   if (tensor.dims.size() > kMaxDimensions) {
     return invalid_call(request, "a tensor has at most 32 dimensions");
+  }
+  if (!shape_travels(tensor.dims)) {
+    return invalid_call(request, described(request, tensor) +
+                                     " has dimensions that multiply to more than 2^56, those of 0 "
+                                     "left out; reshape it, where it has no elements to [0]");
   }
   const bool scatters = request.kind == Kind::kReducescatter;
   const bool has_rows =
@@ -226,6 +240,9 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   if (group->index_of(rank) < 0) {
     return invalid_call(request,
                         "rank " + std::to_string(rank) + " is not a member of " + describe(*group));
+  }
+  if (request.name == kJoinName && request.kind != Kind::kJoin) {
+    return invalid_call(request, "this name is that of join(); choose another one");
   }
   if (request.kind == Kind::kJoin && request.process_set != 0) {
     return invalid_call(request, "a rank joins the world, not a process set");

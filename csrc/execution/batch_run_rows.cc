@@ -188,7 +188,8 @@ Status BatchRun::reducescatter() {
     entry.completion->first_dimensions.push_back(rows[self]);
     const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
                       request.postscale};
-    const Reducescatter call{group, tensor.dtype, request.op, piece, counts};
+    const Reducescatter call{group, reduced_as(tensor.dtype), reduced_by(tensor.dtype, request.op),
+                             piece, counts};
     HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).reducescatter(call, patience_));
   }
   settle_outputs(entry);

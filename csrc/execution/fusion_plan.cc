@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kMostOpen = 16;
 
 ElementTypes types_of(const TensorShape& tensor) {
+  if (tensor.dtype == DataType::kBool) return reduced_as(tensor.dtype);
   return tensor.packed() ? tensor.dtype : ElementTypes(tensor.dtype, tensor.wire);
 }
 
@@ -89,6 +90,7 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
         if (open.size() == kMostOpen) open.erase(open.begin());
         open.push_back(batches.size());
         batches.push_back(make_batch(round[i], types_of(tensor), tensor.device));
+        batches.back().op = reduced_by(tensor.dtype, request.op);
         home = open.rbegin();
       }
       Batch& batch = batches[*home];

@@ -21,7 +21,7 @@ Shape new_shape() { return {TF_NewShapeHandle(), &TF_DeleteShapeHandle}; }
 
 constexpr const char* kReducible =
     "{uint8, int8, int16, int32, int64, uint16, uint32, uint64, half, bfloat16, float, double, "
-    "complex64, complex128}";
+    "complex64, complex128, bool}";
 // The list names no types: older releases do not know all types that the core copies, and refuse an
 // operation that names a type that they do not know. The core refuses types that it does not know.
 constexpr const char* kAny = "type";

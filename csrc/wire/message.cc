@@ -107,15 +107,8 @@ void get_tensor(Reader& reader, TensorShape& tensor) {
   tensor.device = static_cast<DeviceType>(device);
   tensor.name = reader.get_text(kMaxNameBytes);
   tensor.dims.resize(ndim);
-  std::uint64_t elements = 1;
-  for (std::int64_t& dim : tensor.dims) {
-    dim = reader.get<std::int64_t>();
-    // 2^56 elements of 8 bytes still fit into 64 bits.
-    if (dim < 0 || __builtin_mul_overflow(elements, std::max<std::int64_t>(dim, 1), &elements) ||
-        elements > std::uint64_t{1} << 56) {
-      return reader.reject();
-    }
-  }
+  for (std::int64_t& dim : tensor.dims) dim = reader.get<std::int64_t>();
+  if (!shape_travels(tensor.dims)) reader.reject();
 }
 
 void get_request(Reader& reader, Request& request) {
@@ -289,6 +282,15 @@ std::string Request::key() const {
   const std::string set = std::to_string(process_set);
   if (!is_send()) return set + ":" + name;
   return set + ">" + std::to_string(source()) + ">" + std::to_string(destination()) + ":" + name;
+}
+
+bool shape_travels(const std::vector<std::int64_t>& dims) {
+  std::uint64_t elements = 1;
+  return std::all_of(dims.begin(), dims.end(), [&](std::int64_t dim) {
+    return dim >= 0 &&
+           !__builtin_mul_overflow(elements, std::max<std::int64_t>(dim, 1), &elements) &&
+           elements <= std::uint64_t{1} << 56;
+  });
 }
 
 std::uint64_t TensorShape::count() const {

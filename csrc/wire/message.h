@@ -93,6 +93,10 @@ inline constexpr Kind kLastKind = Kind::kSend;
 inline constexpr std::string_view kJoinName = "#join";
 std::string_view name_of(Kind kind);
 
+// Whether messages take a shape: with dimensions of 0 counted as 1, it has at most 2^56 elements,
+// so that products of some of its dimensions, in bytes, fit into 64 bits. None is negative.
+bool shape_travels(const std::vector<std::int64_t>& dims);
+
 struct TensorShape {
   std::string name;
   DataType dtype = DataType::kFloat32;

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import weakref
+from pathlib import Path
 from typing import Any
 
 from faults.arrays import ones, reduce_array, submit, works
 from harness import run_world
-from hvdlite import basics
+from hvdlite import _core, basics
 from hvdlite.errors import ForkedError
-from patience import Stopwatch
+from patience import Stopwatch, wait_until
 
 BOUND = 0.1
 
@@ -65,3 +67,36 @@ def leave_a_forked_child_the_ordinary_way() -> bool:
 
 def test_forked_child_that_exits_does_not_end_the_world() -> None:
     assert all(result.value for result in run_world(2, leave_a_forked_child_the_ordinary_way))
+
+
+class Kept:
+    """What an operation keeps alive."""
+
+
+def drop_a_handle_in_a_forked_child(dropped: str) -> int:
+    """Return the exit status of the child: 0 if it let go of what the operation keeps."""
+    basics.init()
+    assert works("before")
+    if basics.rank() == 1:
+        wait_until(Path(dropped).exists, "the child of rank 0 has ended")
+    array, kept = ones(), Kept()
+    tensor = _core.Tensor(
+        "", _core.DTYPES["float32"], array.shape, array.ctypes.data, array.ctypes.data
+    )
+    total = _core.REDUCE_OPS["sum"]
+    handle = basics.engine().allreduce("across.the.fork", [tensor], total, keep=kept)
+    alive = weakref.ref(kept)
+    del kept
+    child = os.fork()
+    if child == 0:
+        del handle
+        os._exit(0 if alive() is None else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    Path(dropped).touch()
+    handle.wait()
+    return status
+
+
+def test_forked_child_lets_go_of_its_copy_of_a_handle(tmp_path: Path) -> None:
+    results = run_world(2, drop_a_handle_in_a_forked_child, str(tmp_path / "dropped"))
+    assert [result.value for result in results] == [0, 0]

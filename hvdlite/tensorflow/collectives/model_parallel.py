@@ -67,7 +67,7 @@ def copy_to(tensor: Any, process_set: ProcessSet, name: str | None = None) -> tf
         >>> y = hvd.reduce_from(half @ my_rows_of_the_next_weight, mesh.tp)
     """
     wire = wire_name("copy_to", name, process_set)
-    return _copied(check(tensor, wire.text, reducible=True), wire)
+    return _copied(check(tensor, wire.text, neutral.Sum), wire)
 
 
 @traced_as_it_is
@@ -92,4 +92,4 @@ def reduce_from(tensor: Any, process_set: ProcessSet, name: str | None = None) -
         >>> y = hvd.reduce_from(half @ my_rows_of_the_weight, mesh.tp)
     """
     wire = wire_name("reduce_from", name, process_set)
-    return _reduced(check(tensor, wire.text, reducible=True), wire)
+    return _reduced(check(tensor, wire.text, neutral.Sum), wire)

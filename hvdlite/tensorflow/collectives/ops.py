@@ -61,9 +61,9 @@ def allreduce(
     """Reduce a tensor over all ranks.
 
     Args:
-        tensor: any shape, the same on all ranks; not bool. Averages of integers are rounded towards
-            zero. tf.IndexedSlices may have any number of rows: the rows of all ranks are gathered,
-            and averages of integer rows are floats.
+        tensor: any shape, the same on all ranks; bool with Min, Max or Product. Averages of
+            integers are rounded towards zero. tf.IndexedSlices may have any number of rows: those
+            of all ranks are gathered, and averages of integer rows are floats.
         average: the older form of `op`: True for `Average`, False for `Sum`.
         device_dense: accepted for scripts written for Horovod; without effect.
         device_sparse: likewise.
@@ -156,7 +156,7 @@ def _allreduce(
     reduction: Reduction,
     compression: Any,
 ) -> list[tf.Tensor]:
-    checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
+    checked = [check(one, name, reduction.op) for one, name in zip(tensors, names, strict=True)]
     return requests.allreduce_compressed(checked, wire, names, reduction, compression)
 
 

@@ -38,8 +38,8 @@ class Reduction(NamedTuple):
 _SUM = Reduction(ops.Sum)
 
 
-def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
-    """Convert to a tensor, and check that the core can send (and reduce) it.
+def check(tensor: Any, name: str, op: int | None = None) -> tf.Tensor:
+    """Convert to a tensor, and check that the core can send it, and reduce it by `op`.
 
     Raises:
         ArgumentError: it is not a tensor, or its dtype cannot be sent (or reduced); the message
@@ -59,8 +59,8 @@ def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
             "broadcast_object/allgather_object for any object"
         ) from error
     dtype_number(tensor.dtype.name, name)
-    if reducible:
-        ops.check_reducible(tensor.dtype.name, name)
+    if op is not None:
+        ops.check_reducible(tensor.dtype.name, name, op)
     return tensor
 
 

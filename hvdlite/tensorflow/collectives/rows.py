@@ -98,7 +98,7 @@ def reducescatter(
     shares in rank order are the result of `allreduce`, bit for bit.
 
     Args:
-        tensor: at least one dimension, the same shape on all ranks; not bool.
+        tensor: at least one dimension, the same shape on all ranks; bool with Min, Max or Product.
         device_dense: accepted for scripts written for Horovod; without effect.
         compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
@@ -161,7 +161,7 @@ def _reducescatter(
     reduction: Reduction,
     compression: Any,
 ) -> list[tf.Tensor]:
-    checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
+    checked = [check(one, name, reduction.op) for one, name in zip(tensors, names, strict=True)]
     return send_compressed(
         lambda sent: requests.reducescatter(sent, wire, names, reduction), checked, compression
     )

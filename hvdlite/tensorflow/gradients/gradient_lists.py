@@ -55,7 +55,7 @@ def reduce_gradients(
             if not (sparse_as_dense or xla.in_xla_context()):
                 continue
             gradient = tf.convert_to_tensor(gradient)
-        gradient = check(gradient, names[i], reducible=True)
+        gradient = check(gradient, names[i], reduction.op)
         results[i], contexts[i] = by_hand.compress(gradient)
     sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
     wires = [WireName(names[i], process_set=number) for i in sparse]

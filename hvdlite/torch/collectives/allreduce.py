@@ -127,8 +127,8 @@ def allreduce(
     """Reduce a tensor over all ranks into a new one.
 
     Args:
-        tensor: any shape, the same on all ranks; not bool. Averages of integers are rounded towards
-            zero.
+        tensor: any shape, the same on all ranks; bool with Min, Max or Product. Averages of
+            integers are rounded towards zero.
         average: the older form of `op`: True for `Average`, False for `Sum`.
         name: identifies the operation on all ranks; a call without a name is numbered.
         compression: how the tensor is compressed while it travels, see `Compression`.

@@ -225,7 +225,7 @@ def reducescatter(
     The shares in rank order are the result of `allreduce`, bit for bit.
 
     Args:
-        tensor: at least one dimension, the same shape on all ranks; not bool.
+        tensor: at least one dimension, the same shape on all ranks; bool with Min, Max or Product.
         name: identifies the operation on all ranks; a call without a name is numbered.
         compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.

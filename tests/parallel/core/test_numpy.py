@@ -48,6 +48,17 @@ def scenario_operations_and_factors() -> None:
     equal(hvd.allreduce(mine(), average=False, prescale_factor=2.0), everyone().sum(axis=0) * 2)
 
 
+def scenario_whether_all_and_any() -> None:
+    first = hvd.rank() == 0
+    assert hvd.allreduce(first, op=hvd.Max) and hvd.allreduce(first, op=hvd.Min) == (
+        hvd.size() == 1
+    )
+    assert hvd.allreduce(np.array([True, first]), op=hvd.Product).tolist() == [
+        True,
+        hvd.size() == 1,
+    ]
+
+
 def scenario_numbers_become_numbers() -> None:
     ranks = range(hvd.size())
     assert hvd.allreduce(float(hvd.rank())) == np.mean(ranks)

@@ -185,6 +185,17 @@ def is_known(dtype: str) -> bool:
     return True
 
 
+def scenario_bool_by_what_leaves_a_bool(form: Form) -> None:
+    flags = tf.constant([False, True, hvd.rank() == 0] * hvd.size())
+    alone = hvd.size() == 1
+    for op, last in ((hvd.Min, alone), (hvd.Max, True), (hvd.Product, alone)):
+        whole, rows = form(lambda x, op=op: (hvd.allreduce(x, op=op), hvd.reducescatter(x, op=op)))(
+            flags
+        )
+        assert whole.dtype == tf.bool and whole.numpy().tolist()[:3] == [False, True, last], op
+        assert rows.numpy().tolist() == [False, True, last], op
+
+
 def scenario_types_that_are_copied_only(form: Form) -> None:
     root = hvd.size() - 1
     for dtype in filter(is_known, FLOAT8):

@@ -239,7 +239,7 @@ def scenario_misuse_says_what_to_do() -> None:
             compiled(tf.ones([hvd.size()]))
     with raises(hvd.ArgumentError, "splits of dtype float32; give one whole number"):
         hvd.alltoall(tf.ones([2]), [0.5])
-    with raises(hvd.ArgumentError, "is bool, which no operation reduces"):
+    with raises(hvd.ArgumentError, "is bool, which Average does not reduce; convert it"):
         hvd.reducescatter(tf.ones([2], tf.bool))
 
 

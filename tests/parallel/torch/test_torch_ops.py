@@ -49,6 +49,29 @@ def scenario_allreduce_of_every_dtype_and_op() -> None:
             assert (result == torch.full((3, 2), value).to(dtype)).all(), (dtype, op, result)
 
 
+def scenario_bool_by_what_leaves_a_bool() -> None:
+    flags = torch.tensor([False, True, hvd.rank() == 0])
+    alone = hvd.size() == 1
+    for op, last in ((hvd.Min, alone), (hvd.Max, True), (hvd.Product, alone)):
+        result = hvd.allreduce(flags, op=op)
+        assert result.dtype == torch.bool and result.tolist() == [False, True, last], op
+        rows = torch.cat([flags] * hvd.size())
+        assert hvd.reducescatter(rows, op=op).tolist() == [False, True, last], op
+    for op in (hvd.Average, hvd.Sum):
+        with raises(hvd.ArgumentError, "bool cannot be reduced; convert it"):
+            hvd.allreduce(flags, op=op)
+    with raises(hvd.ArgumentError, "bool takes no factors"):
+        hvd.allreduce(flags, op=hvd.Max, prescale_factor=2.0)
+
+
+def scenario_a_bad_call_leaves_the_world_usable() -> None:
+    with raises(hvd.ArgumentError, "'huge', of dtype float32, has dimensions that multiply to"):
+        hvd.allreduce(torch.empty((0, 1 << 57)), name="huge")
+    with raises(hvd.ArgumentError, "this name is that of join"):
+        hvd.allreduce(mine(2), name="#join")
+    assert hvd.allreduce(mine(2), op=hvd.Sum)[0] == sum(ranks())
+
+
 def scenario_integers_average_towards_zero() -> None:
     value = -1 if hvd.rank() == 0 else 0
     assert hvd.allreduce(torch.tensor([value])).item() == (-1 if hvd.size() == 1 else 0)
