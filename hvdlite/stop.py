@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import signal
@@ -121,7 +122,8 @@ def _install(number: int, before: Handler) -> None:
     if not _earlier:
         atexit.register(_ignore_late_ones)
     if number not in _earlier:
-        os.memfd_create(watch_name(number, os.getpid()))  # for the launcher; open until the end
+        with contextlib.suppress(OSError):  # A container may refuse it; the signal is noted anyway.
+            os.memfd_create(watch_name(number, os.getpid()))  # for the launcher; until the end
     chain = _earlier.setdefault(number, [])
     if before is None:
         warnings.warn(

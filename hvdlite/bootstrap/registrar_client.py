@@ -30,7 +30,9 @@ from hvdlite.errors import BootstrapError
 
 MAX_MESSAGE_BYTES = 1 << 20
 _BEATS = 4  # messages "alive" in the time after which a side counts as dead
-_LATE_SECONDS = 1.0  # how much longer than the registrar this side waits before it gives up
+# How many heartbeats the registrar may be silent: hvdlite-run may be stopped, or get no core, and a
+# worker that lives is worth more than an early end. A launcher that has died hangs up.
+PATIENCE = 20
 _LINGER_SECONDS = 1.0  # how long `close` waits until the registrar has read the last message
 _ALIVE = {"kind": "alive"}
 
@@ -67,7 +69,8 @@ class RegistrarClient:
                 exception of it ends the connection.
             on_end: called once, on the reading thread, with the reason, when the connection has
                 ended. After `close` it is not called.
-            heartbeat: seconds without a word after which the registrar gives a worker up.
+            heartbeat: both sides speak four times in these seconds; a registrar that says nothing
+                in twenty times as long counts as dead.
 
         Raises:
             BootstrapError: the registrar cannot be reached, or refuses this worker.
@@ -81,7 +84,7 @@ class RegistrarClient:
         self._on_message, self._on_end = on_message, on_end
         self._heartbeat = heartbeat
         # A registrar that does not read for so long is as dead as one that does not write.
-        self._connection.settimeout(heartbeat + _LATE_SECONDS)
+        self._connection.settimeout(PATIENCE * heartbeat)
         self.local_host = local_host(self._connection)
         self._sending = threading.Lock()
         self._closing = False
@@ -167,24 +170,30 @@ class RegistrarClient:
         """
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
+        room = select.poll()
+        room.register(self._connection, select.POLLOUT)
         heard = time.monotonic()
         beat = heard + self._heartbeat / _BEATS
         while True:
-            limit = heard + self._heartbeat + _LATE_SECONDS
+            limit = heard + PATIENCE * self._heartbeat
             left = min(beat, limit) - time.monotonic()
-            # What has arrived counts before the clock, which runs on while this process is stopped.
-            if poller.poll(max(0.0, 1000 * left)):
+            arrived = poller.poll(max(0.0, 1000 * left))
+            late = time.monotonic() >= limit
+            # What has arrived counts before the clock, which runs on while this process is stopped,
+            # or waits for Python's lock: also between the end of poll() and the look at the clock.
+            if arrived or (late and poller.poll(0)):
                 if not self._take():
                     raise BootstrapError(self._loss())
                 heard = time.monotonic()
-            elif time.monotonic() >= limit:
+            elif late:
                 raise BootstrapError(
                     f"worker {self._worker} lost the registrar: it was silent for "
-                    f"{self._heartbeat + _LATE_SECONDS:g} s"
+                    f"{PATIENCE * self._heartbeat:g} s"
                 )
             if time.monotonic() >= beat and not self._closing:
-                with contextlib.suppress(BootstrapError):  # What has arrived is read first.
-                    self.send(_ALIVE)
+                if room.poll(0):  # Otherwise what is on its way says as much.
+                    with contextlib.suppress(BootstrapError):  # What has arrived is read first.
+                        self.send(_ALIVE)
                 beat = time.monotonic() + self._heartbeat / _BEATS
 
     def _take(self) -> bool:

@@ -42,6 +42,25 @@ _NOT_OURS = {
         "how Ray Train restarts them from a checkpoint"
         for part in ("elastic", "elastic_v2")
     },
+    "horovod.data": "the loaders of PyTorch and tf.data work in the background, too",
+    "horovod.common.util": "it serves Horovod's own modules; ask hvd for what was built, such as "
+    "hvd.nccl_built()",
+    **{
+        f"horovod.runner.{part}": "it is a part of Horovod's launcher; use horovod.run or the "
+        "command hvdlite-run"
+        for part in ("common", "driver", "elastic", "launch", "task", "util")
+    },
+}
+# Names of Horovod that hvdlite's modules lack, and why.
+_NAMES_NOT_OURS = {
+    "hvdlite.ray": {
+        "ElasticRayExecutor": "the number of workers of hvdlite.ray is fixed; docs/ray.md shows "
+        "how Ray Train restarts them from a checkpoint"
+    },
+    "hvdlite.spark": {
+        "run_elastic": "the ranks of hvdlite.spark.run are fixed; begin again from a checkpoint, "
+        "or start an elastic job with hvdlite-run --min-np"
+    },
 }
 # Packages of Horovod that only hold other modules.
 _FOLDERS = ("horovod.common",)
@@ -69,7 +88,26 @@ class _Alias(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         # The import statement returns the entry of sys.modules after the loader has run.
-        sys.modules[module.__name__] = importlib.import_module(self._target)
+        target = importlib.import_module(self._target)
+        _explain_names(target)
+        sys.modules[module.__name__] = target
+
+
+def _explain_names(module: ModuleType) -> None:
+    """Make a module say why it lacks some of Horovod's names."""
+    missing = _NAMES_NOT_OURS.get(module.__name__)
+    if missing is None:
+        return
+    others = vars(module).get("__getattr__")
+
+    def look_up(name: str) -> object:
+        if name in missing:
+            raise ImportError(f"hvdlite has no {name} of Horovod: {missing[name]}", name=name)
+        if others is not None:
+            return others(name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    vars(module)["__getattr__"] = look_up
 
 
 class _Folder(Loader):

@@ -9,6 +9,8 @@ from typing import Any
 import hvdlite
 from hvdlite.errors import ArgumentError
 
+__path__: list[str] = []  # Imports below horovod.runner ask the finder, which says why they fail.
+
 # Arguments of elastic jobs, and hvdlite's names for them.
 _ELASTIC = {
     "min_num_proc": "min_np",
@@ -39,7 +41,7 @@ def run(
     output_filename: str | Path | None = None,
     verbose: int | bool | None = None,
     network_interface: str | None = None,
-    network_interfaces: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     executable: str | None = None,
     **others: Any,
 ) -> list[Any]:
@@ -54,7 +56,8 @@ def run(
             elastic[_ELASTIC[name]] = value
         if name not in (*_ELASTIC, *_NEEDLESS):
             raise ArgumentError(f"horovod.run() has no argument {name!r}")
-    interfaces = network_interfaces or network_interface or ""
+    interfaces = network_interfaces or network_interface or ()
+    names = interfaces.split(",") if isinstance(interfaces, str) else interfaces
     return hvdlite.run(
         func,
         args,
@@ -67,7 +70,7 @@ def run(
         ssh_identity_file=ssh_identity_file,
         output_filename=output_filename,
         verbose=bool(verbose),
-        network_interfaces=[name for name in interfaces.split(",") if name],
+        network_interfaces=[name for name in names if name],
         executable=executable,
         **elastic,
     )

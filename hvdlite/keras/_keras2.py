@@ -17,11 +17,22 @@ import tensorflow as tf
 import tf_keras
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras._tensorflow import allreduce_gradients, collective_errors, scale_gradient
+from hvdlite.keras._tensorflow import (
+    allreduce_gradients,
+    collective_errors,
+    refuse_strategy,
+    scale_gradient,
+)
 from hvdlite.keras.distribution import Distributed, Distribution, distribute
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
-__all__ = ["Optimizer", "allreduce_gradients", "collective_errors", "scale_gradient"]
+__all__ = [
+    "Optimizer",
+    "allreduce_gradients",
+    "collective_errors",
+    "refuse_strategy",
+    "scale_gradient",
+]
 
 _Legacy: Any = tf_keras.optimizers.legacy.Optimizer
 _LossScaling: Any = tf_keras.mixed_precision.LossScaleOptimizer
@@ -175,7 +186,7 @@ def check_rate(optimizer: Any) -> None:
 def velocities(optimizer: Any, trainable: Sequence[Any]) -> list[tf.Variable]:
     """List the variables that hold gradients times the learning rate: the momentum of SGD."""
     if isinstance(optimizer, tf_keras.optimizers.legacy.SGD):
-        if not optimizer._momentum:
+        if "momentum" not in optimizer.get_slot_names():  # no momentum, or no step yet
             return []
         return [optimizer.get_slot(variable, "momentum") for variable in trainable]
     if isinstance(optimizer, tf_keras.optimizers.SGD):

@@ -24,6 +24,7 @@ __all__ = [
     "collective_errors",
     "keep_apply",
     "outside_of_graphs",
+    "refuse_strategy",
     "scale_gradient",
 ]
 
@@ -85,6 +86,21 @@ def call_with_arrays(
     return [
         tf.ensure_shape(one, variable.shape) for one, variable in zip(results, like, strict=True)
     ]
+
+
+def refuse_strategy() -> None:
+    """Refuse an optimizer whose variables a strategy of tf.distribute would distribute.
+
+    Raises:
+        ArgumentError: the caller is in the scope of such a strategy.
+    """
+    strategy = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        raise ArgumentError(
+            f"hvd.DistributedOptimizer in the scope of a {type(strategy).__name__}: both would "
+            "distribute the training; leave the strategy out, and start a rank for each device, "
+            "with hvdlite-run -np N"
+        )
 
 
 def keep_apply(optimizer: Any) -> None:

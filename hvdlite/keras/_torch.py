@@ -22,6 +22,7 @@ __all__ = [
     "collective_errors",
     "keep_apply",
     "outside_of_graphs",
+    "refuse_strategy",
     "scale_gradient",
 ]
 
@@ -42,10 +43,10 @@ def allreduce_gradients(
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> list[Any]:
-    """Reduce gradients over all ranks, in place if they are contiguous.
+    """Reduce gradients over all ranks; the caller's tensors stay as they are.
 
     Args:
-        gradients: tensors, or None, which stays None.
+        gradients: tensors, or None, which stays None; one tensor may stand for several variables.
         names: their wire names, the same in every step.
         op: `Average` or `Sum`.
         compression: how gradients are compressed while they travel.
@@ -66,7 +67,7 @@ def allreduce_gradients(
         wire, context = compression.compress(gradient)
         if wire.layout == torch.strided:
             wire = readable(wire)
-        handle = start_reducing(Named(name, [wire], [name]), reduction, in_place=True).first()
+        handle = start_reducing(Named(name, [wire], [name]), reduction, in_place=False).first()
         started.append((handle, context))
     return [
         None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started
@@ -89,6 +90,10 @@ def call_with_arrays(
     """
     arrays = call(*[tensor.detach().to_dense().cpu().numpy() for tensor in tensors])
     return [torch.from_numpy(array) for array in arrays]
+
+
+def refuse_strategy() -> None:
+    """Do nothing: strategies are TensorFlow's."""
 
 
 def keep_apply(optimizer: Any) -> None:

@@ -19,10 +19,10 @@ from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import optimizer_variables
 from hvdlite.keras.batch_hooks import Callback, HasBatchHooks, Logs
 from hvdlite.keras.collectives import allreduce_buffers, broadcast_variables
+from hvdlite.keras.ending import begin_fit
 from hvdlite.keras.fit_checks import (
     ReductionCheck,
     agree_on_end_of_epoch,
-    agree_on_fit,
     warn_of_own_models,
 )
 from hvdlite.keras.learning_rate import LearningRate
@@ -102,10 +102,11 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
         Args:
             root_rank: the rank whose values all receive.
             device: ignored; scripts written for Horovod may pass it.
-            local_variables: ignored.
+            local_variables: variables of the model that each rank keeps as they are.
             process_set: its members get the same values; by default all ranks.
         """
         super().__init__()
+        self.local_variables = [] if local_variables is None else list(local_variables)
         self.process_set = process_set
         self.root_rank = root_rank
         self.broadcast_done = False
@@ -114,7 +115,7 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
         """Broadcast if every rank's model is built already."""
         check_root(self.root_rank, self.process_set)
         self.broadcast_done = False
-        everyone = agree_on_fit(self.params, self.process_set, built=bool(self.model.built))
+        everyone = begin_fit(self, built=bool(self.model.built))
         if all(one["built"] for one in everyone):
             self._broadcast()
 
@@ -125,9 +126,13 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        variables = [*self.model.weights, *optimizer_variables(self.model)]
+        shared = [one for one in self.model.weights if not self._is_local(one)]
+        variables = [*shared, *optimizer_variables(self.model)]
         broadcast_variables(variables, self.root_rank, self.process_set)
         self.broadcast_done = True
+
+    def _is_local(self, variable: Any) -> bool:
+        return any(variable is one for one in self.local_variables)
 
 
 class MetricAverageCallback(_ChecksReductions):
@@ -176,7 +181,7 @@ class MetricAverageCallback(_ChecksReductions):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Compare the numbers of batches and epochs; raise if they differ."""
         self._fits = True
-        agree_on_fit(self.params, self.process_set)
+        begin_fit(self, epochs=True)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Forget the epoch before."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ from hvdlite.errors import (
     MismatchError,
     ReplicasDifferWarning,
 )
+from hvdlite.keras import optimizer_options
 from hvdlite.keras.adapters import keras_2
 from hvdlite.keras.collectives import checksum, describe_by_rank, exchange
 from hvdlite.keras.distribution import distributed_part, first_wire_name
@@ -124,8 +127,19 @@ def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
     if first is None:
         return
     name, process_set = first
-    try:
+    with end_of_epoch(batches):
         basics.engine().barrier(name, process_set, blocking=True).wait()
+
+
+@contextlib.contextmanager
+def end_of_epoch(batches: int) -> Iterator[None]:
+    """Explain the mismatch of an operation that meets another rank's gradient.
+
+    Args:
+        batches: the number of batches of this rank's epoch.
+    """
+    try:
+        yield
     except DeadlockError:
         raise
     except MismatchError as error:
@@ -137,6 +151,7 @@ def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
 
 
 _looked_at: Any = None  # the params of the last fit() that `warn_of_own_models` has checked
+_warned_of: Any = None  # those of the last fit() of which it has warned
 
 
 def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: int) -> None:
@@ -153,7 +168,7 @@ def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: 
             the same one, because then every rank that takes steps calls this function.
         batch: the number of the batch that begins.
     """
-    global _looked_at
+    global _looked_at, _warned_of
     if params is _looked_at:
         return
     first = first_wire_name(model.optimizer)
@@ -168,7 +183,13 @@ def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: 
         text = _not_distributed(model, process_set)
     _looked_at = params
     if text is not None:
+        _warned_of = params
         warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
+
+
+def has_warned_of(params: Any) -> bool:
+    """Return whether this rank has warned in this `fit` that ranks train models that differ."""
+    return _warned_of is params
 
 
 def expect_own_models(params: Any) -> None:
@@ -189,12 +210,21 @@ def _compare(model: Any, name: str, process_set: ProcessSet) -> tuple[bool, str 
     """
     local = distributed_part(model.optimizer)._distribution.is_local
     variables = [one for one in model.trainable_variables if not local(one)] if model.built else []
-    exchanged = Exchange(name, [checksum(one) for one in variables], process_set, blocking=True)
-    numbers = exchanged.finish()
+    sums = [checksum(one) for one in variables]
+    mine = sums + optimizer_options.numbers_of(model.optimizer)
+    numbers = Exchange(name, mine, process_set, blocking=True).finish()
     names = [str(getattr(one, "path", one.name)) for one in variables]
     root = process_set.ranks[0]
     advice = f"add hvd.callbacks.BroadcastGlobalVariablesCallback({root}) to the callbacks of fit()"
-    text = difference("fit()", names, numbers, advice)
+    of_variables = {rank: every[: len(sums)] for rank, every in numbers.items()}
+    text = difference("fit()", names, of_variables, advice)
+    if text is None:
+        options = {rank: every[len(sums) :] for rank, every in numbers.items()}
+        found = optimizer_options.difference(options)
+        text = found and (
+            f"fit(): {found}, so that ranks train models of their own; make the optimizer alike on "
+            f"all ranks; {SILENCE}"
+        )
     complete = bool(variables) and len(numbers) == process_set.size()
     return complete, text if speaks(numbers) else None
 

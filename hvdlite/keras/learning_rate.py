@@ -92,6 +92,8 @@ class LearningRate:
                 velocity.assign(velocity * (after / before))
 
     def _velocities(self) -> list[Any]:
+        if not self._model.built:
+            return []  # The first batch makes them.
         if self._older is not None:
             return list(self._older.velocities(self._optimizer, self._model.trainable_variables))
         return [one for one in getattr(self._optimizer, "momentums", ()) if one is not None]

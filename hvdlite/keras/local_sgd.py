@@ -11,6 +11,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import broadcast_variables
 from hvdlite.keras.distribution import first_wire_name
+from hvdlite.keras.ending import begin_fit
 from hvdlite.keras.fit_checks import expect_own_models
 from hvdlite.numpy.collectives import mean_of_arrays
 from hvdlite.operation_names import next_name
@@ -79,6 +80,7 @@ class LocalSGDCallback(Callback):
                 "LocalSGDCallback takes a plain optimizer: a DistributedOptimizer averages the "
                 "gradients of the same ranks in every batch; leave one of them out"
             )
+        begin_fit(self, epochs=True, batches=True)
         expect_own_models(self.params)
         self._batches, self._fits, self._moved, self._anchors = 0, True, False, []
 

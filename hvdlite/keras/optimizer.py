@@ -196,7 +196,9 @@ def PartialDistributedOptimizer(
 
 
 def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
-    accepted = (keras_2(optimizer) or keras.optimizers).Optimizer
+    older = keras_2(optimizer)
+    (older or seam()).refuse_strategy()
+    accepted = (older or keras.optimizers).Optimizer
     if not isinstance(optimizer, accepted):
         raise ArgumentError(
             "DistributedOptimizer takes an optimizer, such as keras.optimizers.Adam() or one of "

@@ -67,7 +67,13 @@ class Group(neutral.Group):
         self.serve_storage(make_storage, save, save_every, load, log)
 
     def optimizer(
-        self, staleness: int | None = None, push_every: int = 1, pull_every: int = 1
+        self,
+        staleness: int | None = None,
+        push_every: int = 1,
+        pull_every: int = 1,
+        clipvalue: float | None = None,
+        clipnorm: float | None = None,
+        global_clipnorm: float | None = None,
     ) -> RemoteOptimizer:
         """Make the optimizer of a worker's model, which leaves the updates to the servers.
 
@@ -79,17 +85,23 @@ class Group(neutral.Group):
                 0 keeps workers in step, None waits for nobody.
             push_every: in every how many steps the sum of the gradients is pushed.
             pull_every: in every how many steps values are pulled.
+            clipvalue: the largest value of this worker's gradients, as in Keras' optimizers.
+            clipnorm: the largest norm of the gradient of a variable.
+            global_clipnorm: the largest norm of all gradients together.
 
         Returns:
             The optimizer, for `compile()` with jit_compile=False, or for a loop of your own.
 
         Raises:
             ArgumentError: an argument cannot be used, or this process is a server.
+            ValueError: more than one of the three bounds is given.
 
         Example:
             model.compile(optimizer=group.optimizer(), loss="mse", jit_compile=False)
         """
-        return RemoteOptimizer(self.client, staleness, push_every, pull_every)
+        return RemoteOptimizer(
+            self.client, staleness, push_every, pull_every, clipvalue, clipnorm, global_clipnorm
+        )
 
 
 def connect() -> Group:

@@ -32,6 +32,9 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         staleness: int | None = None,
         push_every: int = 1,
         pull_every: int = 1,
+        clipvalue: float | None = None,
+        clipnorm: float | None = None,
+        global_clipnorm: float | None = None,
     ) -> None:
         """Make an optimizer, which registers its variables when it is built.
 
@@ -40,12 +43,22 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             staleness: how many steps this worker may be ahead of the slowest one when it pulls.
             push_every: in every how many steps the sum of the gradients is pushed.
             pull_every: in every how many steps values are pulled.
+            clipvalue: the largest value of this worker's gradients, as in Keras' optimizers.
+            clipnorm: the largest norm of the gradient of a variable.
+            global_clipnorm: the largest norm of all gradients together.
 
         Raises:
             ArgumentError: a number cannot be used.
+            ValueError: more than one of the three bounds is given.
         """
         check_pace(staleness, push_every, pull_every)
-        super().__init__(learning_rate=0.0, name="remote")
+        super().__init__(
+            learning_rate=0.0,
+            name="remote",
+            clipvalue=clipvalue,
+            clipnorm=clipnorm,
+            global_clipnorm=global_clipnorm,
+        )
         self.clock = 0
         self._client = client
         self._staleness = staleness
@@ -114,6 +127,7 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         def exchange(*arrays: Any) -> list[Any]:
             return self._exchange(dict(zip(indices, arrays, strict=True)))
 
+        some = self._clip_gradients(some)
         values = seam().call_with_arrays(exchange, some, self._trainable_variables)
         for variable, value in zip(self._trainable_variables, values, strict=True):
             variable.assign(value)

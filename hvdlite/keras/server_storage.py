@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from hvdlite.errors import ArgumentError
+from hvdlite.parameter_server.division import Tensor, check_division, looks_at_other_tensors
 from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Gradient, Slot
 
@@ -33,7 +34,8 @@ class KerasStorage:
             parts: what this server holds.
 
         Raises:
-            ArgumentError: it returns something else, or a tensor was to be filled by servers.
+            ArgumentError: it returns something else, or an optimizer whose updates would depend on
+                the number of servers, or a tensor was to be filled by servers.
         """
         self._parts = list(parts)
         self._variables: list[Any] = []
@@ -52,6 +54,7 @@ class KerasStorage:
                 optimizer.build([variable])
             self._variables.append(variable)
             self._optimizers.append(optimizer)
+        _check_division(make_optimizer, self._parts)
 
     def read(self, part: int, into: memoryview) -> None:
         """Copy the values of a part."""
@@ -144,6 +147,31 @@ def _check(optimizer: Any) -> None:
             "group.serve() takes a function that returns a new optimizer of Keras without loss "
             f"scaling, such as lambda: keras.optimizers.SGD(0.1 / group.workers), not {optimizer!r}"
         )
+
+
+def _check_division(make_optimizer: MakeOptimizer, parts: Sequence[Part]) -> None:
+    """Refuse an optimizer to which other rows, or other tensors, matter."""
+    if len(parts) < 2 and all(part.servers == 1 for part in parts):
+        return
+
+    def update(tensors: Sequence[Tensor]) -> list[list[float]]:
+        with keras.device("cpu"):
+            variables = [keras.Variable(np.asarray(one.values, "float32")) for one in tensors]
+            optimizer = make_optimizer()
+            optimizer.build(variables)
+            for gradients in zip(*(one.gradients for one in tensors), strict=True):
+                arrays = [np.asarray(one, "float32") for one in gradients]
+                optimizer.apply([keras.ops.convert_to_tensor(one) for one in arrays], variables)
+            rows: list[list[float]] = [row for one in variables for row in _array(one).tolist()]
+        return rows
+
+    name = type(make_optimizer()).__name__
+    if looks_at_other_tensors(update):
+        raise ArgumentError(
+            f"{name} looks at all tensors together, as global_clipnorm does, and a server updates "
+            "each by itself: clip on the workers, by group.optimizer(global_clipnorm=...)"
+        )
+    check_division(parts, update, name)
 
 
 def _slot(index: int, name: str, variable: Any, part: Part) -> Slot:

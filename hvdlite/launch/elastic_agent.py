@@ -1,8 +1,8 @@
 """The agent's loop in an elastic job: workers start and end one by one, as the launcher asks.
 
-Both sides send a message every quarter of the heartbeat. If the launcher is silent for the
-heartbeat and a second, the agent kills its workers: the launcher has then given them up. SIGTERM to
-the agent means that this host is taken away; the launcher then lets its workers leave.
+Both sides send a message every quarter of the heartbeat. If the launcher is silent for twenty
+heartbeats, the agent kills its workers: the launcher has given them up, or is dead. SIGTERM to the
+agent means that this host is taken away; the launcher then lets its workers leave.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from hvdlite.bootstrap.registrar_client import PATIENCE
 from hvdlite.launch.agent_loop import GONE, Agent, Link
 from hvdlite.launch.elastic.stopped import StoppedWatch
 from hvdlite.launch.process.ending import Ending
@@ -24,7 +25,6 @@ from hvdlite.launch.remote.messages import Frame, Kind, data_frame, frame
 # An agent may end while others go on, maybe on the same machine under another name. So it ends its
 # own workers alone, which have this variable.
 _MARK = "HVDLITE_AGENT_ID"
-_PATIENCE = 1.0  # seconds after the heartbeat until a silent launcher counts as gone
 _CANNOT_START = 126  # status of a worker that could not be started, as a shell's
 
 
@@ -97,7 +97,7 @@ class ElasticAgent(Agent):
     def _obey(self) -> None:
         for command in self._link.receive():
             if command.kind == Kind.ALIVE:  # Before the first one the launcher waits for others.
-                self.silence = self._heartbeat + _PATIENCE
+                self.silence = PATIENCE * self._heartbeat
             elif command.kind == Kind.LAUNCH:
                 self._launch(command)
             elif command.kind == Kind.SIGNAL:

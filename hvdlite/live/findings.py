@@ -32,6 +32,8 @@ FEWEST_SWITCHES = 50.0  # per second, of a rank that works little
 FULL_HOST = 0.8
 # Times of computing differ by some per cent between runs on one machine.
 SLOWER_COMPUTE = 1.15
+# So many times the samples of the other ranks are why a rank is late, wherever its time goes.
+LARGER_BATCH = 1.2
 # A collective that takes so long, and so many steps, waits for a rank that may never come.
 STALLED_SECONDS = 5.0
 STALLED_STEPS = 10
@@ -211,7 +213,7 @@ def _late(figures: Figures) -> Iterator[Finding]:
             f"rank {late.rank} on {of_rank.host} holds the others up: it is the last in "
             f"{percent(late.share)} of the steps, {time_text(late.seconds)} late in {late.phase}; "
             f"the others wait {percent(waiting / figures.step)} of the step",
-            _REMEDY_OF_PHASE[late.phase],
+            _larger_batch(figures, of_rank) or _REMEDY_OF_PHASE[late.phase],
             late.rank,
         )
     elif slow is not None:
@@ -231,6 +233,18 @@ def _late(figures: Figures) -> Iterator[Finding]:
             "Other programs take the cores now from one rank and now from another, or the batches "
             "differ in work: leave a core free on each host, or sort batches by their length.",
         )
+
+
+def _larger_batch(figures: Figures, late: RankFigures) -> str | None:
+    """Return the remedy for a rank that has more samples in each step than any other one."""
+    most = max(rank.samples for rank in figures.ranks if rank is not late)
+    if not most or late.samples < LARGER_BATCH * most:
+        return None
+    return (
+        f"It has {late.samples / most:.1f} times as many samples in each step as any other rank: "
+        "give all ranks batches of one size, or, if its machine is faster, a smaller one than now "
+        "and weight= to the optimizer."
+    )
 
 
 _REMEDY_OF_PHASE = {

@@ -190,10 +190,11 @@ class Checkpoint:
                     found.setdefault(entry["slot"], []).append((file, entry))
         if "" not in found and part.rows:
             raise ArgumentError(f"the checkpoint has no values of tensor {part.spec.name!r}")
+        # Without one of its states, an optimizer begins anew.
+        goes_on = all(_fits(pieces[0][1], part) for pieces in found.values())
         for slot, pieces in found.items():
-            restored = _put_together(slot, pieces, part)
-            if restored is not None:
-                yield restored
+            if slot == "" or goes_on:
+                yield _put_together(slot, pieces, part)
 
     def _collections(self, name: str) -> Iterator[dict[str, Any]]:
         for file in self._files:
@@ -206,15 +207,18 @@ def _entries(file: _File, name: str) -> Iterator[dict[str, Any]]:
             yield from one["entries"]
 
 
+def _fits(entry: dict[str, Any], part: Part) -> bool:
+    """Return whether a slot can be cut by rows, or belongs to these rows as a whole."""
+    same = (entry["first"], entry["rows"]) == (part.first, part.rows)
+    return same or entry["by_rows"] or not entry["shape"]
+
+
 def _put_together(
     slot: str, pieces: Sequence[tuple[_File, dict[str, Any]]], part: Part
-) -> Restored | None:
-    """Return the slot of a part; None for a state that cannot be cut by rows."""
+) -> Restored:
+    """Return the slot of a part."""
     file, first = pieces[0]
     if not first["by_rows"]:
-        same = (first["first"], first["rows"]) == (part.first, part.rows)
-        if not same and first["shape"]:
-            return None  # It belongs to other rows as a whole, so the optimizer begins anew there.
         data = _read(file, first, 0, first["bytes"])
         return Restored(slot, first["dtype"], tuple(first["shape"]), bytearray(data))
     size = first["bytes"] // first["rows"] if first["rows"] else 0

@@ -362,8 +362,10 @@ class RemoteCollection:
 
         def exchange(share: _Share) -> None:
             index = share.index_of.get(tensor)
-            some = None if index is None else _rows_of_part(rows, share.parts[index])
-            if index is None or some is None:
+            if index is None:
+                return
+            some = _rows_of_part(rows, share.parts[index])
+            if not some.numbers:
                 return
             entry = Entry(index, Layout.ROWS, len(some.numbers)).pack()
             numbers = some.numbers.cast("B")
@@ -383,13 +385,12 @@ def _of_part(memory: memoryview | None, part: Part) -> memoryview:
     return memory[begin : begin + part.nbytes]
 
 
-def _rows_of_part(rows: Rows, part: Part) -> Rows | None:
-    """Return the rows that a part has; None if it has none of them."""
+def _rows_of_part(rows: Rows, part: Part) -> Rows:
+    """Return the rows that a part has."""
     begin = bisect.bisect_left(rows.numbers, part.first)
     end = bisect.bisect_left(rows.numbers, part.first + part.rows)
     size = part.spec.row_bytes
-    some = Rows(rows.numbers[begin:end], rows.values[begin * size : end * size])
-    return some if begin < end else None
+    return Rows(rows.numbers[begin:end], rows.values[begin * size : end * size])
 
 
 def _push_request(
@@ -402,9 +403,9 @@ def _push_request(
         gradient = gradients.get(part.tensor)
         if isinstance(gradient, Rows):
             some = _rows_of_part(gradient, part)
-            if some is not None:
-                entries.append(Entry(index, Layout.ROWS, len(some.numbers)).pack())
-                pieces += [some.numbers.cast("B"), some.values]
+            # Also a part that has none of the rows, so that its optimizer counts the step.
+            entries.append(Entry(index, Layout.ROWS, len(some.numbers)).pack())
+            pieces += [some.numbers.cast("B"), some.values]
         elif gradient is not None:
             entries.append(Entry(index).pack())
             pieces.append(_of_part(gradient, part))

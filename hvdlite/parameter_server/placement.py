@@ -33,6 +33,7 @@ class Part:
         server: the index of the server.
         first: the first of the rows.
         rows: their number; all rows of the tensor if it is not split.
+        servers: how many servers the collection is placed on.
     """
 
     tensor: int
@@ -40,6 +41,7 @@ class Part:
     server: int
     first: int
     rows: int
+    servers: int
 
     @property
     def nbytes(self) -> int:
@@ -72,11 +74,11 @@ def place(specs: Sequence[TensorSpec], servers: int) -> list[Part]:
             continue
         bounds = _bounds(spec, servers)
         for server, (first, end) in enumerate(itertools.pairwise(bounds)):
-            parts[index].append(Part(index, spec, server, first, end - first))
+            parts[index].append(Part(index, spec, server, first, end - first, servers))
             load[server] += parts[index][-1].nbytes
     for index in sorted(whole, key=lambda one: (-specs[one].nbytes, one)):
         server = load.index(min(load))
-        parts[index].append(Part(index, specs[index], server, 0, specs[index].rows))
+        parts[index].append(Part(index, specs[index], server, 0, specs[index].rows, servers))
         load[server] += specs[index].nbytes
     return [part for some in parts for part in some]
 

@@ -334,15 +334,14 @@ def DistributedOptimizer(
             it, for sums that would overflow otherwise.
         num_groups: divides the parameters into that many buckets, instead of by size.
         groups: as `num_groups`, or lists of parameters: each is a bucket, and so is any other one.
-        sparse_as_dense: makes sparse gradients dense.
+        sparse_as_dense: makes sparse gradients dense, except for SparseAdam, which needs them.
         process_set: its members reduce their gradients; other ranks step with their own ones.
-        bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets are sent
-            early, and the core fuses buckets that are ready together.
+        bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small ones are sent early.
         weight: this rank's weight in the average, see `Distributed.weight`.
         reduce_in: "backward": backward() waits for gradients; "step": `synchronize` or `step` does.
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
-        late: lets steps go on without late ranks; loops then read `optimizer.behind`.
+        late: lets steps go on without late ranks; loops read `optimizer.behind`.
         overlap: False submits all at the end of backward(); None chooses, see docs/performance.md.
 
     Returns:
@@ -362,12 +361,13 @@ def DistributedOptimizer(
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         return _adasum(optimizer, names, compression, bucket_cap_mb, process_set)
+    takes_dense = not isinstance(optimizer, torch.optim.SparseAdam)
     settings = Settings(
         reduction=reduction,
         compression=compression,
         passes=ops.check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
-        sparse_as_dense=sparse_as_dense or late is not None,
+        sparse_as_dense=(sparse_as_dense and takes_dense) or late is not None,
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
         weight=weight,
         bucket_view=gradient_as_bucket_view,

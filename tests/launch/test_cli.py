@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hvdlite
+from harness import base_environment
 from hvdlite.launch.process.resources import available_cores
 from launch.marked import python
 from launcher import LauncherResult, run_launcher
@@ -218,3 +219,22 @@ def test_signal_dispositions_of_a_rank_are_the_usual_ones() -> None:
     usual = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
     shown = [line.removeprefix("[0] ") for line in result.stdout.splitlines()]
     assert shown == usual.stdout.splitlines()
+
+
+def test_container_that_refuses_pidfd_open_is_one_sentence() -> None:
+    refused = """
+import os, runpy, sys
+
+def refuse(pid):
+    raise PermissionError(1, "Operation not permitted")
+
+os.pidfd_open = refuse
+sys.argv = ["hvdlite-run", "-np", "2", "sleep", "1000"]
+runpy.run_module("hvdlite.launch", run_name="__main__")
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", refused], capture_output=True, text=True, env=base_environment()
+    )
+    assert result.returncode == 1
+    assert "pidfd_open: Operation not permitted; it needs Linux 5.3, and a" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -28,7 +28,7 @@ assert HorovodInternalError is hvdlite.errors.HorovodInternalError
 assert HostsUpdatedInterrupt is hvdlite.errors.HostsUpdatedInterrupt
 assert hvd.elastic is horovod.torch.elastic is hvdlite.torch.elastic
 assert TorchState is hvd.elastic.TorchState and issubclass(TorchState, ObjectState)
-assert horovod.__version__ == hvdlite.__version__
+assert horovod.__version__ == "0.28.1" != hvdlite.__version__  # scripts compare it
 hvd.init()
 torch.manual_seed(hvd.rank())
 model = torch.nn.Linear(4, 1)
@@ -106,6 +106,10 @@ def test_variables_of_horovod() -> None:
         ("horovod.mxnet", "hvdlite has no horovod.mxnet: MXNet is retired"),
         ("horovod.spark.keras", "hvdlite has no horovod.spark.keras: there are no estimators"),
         ("horovod.ray.elastic", "hvdlite has no horovod.ray.elastic: the number of workers of"),
+        ("horovod.data", "hvdlite has no horovod.data: the loaders of PyTorch"),
+        ("horovod.common.util", "hvdlite has no horovod.common.util: it serves Horovod's own"),
+        ("horovod.runner.common", "hvdlite has no horovod.runner.common: it is a part of"),
+        ("horovod.runner.elastic.x", "hvdlite has no horovod.runner.elastic: it is a part of"),
         ("horovod.nothing", "No module named 'horovod.nothing'"),
         ("horovod.common.nothing", "No module named 'horovod.common.nothing'"),
     ],
@@ -114,6 +118,20 @@ def test_module_that_is_not_there(module: str, message: str) -> None:
     code = f"try: import {module}\nexcept ModuleNotFoundError as error: print(error)"
     (line,) = run(code, np=1)
     assert line.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        ("horovod.ray", "ElasticRayExecutor", "the number of workers of hvdlite.ray is fixed"),
+        ("horovod.spark", "run_elastic", "the ranks of hvdlite.spark.run are fixed"),
+        ("horovod.spark", "nothing", "cannot import name 'nothing' from 'hvdlite.spark'"),
+    ],
+)
+def test_name_that_is_not_there(module: str, name: str, message: str) -> None:
+    code = f"try: from {module} import {name}\nexcept ImportError as error: print(error)"
+    (line,) = run(code, np=1)
+    assert message in line
 
 
 def test_knobs_of_horovod_are_honoured() -> None:
@@ -157,11 +175,16 @@ def number(plus):
     return hvd.rank() + plus
 assert horovod.runner.run is horovod.run
 print(horovod.run(number, args=(5,), num_proc=2, use_gloo=True))
+for interfaces in ({"network_interface": "lo"}, {"network_interfaces": ["lo"]}):
+    print(horovod.run(number, args=(5,), np=2, **interfaces))
 try: horovod.run(number, min_np=2)
 except ArgumentError as error: print(error)
 """
     lines = run(code, np=1)
-    assert lines == ["[5, 6]", "min-np 2 is more than np 1, with which the job starts [HVD420]"]
+    assert lines == [
+        *["[5, 6]"] * 3,
+        "min-np 2 is more than np 1, with which the job starts [HVD420]",
+    ]
 
 
 def test_without_the_flag_there_is_no_horovod(tmp_path: Path) -> None:

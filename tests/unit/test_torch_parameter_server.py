@@ -106,6 +106,24 @@ def test_sparse_gradients_travel_as_rows() -> None:
         assert sent < 3 * 40 * (64 * 4 + 8) + 3 * 2 * 16 + 1
 
 
+def test_a_push_of_rows_is_a_step_also_where_none_of_them_is() -> None:
+    def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam(params, lr=0.1)
+
+    plain, ours = (torch.nn.Embedding(30000, 4, sparse=True) for _ in range(2))
+    ours.load_state_dict(plain.state_dict())
+    optimizer = make(list(plain.parameters()))
+    with Servers(2, storage_of(make)) as running:
+        replica = Replica(running.client(), ours.named_parameters())
+        for words in ([5], [5, 7], [6], [5, 29999]):
+            for model in (plain, ours):
+                model(torch.tensor(words)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+    assert_same_parameters(plain, ours)
+
+
 def train(replica: Replica, model: torch.nn.Module, steps: range) -> None:
     for step in steps:
         loss_of(model, step).backward()
@@ -129,6 +147,30 @@ def test_any_number_of_servers_goes_on_from_a_checkpoint(kind: str, tmp_path: Pa
         assert [f"ps.ckpt.{i}-of-{servers}" in files for i in range(servers)] == [True] * servers
     assert_same_parameters(whole, cut)
     assert not list(tmp_path.glob("*.partial"))
+
+
+class RowMeans(torch.optim.SGD):
+    """Has a state of one number for each row, and needs both of its states."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            assert set(state) in (set(), {"steps", "means"}), state
+            state["steps"] = state.get("steps", 0) + 1
+            state["means"] = parameter.detach().reshape(len(parameter), -1).mean(1)
+        super().step(closure)
+
+
+def test_an_optimizer_begins_anew_where_a_part_of_its_state_cannot_be_cut(tmp_path: Path) -> None:
+    def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return RowMeans(params, lr=0.1)
+
+    model, path = model_of(2, 20000), str(tmp_path / "ps.ckpt")
+    for servers, steps in ((1, range(2)), (2, range(2, 4))):
+        with Servers(servers, storage_of(make), save=path) as running:
+            replica = Replica(running.client(), model.named_parameters())
+            assert replica.clock == steps.start
+            train(replica, model, steps)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -290,6 +332,51 @@ def test_what_cannot_be_meant_is_refused() -> None:
 def test_an_optimizer_that_a_server_cannot_use_is_refused(make: Any, message: str) -> None:
     with Servers(1, storage_of(make)) as running, pytest.raises(ArgumentError, match=message):
         Replica(running.client(), model_of().named_parameters())
+
+
+class Clipping(torch.optim.SGD):
+    """Clips the gradients of all of its parameters by their common norm."""
+
+    def step(self, closure: Any = None) -> None:
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        super().step(closure)
+
+
+class Drawing(torch.optim.SGD):
+    """Adds random numbers, as Langevin dynamics does."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = parameter.grad + torch.randn_like(parameter)
+        super().step(closure)
+
+
+LARGE, SMALL = TensorSpec("w", "float32", (1024, 128)), TensorSpec("b", "float32", (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "specs", "message"),
+    [
+        (torch.optim.Adafactor, [LARGE], "'w' .*is divided among 2 servers: use one server, or"),
+        (torch.optim.Muon, [LARGE], "Muon looks at a tensor as a whole"),
+        (torch.optim.Adafactor, [SMALL], None),
+        (Clipping, [SMALL], "Clipping looks at all tensors together"),
+        (Drawing, [LARGE], None),
+        *((one, [LARGE, SMALL], None) for one in (torch.optim.AdamW, torch.optim.SparseAdam)),
+    ],
+)
+def test_an_optimizer_whose_steps_would_depend_on_the_number_of_servers_is_refused(
+    kind: Any, specs: list[TensorSpec], message: str | None
+) -> None:
+    before = torch.get_rng_state()
+    for servers in (1, 2):
+        parts = [one for one in place(specs, servers) if one.server == 0]
+        if servers == 1 or message is None:
+            TorchStorage("", parts, lambda params: kind(params, lr=0.01))
+            continue
+        with pytest.raises(ArgumentError, match=message):
+            TorchStorage("", parts, lambda params: kind(params, lr=0.01))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_gradient_that_cannot_be_applied_changes_nothing() -> None:

@@ -7,6 +7,7 @@ that are listed anew, and gives up those that are silent.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -193,9 +194,9 @@ class AgentHost(RemoteHost):
             self.finishing = True
             self.send(frame(Kind.FINISH))
 
-    def silent(self, now: float, heartbeat: float) -> bool:
-        """Return whether the agent has said nothing for the heartbeat."""
-        return self.serves and not self.over and not self.busy and now > self.heard_at + heartbeat
+    def silent(self, since: float) -> bool:
+        """Return whether the agent has said nothing since then."""
+        return self.serves and not self.over and not self.busy and self.heard_at < since
 
     def cut(self, why: str) -> None:
         """Give the connection up; its workers then count as lost."""
@@ -264,6 +265,8 @@ class Agents:
         self._part_of: Callable[[AgentHost], dict[str, Any]] = lambda host: {}
         self._stdin: bytes | None = None
         self._alive_at = 0.0
+        self._ticked_at = math.inf
+        self._awake_since = -math.inf  # when `tick` was last called after a long pause
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
 
@@ -396,6 +399,10 @@ class Agents:
         for name, when in wanted.items():
             if name not in self.hosts and max(when, self._retry_at.get(name, 0.0)) <= now:
                 self._watch(self._connect(name), owner)
+        if now > self._ticked_at + self._heartbeat / 2:
+            # This process was stopped, or had no core, and reads before it calls others silent.
+            self._awake_since = now
+        self._ticked_at = now
         speaks = now >= self._alive_at
         if speaks:
             self._alive_at = now + self._heartbeat / 4
@@ -410,7 +417,8 @@ class Agents:
     def _look_after(self, host: AgentHost, owner: Owner, now: float, speaks: bool) -> None:
         if speaks and host.hello:
             host.send(frame(Kind.ALIVE))
-        if host.silent(now, self._heartbeat):
+        since = now - self._heartbeat
+        if self._awake_since < since and host.silent(since):
             host.cut(f"it was silent for {self._heartbeat:g} s")
         elif not host.serves and now > host.deadline:
             owner.off(host.fileno())

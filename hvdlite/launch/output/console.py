@@ -81,9 +81,14 @@ class Console:
         self.write(STDERR, f"hvdlite-run: {text}\n".encode())
 
     def write(self, fd: int, data: bytes) -> None:
-        """Queue bytes without blocking; bytes for a descriptor that has failed are dropped."""
+        """Queue bytes without blocking; bytes for a descriptor that has failed are dropped.
+
+        So is all else for people when the reader of stdout or stderr has gone: the job then ends,
+        and what its ranks say of each other's end explains nothing.
+        """
         with self._changed:
-            if fd not in self._failed:
+            ends = self.broken and fd in (STDOUT, STDERR)
+            if fd not in self._failed and not ends:
                 self._queue.append((fd, data))
                 self._bytes += len(data)
                 self._changed.notify_all()

@@ -118,7 +118,7 @@ class Worker:
         self._pipes = dict(pipes or {})
         self.pid = process.pid
         self.process = process
-        self.pidfd = os.pidfd_open(process.pid)
+        self.pidfd = _watch(process)
         self.ending: Ending | None = None
 
     @property
@@ -238,6 +238,19 @@ def start_worker(
         if pipe is not None:
             _enlarge(pipe.fileno())
     return Worker(placement, process, pipes, number)
+
+
+def _watch(process: subprocess.Popen[bytes]) -> int:
+    """Return a descriptor that tells of the end of a process; end the process if there is none."""
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError as error:
+        process.kill()
+        process.wait()
+        raise OSError(
+            f"cannot watch a process: pidfd_open: {error.strerror}; it needs Linux 5.3, and a "
+            "container whose seccomp profile lets it pass"
+        ) from error
 
 
 def _memory_file(content: bytes) -> int:

@@ -18,8 +18,8 @@ from hvdlite.bootstrap.frames import FrameReader, FrameWriter
 from hvdlite.errors import BootstrapError
 
 _BEAT_SECONDS = 2.5
-_LONGEST_FAREWELL = 2.0  # seconds to send the rest, and again to see the other end hang up
-_LONGEST_END = 5.0
+_LONGEST_FAREWELL = 5.0  # seconds in which the other end reads none of the rest, nor hangs up
+_LONGEST_END = 10.0
 _BLOCK = 1 << 16
 _HUNG_UP = "it has hung up"
 _CAPACITY = 1 << 20  # bytes that wait for one side; while there are more, the other is not read
@@ -132,6 +132,8 @@ class SealedLine:
             self._take()
         if outer & selectors.EVENT_WRITE:
             del self._to_outer[: self._outer.send(self._to_outer)]
+            if self._owner_left_at:
+                self._owner_left_at = now
         if inner & selectors.EVENT_WRITE:
             self._pass_on()
         return self._goes_on(now, reads)

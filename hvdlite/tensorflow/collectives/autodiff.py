@@ -28,11 +28,20 @@ def _wire_of(operation: Any) -> WireName:
     return WireName(text, process_set=int(operation.get_attr("process_set")))
 
 
+def _incoming(operation: Any, gradients: tuple[Any, ...]) -> list[tf.Tensor]:
+    """Return the gradients as dense tensors of the dtypes of the outputs.
+
+    A tape takes `output_gradients` of any dtype, and the ranks' tensors must be of one.
+    """
+    pairs = zip(gradients, operation.outputs, strict=False)
+    return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
+
+
 def _reduce(
     operation: Any, gradients: tuple[Any, ...], op: int, cast: int | None = None
 ) -> list[tf.Tensor]:
     wire = _wire_of(operation).derived("gradient")
-    dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    dense = _incoming(operation, gradients)
     names = [f"{wire.text}.{index}" for index in range(len(dense))]
     results = allreduce_with(operation.inputs[-1], dense, wire, names, op, cast)
     take_turns(wire, results)
@@ -75,7 +84,8 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
         factor *= tf.cast(query_set("size", wire.process_set), tf.float64)
     back = wire.derived("gradient")
     names = [f"{back.text}.{index}" for index in range(len(gradients))]
-    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+    dense = _incoming(operation, gradients)
+    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
     results = allgather_with(last, scaled, back, names)
     take_turns(back, results)
     for result, tensor in zip(results, operation.inputs, strict=False):
@@ -87,7 +97,8 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
 def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
     """Send the gradient of each row back to the rank that sent the row."""
     wire = _wire_of(operation).derived("gradient")
-    back, _ = alltoall_with(operation.inputs[-1], gradient, operation.outputs[1], wire)
+    (dense,) = _incoming(operation, (gradient,))
+    back, _ = alltoall_with(operation.inputs[-1], dense, operation.outputs[1], wire)
     take_turns(wire, [back])
     back.set_shape(operation.inputs[0].shape)
     return [back, None, None]

@@ -63,7 +63,7 @@ def allreduce(
     Args:
         tensor: any shape, the same on all ranks; bool with Min, Max or Product. Averages of
             integers are rounded towards zero. tf.IndexedSlices may have any number of rows: those
-            of all ranks are gathered.
+            of all ranks are gathered, and averages of integer rows are floats.
         average: the older form of `op`: True for `Average`, False for `Sum`.
         device_dense: accepted for scripts written for Horovod; without effect.
         device_sparse: likewise.
@@ -113,9 +113,9 @@ def grouped_allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
+    name: str | None = None,
     *,
     weight: Any = None,
 ) -> list[Any]:

@@ -131,11 +131,11 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Any = Compression.none,
     op: int = neutral.Average,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
 ) -> list[tf.Tensor]:
     """Reduce-scatter several tensors; those of one dtype complete together.
 

@@ -128,7 +128,7 @@ def _reduce_cheaply(
         # Ranks may have the same index. Keras' optimizers square each row of a gradient by itself.
         values, indices = _gather(merged, wire, reduction, compression)
         rows = _merge(tf.IndexedSlices(values, indices), wire.text)
-        return rows.values, rows.indices
+        return tf.cast(rows.values, merged.values.dtype), rows.indices
 
     def dense() -> Any:
         with tf.control_dependencies(_say_dense(wire.text, rows)):
@@ -174,8 +174,14 @@ def _say_dense(name: str, rows: tf.Tensor) -> list[Any]:
 def _gather(
     merged: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the rows of all ranks, each row scaled, and their indices."""
+    """Return the rows of all ranks, each row scaled, and their indices.
+
+    The average of integers is of floats: equal indices are added up later, so that each row by
+    itself must not be rounded.
+    """
     values, indices = merged.values, merged.indices
+    if reduction.weight is not None and values.dtype.is_integer:
+        values = tf.cast(values, tf.float64)
     factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
     if reduction.weight is not None:
         weight = tf.cast(reduction.weight, tf.float64)
@@ -195,8 +201,7 @@ def _gather(
     if reduction.op == ops.Average and reduction.weight is None:
         over_all = _core.knob_values()["average_over_joined"]
         ranks = tf.size(sizes) if over_all else tf.math.count_nonzero(sizes)
-        divide = tf.truncatediv if result.dtype.is_integer else tf.divide
-        result = divide(result, tf.cast(ranks, result.dtype))
+        result = tf.divide(result, tf.cast(ranks, result.dtype))
     return result, indices
 
 

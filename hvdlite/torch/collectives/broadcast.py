@@ -41,7 +41,10 @@ def _gradient(
 ) -> torch.Tensor:
     """Average the ranks' gradients on the root; what the others put in had no effect."""
     mean = averaged(gradient, f"{name}.backward", process_set)
-    return mean if basics.rank() == root_rank else torch.zeros_like(mean)
+    if basics.rank() == root_rank:
+        return mean
+    # Zeros that depend on the mean: who differentiates them again takes part in its backward.
+    return mean.masked_fill(torch.ones((), dtype=torch.bool, device=mean.device), 0)
 
 
 def broadcast(

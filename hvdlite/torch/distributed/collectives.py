@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d
 from hvdlite import _core
 from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.tensors import readable
+from hvdlite.torch.distributed.bits import Gathered, is_bitwise
 from hvdlite.torch.distributed.memory import (
     Reduction,
     as_written,
@@ -62,6 +63,8 @@ class Collectives(Submissions):
         self, verb: str, sources: Tensors, memories: Tensors, targets: Tensors, opts: Any
     ) -> Work:
         """Reduce plain tensors into other ones, and copy these to `targets` if they differ."""
+        if is_bitwise(opts.reduceOp, sources[0].dtype):
+            return self._reduce_bits(verb, sources, memories, targets, opts, 0)
         how = self._reduction(verb, sources, opts)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
@@ -76,15 +79,36 @@ class Collectives(Submissions):
         signature = f"{verb}.{how.word}.{_counts(sources)}"
         return self._start(signature, submit, targets, copying(memories, targets), opts)
 
+    def _reduce_bits(
+        self,
+        verb: str,
+        sources: Tensors,
+        memories: Tensors,
+        targets: Tensors,
+        opts: Any,
+        begin: int | None,
+    ) -> Work:
+        """Reduce bit by bit the elements from `begin` on, or this rank's share; see `Gathered`."""
+        _one_dtype(verb, [*sources, *memories])
+        gathered = Gathered(opts.reduceOp, sources, self._members)
+        copy = copying(memories, targets)
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            specs = gathered.specs(name)
+            return self._engine.allgather(name, specs, keep=gathered, blocking=blocking)
+
+        def finish(handle: _core.Handle) -> None:
+            for index, memory in enumerate(memories):
+                first = self._own_rank * memory.numel() if begin is None else begin
+                gathered.combine_into(memory, index, first)
+            if copy is not None:
+                copy(handle)
+
+        signature = f"{verb}.{gathered.word}.{_counts(sources)}"
+        return self._start(signature, submit, targets, finish, opts)
+
     def _reduction(self, verb: str, tensors: Tensors, opts: Any) -> Reduction:
-        dtype = tensors[0].dtype
-        for tensor in tensors:
-            if tensor.dtype != dtype:
-                raise ArgumentError(
-                    f"{verb}: the tensors of one call have to be of one dtype; got {dtype} and "
-                    f"{tensor.dtype}"
-                )
-        return reduction_of(verb, opts.reduceOp, dtype)
+        return reduction_of(verb, opts.reduceOp, _one_dtype(verb, tensors))
 
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> Work:
         """Copy the tensors of rank `opts.rootRank` to all ranks, in place."""
@@ -179,8 +203,11 @@ class Collectives(Submissions):
                 f"reduce_scatter: an output of {output.numel()} elements for the part of this "
                 f"rank, which has {wanted}"
             )
-        how = self._reduction("reduce_scatter", [joined, output], opts)
         memory = as_written(output)
+        if is_bitwise(opts.reduceOp, joined.dtype):
+            begin = sum(splits[: self._own_rank])
+            return self._reduce_bits("reduce_scatter", [joined], [memory], [output], opts, begin)
+        how = self._reduction("reduce_scatter", [joined, output], opts)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = [spec_of_reduced(name, joined, memory, how, parts=joined.numel())]
@@ -220,9 +247,11 @@ class Collectives(Submissions):
                     f"{verb}: an input of {tensor.numel()} elements for an output of "
                     f"{output.numel()}; {self._members} ranks need {self._members} times as many"
                 )
-        how = self._reduction(verb, [*inputs, *outputs], opts)
         sources = [readable(tensor) for tensor in inputs]
         memories = [as_written(output) for output in outputs]
+        if is_bitwise(opts.reduceOp, sources[0].dtype):
+            return self._reduce_bits(verb, sources, memories, outputs, opts, None)
+        how = self._reduction(verb, [*inputs, *outputs], opts)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = [
@@ -244,6 +273,17 @@ class Collectives(Submissions):
             return self._engine.barrier(name, blocking=blocking)
 
         return self._start("barrier", submit, [], None, opts)
+
+
+def _one_dtype(verb: str, tensors: Tensors) -> torch.dtype:
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype != dtype:
+            raise ArgumentError(
+                f"{verb}: the tensors of one call have to be of one dtype; got {dtype} and "
+                f"{tensor.dtype}"
+            )
+    return dtype
 
 
 def _numel(target: Target) -> int:

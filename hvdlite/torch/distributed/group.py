@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
 
+from hvdlite.errors import ArgumentError
 from hvdlite.torch.distributed import ending
 from hvdlite.torch.distributed.collectives import Collectives
 from hvdlite.torch.distributed.engines import Membership, make_engine
@@ -18,6 +20,7 @@ from hvdlite.torch.distributed.other_devices import (
     make_group,
     or_elsewhere,
 )
+from hvdlite.torch.distributed.overloads import FORMS, overloaded
 from hvdlite.torch.distributed.point_to_point import PointToPoint
 
 NAME = "hvdlite"
@@ -116,10 +119,55 @@ class HvdliteGroup(
         """Set how long an operation may take."""
         self._timeout = timeout
 
+    _set_default_timeout = set_timeout
+
+    def get_group_store(self) -> Any:
+        """Return the store by which the members have met."""
+        return self._member.store
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return what carries tensors of a device; for CPU tensors, this group itself."""
+        device = torch.device(device)
+        if self._backends().get(device.type) == NAME:
+            return self
+        try:
+            return self.elsewhere(OtherDeviceError("_get_backend", device))._get_backend(device)
+        except OtherDeviceError:
+            raise ArgumentError(
+                f"process group '{self._title}' has no backend for {device}; name one for each "
+                'device, as in init_process_group("cuda:nccl,cpu:hvdlite")'
+            ) from None
+
+    # What torch asks of a backend.
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return that tensors need no memory of the backend's own."""
+        return False
+
+    @property
+    def options(self) -> Any:
+        """The timeout of operations, as torch's backends give it."""
+        return torch._C._distributed_c10d.Backend.Options(NAME, self._timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: the members count from 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many operations this rank has started."""
+        return self._numbering.started()
+
     def shutdown(self) -> None:
-        """Leave the group; operations in flight get a moment to end."""
+        """Leave the group when the operations in flight have ended, or their time has passed.
+
+        While an exception is handled, as in a `finally`, they get a moment only: other ranks may
+        wait for what this one would have done.
+        """
         while self._elsewhere:
             self._elsewhere.popitem()[1].shutdown()
+        if sys.exc_info()[0] is None:
+            self._end_all_in_flight()
+        self._kept.clear()
         ending.end(self._engine)
 
     def abort(self) -> None:
@@ -128,19 +176,6 @@ class HvdliteGroup(
         ending.end(self._engine)
 
 
-_VERBS = (
-    *(
-        "allreduce",
-        "allreduce_coalesced",
-        "reduce",
-        "broadcast",
-        "allgather",
-        "allgather_coalesced",
-    ),
-    *("all_gather_single", "all_gather_single_coalesced", "reduce_scatter", "gather", "scatter"),
-    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "all_to_all_single", "alltoall"),
-    *("send", "recv"),
-)
 # Names of earlier releases of torch, and those of its C++ code.
 _OTHER_NAMES = {
     "_allgather_base": "all_gather_single",
@@ -149,7 +184,7 @@ _OTHER_NAMES = {
     "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
     "alltoall_base": "all_to_all_single",
 }
-for _verb in _VERBS:
-    setattr(HvdliteGroup, _verb, or_elsewhere(getattr(HvdliteGroup, _verb)))
+for _verb in FORMS:
+    setattr(HvdliteGroup, _verb, or_elsewhere(overloaded(getattr(HvdliteGroup, _verb))))
 for _other, _verb in _OTHER_NAMES.items():
     setattr(HvdliteGroup, _other, getattr(HvdliteGroup, _verb))

@@ -5,16 +5,35 @@ members know, and the number of the operation among those of its signature, modu
 repeat from step to step, and the engine's response cache knows them. And members that submit
 operations of different signatures in different orders still get the right results. A counter stays
 for each signature.
+
+What a callback of a future starts has names of its own (`origins`). These do not repeat, nor do
+those of transfers between two ranks, of which any number may be in flight. They begin with "#", so
+that the engine's cache does not keep them.
 """
 
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 from hvdlite import _core
+from hvdlite.torch.distributed import origins
+from hvdlite.torch.distributed.origins import Origin
 
 SLOTS = 8
-_FEWEST = 512
+_LOOKS = 2  # at so many names each new one looks whether they have ended
+
+
+class Name(NamedTuple):
+    """How an operation is called.
+
+    Attributes:
+        text: by which the engine knows it.
+        origin: what the callbacks of its future have in their names.
+    """
+
+    text: str
+    origin: Origin
 
 
 class Numbering:
@@ -22,7 +41,7 @@ class Numbering:
 
     Example:
         >>> numbering = Numbering()
-        >>> [numbering.next("barrier") for _ in range(2)]
+        >>> [numbering.next("barrier").text for _ in range(2)]
         ['barrier#0', 'barrier#1']
     """
 
@@ -30,24 +49,20 @@ class Numbering:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._in_flight: dict[str, _core.Handle] = {}
-        self._look_at = _FEWEST  # names in `_in_flight` at which those that have ended go
 
-    def next(self, signature: str, slots: int = SLOTS, seconds: float | None = None) -> str:
-        """Return the name of the next operation; wait while the name is in flight.
+    def next(self, signature: str, seconds: float | None = None) -> Name:
+        """Return the name of the next collective; wait while the name is in flight.
 
         Args:
             signature: of the operation.
-            slots: how many operations of this signature may be in flight.
             seconds: how long to wait; None means no limit.
 
         Raises:
             TimeoutError: that time passed first.
         """
         with self._lock:
-            count = self._counts.get(signature, 0)
-            self._counts[signature] = count + 1
-            name = f"{signature}#{count % slots}"
-            earlier = self._in_flight.get(name)
+            name = self._name(signature)
+            earlier = self._in_flight.get(name.text)
         if earlier is not None:
             try:
                 earlier.wait(seconds)
@@ -57,11 +72,47 @@ class Numbering:
                     raise
         return name
 
-    def note(self, name: str, handle: _core.Handle) -> None:
-        """Take note of the operation that has this name now."""
+    def _name(self, signature: str) -> Name:
+        around = origins.current()
+        if around is not None and around.group is self:
+            text = around.next(signature)
+            return Name(f"#{text}", Origin(self, text, f"{around.kind}/{signature}"))
+        if around is not None:
+            signature = f"{around.kind}/{signature}"
+        count = self._count(signature)
+        origin = Origin(self, f"{signature}#{count}", signature)
+        return Name(f"{signature}#{count % SLOTS}", origin)
+
+    def next_of_pair(self, way: str) -> str:
+        """Return the name of the next transfer from one rank to another, with one tag."""
         with self._lock:
-            self._in_flight[name] = handle
-            if len(self._in_flight) >= self._look_at:
-                names = self._in_flight.items()
-                self._in_flight = {name: one for name, one in names if not one.done()}
-                self._look_at = max(_FEWEST, 2 * len(self._in_flight))
+            return f"#{way}#{self._count(way)}"
+
+    def _count(self, signature: str) -> int:
+        count = self._counts.get(signature, 0)
+        self._counts[signature] = count + 1
+        return count
+
+    def started(self) -> int:
+        """Return how many operations have names, besides those that callbacks started."""
+        with self._lock:
+            return sum(self._counts.values())
+
+    def note(self, name: str, handle: _core.Handle) -> None:
+        """Take note of the operation that has this name now, and forget some that have ended.
+
+        What is noted keeps the memory of its operation.
+        """
+        with self._lock:
+            noted = self._in_flight
+            for _ in range(min(_LOOKS, len(noted))):
+                oldest = next(iter(noted))
+                one = noted.pop(oldest)
+                if not one.done():
+                    noted[oldest] = one
+            noted[name] = handle
+
+    def in_flight(self) -> list[_core.Handle]:
+        """Return the operations that have not ended."""
+        with self._lock:
+            return [one for one in self._in_flight.values() if not one.done()]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import distributed
 
 from hvdlite import _core
 from hvdlite.errors import UnsupportedError
@@ -15,10 +13,6 @@ from hvdlite.torch.distributed.memory import as_written, check, spec
 from hvdlite.torch.distributed.received import copying
 from hvdlite.torch.distributed.submission import Submissions
 from hvdlite.torch.distributed.work import Work
-
-# A rank may start so many sends to one other rank, with one tag, before that rank receives the
-# first; the next one waits. Collectives have fewer, because all ranks take part in each.
-SLOTS = 64
 
 
 class PointToPoint(Submissions):
@@ -32,23 +26,23 @@ class PointToPoint(Submissions):
         check("send", tensors)
         source = readable(tensors[0])
 
-        def submit(name: str, blocking: bool) -> _core.Handle:
-            return self._engine.send(name, spec(name, source), to, keep=source, blocking=blocking)
+        def submit(name: str) -> _core.Handle:
+            return self._engine.send(name, spec(name, source), to, keep=source)
 
-        return self._start(_way(self._own_rank, to, tag), submit, [], None, _options(), SLOTS)
+        return self._start_transfer(_way(self._own_rank, to, tag), submit, [], None)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Work:
         """Receive a tensor from a rank of this group."""
         check("recv", tensors)
         memory = as_written(tensors[0])
 
-        def submit(name: str, blocking: bool) -> _core.Handle:
+        def submit(name: str) -> _core.Handle:
             place = spec(name, memory, memory.data_ptr())
-            return self._engine.recv(name, place, source, keep=memory, blocking=blocking)
+            return self._engine.recv(name, place, source, keep=memory)
 
         finish = copying([memory], tensors)
         way = _way(source, self._own_rank, tag)
-        return self._start(way, submit, tensors, finish, _options(), SLOTS)
+        return self._start_transfer(way, submit, tensors, finish)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Work:
         """Refuse to receive from any rank: the engine matches two ranks that name each other."""
@@ -60,7 +54,3 @@ class PointToPoint(Submissions):
 
 def _way(source: int, to: int, tag: int) -> str:
     return f"send.{source}.{to}.{tag}"
-
-
-def _options() -> Any:
-    return distributed.AllreduceOptions()

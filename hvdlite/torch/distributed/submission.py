@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import collections
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 
 from hvdlite import _core
-from hvdlite.bootstrap.deadline import seconds_of
-from hvdlite.errors import CollectiveTimeoutError
-from hvdlite.torch.distributed.numbering import SLOTS, Numbering
+from hvdlite.bootstrap.deadline import Deadline, seconds_of
+from hvdlite.errors import CollectiveTimeoutError, HvdliteError
+from hvdlite.torch.distributed.numbering import Numbering
+from hvdlite.torch.distributed.origins import Origin
 from hvdlite.torch.distributed.work import Finish, Work
 
 Submit = Callable[[str, bool], _core.Handle]
+
+# Torch's C++ code may hold a `Work`, of which it holds only its own half: without the Python half a
+# wait would never end. C++ does not tell what it holds. But it reads results of few elements only
+# (in DistributedDataParallel's join), so that the last operations with such results live on.
+_KEPT = 256
+_KEPT_BYTES = 1 << 16
 
 
 class Submissions:
@@ -37,6 +46,7 @@ class Submissions:
         self._title = name
         self._timeout = timeout
         self._numbering = Numbering()
+        self._kept: collections.deque[Work] = collections.deque(maxlen=_KEPT)
 
     def _start(
         self,
@@ -45,9 +55,8 @@ class Submissions:
         outputs: Sequence[torch.Tensor],
         finish: Finish | None,
         options: Any,
-        slots: int = SLOTS,
     ) -> Work:
-        """Submit an operation; wait for it unless the caller wants to do so.
+        """Submit a collective; wait for it unless the caller wants to do so.
 
         Args:
             signature: see `numbering`.
@@ -55,21 +64,58 @@ class Submissions:
             outputs: the tensors that it writes.
             finish: copies the results there; None if the engine writes to them.
             options: of the call, such as AllreduceOptions.
-            slots: how many operations of this signature may be in flight.
         """
-        blocking = not options.asyncOp
         timeout = options.timeout
         seconds = seconds_of(self._timeout if timeout.days < 0 else timeout)
         try:
-            name = self._numbering.next(signature, slots, seconds)
+            name, origin = self._numbering.next(signature, seconds)
         except TimeoutError:
             self._give_up(signature, seconds)
+        blocking = not options.asyncOp
         handle = submit(name, blocking)
-        self._numbering.note(name, handle)
-        work = Work(handle, outputs, finish, seconds, lambda late: self._give_up(signature, late))
+        work = self._work(signature, name, handle, outputs, finish, seconds, origin)
         if blocking:
             work.wait()  # The engine expects this thread to do the work.
+        elif outputs and work.result_bytes() <= _KEPT_BYTES:
+            self._kept.append(work)
         return work
+
+    def _start_transfer(
+        self,
+        way: str,
+        submit: Callable[[str], _core.Handle],
+        outputs: Sequence[torch.Tensor],
+        finish: Finish | None,
+    ) -> Work:
+        """Submit a transfer between two ranks."""
+        name = self._numbering.next_of_pair(way)
+        seconds = seconds_of(self._timeout)
+        return self._work(way, name, submit(name), outputs, finish, seconds, None, way)
+
+    def _work(
+        self,
+        what: str,
+        name: str,
+        handle: _core.Handle,
+        outputs: Sequence[torch.Tensor],
+        finish: Finish | None,
+        seconds: float,
+        origin: Origin | None,
+        line: Hashable = None,
+    ) -> Work:
+        self._numbering.note(name, handle)
+
+        def give_up(late: float) -> None:
+            self._give_up(what, late)
+
+        return Work(handle, outputs, finish, seconds, give_up, origin, (self._numbering, line))
+
+    def _end_all_in_flight(self) -> None:
+        """Wait for the operations in flight, but not longer than the timeout of the group."""
+        deadline = Deadline(seconds_of(self._timeout))
+        for handle in self._numbering.in_flight():
+            with contextlib.suppress(HvdliteError, TimeoutError):  # Who waits gets the error.
+                handle.wait(max(0.0, deadline.seconds_left), fatal=True)
 
     def _give_up(self, signature: str, seconds: float) -> NoReturn:
         """End the group, because an operation takes longer than its timeout."""

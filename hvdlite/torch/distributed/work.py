@@ -7,7 +7,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,13 +16,16 @@ from torch import distributed
 
 from hvdlite import _core
 from hvdlite.bootstrap.deadline import seconds_of
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import CollectiveTimeoutError, HvdliteError
+from hvdlite.torch.distributed import origins
+from hvdlite.torch.distributed.origins import Origin
 
 # Copies the results of a completed operation to where the caller wants them.
 Finish = Callable[[_core.Handle], None]
 
 _UNSET = timedelta(0)
-_SLICE_SECONDS = 0.005  # how long the waiter waits for one operation before it looks at the others
+_SLICE_SECONDS = 0.005  # how long the leader waits for one operation before it looks at the others
+_PATIENCE_SECONDS = 1.0  # after which another thread takes the place of one that runs a callback
 
 
 class Work(distributed.Work):  # type: ignore[misc]
@@ -34,6 +37,8 @@ class Work(distributed.Work):  # type: ignore[misc]
         finish: copies the results to where the caller wants them; None if they are there.
         seconds: how long `wait` waits by default.
         give_up: called when that time has passed; raises.
+        origin: names what callbacks of the future start; None if these belong to no operation.
+        line: callbacks of the operations in one line run in the order of the operations.
     """
 
     def __init__(
@@ -43,37 +48,75 @@ class Work(distributed.Work):  # type: ignore[misc]
         finish: Finish | None,
         seconds: float,
         give_up: Callable[[float], None],
+        origin: Origin | None = None,
+        line: Hashable = None,
     ) -> None:
         super().__init__()
         self._handle = handle
         self._outputs = outputs
         self._finish = finish
         self._finishing = threading.Lock() if finish is not None else None
+        self._error: Exception | None = None  # of `finish`
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._give_up = give_up
+        self._origin = origin
+        self.line = line
         self._future: Any = None
+        self._waited = False
+
+    def result_bytes(self) -> int:
+        """Return how much memory the tensors that the operation writes have."""
+        return sum(output.nbytes for output in self._outputs)
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
         """Block until the operation has completed, and return True.
 
         Raises:
             HvdliteError: the operation failed.
-            CollectiveTimeoutError: `timeout`, or that of the process group, passed first.
+            CollectiveTimeoutError: `timeout` passed first, and the operation goes on; or that of
+                the process group passed, which has ended.
         """
-        seconds = seconds_of(timeout) if timeout else self._seconds
-        try:
-            self._handle.wait(seconds, fatal=True)
-        except TimeoutError:
-            if not self._handle.done():
-                self._give_up(seconds)
-            self._handle.wait()  # It ended at the last moment, or itself failed by a timeout.
+        if timeout and (seconds := seconds_of(timeout)) < self._deadline - time.monotonic():
+            self._wait_for_a_while(seconds)
+        else:
+            self._wait()
+        self._waited = True
         if self._finishing is not None:
             with self._finishing:
-                finish, self._finish = self._finish, None
-                if finish is not None:
-                    finish(self._handle)
+                self._deliver()
         return True
+
+    def _wait_for_a_while(self, seconds: float) -> None:
+        try:
+            self._handle.wait(seconds)
+        except TimeoutError as error:
+            if self._handle.done():
+                self._handle.wait()
+                return
+            raise CollectiveTimeoutError(
+                f"wait() waited {seconds:g} s, the timeout that it was given: {error}; wait again, "
+                "or with a longer timeout"
+            ) from None
+
+    def _wait(self) -> None:
+        try:
+            self._handle.wait(self._seconds, fatal=True)
+        except TimeoutError:
+            if not self._handle.done():
+                self._give_up(self._seconds)
+            self._handle.wait()  # It ended at the last moment, or itself failed by a timeout.
+
+    def _deliver(self) -> None:
+        """Copy the results to where they belong, once; an error of that is raised each time."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            try:
+                finish(self._handle)
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
 
     def settle(self, seconds: float = math.inf) -> None:
         """Block until the operation has completed, well or not, but not longer than `seconds`.
@@ -90,13 +133,21 @@ class Work(distributed.Work):  # type: ignore[misc]
         except HvdliteError:
             pass  # The waiting thread gets it.
 
+    def is_late(self, now: float) -> bool:
+        """Return whether the time of the process group has passed."""
+        return now > self._deadline
+
     def synchronize(self) -> None:
         """Wait, as `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
         """Return whether the operation has completed, successfully or with an error."""
-        return self._handle.done()
+        if not self._handle.done():
+            return False
+        with contextlib.suppress(HvdliteError):
+            self._handle.wait()  # It lets go of memory that only the operation needed.
+        return True
 
     def is_success(self) -> bool:
         """Return whether the operation has completed without an error."""
@@ -124,9 +175,15 @@ class Work(distributed.Work):  # type: ignore[misc]
         that C++ does look at.
         """
         if self._future is None:
+            origins.install(_waiter.step_aside)
             base: Any = torch.futures.Future()
-            self._future = base.then(self._give)
-            _waiter.watch(self, base)
+            self._future = origins.plain_then(base, self._give)
+            if self._origin is not None:
+                origins.note(self._future, self._origin)
+            if self._waited:  # Torch's C++ code reads the value after wait().
+                base.set_result(None)
+            else:
+                _waiter.watch(self, base)
         return self._future
 
     def _give(self, _: Any) -> list[torch.Tensor]:
@@ -135,68 +192,128 @@ class Work(distributed.Work):  # type: ignore[misc]
 
 
 class _Waiter:
-    """A thread that completes the futures of this process's operations.
+    """Threads that complete the futures of this process's operations.
 
     Operations of one process group complete about in their order, and those of different groups in
-    any order. So the thread waits for the oldest operation, but never long.
+    any order. So the *leader* waits for the oldest operation, but never long. It also ends groups
+    whose time has passed. In each line it completes futures in the order of the operations.
+
+    To complete a future is to run its callbacks, which are the user's. A callback may wait for
+    another future, or take long. Then the *guard*, a thread that sleeps until then, becomes the
+    leader, and the former leader ends after its callback. The lock guards all attributes.
     """
 
     def __init__(self) -> None:
         self._pending: collections.deque[tuple[Work, Any]] = collections.deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)  # something for the leader
+        self._needed = threading.Condition(self._lock)  # the guard
+        self._leader: threading.Thread | None = None
+        self._guard: threading.Thread | None = None
+        self._guard_sleeps = False
+        self._since: float | None = None  # when the leader began to run callbacks
+        self._of_thread = threading.local()
 
     def watch(self, work: Work, base: Any) -> None:
         """Complete `base` when the operation has completed."""
-        if threading.current_thread() is self._thread:
-            # A callback of a future may wait for the next one, which this thread would complete.
+        if getattr(self._of_thread, "completes", False):
+            # A callback that starts an operation mostly waits for it: no other thread is needed.
             work.settle()
             base.set_result(None)
             return
-        with self._changed:
+        with self._lock:
             self._pending.append((work, base))
-            if self._thread is None:
-                self._stopped = False
-                self._thread = threading.Thread(
-                    target=self._run, name="hvdlite-futures", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify()
+            if self._guard is None:
+                self._leader = self._start(self._lead)
+                self._guard = self._start(self._stand_by)
+            self._arrived.notify()
+
+    def step_aside(self) -> None:
+        """Let another thread lead, because this thread will wait for a future."""
+        if not getattr(self._of_thread, "completes", False):
+            return
+        with self._lock:
+            if self._leader is threading.current_thread():
+                self._leader = None
+                self._needed.notify()
 
     def stop(self) -> None:
-        """End the thread; called when all engines have been shut down, so that nothing is left."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-            thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        """End the threads; called when all engines have been shut down, so that all has ended."""
+        with self._lock:
+            threads = (self._leader, self._guard)
+            self._leader = self._guard = None
+            left = [*self._pending]
+            self._pending.clear()
+            self._arrived.notify_all()
+            self._needed.notify_all()
+        for work, base in left:
+            work.settle()
+            base.set_result(None)
+        for thread in threads:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_PATIENCE_SECONDS)  # A callback may wait for something forever.
 
-    def _run(self) -> None:
+    def _start(self, role: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=role, name="hvdlite-futures", daemon=True)
+        thread.start()
+        return thread
+
+    def _lead(self) -> None:
+        self._of_thread.completes = True
         while (oldest := self._oldest()) is not None:
             oldest.settle(_SLICE_SECONDS)
-            for base in self._take_completed():
+            while (base := self._next()) is not None:
                 base.set_result(None)
 
     def _oldest(self) -> Work | None:
-        with self._changed:
-            while not self._pending:
-                if self._stopped:
-                    return None
-                self._changed.wait()
-            return self._pending[0][0]
+        """Return what the leader waits for; None in a thread that does not lead any more."""
+        with self._lock:
+            while self._leader is threading.current_thread():
+                if self._pending:
+                    return self._pending[0][0]
+                self._arrived.wait()
+        return None
 
-    def _take_completed(self) -> list[Any]:
-        completed, left = [], collections.deque[tuple[Work, Any]]()
-        with self._changed:
-            for work, base in self._pending:
-                if work.is_completed():
-                    completed.append(base)
-                else:
-                    left.append((work, base))
-            self._pending = left
-        return completed
+    def _next(self) -> Any:
+        """Return the next future to complete, if there is one for this thread."""
+        with self._lock:
+            if self._leader is not threading.current_thread():
+                return None
+            self._since = None
+            now, held = time.monotonic(), set[Hashable]()
+            for index, (work, base) in enumerate(self._pending):
+                if work.is_late(now):
+                    work.settle(0.0)
+                if work.line not in held and work.is_completed():
+                    del self._pending[index]
+                    self._since = now
+                    if self._guard_sleeps:
+                        self._needed.notify()
+                    return base
+                held.add(work.line)
+        return None
+
+    def _stand_by(self) -> None:
+        """Be the guard until the leader needs one, and then the leader."""
+        this = threading.current_thread()
+        with self._lock:
+            while self._guard is this and not self._leader_is_away():
+                if self._since is None:
+                    self._guard_sleeps = True
+                    self._needed.wait()
+                    self._guard_sleeps = False
+                if not self._leader_is_away():
+                    self._needed.wait(_PATIENCE_SECONDS)
+            if self._guard is not this:
+                return
+            self._leader, self._since = this, None
+            self._guard = self._start(self._stand_by)
+        self._lead()
+
+    def _leader_is_away(self) -> bool:
+        if self._leader is None:
+            return True
+        return self._since is not None and time.monotonic() - self._since > _PATIENCE_SECONDS
 
 
 _waiter = _Waiter()

@@ -17,9 +17,20 @@ class Cycle:
     open: bool = False
     passes: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter
     paused: set[int] = field(default_factory=set)  # numbers of backwards that only accumulate
-    backwards: int = 0  # that have ended
+    backwards: int = 0  # that have ended, paused ones not counted
+    seen_in: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter, the last of them
     weighed: bool = False  # the weight is this cycle's
     failure: HvdliteError | None = None  # of the first submission that failed
+
+    def count(self, param: torch.Tensor, paused: bool) -> tuple[int, bool]:
+        """Return a parameter's passes with this gradient, and if it had one in this backward.
+
+        Checkpoints with use_reentrant=True give a parameter that they share several gradients.
+        """
+        again = not paused and self.seen_in.get(param) == self.backwards
+        if not paused:
+            self.seen_in[param] = self.backwards
+        return self.passes.get(param, 0) + (not paused and not again), again
 
 
 def refuse_pass(name: str, passes: int, in_backward: bool) -> None:
@@ -33,7 +44,7 @@ def refuse_pass(name: str, passes: int, in_backward: bool) -> None:
             f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
             "times before it was reduced. Has backward() raised before? Then call "
             "optimizer.zero_grad(). Do checkpoints with use_reentrant=True share the "
-            "parameter? Then set use_reentrant=False"
+            "parameter? Then set use_reentrant=False, or overlap=False"
         )
     raise HvdliteError(
         f"the gradient of {name} was computed more than "

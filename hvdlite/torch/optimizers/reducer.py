@@ -225,15 +225,15 @@ class GradientReducer:
         bucket = self._bucket_of.get(param)
         if bucket is None:
             return  # The parameter no longer belongs to the optimizer.
-        passes = self._cycle.passes.get(param, 0) + (not self._paused)
+        passes, again = self._cycle.count(param, self._paused)
         if bucket.submitted or passes > self.settings.passes:
-            name = self._watched.names[param]
-            refuse_pass(name, self.settings.passes, self.settings.in_backward)
+            refuse_pass(self._watched.names[param], self.settings.passes, self.settings.in_backward)
         if self._paused:
             self._cycle.paused.add(torch._C._current_graph_task_id())
             return
-        if self.settings.in_backward:
-            self._end.expect()
+        self._end.expect()
+        if again:
+            return
         self._cycle.passes[param] = passes
         if passes == self.settings.passes:
             bucket.missing -= 1
@@ -243,14 +243,13 @@ class GradientReducer:
     def _on_backward_end(self) -> None:
         """End the cycle with its last backward, in the thread of that backward.
 
-        Several reducers may end their cycles here, in a different order on each rank. So all of
-        them submit before the first one advances, and all advance before the first one waits.
-
-        Where nothing was sent early, the engine's thread is not woken: this one runs the engine as
-        soon as it waits. A wake-up for each bucket costs more than it gains.
+        Several reducers may end their cycles here, in a different order on each rank. So all submit
+        before the first one advances, and all advance before the first one waits. If nothing was
+        sent early, this thread runs the engine while it waits: to wake another one costs more.
         """
         self._cycle.backwards += 1
-        if self._cycle.open and self._cycle.backwards >= self.settings.passes:
+        reduces = self._cycle.open and self.settings.in_backward
+        if reduces and self._cycle.backwards >= self.settings.passes:
             self._submit_rest(blocking=not self._sends_early)
             queue(self._advance_in_backward if phases.in_use() else self._wait)
 

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from hvdlite.errors import ArgumentError
+from hvdlite.parameter_server.division import check_division
 from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Gradient, Slot
 from hvdlite.torch.collectives.memory import DTYPES, bytes_of, tensor_over
 from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.parameter_server.filling import fill
+from hvdlite.torch.parameter_server.trial import trial_of
 
 _JSON = "json"  # the dtype of a state that is not a tensor
 
@@ -39,7 +41,8 @@ class TorchStorage:
             check_finite: whether a push with a NaN or an infinity is refused.
 
         Raises:
-            ArgumentError: `make_optimizer` does not return what can update these parameters.
+            ArgumentError: `make_optimizer` does not return what can update these parameters, or
+                its updates would depend on the number of servers.
         """
         self._name = name
         self._parts = list(parts)
@@ -51,6 +54,7 @@ class TorchStorage:
         for part, parameter in zip(parts, self.parameters, strict=True):
             fill(part, parameter.detach())
         self.optimizer = _checked(make_optimizer, self.parameters) if parts else None
+        self._check_division()
 
     @property
     def has_momentum(self) -> bool:
@@ -112,6 +116,19 @@ class TorchStorage:
             own: torch.dtype = getattr(torch, dtype)
             value = tensor_over(memoryview(data), own, shape)
         self.optimizer.state[self.parameters[part]][name] = value
+
+    def _check_division(self) -> None:
+        """Refuse an optimizer whose updates would depend on the number of servers."""
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            own = {id(parameter) for parameter in group["params"]}
+            pairs = zip(self._parts, self.parameters, strict=True)
+            parts = [part for part, parameter in pairs if id(parameter) in own]
+            if any(part.servers > 1 for part in parts):
+                check_division(
+                    parts, trial_of(self.optimizer, group), type(self.optimizer).__name__
+                )
 
     def _tensor(self, gradient: Gradient) -> torch.Tensor:
         """Return a gradient as a tensor over the memory in which it came."""

@@ -21,7 +21,7 @@ using Hosts = std::vector<int>;
 // Waits until `condition` holds, which another thread or a device makes true. False if it did not
 // in time.
 template <typename Condition>
-bool soon(const Condition& condition, std::chrono::milliseconds within = std::chrono::seconds(20)) {
+bool soon(const Condition& condition, std::chrono::milliseconds within = std::chrono::minutes(2)) {
   const auto late = std::chrono::steady_clock::now() + within;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > late) return false;
@@ -35,7 +35,7 @@ inline bool ends_soon(const Engine& engine, std::chrono::milliseconds within) {
 
 inline Config quick_config() {
   Config config;
-  config.collective_timeout = 20;
+  config.collective_timeout = 120;
   config.log_level = "error";
   return config;
 }
@@ -95,7 +95,7 @@ inline std::vector<float> output_of(const EntryPtr& entry, std::size_t index = 0
 }
 
 inline Status finish(Engine& engine, const EntryPtr& entry, bool blocking = false) {
-  if (!engine.wait(*entry, blocking, Deadline::after(std::chrono::seconds(30)))) {
+  if (!engine.wait(*entry, blocking, Deadline::after(std::chrono::minutes(2)))) {
     return Status(StatusCode::kTimeout, "the test's own deadline passed");
   }
   return entry->completion->status();

@@ -28,7 +28,7 @@ inline void set_gpu_option(const char* name, const char* value, int device = -1)
 
 inline Config gpu_config() {
   Config config = small_config();
-  config.collective_timeout = 20;
+  config.collective_timeout = 120;
   config.log_level = "error";
   return config;
 }

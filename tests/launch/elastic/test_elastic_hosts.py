@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hvdlite.launch.elastic.agents import AgentHost
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.remote.ways import ProcessLine
 from launch.elastic.jobs import ElasticJob, rewrite, short_heartbeat
-from patience import Stopwatch, wait_until
+from patience import HANG, Stopwatch, wait_until
 
 WAIT = "wait_for('end')"
 LEAVE = """
@@ -100,12 +101,30 @@ def test_silent_agent_is_given_up_and_ends_its_workers_itself(tmp_path: Path, pa
         assert job.finish()[0] == 0
 
 
-def test_agents_kill_their_workers_when_the_launcher_is_silent(tmp_path: Path, path: str) -> None:
+def test_workers_outlive_a_launcher_that_is_stopped_for_a_while(tmp_path: Path, path: str) -> None:
+    heartbeat = short_heartbeat()
+    flags = ("-H", "far1:1,far2:1", "--min-np", "1", "--elastic-heartbeat", heartbeat)
+    with ElasticJob(tmp_path, 2, WAIT, *flags, PATH=path, TEST_EVENTS="[]") as job:
+        for worker in (0, 1):
+            job.pid(worker)
+        job.signal(signal.SIGSTOP)
+        time.sleep(3 * float(heartbeat))
+        job.signal(signal.SIGCONT)
+        job.make("end")
+        assert job.finish()[0] == 0
+        assert not any(line.startswith("ended") and "True" not in line for line in job.told())
+
+
+@pytest.mark.long
+def test_agents_kill_their_workers_when_the_launcher_stays_silent(
+    tmp_path: Path, path: str
+) -> None:
     flags = ("-H", "far1:1,far2:1", "--min-np", "1", "--elastic-heartbeat", short_heartbeat())
     with ElasticJob(tmp_path, 2, WAIT, *flags, PATH=path, TEST_EVENTS="[]") as job:
         pids = [job.pid(worker) for worker in (0, 1)]
         job.signal(signal.SIGSTOP)
-        wait_until(lambda: not any(pid in job.alive() for pid in pids), "the end of the workers")
+        gone = "the end of the workers"
+        wait_until(lambda: not any(pid in job.alive() for pid in pids), gone, 5 * HANG)
         job.signal(signal.SIGCONT)
         assert job.finish()[0] != 0
 

@@ -59,6 +59,19 @@ def scenario_broadcast_when_only_one_rank_has_built() -> None:
     assert probe.seen == [True] * 6
 
 
+def scenario_local_variables_are_not_broadcast() -> None:
+    model = compiled(keras.optimizers.SGD(0.0))
+    own = model.layers[0].weights
+    before = [array(one) for one in own]
+    root = hvd.size() - 1
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(root, local_variables=own)
+    for one in own:
+        model.optimizer.register_local_var(one)
+    fit(model, [broadcast], epochs=1)
+    assert all(np.array_equal(array(one), old) for one, old in zip(own, before, strict=True))
+    assert same_bits([array(one) for one in model.layers[1].weights])
+
+
 def scenario_broadcast_of_a_loaded_model() -> None:
     """Rank 0 resumes from a file; the others begin anew, and get its state."""
     model = compiled(keras.optimizers.Adam(0.01))

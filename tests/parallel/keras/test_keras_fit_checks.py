@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
-from parallel.keras.callback_fits import array, compiled, fit
+from parallel.keras.callback_fits import Probe, array, compiled, fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
     data,
@@ -159,6 +162,113 @@ def scenario_local_variables_may_differ() -> None:
         variable.assign(array(variable) + hvd.rank())
         model.optimizer.register_local_var(variable)
     assert said_by(lambda: fit(model, [hvd.callbacks.MetricAverageCallback()])) == []
+
+
+def scenario_optimizers_that_differ_are_warned_of() -> None:
+    rank = hvd.rank()
+    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
+    decay = keras.optimizers.schedules.ExponentialDecay
+    for optimizer, told in (
+        (sgd(0.1 + rank), "the learning rate is 0.1 on rank 0 and 1.1 on rank 1"),
+        ((sgd, adam)[rank % 2](0.1), "the optimizers are of other classes on rank 0 and rank 1"),
+        (sgd(0.1, momentum=0.5 * rank), "options of the optimizer differ on rank 0 and rank 1"),
+        (sgd(decay(0.1, 10, 0.5 + 0.1 * rank)), "options of the optimizer differ"),
+    ):
+        model = compiled(optimizer, alike=True)
+        callbacks = [hvd.callbacks.MetricAverageCallback()]
+        texts = said_by(lambda m=model, c=callbacks: fit(m, c))  # type: ignore[misc]
+        expect_once(texts, told, "make the optimizer alike on all ranks")
+    # The broadcast gives all ranks one rate; names and schedules that are alike are not told of.
+    for optimizer in (sgd(0.1 + rank, name=f"sgd_{rank}"), sgd(decay(0.1, 10, 0.5))):
+        model = compiled(optimizer)
+        assert said_by(lambda m=model: fit(m, both_callbacks()[::-1])) == []  # type: ignore[misc]
+
+
+def scenario_rates_that_part_are_warned_of_at_the_end_of_the_epoch() -> None:
+    model = compiled(keras.optimizers.SGD(0.5), alike=True)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1e9)
+    callbacks = both_callbacks() + ([plateau] if hvd.rank() == 0 else [])
+    texts = said_by(lambda: fit(model, callbacks, epochs=4))
+    expect_once(
+        texts,
+        "after epoch 1 the learning rate is 0.05 on rank 0 and 0.5 on rank 1",
+        "give fit() the same callbacks on all ranks, after hvd.callbacks.MetricAverageCallback",
+    )
+
+
+def stopping(hook: str, when: int) -> Any:
+    """Make a callback that stops `fit` in this call of its hook, on the last rank alone."""
+    calls: list[int] = []
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc]
+        def stop(self, *_: Any, **__: Any) -> None:
+            calls.append(0)
+            self.model.stop_training |= len(calls) == when and hvd.rank() == hvd.size() - 1
+
+    setattr(Stops, hook, Stops.stop)
+    return Stops()
+
+
+def scenario_ranks_stop_together() -> None:
+    for hook, when, batches in (
+        ("on_epoch_end", 2, 6),
+        ("on_train_batch_end", 4, 4),
+        ("on_train_batch_begin", 2, 2),
+        ("on_batch_end", 5, 5),
+    ):
+        for ours in both_callbacks():
+            model = compiled(keras.optimizers.SGD(0.01))
+            callbacks = [ours] if hvd.rank() < hvd.size() - 1 else [ours, stopping(hook, when)]
+            seen = Probe("on_train_batch_end", lambda: 0)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                said_by(lambda c=[*callbacks, seen.callback], m=model: fit(m, c, epochs=4))  # type: ignore[misc]
+            assert len(seen.seen) == batches, (hook, ours, seen.seen)
+            last = hvd.size() - 1
+            told = hvd.rank() == 0 and hvd.size() > 1
+            expected = f"because rank {last} set model.stop_training"
+            assert (expected in said.getvalue()) == told, said.getvalue()
+
+
+def scenario_early_stopping_of_each_ranks_own_metrics() -> None:
+    """It is told of before the first batch, and the ranks stop in one epoch."""
+    model = compiled(keras.optimizers.SGD(0.0), alike=True)
+    stop = keras.callbacks.EarlyStopping("loss", patience=1 + hvd.rank(), min_delta=1e9)
+    average = hvd.callbacks.MetricAverageCallback()
+    histories: list[Any] = []
+    texts = said_by(lambda: histories.append(fit(model, [stop, average], epochs=9)))
+    expect_once(
+        texts,
+        "EarlyStopping comes before MetricAverageCallback in the callbacks of fit()",
+        "put hvd.callbacks.MetricAverageCallback() first",
+    )
+    assert len(histories[0]["loss"]) == 2
+    early = keras.callbacks.EarlyStopping("loss")
+    for right in ([average, early], [early], [early, both_callbacks()[1]]):
+        model = compiled(keras.optimizers.SGD(0.0), alike=True)
+        assert said_by(lambda m=model, c=right: fit(m, c)) == []  # type: ignore[misc]
+
+
+def scenario_nan_on_one_rank_ends_fit_after_the_same_batch() -> None:
+    for nan_check in (True, hvd.rank() == hvd.size() - 1):
+        model = compiled(keras.optimizers.SGD(0.01), alike=True)
+        inputs, targets = data(24)
+        if hvd.rank() == hvd.size() - 1:
+            inputs[9] = np.nan
+        seen = Probe("on_train_batch_end", lambda: 0)
+        callbacks = [*both_callbacks(), seen.callback]
+        callbacks += [keras.callbacks.TerminateOnNaN()] if nan_check else []
+        model.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+        assert len(seen.seen) == 3
+
+
+def scenario_first_epochs_that_differ_are_an_error() -> None:
+    """As with BackupAndRestore, if only one rank has a backup."""
+    if hvd.size() == 1:
+        return
+    for ours in both_callbacks():
+        model = compiled(keras.optimizers.SGD(0.01), alike=True)
+        with pytest.raises(hvd.ArgumentError, match="epoch 0 on rank 0, 2 on rank 1"):
+            fit(model, [ours], epochs=4, initial_epoch=2 * hvd.rank())
 
 
 def body() -> dict[str, str]:

@@ -258,6 +258,33 @@ def scenario_keeps_its_class_and_state() -> None:
     )
 
 
+def scenario_gradients_of_the_caller_stay_as_they_are() -> None:
+    """Also those that one tensor is for several variables."""
+    ranks = range(1, hvd.size() + 1)
+    for op, total in ((hvd.Sum, sum(ranks)), (hvd.Average, sum(ranks) / hvd.size())):
+        for compression in (hvd.Compression.none, hvd.Compression.fp16):
+            pair = [keras.Variable(np.zeros(4, "float32")) for _ in range(2)]
+            sgd = keras.optimizers.SGD(1.0)
+            optimizer = hvd.DistributedOptimizer(sgd, op=op, compression=compression)
+            gradient = keras.ops.convert_to_tensor(np.full(4, hvd.rank() + 1, "float32"))
+            optimizer.apply([gradient, gradient], pair)
+            for variable in pair:
+                assert np.allclose(keras.ops.convert_to_numpy(variable), -total)
+            assert np.all(keras.ops.convert_to_numpy(gradient) == hvd.rank() + 1)
+
+
+def scenario_strategies_are_refused() -> None:
+    if not on_tensorflow():
+        return
+    import tensorflow as tf
+
+    refused = pytest.raises(hvd.ArgumentError, match="scope of a MirroredStrategy.*-np N")
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope(), refused:
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+
 def scenario_wraps_once() -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
     with pytest.raises(hvd.ArgumentError, match="already"):

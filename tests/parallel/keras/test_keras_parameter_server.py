@@ -92,6 +92,38 @@ def scenario_other_servers_go_on_from_the_state_of_these() -> None:
         first.read_rows(0, memoryview(np.array([3])).cast("B"), memoryview(bytearray(8)))
 
 
+def scenario_what_would_depend_on_the_number_of_servers_is_refused() -> None:
+    from hvdlite.keras.server_storage import KerasStorage
+    from hvdlite.parameter_server.placement import place
+    from hvdlite.parameter_server.tensors import TensorSpec
+
+    large, small = TensorSpec("w", "float32", (1024, 128)), TensorSpec("b", "float32", (8,))
+    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
+    cases: tuple[tuple[Any, int, str | None], ...] = (
+        (lambda: sgd(0.1, global_clipnorm=1.0), 1, "clip on the workers, by group.optimizer"),
+        (lambda: sgd(0.1, clipnorm=1.0), 1, None),
+        (lambda: sgd(0.1, clipnorm=1.0), 2, "SGD looks at a tensor as a whole, and 'w'"),
+        (lambda: keras.optimizers.Adafactor(0.1), 2, "Adafactor looks at a tensor as a whole"),
+        (lambda: adam(0.1, clipvalue=0.5), 2, None),
+    )
+    for make, servers, message in cases:
+        parts = [one for one in place([large, small], servers) if one.server == 0]
+        if message is None:
+            KerasStorage(make, parts)
+            continue
+        with pytest.raises(hvd.ArgumentError, match=message):
+            KerasStorage(make, parts)
+
+
+def scenario_workers_clip_as_a_plain_optimizer_does() -> None:
+    for bound in ({"clipvalue": 0.01}, {"clipnorm": 0.05}, {"global_clipnorm": 0.05}):
+        with served(momentum) as servers:
+            model = fitted(remote(servers, **bound))
+        plain = fitted(keras.optimizers.SGD(0.05, momentum=0.9, **bound))
+        for ours, theirs in zip(weights_of(model), weights_of(plain), strict=True):
+            assert np.allclose(ours, theirs, atol=1e-6)
+
+
 def scenario_two_workers_train_one_model() -> None:
     with served(lambda: keras.optimizers.SGD(0.05), workers=2) as servers:
         optimizers = [remote(servers, staleness=1) for _ in range(2)]

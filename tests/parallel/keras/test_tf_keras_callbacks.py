@@ -156,6 +156,17 @@ def scenario_callbacks_refuse_schedules() -> None:
             model.fit(*data(4), callbacks=[warmup], verbose=0)
 
 
+def scenario_warmup_of_a_model_that_the_first_batch_builds() -> None:
+    inputs, targets = (mine(part) for part in data(8 * hvd.size()))
+    for make, built in itertools.product((sgd, adam, legacy_sgd, legacy_adam), (False, True)):
+        k2.utils.set_random_seed(3)
+        model = dense_model() if built else k2.Sequential([k2.layers.Dense(3), k2.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(make()), loss="mse")
+        warmup = hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1)
+        history = model.fit(inputs, targets, batch_size=4, callbacks=[warmup], verbose=0).history
+        assert np.isclose(history["learning_rate"], 0.05)
+
+
 def scenario_broadcast_variables() -> None:
     model = dense_model()
     model.set_weights([weight * 0 + hvd.rank() for weight in weights_of(model)])
@@ -216,6 +227,47 @@ def scenario_models_that_differ_are_warned_of() -> None:
         texts = said(make(), both, built)
         assert len(texts) == expected, texts
         assert all("its optimizer, Adam, is not distributed" in text for text in texts)
+
+
+def scenario_ranks_stop_together() -> None:
+    inputs, targets = (mine(part) for part in data(12 * hvd.size()))
+    last = hvd.rank() == hvd.size() - 1
+    metric = hvd.callbacks.MetricAverageCallback
+    for make in (sgd, legacy_sgd):
+        model = dense_model()
+        model.compile(optimizer=hvd.DistributedOptimizer(make()), loss="mse")
+        early = k2.callbacks.EarlyStopping("loss", patience=1 + hvd.rank(), min_delta=1e9)
+        callbacks = [metric()] if hvd.rank() else [metric(), early]
+        how = {"batch_size": 4, "epochs": 5, "shuffle": False, "verbose": 0}
+        assert len(model.fit(inputs, targets, callbacks=callbacks, **how).history["loss"]) == 2
+        bad = np.where(last & (np.arange(12) == 5), np.nan, 1)[:, None] * inputs
+        batches: list[int] = []
+
+        def note(batch: int, logs: Any, seen: list[int] = batches) -> None:
+            seen.append(batch)
+
+        count = k2.callbacks.LambdaCallback(on_batch_end=note)
+        callbacks = [metric(), count, *([k2.callbacks.TerminateOnNaN()] if last else [])]
+        model.fit(bad, targets, callbacks=callbacks, **how)
+        assert len(batches) == 2
+
+
+def scenario_optimizers_that_differ_are_warned_of() -> None:
+    inputs, targets = (mine(part) for part in data(12 * hvd.size()))
+    for family in (k2.optimizers, k2.optimizers.legacy):
+        for optimizer, told in (
+            (family.SGD(0.1 + hvd.rank()), "the learning rate is 0.1 on rank 0 and 1.1 on rank 1"),
+            (family.SGD(0.1, momentum=0.5 * hvd.rank()), "options of the optimizer differ"),
+        ):
+            model = dense_model()
+            model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model.fit(inputs, targets, callbacks=[hvd.callbacks.MetricAverageCallback()])
+            kind = hvd.ReplicasDifferWarning
+            texts = [str(one.message) for one in caught if one.category is kind]
+            assert len(texts) == (hvd.rank() == 0 and hvd.size() > 1), texts
+            assert all(told in text for text in texts), texts
 
 
 def scenario_all_ranks_save_after_the_same_batch_and_end() -> None:

@@ -121,6 +121,35 @@ def scenario_gradient_of_broadcast(form: Form) -> None:
     assert same(gradient, sum(ranks()) / hvd.size() if hvd.rank() == root else 0)
 
 
+def scenario_incoming_gradients_of_another_dtype(form: Form) -> None:
+    """A tape takes output_gradients of any dtype, and Horovod's users give float32."""
+    size = hvd.size()
+    verbs: list[Callable[[Any], Any]] = [
+        hvd.allreduce,
+        hvd.allgather,
+        hvd.reducescatter,
+        hvd.alltoall,
+        lambda x: hvd.broadcast(x, 0),
+        lambda x: hvd.grouped_allreduce([x, x]),
+        lambda x: hvd.grouped_allgather([x, x]),
+        lambda x: hvd.grouped_reducescatter([x, x]),
+    ]
+    for verb in verbs:
+
+        def differentiate(x: Any, dtype: Any, verb: Callable[[Any], Any] = verb) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = verb(x)
+            ones = tf.nest.map_structure(lambda one: tf.ones(tf.shape(one), dtype), y)
+            return tape.gradient(y, x, output_gradients=ones)
+
+        x = tf.ones([2 * size, 3], tf.float64)
+        narrow, wide = (
+            form(lambda x, d=d, call=differentiate: call(x, d))(x) for d in (tf.float32, tf.float64)
+        )
+        assert narrow.dtype == tf.float64 and same(narrow, wide)
+
+
 def scenario_gradient_equals_finite_differences(form: Form) -> None:
     """Differentiate the sum of all ranks' losses, by one element of one rank at a time.
 

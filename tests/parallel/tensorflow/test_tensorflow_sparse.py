@@ -274,7 +274,7 @@ def scenario_a_group_with_slices_in_it(form: Form) -> None:
 
 
 def scenario_slices_of_every_dtype(form: Form) -> None:
-    """Integer rows are rounded towards zero one by one, since the reader adds them up."""
+    """Scaled integer rows are rounded towards zero one by one; averages of them are floats."""
     integers = ("uint8", "int8", "int16", "int32", "int64")
     for dtype in (*integers, "float16", "bfloat16", "float32", "float64"):
         for op, scale in ((hvd.Sum, 1.0), (hvd.Sum, 0.5), (hvd.Average, 1.0)):
@@ -282,16 +282,21 @@ def scenario_slices_of_every_dtype(form: Form) -> None:
             def reduce(dtype: Any = dtype, op: Any = op, scale: Any = scale) -> Any:
                 return hvd.allreduce(my_slices(hvd.rank(), dtype), op=op, prescale_factor=scale)
 
+            def average(dtype: Any = dtype) -> Any:
+                return hvd.allreduce(my_slices(hvd.rank(), dtype), weight=2.0)
+
             result = form(reduce)()
-            assert result.dtype == dtype, (dtype, result.dtype)
+            averages = dtype in integers and op == hvd.Average
+            assert result.dtype.is_floating if averages else result.dtype == dtype, result.dtype
             share = scale / (hvd.size() if op == hvd.Average else 1)
             expected = np.zeros((WORDS, 2))
             for rank in range(hvd.size()):
                 rows = sum_of_slices([rank]) * share
-                expected += np.trunc(rows) if dtype in integers else rows
-            values = tf.cast(result.values, tf.float64)
-            total = tf.math.unsorted_segment_sum(values, result.indices, WORDS)
-            np.testing.assert_allclose(total, expected, rtol=1e-2, err_msg=f"{dtype} {op} {scale}")
+                expected += np.trunc(rows) if dtype in integers and not averages else rows
+            for found in (result, form(average)()) if averages else (result,):
+                values = tf.cast(found.values, tf.float64)
+                total = tf.math.unsorted_segment_sum(values, found.indices, WORDS)
+                np.testing.assert_allclose(total, expected, rtol=1e-2, err_msg=f"{dtype} {op}")
 
 
 def scenario_what_rows_have_no_reduction_for_is_not_implemented(form: Form) -> None:

@@ -459,7 +459,6 @@ def scenario_refused_tensors() -> None:
     refused: list[tuple[torch.Tensor, Any, str]] = [
         (torch.eye(2).to_sparse(), ReduceOp.SUM, "layout"),
         (torch.empty(2, device="meta"), ReduceOp.SUM, "cuda:nccl,cpu:hvdlite"),
-        (torch.ones(2, dtype=torch.int32), ReduceOp.BXOR, "gloo"),
         (torch.ones(2, dtype=torch.float32), ReduceOp.BAND, "gloo"),
     ]
     for tensor, op, text in refused:

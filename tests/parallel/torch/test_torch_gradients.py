@@ -158,6 +158,25 @@ def scenario_alltoall_is_sent_back() -> None:
             compare(found, [torch.cat(expected)])
 
 
+def scenario_second_gradients_ask_all_ranks() -> None:
+    """Each rank differentiates twice, whether or not its own input had an effect."""
+    last, rows = hvd.size() - 1, 2 * hvd.size()
+    verbs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "allreduce": lambda x: hvd.allreduce(x, op=hvd.Sum),
+        "allgather": hvd.allgather,
+        "broadcast": lambda x: hvd.broadcast(x, last),
+        "reducescatter": lambda x: hvd.reducescatter(x, op=hvd.Sum),
+        "alltoall": hvd.alltoall,
+    }
+    for verb, call in verbs.items():
+        x = torch.full((rows, 2), 2.0, dtype=torch.float64, requires_grad=True)
+        (first,) = torch.autograd.grad((call(x) ** 2).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((first**2).sum(), x)
+        assert bool(second.isfinite().all()), verb
+        moved = verb != "broadcast" or hvd.rank() == last
+        assert bool((second != 0).all()) == moved, (verb, second)
+
+
 def scenario_a_reducescatter_and_an_allgather_are_an_allreduce() -> None:
     for op in (hvd.Average, hvd.Sum):
         whole = gradients(lambda ts, op=op: [hvd.allreduce(ts[0], op=op)], [7])

@@ -104,6 +104,25 @@ def test_a_straggler_is_named_with_its_phase(late: dict[str, float], phase: str)
 
 
 @pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ((304, 304, 910), "It has 3.0 times as many samples in each step as any other rank"),
+        ((304, 304, 304), "See how it gets its batches"),
+        ((304, 910, 910), "See how it gets its batches"),
+        ((0, 0, 0), "See how it gets its batches"),
+    ],
+)
+def test_a_straggler_with_larger_batches_is_told_of_them(
+    samples: tuple[float, float, float], said: str
+) -> None:
+    late = late_job()
+    ranks = [replace(rank, samples=of) for rank, of in zip(late.ranks, samples, strict=True)]
+    finding = find(replace(late, ranks=tuple(ranks)))[0]
+    assert finding.rule == "straggler"
+    assert finding.remedy.startswith(said)
+
+
+@pytest.mark.parametrize(
     ("share", "cost", "named"),
     [
         (rules.STRAGGLER_SHARE, 0.2, True),

@@ -195,7 +195,6 @@ def scenario_a_layer_in_two_checkpoints() -> None:
     layer = nn.Linear(3, 3)
     hvd.broadcast_parameters(layer.state_dict())
     alone = copy.deepcopy(layer)
-    optimizer = make(layer, lr=0.0)
 
     def run(layer: nn.Module, x: torch.Tensor, reentrant: bool) -> torch.Tensor:
         for _ in range(2):
@@ -204,8 +203,20 @@ def scenario_a_layer_in_two_checkpoints() -> None:
 
     for rank in range(hvd.size()):
         (run(alone, inputs(rank), False) / hvd.size()).backward()
+
+    def check(**options: Any) -> None:
+        optimizer = make(layer, lr=0.0, **options)
+        for _ in range(3):
+            run(layer, inputs().requires_grad_(), True).backward()
+            optimizer.synchronize()
+            assert_close(gradients(layer), gradients(alone))
+            optimizer.zero_grad()
+
+    check(overlap=False)
+    check(overlap=False, reduce_in="step", gradient_as_bucket_view=True)
+    optimizer = make(layer, lr=0.0)
     for _ in range(2):
-        with raises("times before it was reduced.*set use_reentrant=False"):
+        with raises("times before it was reduced.*set use_reentrant=False, or overlap=False"):
             run(layer, inputs().requires_grad_(), True).backward()
         optimizer.zero_grad()
         run(layer, inputs(), False).backward()

@@ -137,6 +137,10 @@ def scenario_training_equals_that_of_one_process() -> None:
             plain = plain_training(kind, 5, count, rows, [1.0] * hvd.size(), lambda *_: False)
             ours = train(kind, 5, count, rows, None, lambda *_: False)
             assert_close([ours], [plain])
+    for count, rows in ((3, 200), (40, 20)):  # SparseAdam takes no other gradients
+        plain = plain_training("adam", 3, count, rows, [1.0] * hvd.size(), lambda *_: False)
+        ours = train("adam", 3, count, rows, None, lambda *_: False, sparse_as_dense=True)
+        assert_close([ours], [plain])
 
 
 def scenario_ranks_without_a_gradient_give_no_rows() -> None:
