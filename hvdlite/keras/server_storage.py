@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from hvdlite.errors import ArgumentError
-from hvdlite.parameter_server.division import Tensor, check_division, looks_at_other_tensors
+from hvdlite.parameter_server.division import Tensor, check_rows, check_tensors
 from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Gradient, Slot
 
@@ -54,7 +54,8 @@ class KerasStorage:
                 optimizer.build([variable])
             self._variables.append(variable)
             self._optimizers.append(optimizer)
-        _check_division(make_optimizer, self._parts)
+        if len(parts) > 1 or any(part.servers > 1 for part in parts):
+            _check_division(make_optimizer, self._parts, type(self._optimizers[0]).__name__)
 
     def read(self, part: int, into: memoryview) -> None:
         """Copy the values of a part."""
@@ -149,10 +150,8 @@ def _check(optimizer: Any) -> None:
         )
 
 
-def _check_division(make_optimizer: MakeOptimizer, parts: Sequence[Part]) -> None:
-    """Refuse an optimizer to which other rows, or other tensors, matter."""
-    if len(parts) < 2 and all(part.servers == 1 for part in parts):
-        return
+def _check_division(make_optimizer: MakeOptimizer, parts: Sequence[Part], name: str) -> None:
+    """Refuse an optimizer to which other rows, or other tensors, matter; `name` is its class."""
 
     def update(tensors: Sequence[Tensor]) -> list[list[float]]:
         with keras.device("cpu"):
@@ -165,13 +164,11 @@ def _check_division(make_optimizer: MakeOptimizer, parts: Sequence[Part]) -> Non
             rows: list[list[float]] = [row for one in variables for row in _array(one).tolist()]
         return rows
 
-    name = type(make_optimizer()).__name__
-    if looks_at_other_tensors(update):
-        raise ArgumentError(
-            f"{name} looks at all tensors together, as global_clipnorm does, and a server updates "
-            "each by itself: clip on the workers, by group.optimizer(global_clipnorm=...)"
-        )
-    check_division(parts, update, name)
+    clip = "clip on the workers, by group.optimizer(global_clipnorm=...)"
+    check_tensors(
+        update, name, f"as global_clipnorm does, and a server updates each by itself: {clip}"
+    )
+    check_rows(parts, update, name)
 
 
 def _slot(index: int, name: str, variable: Any, part: Part) -> Slot:

@@ -31,8 +31,8 @@ class Tensor(NamedTuple):
 Update = Callable[[Sequence[Tensor]], list[list[float]]]
 
 
-def check_division(parts: Sequence[Part], update: Update, optimizer: str) -> None:
-    """Refuse an optimizer whose updates would depend on the number of servers.
+def check_rows(parts: Sequence[Part], update: Update, optimizer: str) -> None:
+    """Refuse an optimizer that looks at whole tensors, if one of these parts is not a whole one.
 
     Args:
         parts: what this server holds; `update` behaves as the optimizer of all of them.
@@ -40,8 +40,7 @@ def check_division(parts: Sequence[Part], update: Update, optimizer: str) -> Non
         optimizer: its name, for the message.
 
     Raises:
-        ArgumentError: it needs whole tensors, and one of the parts is not, or it needs all
-            tensors, and there are others elsewhere.
+        ArgumentError: its updates would depend on the number of servers.
     """
     divided = [part for part in parts if part.rows < part.spec.rows]
     if divided and _matters(update, [_halves(_tensor(0))]):
@@ -51,16 +50,21 @@ def check_division(parts: Sequence[Part], update: Update, optimizer: str) -> Non
             f"{divided[0].servers} servers: use one server, or an optimizer that updates each "
             "element by its own gradients, such as SGD, Adagrad or AdamW"
         )
-    if parts and parts[0].servers > 1 and looks_at_other_tensors(update):
-        raise ArgumentError(
-            f"{optimizer} looks at all tensors together, and they are divided among "
-            f"{parts[0].servers} servers: use one server"
-        )
 
 
-def looks_at_other_tensors(update: Update) -> bool:
-    """Return whether what a trial makes of a tensor depends on the tensor beside it."""
-    return _matters(update, [[_tensor(1)], [_tensor(2)]])
+def check_tensors(update: Update, optimizer: str, apart: str) -> None:
+    """Refuse an optimizer that looks at all tensors together.
+
+    Args:
+        update: takes the steps of a trial.
+        optimizer: its name, for the message.
+        apart: how tensors are updated apart, and the remedy, for the message.
+
+    Raises:
+        ArgumentError: its updates would depend on the number of servers.
+    """
+    if _matters(update, [[_tensor(1)], [_tensor(2)]]):
+        raise ArgumentError(f"{optimizer} looks at all tensors together, {apart}")
 
 
 def _matters(update: Update, tensors: Sequence[Sequence[Tensor]]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvdlite.errors import ArgumentError
-from hvdlite.parameter_server.division import check_division
+from hvdlite.parameter_server.division import check_rows, check_tensors
 from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Gradient, Slot
 from hvdlite.torch.collectives.memory import DTYPES, bytes_of, tensor_over
@@ -126,9 +126,10 @@ class TorchStorage:
             pairs = zip(self._parts, self.parameters, strict=True)
             parts = [part for part, parameter in pairs if id(parameter) in own]
             if any(part.servers > 1 for part in parts):
-                check_division(
-                    parts, trial_of(self.optimizer, group), type(self.optimizer).__name__
-                )
+                name, update = type(self.optimizer).__name__, trial_of(self.optimizer, group)
+                check_rows(parts, update, name)
+                among = f"and they are divided among {parts[0].servers} servers: use one server"
+                check_tensors(update, name, among)
 
     def _tensor(self, gradient: Gradient) -> torch.Tensor:
         """Return a gradient as a tensor over the memory in which it came."""
