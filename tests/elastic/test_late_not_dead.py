@@ -23,12 +23,12 @@ held, went_on = Path(sys.argv[1], "held"), Path(sys.argv[1], "went on")
 
 @run
 def train(state):
-    worker = epochs.current().worker
-    while not went_on.exists() or state.step < 1:
+    worker, ended = epochs.current().worker, False
+    while not ended:  # rank 0 decides for both
         if worker == 1 and not held.exists():
             ctypes.PyDLL(None).usleep(2_500_000)  # a call that keeps Python's lock
             held.touch()
-        state.step = broadcast_object(state.step + 1, 0)
+        state.step, ended = broadcast_object((state.step + 1, went_on.exists()), 0)
         state.commit()
         time.sleep(0.01)
     print("history", len(epochs.history()), flush=True)
