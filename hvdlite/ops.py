@@ -40,6 +40,8 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 """The product of all ranks' tensors, elementwise."""
 
+_NUMBERS = tuple(one.value for one in ReduceOp)
+
 
 def op_name(op: int) -> str:
     """Return the name by which users write a reduce operation: "Average", "Sum"..."""
@@ -56,7 +58,9 @@ def reduce_op(op: object) -> ReduceOp:
     Raises:
         ArgumentError: `op` is not a reduce operation.
     """
-    if isinstance(op, int) and not isinstance(op, bool) and op in ReduceOp.__members__.values():
+    if isinstance(op, ReduceOp):
+        return op
+    if isinstance(op, int) and not isinstance(op, bool) and op in _NUMBERS:
         return ReduceOp(op)
     known = ", ".join(f"hvd.{one.name}" for one in ReduceOp)
     raise ArgumentError(f"op={op!r} is not a reduce operation of hvdlite; use one of {known}")

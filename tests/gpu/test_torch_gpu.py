@@ -16,6 +16,7 @@ needs_gpu = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU here"),
 ]
 PLACES = [
+    pytest.param(("cpu", 1), id="cpu-1", marks=pytest.mark.long),
     pytest.param(("cpu", 2), id="cpu-2", marks=pytest.mark.long),
     pytest.param(("cuda", 1), id="gpu-1", marks=needs_gpu),
     pytest.param(("cuda", 2), id="gpu-2", marks=needs_gpu),
