@@ -13,10 +13,11 @@
 namespace hvdlite::dlpack {
 
 struct Device {
-  std::int32_t type;  // kCpu is host memory
+  std::int32_t type;
   std::int32_t number;
 };
-inline constexpr std::int32_t kCpu = 1;
+inline constexpr std::int32_t kCpu = 1;   // host memory
+inline constexpr std::int32_t kCuda = 2;  // of an NVIDIA GPU
 
 struct ElementType {
   std::uint8_t code;

@@ -87,7 +87,7 @@ struct Part {
 };
 
 Part part_of(py::object tensor, bool in_place) {
-  PlainTensor plain = read_plain(tensor.ptr());
+  PlainTensor plain = read_plain(tensor.ptr(), kHostMemory);
   Part part;
   part.storage = std::move(plain.storage);
   part.shape = std::move(plain.shape);
@@ -96,7 +96,7 @@ Part part_of(py::object tensor, bool in_place) {
     part.result = tensor;
   } else {
     part.result = call(python->empty_like, tensor);
-    part.output = read_plain(part.result.ptr()).address;
+    part.output = read_plain(part.result.ptr(), kHostMemory).address;
   }
   part.tensor = std::move(tensor);
   return part;

@@ -35,9 +35,9 @@ std::unique_ptr<Gradients> Gradients::read(py::list params,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     py::object gradient = grad_of(gradients->params_[i]);
     require(!gradient.is_none());
-    PlainTensor plain = read_plain(gradient.ptr());
     TensorArgument& tensor = *tensors[i];
-    require(tensor.gpu == kHostMemory && plain.shape.dtype == tensor.shape.dtype &&
+    PlainTensor plain = read_plain(gradient.ptr(), tensor.gpu);
+    require(plain.shape.dtype == tensor.shape.dtype &&
             plain.shape.dims == tensor.shape.dims);
     tensor.input = tensor.output = plain.address;
     const long version = version_of(gradient);

@@ -37,7 +37,7 @@ const dlpack::Exchange* exchange_of(const py::object& capsule) {
 
 }  // namespace
 
-PlainTensor read_plain(PyObject* tensor) {
+PlainTensor read_plain(PyObject* tensor, int gpu) {
   require(torch != nullptr &&
           Py_TYPE(tensor) == reinterpret_cast<PyTypeObject*>(torch->tensor_type.ptr()));
   dlpack::Tensor read;
@@ -45,7 +45,9 @@ PlainTensor read_plain(PyObject* tensor) {
     PyErr_Clear();  // it has no memory, for example
     throw NotPlain();
   }
-  require(read.device.type == dlpack::kCpu && dlpack::contiguous(read));
+  const bool on_host = gpu == kHostMemory;
+  require(read.device.type == (on_host ? dlpack::kCpu : dlpack::kCuda));
+  require((on_host || read.device.number == gpu) && dlpack::contiguous(read));
   const std::optional<DataType> dtype = dlpack::core_type(read.dtype);
   require(dtype.has_value());
   require(is_false(result_of(PyObject_GetAttr(tensor, torch->requires_grad.ptr()))));

@@ -1,6 +1,6 @@
 // Reads plain torch tensors without Python's way (hvdlite/torch/collectives), which takes any
 // tensor and costs many times what the engine needs: contiguous tensors of the class torch.Tensor
-// in host memory that do not require a gradient.
+// that do not require a gradient, in host memory or that of an NVIDIA GPU.
 //
 // Torch's tensor type lends its memory and shape by DLPack's C interface (dlpack.h). What keeps the
 // memory alive while the core uses it is the tensor's storage, and not the tensor: a script may
@@ -55,8 +55,9 @@ struct PlainTensor {
   pybind11::object storage;  // keeps the memory alive
 };
 
-// Throws NotPlain where the tensor is anything else.
-PlainTensor read_plain(PyObject* tensor);
+// Throws NotPlain where the tensor is anything else, or lies elsewhere than on this GPU (or in host
+// memory: kHostMemory).
+PlainTensor read_plain(PyObject* tensor, int gpu);
 
 // Where the memory of a plain tensor lies now. Throws Python's error if it has none.
 void* address_of(PyObject* tensor);

@@ -63,7 +63,7 @@ CudaDevice::~CudaDevice() {
     for (const auto& spares : spare_events_) {
       for (CudaEventHandle event : spares) (void)api_->event_destroy(event);
     }
-    if (stream_ != nullptr) (void)api_->stream_destroy(stream_);
+    // The stream stays: a framework that noted it for some memory waits for it when that is freed.
   }
   (void)api_->context_release(device_);
 }

@@ -103,7 +103,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   unsigned processors() const { return processors_; }
   // "GPU 1", for messages.
   std::string describe() const;
-  // The communication stream. Only the runner gives it work.
+  // The communication stream. Only the runner gives it work. It exists until the process ends.
   CudaStream stream() const { return stream_; }
 
   // Marks the point that `stream` of this device has come to.

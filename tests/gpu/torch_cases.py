@@ -336,6 +336,55 @@ def scenario_gradients_are_views_of_buckets(device: torch.device) -> None:
     assert is_all(hvd.allreduce(mine(device, 1000), op=hvd.Sum), total(), device)
 
 
+def scenario_sharded_training_equals_one_process(device: torch.device) -> None:
+    part = slice(hvd.rank() * BATCH // hvd.size(), (hvd.rank() + 1) * BATCH // hvd.size())
+    alone = make_model(device)
+    whole = train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), slice(None), device)
+    for stage in (1, 2):
+        model = make_model(device)
+        adam = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = hvd.ShardedOptimizer(adam, model.named_parameters(), stage=stage)
+        for one, other in zip(train(model, optimizer, part, device), whole, strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-10), (one - other).abs().max()
+
+
+def scenario_training_does_not_wait_for_the_device(device: torch.device) -> None:
+    inputs = torch.ones(4, 6, dtype=torch.float64, device=device)
+    for options in ({}, {"gradient_as_bucket_view": True}, {"compression": hvd.Compression.bf16}):
+        model = make_model(device)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), **options)
+        kept = model[0].weight.clone()
+        try:
+            for step in range(6):
+                if step == 3 and device.type == "cuda":
+                    torch.cuda.set_sync_debug_mode("error")
+                optimizer.zero_grad()
+                model(inputs).sum().backward()
+                optimizer.step()
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        assert not torch.equal(model[0].weight, kept), options
+
+
+def scenario_a_scaler_skips_the_same_step_on_all_ranks(device: torch.device) -> None:
+    model, scaler = nn.Linear(3, 1).to(device), torch.amp.GradScaler(device.type, init_scale=8.0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    for step in range(3):
+        before = model.weight.clone()
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3, device=device)).sum()
+        if step == 1 and hvd.rank() == hvd.size() - 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(model.weight, before) == (step == 1), step
+    assert scaler.get_scale() == 4.0
+
+
 def scenario_batch_norm_of_all_ranks(device: torch.device) -> None:
     everything = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(1)).to(device)
     share = everything.chunk(hvd.size())[hvd.rank()]

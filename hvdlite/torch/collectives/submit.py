@@ -18,14 +18,27 @@ from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 
 class Submission:
-    """A submitted collective: the core's handle, ordered with CUDA's streams."""
+    """A submitted collective: the core's handle, ordered with CUDA's streams.
 
-    def __init__(self, core: _core.Handle, gpu: int, keep: object) -> None:
+    Torch's allocator must not give GPU memory to others before the core's stream is done with it.
+    So the tensors live until `wait`, after which all work of the waiting stream comes later. The
+    allocator notes the core's stream only if that is not the stream which had the tensors, or if
+    nobody waits: such notes cost more than the rest of a submission.
+    """
+
+    def __init__(self, core: _core.Handle, gpu: int, stream: int, keep: object) -> None:
         self._core = core
         self._gpu = gpu
-        if gpu >= 0:
-            # The caching allocator must not reuse the memory before the core's stream is done.
-            stream = torch.cuda.ExternalStream(core.stream, device=gpu)
+        self._stream = stream
+        self._keep = keep if gpu >= 0 else None
+
+    def __del__(self) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        keep, self._keep = self._keep, None
+        if keep is not None:
+            stream = torch.cuda.ExternalStream(self._core.stream, device=self._gpu)
             for tensor in _tensors_in(keep):
                 if tensor.is_cuda:
                     tensor.record_stream(stream)
@@ -39,7 +52,14 @@ class Submission:
 
         The results are then ready for the current stream.
         """
-        self._core.wait(stream=_current_stream(self._gpu) if self._gpu >= 0 else None)
+        if self._gpu < 0:
+            self._core.wait(stream=None)
+            return
+        stream = _current_stream(self._gpu)
+        self._core.wait(stream=stream)
+        if stream == self._stream:
+            self._keep = None
+        self._let_go()
 
     @property
     def first_dimensions(self) -> list[int]:
@@ -69,7 +89,8 @@ class Submission:
 
 
 def _current_stream(gpu: int) -> int:
-    stream: int = torch.cuda.current_stream(gpu).cuda_stream
+    """Return the address of CUDA's current stream, also in a function that torch compiles."""
+    stream: int = torch._C._cuda_getCurrentRawStream(gpu)
     return stream
 
 
@@ -127,7 +148,7 @@ def _submit(
     """
     gpu = max((spec.gpu for spec in specs), default=-1)
     stream = _current_stream(gpu) if gpu >= 0 else 0
-    return Submission(enqueue(member_id(process_set), keep, blocking, stream), gpu, keep)
+    return Submission(enqueue(member_id(process_set), keep, blocking, stream), gpu, stream, keep)
 
 
 def start_allreduce(

@@ -189,8 +189,10 @@ class Bucket(GradientBucket):
     def _describe_plain(self) -> list[_core.Tensor]:
         """Describe gradients that lie like their parameters; nothing if a parameter is special."""
         for param in self.params:
-            ordinary = type(param) in (torch.Tensor, torch.nn.Parameter) and param.is_cpu
-            if not ordinary or param.layout != torch.strided or param.dtype not in NUMBER_OF:
+            ordinary = type(param) in (torch.Tensor, torch.nn.Parameter)
+            if not ordinary or param.device.type not in ("cpu", "cuda"):
+                return []
+            if param.layout != torch.strided or param.dtype not in NUMBER_OF:
                 return []
         labelled = zip(self._labels, self.params, strict=True)
         return [spec(label, param, None, self._cast) for label, param in labelled]
@@ -233,9 +235,9 @@ class Bucket(GradientBucket):
     def _send(self, name: str, layout: int | None, reduction: Reduction, blocking: bool) -> None:
         """Submit all gradients, with right factors for those that are compressed, and the flags."""
         by_rows, trips, flags = self._ways.by_rows, self._trips, self._flags
-        memory: Any = self._plain
-        if memory is not None:
+        if self._plain is not None:
             specs = list(self._plain_specs[self._cast])
+            memory: list[Any] = [self._plain, self._plain.gradients]
         else:
             specs = [
                 spec(self._labels[i], trip.wire, trip.target, self._cast)
@@ -331,18 +333,19 @@ class Bucket(GradientBucket):
         if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
             flags = self._flags = torch.empty(size, dtype=dtype, device=device)
         if all(trip.present and not trip.rows for trip in trips):
-            flags[:count] = 1
-            flags[count:-2] = 0
-            flags[-2] = step
-            flags[-1] = 1
+            flags.fill_(1)  # `flags[i] = 1` would make the host wait for a GPU.
+            flags[count:-2].zero_()
+            flags[-2:-1].fill_(step)
             if begun:
-                flags[-3] = begun[0]
+                flags[-3:-2].fill_(begun[0])
         else:
             values: list[float] = [trip.present for trip in trips]
             values += [trip.rows for trip in trips]
             values += [trip.rows > 0 for trip in trips]
             values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
-            flags.copy_(torch.tensor([*values, *begun, step, 1.0], dtype=dtype))
+            values += [*begun, step, 1.0]
+            written = torch.tensor(values, dtype=dtype, pin_memory=flags.is_cuda)
+            flags.copy_(written, non_blocking=True)
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`; see `GradientBucket.finish`."""

@@ -24,10 +24,13 @@ OPS = ["Average", "Sum", "Min", "Max", "Product"]
 def make(rank: int, rows: int, tail: tuple[int, ...] = (), dtype: torch.dtype = torch.float32,
          seed: int = 0) -> torch.Tensor:  # fmt: skip
     """Make a rank's tensor; small whole numbers for integers, anything for floats."""
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    if dtype.is_floating_point:
-        return torch.randn(rows, *tail, generator=generator, dtype=torch.float64).to(dtype)
-    return torch.randint(0, 5, (rows, *tail), generator=generator).to(dtype)
+    generator, shape = torch.Generator().manual_seed(1000 * seed + rank), (rows, *tail)
+    with torch.device("cpu"):
+        if dtype.is_floating_point:
+            values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        else:
+            values = torch.randint(0, 5, shape, generator=generator)
+    return values.to(torch.get_default_device(), dtype)
 
 
 def everybody() -> range:
