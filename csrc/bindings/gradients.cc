@@ -37,8 +37,7 @@ std::unique_ptr<Gradients> Gradients::read(py::list params,
     require(!gradient.is_none());
     TensorArgument& tensor = *tensors[i];
     PlainTensor plain = read_plain(gradient.ptr(), tensor.gpu);
-    require(plain.shape.dtype == tensor.shape.dtype &&
-            plain.shape.dims == tensor.shape.dims);
+    require(plain.shape.dtype == tensor.shape.dtype && plain.shape.dims == tensor.shape.dims);
     tensor.input = tensor.output = plain.address;
     const long version = version_of(gradient);
     gradients->all_.push_back(

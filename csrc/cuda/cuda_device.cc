@@ -1,6 +1,29 @@
 #include "cuda/cuda_device.h"
 
+#include <algorithm>
+
 namespace hvdlite {
+namespace {
+
+// What devices that are gone have left for later ones of the same GPU.
+struct Left {
+  std::shared_ptr<const CudaApi> api;
+  int ordinal;
+  CudaContext context;
+  CudaStream stream;
+};
+
+struct Stock {
+  Mutex mutex;
+  std::vector<Left> all HVDLITE_GUARDED_BY(mutex);
+};
+
+Stock& stock() {
+  static auto* const kStock = new Stock;  // Never destroyed: the process may end meanwhile.
+  return *kStock;
+}
+
+}  // namespace
 
 CudaEvent::~CudaEvent() { device_->recycle(handle_, use_); }
 
@@ -46,6 +69,19 @@ Status CudaDevice::start() {
       check(api_->device_attribute(&processors, kCudaMultiprocessorCount, device_),
             "counting its processors"));
   processors_ = processors < 1 ? 1 : static_cast<unsigned>(processors);
+  {
+    MutexLock lock(stock().mutex);
+    std::vector<Left>& all = stock().all;
+    const auto same = std::find_if(all.begin(), all.end(), [this](const Left& left) {
+      return left.ordinal == ordinal_ && left.api->stream_create == api_->stream_create;
+    });
+    if (same != all.end()) {
+      context_ = same->context;
+      stream_ = same->stream;
+      all.erase(same);
+      return Status();
+    }
+  }
   HVDLITE_RETURN_IF_ERROR(check(api_->context_retain(&context_, device_), "opening its context"));
   const Current current(*this);
   int least = 0;
@@ -63,9 +99,13 @@ CudaDevice::~CudaDevice() {
     for (const auto& spares : spare_events_) {
       for (CudaEventHandle event : spares) (void)api_->event_destroy(event);
     }
-    // The stream stays: a framework that noted it for some memory waits for it when that is freed.
   }
-  (void)api_->context_release(device_);
+  if (stream_ == nullptr) {
+    (void)api_->context_release(device_);
+    return;
+  }
+  MutexLock lock(stock().mutex);
+  stock().all.push_back({api_, ordinal_, context_, stream_});
 }
 
 std::string CudaDevice::describe() const { return "GPU " + std::to_string(ordinal_); }

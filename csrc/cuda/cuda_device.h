@@ -103,7 +103,9 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   unsigned processors() const { return processors_; }
   // "GPU 1", for messages.
   std::string describe() const;
-  // The communication stream. Only the runner gives it work. It exists until the process ends.
+  // The communication stream. Only the runner gives it work. It exists until the process ends, and
+  // later devices of the same GPU take it over: torch notes it with memory that it frees at any
+  // time.
   CudaStream stream() const { return stream_; }
 
   // Marks the point that `stream` of this device has come to.

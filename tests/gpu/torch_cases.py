@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import warnings
 from typing import Any
 
 import pytest
@@ -358,7 +359,9 @@ def scenario_training_does_not_wait_for_the_device(device: torch.device) -> None
         try:
             for step in range(6):
                 if step == 3 and device.type == "cuda":
-                    torch.cuda.set_sync_debug_mode("error")
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # "a prototype feature"
+                        torch.cuda.set_sync_debug_mode("error")
                 optimizer.zero_grad()
                 model(inputs).sum().backward()
                 optimizer.step()

