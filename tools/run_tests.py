@@ -56,6 +56,9 @@ class Outcome:
     counts: Mapping[str, int]
 
 
+interrupted = threading.Event()  # by Ctrl-C or SIGTERM; an exception would lose a part that starts
+
+
 class Part:
     """A part that runs; a thread reads what it writes."""
 
@@ -124,6 +127,8 @@ def run(commands: Mapping[str, Sequence[str]]) -> list[Outcome]:
     try:
         running += [Part(name, command, name == last) for name, command in commands.items()]
         while running:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             for part in [part for part in running if part.ended()]:
                 running.remove(part)
                 outcomes.append(part.finish())
@@ -172,8 +177,8 @@ def main() -> int:
     parser.add_argument("name", choices=("test", "rest"))
     parser.add_argument("--workers", type=int, default=1 + (os.cpu_count() or 1))
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
     begun = time.monotonic()
     try:
         outcomes = run(parts_of(options.name, options.workers))
