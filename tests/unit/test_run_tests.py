@@ -19,8 +19,8 @@ CPP = "echo '12 passed, 0 failed'"
 PATIENT = """
 import os, subprocess, sys, time
 child = subprocess.Popen(["sleep", "600"])
-open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}\\n")
 try:
+    open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}\\n")
     time.sleep(600)
 finally:
     child.kill()
