@@ -30,7 +30,11 @@
 namespace hvdlite {
 
 inline constexpr const char* kSameSteps =
-    "; give every rank the same number of steps, or end the loop on every rank with hvd.join()";
+    "; give every rank the same number of steps, or end the loop on every rank with hvd.join(), "
+    "which a torch.distributed group does not have";
+inline constexpr const char* kJoinAtTheEnd =
+    "if ranks have different numbers of steps, end the loop on every rank with hvd.join(); a "
+    "torch.distributed group has none: give its ranks the same number";
 
 // The error where a rank has left cleanly after so many collectives, and something still needs it:
 // `missing` says what, "allreduce 'x' waits for it"; `advice` begins with its punctuation.

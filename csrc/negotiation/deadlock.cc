@@ -30,8 +30,7 @@ std::string advice_for(const std::vector<Wait>& waits) {
     return "ranks that send to each other submit both transfers before they wait, with "
            "hvd.send_async() or hvd.recv_async()";
   }
-  return "call the same operations in the same order on all ranks; if ranks have different numbers "
-         "of steps, end the loop on every rank with hvd.join()";
+  return std::string("call the same operations in the same order on all ranks; ") + kJoinAtTheEnd;
 }
 
 Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {

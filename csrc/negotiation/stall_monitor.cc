@@ -123,9 +123,7 @@ std::string StallMonitor::describe_mutual_wait(const Coordinator::Book& book,
   if (!wait) return "";
   const bool both_send = tally.request.is_send() && wait->request->is_send();
   return "; " + describe_wait(*wait) + ": " +
-         (both_send ? advice_for({*wait})
-                    : "if ranks have different numbers of steps, end the loop on every rank with "
-                      "hvd.join()");
+         (both_send ? advice_for({*wait}) : std::string(kJoinAtTheEnd));
 }
 
 }  // namespace hvdlite

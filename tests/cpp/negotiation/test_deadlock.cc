@@ -84,7 +84,7 @@ TEST(deadlock_of_two_ranks_fails_both_operations_after_the_grace) {
   const std::string rest =
       "; nothing else is under way on these ranks: call the same operations in the same order on "
       "all ranks; if ranks have different numbers of steps, end the loop on every rank with "
-      "hvd.join()";
+      "hvd.join(); a torch.distributed group has none: give its ranks the same number";
   CHECK_EQ(failed.at("x").message(), "deadlock: " + side_x + ", and " + side_y + rest);
   CHECK_EQ(failed.at("y").message(), "deadlock: " + side_y + ", and " + side_x + rest);
   CHECK(waits.coordinator.idle());
