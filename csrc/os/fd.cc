@@ -15,14 +15,16 @@ constexpr std::size_t kRegistered = 4096;
 // what is async-signal-safe. A cell holds a descriptor + 1; 0 is free.
 std::array<std::atomic<int>, kRegistered> g_registered{};
 std::atomic<pid_t> g_forking{0};      // the process that called fork() last
-std::atomic<pid_t> g_forked_from{0};  // in a child: its parent
+std::atomic<pid_t> g_forked_from{0};  // in a child of a process with a world: that process
 
 void remember_parent() { g_forking.store(::getpid()); }
 
 void close_in_child() {
-  g_forked_from.store(g_forking.load());
   for (std::atomic<int>& cell : g_registered) {
-    if (const int fd = cell.exchange(0); fd > 0) ::close(fd - 1);
+    if (const int fd = cell.exchange(0); fd > 0) {
+      ::close(fd - 1);
+      g_forked_from.store(g_forking.load());
+    }
   }
 }
 

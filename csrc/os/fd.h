@@ -37,8 +37,8 @@ class Fd {
 // worker). Any thread.
 void close_in_forked_child(int fd);
 void forget_in_forked_child(int fd);  // call this before this process closes the descriptor
-// kForked in a child of fork(). The engines there belong to the parent, and their threads live in
-// the parent only.
+// kForked in a child of a process that had such descriptors at its fork(), so a living world. The
+// engines there belong to the parent, and their threads live in the parent only.
 Status check_not_forked();
 inline bool forked() { return !check_not_forked().ok(); }
 

@@ -441,8 +441,8 @@ def _check_options(
     owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
     if owner is not None and owner.settings.of_model:
         raise ArgumentError(
-            "a DistributedDataParallel reduces the gradients of these parameters already; step "
-            "with the plain optimizer, or leave DistributedDataParallel out"
+            "a DistributedDataParallel reduces the gradients of these parameters already; leave it "
+            "out, or step with the plain optimizer, as under Lightning's strategy='ddp'"
         )
     if reduce_in not in ("backward", "step"):
         raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")

@@ -69,6 +69,47 @@ def test_forked_child_that_exits_does_not_end_the_world() -> None:
     assert all(result.value for result in run_world(2, leave_a_forked_child_the_ordinary_way))
 
 
+def begin_a_group_in_a_forked_child(folder: str) -> list[int]:
+    """Return the exit statuses of children that made groups: after the parent's end, and before."""
+    rank, size = int(os.environ["HVDLITE_RANK"]), 2
+
+    def reduce_in_a_group(name: str, ends: bool = True) -> bool:
+        method = f"file://{folder}/{name}"
+        dist.init_process_group("hvdlite", init_method=method, rank=rank, world_size=size)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        if ends:
+            dist.destroy_process_group()
+        return tensor.tolist() == [2.0] * 3
+
+    def status_of_child(name: str) -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if reduce_in_a_group(name) else 1)
+            except (ForkedError, ValueError):  # torch: "trying to initialize ... twice"
+                os._exit(2)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    import torch
+    import torch.distributed as dist
+
+    import hvdlite.torch.distributed  # noqa: F401 (names the backend)
+
+    torch.set_num_threads(1)
+    assert reduce_in_a_group("first")
+    statuses = [status_of_child("second")]
+    assert reduce_in_a_group("third", ends=False)
+    statuses.append(status_of_child("fourth"))
+    dist.destroy_process_group()
+    return statuses
+
+
+def test_forked_child_has_groups_of_its_own_if_the_parent_has_none(tmp_path: Path) -> None:
+    results = run_world(2, begin_a_group_in_a_forked_child, str(tmp_path))
+    assert [result.value for result in results] == [[0, 2], [0, 2]]
+
+
 class Kept:
     """What an operation keeps alive."""
 
