@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from hvdlite.launch.description import counted
 from hvdlite.launch.elastic.actions import (
     Entered,
     EpochBegun,
@@ -368,7 +369,12 @@ class ElasticSupervisor(Supervisor):
                 leaving = self._fleet.offer(news.hosts, now)
                 for name in self._other_hosts():
                     self._fleet.reach(name, self._agents.serves(name))
-                self._drain(leaving, "its host is not listed any more")
+                for number in leaving:
+                    slots = news.hosts.get(self._fleet.host_of(number), 0)
+                    left = (
+                        f"has {counted(slots, 'slot')} now" if slots else "is not listed any more"
+                    )
+                    self._drain([number], f"its host {left}")
 
     def _other_hosts(self) -> dict[str, float]:
         """Return the other hosts that may have workers, and from when on; none at the end."""

@@ -246,7 +246,7 @@ while True:
     with ElasticJob(tmp_path, 2, code, *script) as job:
         job.pid(1)
         rewrite(hosts, "localhost:1\n")
-        job.noted("drain 1 its host is not listed any more")
+        job.noted("drain 1 its host has 1 slot now")
         job.noted("ended 1 True exit status 0")
         rewrite(hosts, "localhost:2\n")
         job.pid(2)
