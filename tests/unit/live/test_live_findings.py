@@ -217,7 +217,18 @@ def test_communicating_says_what_larger_batches_bring() -> None:
     ],
 )
 def test_preemption_needs_both_signs(cpu: float, switches: float, found: str) -> None:
-    hit = make_rank(1, cpu=cpu, switches=switches)
+    hit = make_rank(1, cpu=cpu, switches=switches, core_wait=0.0)
+    assert rule_names(make_figures(make_rank(0), hit)) == [found]
+
+
+@pytest.mark.parametrize(
+    ("core_wait", "switches", "found"),
+    [(rules.LONG_CORE_WAIT, 10.0, "preempted"), (rules.LONG_CORE_WAIT - 0.01, 1000.0, "none")],
+)
+def test_waiting_for_a_core_counts_and_not_switches(
+    core_wait: float, switches: float, found: str
+) -> None:
+    hit = make_rank(1, cpu=0.5, switches=switches, core_wait=core_wait)
     assert rule_names(make_figures(make_rank(0), hit)) == [found]
 
 
