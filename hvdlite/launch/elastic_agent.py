@@ -14,12 +14,12 @@ from typing import Any
 
 from hvdlite.bootstrap.registrar_client import PATIENCE
 from hvdlite.launch.agent_loop import GONE, Agent, Link
-from hvdlite.launch.elastic.stopped import StoppedWatch
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import Worker, start_worker
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
+from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.launch.remote.messages import Frame, Kind, data_frame, frame
 
 # An agent may end while others go on, maybe on the same machine under another name. So it ends its

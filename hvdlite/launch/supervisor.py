@@ -28,6 +28,7 @@ from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
 from hvdlite.launch.process.local import Worker
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
+from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.launch.remote.remote import RemoteWorker
 from hvdlite.launch.view import View
 from hvdlite.stop_marks import EXIT_STOPPED
@@ -36,6 +37,7 @@ _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
 _FIRST_NOTE = 2.0  # seconds after a signal until the launcher names the ranks that it waits for
 _NOTE_SECONDS = 10.0  # seconds between later notes
+_STOPPED_FOR = 3.0  # seconds that a rank is stopped before the launcher says so
 _MOST_NAMED = 8  # a note lists at most so many ranks
 
 AnyRank: TypeAlias = Worker | RemoteWorker
@@ -80,6 +82,7 @@ class Supervisor(JobLoop[AnyRank]):
         self._failures: list[Failure] = []
         self._asked: set[int] = set()  # who ended because they were asked to stop
         self._oom_kills = oom_kills()
+        self._stopped = StoppedWatch(_STOPPED_FOR)
         self.on(inbox.fd, self._take_signals)
         self.on(console.wake_fd, self._console_changed)
 
@@ -171,9 +174,11 @@ class Supervisor(JobLoop[AnyRank]):
         return any(failure.ending.code != 128 + number for failure in self._failures)
 
     def tick(self, now: float) -> float | None:
-        """After a signal to the launcher, print now and then which ranks it waits for."""
+        """Look for ranks that are stopped; once a signal came, print which ranks it waits for."""
         stop = self._stop
-        if not self._signalled or stop is None or stop.killed:
+        if stop is None:
+            return self._find_stopped(now)
+        if not self._signalled or stop.killed:
             return None
         if now >= self._note_at:
             self._note_at = now + _NOTE_SECONDS
@@ -182,6 +187,25 @@ class Supervisor(JobLoop[AnyRank]):
                 f"{_name(self._signalled)} again ends them at once"
             )
         return self._note_at
+
+    def _find_stopped(self, now: float) -> float:
+        """Note ranks on this host that are stopped; return when the next look is due."""
+        running = [
+            worker
+            for worker in self._workers
+            if isinstance(worker, Worker) and worker.ending is None
+        ]
+        for number in self._stopped.find({one.number: one.pid for one in running}, now):
+            self.found_stopped(number)
+        return self._stopped.due
+
+    def found_stopped(self, number: int) -> None:
+        """Say that a rank is stopped."""
+        pid = next(worker.pid for worker in self._workers if worker.number == number)
+        self._console.say(
+            f"{self._noun} {number} (pid {pid}) is stopped, by SIGSTOP, Ctrl-Z or a debugger; the "
+            f"others wait as soon as they need it; kill -CONT {pid} lets it go on"
+        )
 
     def killing(self) -> None:
         """Print that the user's grace was not long enough."""

@@ -33,9 +33,9 @@ from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Li
 from hvdlite.launch.elastic.fleet import Start
 from hvdlite.launch.elastic.job import elastic_environment
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.launch.elastic.stopped import StoppedWatch
 from hvdlite.launch.process.local import job_environment
 from hvdlite.launch.process.placement import place
+from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.objects import broadcast_object
 
 HEARTBEAT = 1.5

@@ -33,13 +33,12 @@ from hvdlite.launch.elastic.agents import Agents
 from hvdlite.launch.elastic.discovery import Discovery
 from hvdlite.launch.elastic.fleet import Fleet, Start
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.launch.elastic.stopped import StoppedWatch
 from hvdlite.launch.loop import GRACE, Stop
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import Failure, root_failure
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import Worker
+from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.launch.supervisor import AnyRank, Supervisor
 from hvdlite.launch.view import View
 
@@ -169,11 +168,10 @@ class ElasticSupervisor(Supervisor):
         if self._stop is None:
             self._start_due(now)
             self._kill_late(now)
-            self._find_stopped(now)
             shortage = self._fleet.shortage(now)
             if shortage is not None:
                 self._fail(shortage)
-            times += [self._fleet.wake_at(now), self._stopped.due, *self._kill_at.values()]
+            times += [self._fleet.wake_at(now), *self._kill_at.values()]
         return min((when for when in times if when is not None), default=None)
 
     def _start_due(self, now: float) -> None:
@@ -197,16 +195,8 @@ class ElasticSupervisor(Supervisor):
         for number in due:
             del self._kill_at[number]
 
-    def _find_stopped(self, now: float) -> None:
-        pids = {
-            worker.number: worker.pid
-            for worker in self._workers
-            if isinstance(worker, Worker) and worker.ending is None
-        }
-        for number in self._stopped.find(pids, now):
-            self._evict_stopped(number)
-
-    def _evict_stopped(self, number: int) -> None:
+    def found_stopped(self, number: int) -> None:
+        """Evict a worker that has been stopped for the heartbeat."""
         why = f"stopped (SIGSTOP?) for {self._timing.heartbeat:g} s"
         self._registrar.evict(number, why)
 
@@ -406,7 +396,7 @@ class ElasticSupervisor(Supervisor):
     def worker_stopped(self, worker: int) -> None:
         """Evict a worker on another host that has been stopped for the heartbeat."""
         if self._runs(worker):
-            self._evict_stopped(worker)
+            self.found_stopped(worker)
 
     def _drain(self, workers: Iterable[int], why: str) -> None:
         for number in workers:

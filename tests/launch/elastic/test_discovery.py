@@ -19,8 +19,8 @@ from hvdlite.launch.elastic.discovery import (
     StaticHosts,
     parse_hosts,
 )
-from hvdlite.launch.elastic.stopped import process_state
 from hvdlite.launch.hosts import read_hosts
+from hvdlite.launch.process.stopped import process_state
 from patience import HANG, wait_until
 
 

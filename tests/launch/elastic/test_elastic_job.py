@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hvdlite
-from hvdlite.launch.elastic.stopped import process_state
+from hvdlite.launch.process.stopped import process_state
 from launch.elastic import driver
 from launch.elastic.jobs import ElasticJob, rewrite
 from patience import wait_until
