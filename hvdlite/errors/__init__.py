@@ -15,6 +15,8 @@ Example:
 
 from __future__ import annotations
 
+import collections
+
 from hvdlite.errors.codes import with_code
 
 
@@ -136,6 +138,46 @@ class StalledError(CollectiveError):
 
 class ShutdownError(CollectiveError):
     """This rank shut down while the operation was in flight."""
+
+
+_passed_on: collections.deque[HvdliteError] = collections.deque(maxlen=64)
+
+
+def pass_on(error: HvdliteError) -> None:
+    """Note an error that C++ code of a framework is about to get, for `cause`."""
+    _passed_on.append(error)
+
+
+def cause(error: BaseException) -> HvdliteError | None:
+    """Return the error of hvdlite that another one reports.
+
+    Where an error passes through C++ code of PyTorch, as in the backward of torch's
+    DistributedDataParallel, a RuntimeError arrives that has its text only.
+
+    Args:
+        error: any exception.
+
+    Returns:
+        `error` itself if it is an error of hvdlite; otherwise the latest one whose text it
+        contains, or the one from which it was raised; None if there is none.
+
+    Example:
+        >>> cause(ValueError("an error of the script")) is None
+        True
+    """
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        if isinstance(one, HvdliteError):
+            found: HvdliteError = one
+            return found
+        text = str(one)
+        for passed in reversed(_passed_on):
+            if str(passed) in text:
+                return passed
+        seen.add(id(one))
+        one = one.__cause__ or one.__context__
+    return None
 
 
 HorovodInternalError = CollectiveError

@@ -16,7 +16,7 @@ from torch import distributed
 
 from hvdlite import _core
 from hvdlite.bootstrap.deadline import seconds_of
-from hvdlite.errors import CollectiveTimeoutError, HvdliteError
+from hvdlite.errors import CollectiveTimeoutError, HvdliteError, pass_on
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
 
@@ -187,7 +187,11 @@ class Work(distributed.Work):  # type: ignore[misc]
         return self._future
 
     def _give(self, _: Any) -> list[torch.Tensor]:
-        self.wait()
+        try:
+            self.wait()
+        except HvdliteError as error:
+            pass_on(error)
+            raise
         return list(self._outputs)
 
 

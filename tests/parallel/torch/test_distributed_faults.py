@@ -23,7 +23,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import RankResult, run_world
-from hvdlite.errors import CollectiveTimeoutError, DeadlockError, HvdliteError
+from hvdlite.errors import (
+    CollectiveTimeoutError,
+    DeadlockError,
+    HvdliteError,
+    RankFailedError,
+    cause,
+)
 from parallel.deaths import die, seconds_since_death
 from patience import wait_until
 
@@ -85,6 +91,8 @@ def lose_a_rank(place: str, folder: str) -> tuple[str, float]:
     try:
         PLACES[place](functools.partial(die, died) if last else None)
     except RuntimeError as error:
+        found = cause(error)
+        assert isinstance(found, RankFailedError) and found.failed_rank == dist.get_world_size() - 1
         return str(error), seconds_since_death(died)
     raise AssertionError("no error")
 
