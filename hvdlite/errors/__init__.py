@@ -15,9 +15,8 @@ Example:
 
 from __future__ import annotations
 
-import collections
-
 from hvdlite.errors.codes import with_code
+from hvdlite.errors.passing import passed_on
 
 
 class _Coded(Exception):
@@ -140,14 +139,6 @@ class ShutdownError(CollectiveError):
     """This rank shut down while the operation was in flight."""
 
 
-_passed_on: collections.deque[HvdliteError] = collections.deque(maxlen=64)
-
-
-def pass_on(error: HvdliteError) -> None:
-    """Note an error that C++ code of a framework is about to get, for `cause`."""
-    _passed_on.append(error)
-
-
 def cause(error: BaseException) -> HvdliteError | None:
     """Return the error of hvdlite that another one reports.
 
@@ -168,13 +159,11 @@ def cause(error: BaseException) -> HvdliteError | None:
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
-        if isinstance(one, HvdliteError):
-            found: HvdliteError = one
-            return found
         text = str(one)
-        for passed in reversed(_passed_on):
-            if str(passed) in text:
-                return passed
+        for known in (one, *(passed for passed in reversed(passed_on) if str(passed) in text)):
+            if isinstance(known, HvdliteError):
+                found: HvdliteError = known
+                return found
         seen.add(id(one))
         one = one.__cause__ or one.__context__
     return None

@@ -16,7 +16,8 @@ from torch import distributed
 
 from hvdlite import _core
 from hvdlite.bootstrap.deadline import seconds_of
-from hvdlite.errors import CollectiveTimeoutError, HvdliteError, pass_on
+from hvdlite.errors import CollectiveTimeoutError, HvdliteError
+from hvdlite.errors.passing import pass_on
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
 

@@ -150,4 +150,7 @@ def ignite() -> tuple[int, torch.nn.Module]:
 if __name__ == "__main__":
     size, trained = globals()[sys.argv[1]]()
     numbers = [value for tensor in trained.parameters() for value in tensor.flatten().tolist()]
-    print("trained", size, *numbers, flush=True)
+    # One piece, since torchrun's processes share stdout, and write each piece at once.
+    sys.stdout.write(" ".join(map(str, ["trained", size, *numbers])) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # At Python's ordinary end, a thread of gloo now and then aborts the process.

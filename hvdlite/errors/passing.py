@@ -1,0 +1,12 @@
+"""The errors that C++ code of a framework got, which keeps their texts only; see `errors.cause`."""
+
+from __future__ import annotations
+
+import collections
+
+passed_on: collections.deque[BaseException] = collections.deque(maxlen=64)
+
+
+def pass_on(error: BaseException) -> None:
+    """Note an error that C++ code is about to get."""
+    passed_on.append(error)
