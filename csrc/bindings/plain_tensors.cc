@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "bindings/dlpack.h"
+#include "entry/entry_builder.h"
 
 namespace py = pybind11;
 
