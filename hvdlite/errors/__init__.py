@@ -160,7 +160,8 @@ def cause(error: BaseException) -> HvdliteError | None:
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
         text = str(one)
-        for known in (one, *(passed for passed in reversed(passed_on) if str(passed) in text)):
+        newest_first = tuple(passed_on)[::-1]  # Other threads may add to it meanwhile.
+        for known in (one, *(passed for passed in newest_first if str(passed) in text)):
             if isinstance(known, HvdliteError):
                 found: HvdliteError = known
                 return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import copy
 
 passed_on: collections.deque[BaseException] = collections.deque(maxlen=64)
 
 
 def pass_on(error: BaseException) -> None:
     """Note an error that C++ code is about to get."""
-    passed_on.append(error)
+    passed_on.append(copy.copy(error))  # without its traceback, whose frames hold tensors

@@ -237,7 +237,7 @@ class Bucket(GradientBucket):
         by_rows, trips, flags = self._ways.by_rows, self._trips, self._flags
         if self._plain is not None:
             specs = list(self._plain_specs[self._cast])
-            memory: list[Any] = [self._plain, self._plain.gradients]
+            memory: list[Any] = [self._plain, *(self._plain.gradients if flags.is_cuda else ())]
         else:
             specs = [
                 spec(self._labels[i], trip.wire, trip.target, self._cast)
