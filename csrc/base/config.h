@@ -77,7 +77,7 @@
     "ranks that have not joined")                                                                  \
   X(std::int64_t, check_finite, 0, "", "",                                                         \
     "1 makes each rank warn, naming the tensors, when it gives infinities or NaN to an "           \
-    "all-reduce")                                                                                  \
+    "allreduce or a reducescatter")                                                                \
   X(std::int64_t, check_replicas, 0, "steps", "",                                                  \
     "Compare the bits of the trained parameters of all ranks once in so many steps, and fail "     \
     "where they differ; 0 never")                                                                  \

@@ -30,8 +30,8 @@ namespace {
 
 // "'layer1', of dtype complex64," for a refusal.
 std::string described(const Request& request, const TensorShape& tensor) {
-  return "'" + (tensor.name.empty() ? request.name : tensor.name) + "', of dtype " +
-         std::string(name_of(tensor.dtype)) + ",";
+  return "'" + request.tensor_name(tensor) + "', of dtype " + std::string(name_of(tensor.dtype)) +
+         ",";
 }
 
 Status check_packed(const Request& request, const TensorShape& tensor) {

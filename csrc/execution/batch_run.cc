@@ -11,8 +11,7 @@ bool on_gpu(const Request& request, const TensorRef& ref) {
 }
 
 const std::string& tensor_name(const Entry& entry, const TensorRef& ref) {
-  const std::string& own = entry.request.tensors[ref.tensor].name;
-  return own.empty() ? entry.request.name : own;
+  return entry.request.tensor_name(entry.request.tensors[ref.tensor]);
 }
 
 // After the negotiation the peers are committed to the collective, so any error ends the world.

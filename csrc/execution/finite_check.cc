@@ -39,7 +39,7 @@ void FiniteCheck::found_in(const NameList& names) {
 void FiniteCheck::report() {
   if (waiting_.empty() || !quiet_.passed()) return;
   std::string text = "rank " + std::to_string(rank_) +
-                     " gives infinities or NaN to an allreduce: " + waiting_.text();
+                     " gives infinities or NaN to a reduction: " + waiting_.text();
   log(LogLevel::kWarning, rank_, text);
   events_.add("nonfinite", rank_, std::exchange(first_name_, {}), std::move(text));
   waiting_ = {};

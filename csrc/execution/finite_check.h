@@ -1,11 +1,12 @@
-// HVDLITE_CHECK_FINITE: a rank that gives infinities or NaN to an allreduce says so, because the
-// result, which is the same everywhere, does not tell whose they were. A warning, not an error:
-// under a loss scale that adapts itself, infinities are nothing unusual.
+// HVDLITE_CHECK_FINITE: a rank that gives infinities or NaN to an allreduce or a reducescatter says
+// so, because the result does not tell whose they were. A warning, not an error: under a loss scale
+// that adapts itself, infinities are nothing unusual.
 //
 // What is looked at is what travels: scaled, and cast where there is a wire dtype. On the host each
-// tensor, before it is copied; on a GPU each batch, by the kernels that move it, whose finding is
-// read when the device has ended the batch. At most one line in kQuiet; what is found meanwhile
-// waits for the next one. The executor owns the check, and only the runner calls it.
+// tensor, before it is copied; on a GPU each batch of allreduces, by the kernels that move it,
+// whose finding is read when the device has ended the batch. At most one line in kQuiet; what is
+// found meanwhile waits for the next one. The executor owns the check, and only the runner calls
+// it.
 #pragma once
 
 #include <chrono>

@@ -159,6 +159,10 @@ struct Request {
   bool is_send() const { return kind == Kind::kSend; }
   int source() const { return static_cast<int>(ranks[0]); }
   int destination() const { return static_cast<int>(ranks[1]); }
+  // The tensor's own name, or that of the call.
+  const std::string& tensor_name(const TensorShape& tensor) const {
+    return tensor.name.empty() ? name : tensor.name;
+  }
   // Whether a member of the process set takes part.
   bool concerns(int rank) const { return !is_send() || rank == source() || rank == destination(); }
   // As tensors travel.

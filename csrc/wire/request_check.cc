@@ -132,9 +132,9 @@ std::optional<std::string> describe_bad_shares(int rank, const Request& request,
   auto begin = splits.begin();
   for (const TensorShape& tensor : request.tensors) {
     const auto end = begin + static_cast<std::ptrdiff_t>(members);
-    const std::string& name = tensor.name.empty() ? request.name : tensor.name;
     const std::int64_t rows = tensor.dims.empty() ? 0 : tensor.dims[0];
-    auto text = describe_bad_division("reducescatter '" + name + "'" + whose, {begin, end}, rows);
+    auto text = describe_bad_division("reducescatter '" + request.tensor_name(tensor) + "'" + whose,
+                                      {begin, end}, rows);
     if (text) return text;
     begin = end;
   }

@@ -120,7 +120,7 @@ TEST(finite_check_names_rank_tensor_and_element_once_in_a_while) {
   CHECK(::read(ends[0], text, sizeof(text) - 1) > 0);
   ::close(ends[0]);
   CHECK_EQ(std::string(text),
-           std::string("hvdlite [3] warning: rank 3 gives infinities or NaN to an allreduce: "
+           std::string("hvdlite [3] warning: rank 3 gives infinities or NaN to a reduction: "
                        "'layer.weight' (first at element 2)\n"));
   CHECK_EQ(count.get(), std::uint64_t{2});
   const std::vector<Event> told = events.take();
@@ -150,6 +150,9 @@ TEST(finite_check_on_the_host_blames_who_gives_them) {
           CHECK_OK(run(engine, entry));
           CHECK_EQ(values[9], 1.0F);
           CHECK_EQ(found_by(engine), std::uint64_t{on && rank == 2 ? 2u : 0u});
+          values[7] = rank == 2 ? NAN : 1.0F;
+          CHECK_OK(run(engine, rows_entry(Kind::kReducescatter, "scattered", values)));
+          CHECK_EQ(found_by(engine), std::uint64_t{on && rank == 2 ? 3u : 0u});
         },
         config);
   }
