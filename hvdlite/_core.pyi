@@ -450,9 +450,9 @@ class Engine:
         """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent.
 
         "bytes" are of reduced tensors, as they travel within a host; "messages_sent" of the control
-        plane; "frozen_rounds" ran without negotiation (HVDLITE_FREEZE), until "thaws";
-        "bytes_to_other_hosts" are of the CPU's data plane, and so are "bytes_unstaged", which were
-        reduced in memory that `lend_gradient_memory` gave; "nonfinite": see HVDLITE_CHECK_FINITE.
+        plane; "bytes_to_other_hosts" of the CPU's data plane, and so are "bytes_unstaged", which
+        were reduced in memory that `lend_gradient_memory` gave; "nonfinite": see
+        HVDLITE_CHECK_FINITE.
         """
 
     def live(self) -> dict[str, Any]:

@@ -21,9 +21,6 @@
     "Largest batch of small tensors that travels as one all-reduce")                               \
   X(std::int64_t, cache_capacity, 4096, "tensors", "HOROVOD_CACHE_CAPACITY",                       \
     "Tensors whose negotiation is remembered; 0 switches the cache off")                           \
-  X(std::int64_t, freeze, 0, "steps", "",                                                          \
-    "After so many steps with the same tensors, ranks stop negotiating until one of them "         \
-    "deviates; 0 never")                                                                           \
   X(double, stall_warning, 10.0, "seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",                    \
     "Warn when a tensor has waited this long for some rank; 0 switches the warning off")           \
   X(double, stall_shutdown, 600.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",               \
@@ -91,7 +88,6 @@
 #define HVDLITE_INTEGER_RANGES(R)                                                                  \
   R(fusion_threshold, 0, std::int64_t{1} << 40)                                                    \
   R(cache_capacity, 0, 1 << 24)                                                                    \
-  R(freeze, 0, 1'000'000'000)                                                                      \
   R(spin_us, -1, 60'000'000)                                                                       \
   R(shm_chunk, 64, 1 << 30)                                                                        \
   R(shm_small, 0, 1 << 30)                                                                         \

@@ -193,8 +193,6 @@ py::dict row_of_counters(const Counters& counters) {
   row["cache_hits"] = counters.cache_hits.get();
   row["full_requests"] = counters.full_requests.get();
   row["messages_sent"] = counters.messages_sent.get();
-  row["frozen_rounds"] = counters.frozen_rounds.get();
-  row["thaws"] = counters.thaws.get();
   row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
   row["bytes_unstaged"] = counters.bytes_unstaged.get();
   row["nonfinite"] = counters.nonfinite.get();

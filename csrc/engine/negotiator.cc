@@ -52,11 +52,7 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       control_(fabric),
       cache_(cache_capacity(config)),
       late_(rank_, queue, attendance),
-      timeline_(timeline),
-      stall_warning_(config.stall_warning),
       answers_(config),
-      ballot_(fabric),
-      cycles_(config.freeze),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
   coordinator_ =
@@ -70,18 +66,8 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
 }
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
-  if (!entries.empty()) void_report();
-  if (schedule_.on()) {
-    admit(entries);
-    cast_vote();
-  } else {
-    send(entries);
-  }
-}
-
-void Negotiator::send(const std::vector<EntryPtr>& entries) {
+  if (!entries.empty()) reported_ = {};
   Submit message;
-  message.epoch = epoch_;
   if (!coordinator_ && pending_.empty() && !entries.empty()) {
     answers_.begin(LiveFigures::time_of(entries.front()->submitted_at));
   }
@@ -132,7 +118,6 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     listen_for_causes();
     return told_.ok() ? failure : told_;
   }
-  if (schedule_.on()) HVDLITE_RETURN_IF_ERROR(run_frozen(rounds));
   if (!coordinator_) {
     // What this rank passes on comes before it enters a collective, in which it may pass on
     // nothing; but others may be in there already, wait for it, and read nothing.
@@ -141,7 +126,7 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     return unanswered();
   }
   if (coordinator_->idle()) {
-    live_.stalls.set(frozen_stalls());
+    live_.stalls.clear();
   } else {
     look_at_waits(Clock::now());
   }
@@ -171,9 +156,6 @@ Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
     case FrameType::kBlocked:
       if (!note_blocked(frame)) break;
       return Status();
-    case FrameType::kThaw:
-      if (!hear_thaw(frame)) break;
-      return Status();
     case FrameType::kMore:
     case FrameType::kBundle:
     case FrameType::kEnded:
@@ -190,8 +172,6 @@ Status Negotiator::handle_submit(const Frame& frame) {
     control_.send(frame.from, encode_respond({}));
     counters_.messages_sent = control_.frames_sent();
   }
-  // Sent before the schedule was frozen: the rank keeps it.
-  if (message.epoch < coordinator_->epoch()) return Status();
   const auto now = Clock::now();
   const Arrival sent = live_.arrival(message.stamps, now);
   for (const std::uint32_t id : message.cached) {
@@ -207,8 +187,6 @@ Status Negotiator::handle_goodbye(const Frame& frame) {
   std::uint64_t collectives = 0;
   if (!decode_goodbye(frame.body, collectives)) return garbage(frame);
   left_[frame.from] = collectives;
-  ballot_.excuse(frame.from);
-  schedule_.thaw();  // the others see the same
   if (coordinator_) coordinator_->leave(frame.from, collectives);
   return Status();
 }
@@ -217,17 +195,10 @@ Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Ro
   Round round;
   Status failure;
   const auto end_round = [&] {
-    if (round.tunables || round.freeze || !round.entries.empty())
-      rounds.push_back(std::exchange(round, {}));
+    if (round.tunables || !round.entries.empty()) rounds.push_back(std::exchange(round, {}));
   };
   for (const Response& response : responses) {
     if (response.form == Response::Form::kCut) {
-      end_round();
-      continue;
-    }
-    if (response.form == Response::Form::kFreeze) {
-      end_round();
-      round.freeze = response.freeze;
       end_round();
       continue;
     }
@@ -254,7 +225,7 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   if (sticky && elastic_) return response.error;  // the entry is parked with all others
   if (entry != nullptr) {
     pending_.erase(found);
-    void_report();
+    reported_ = {};
   }
   const bool late = std::binary_search(response.late.begin(), response.late.end(), rank_);
   if (response.form == Response::Form::kError) {
@@ -318,7 +289,6 @@ Deadline Negotiator::wake_at() const {
 
 Deadline Negotiator::must_wake_at() const {
   if (const auto held = control_.held_until()) return Deadline::after(*held - Clock::now());
-  if (schedule_.on()) return frozen_wake_at();
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();
   auto at = next_stall_check_;
   if (const auto due = coordinator_->rolls_due()) at = std::min(at, *due);
@@ -330,11 +300,6 @@ std::vector<EntryPtr> Negotiator::take_pending() {
   std::vector<EntryPtr> entries;
   for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
   pending_.clear();
-  for (EntryPtr& entry : held_) {
-    if (entry != nullptr) entries.push_back(std::move(entry));
-  }
-  held_.clear();
-  held_count_ = 0;
   for (Round& round : served_) {
     for (Agreed& agreed : round.entries) entries.push_back(std::move(agreed.entry));
   }

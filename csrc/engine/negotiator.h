@@ -5,9 +5,6 @@
 // member of a process set gets the same rounds for that set, so what is planned from one round
 // alone is planned alike everywhere. Rank 0 holds the coordinator and takes part as the others do.
 //
-// While a schedule is frozen (negotiation/frozen_schedule.h) rounds come from votes instead, and
-// what this rank submits goes to the schedule (negotiator_frozen.cc).
-//
 // PeerWorld owns it; only the runner calls it, so it needs no lock.
 #pragma once
 
@@ -23,12 +20,9 @@
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
 #include "negotiation/answer_watch.h"
-#include "negotiation/ballot.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
-#include "negotiation/cycle_watch.h"
 #include "negotiation/deadlock.h"
-#include "negotiation/frozen_schedule.h"
 #include "negotiation/process_set.h"
 #include "negotiation/stall_monitor.h"
 
@@ -49,8 +43,7 @@ class Negotiator {
   void report_blocked(const std::vector<EntryPtr>& waits);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
-    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok() ||
-           (schedule_.on() && (schedule_.can_vote() || (schedule_.voted() && ballot_.count())));
+    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok();
   }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
   // status ends the world: it is the root cause, as far as any peer told it; `rounds` then holds
@@ -67,13 +60,6 @@ class Negotiator {
   bool awaited() const;
   // Rank 0: all ranks change to these settings, between the same two rounds; `settled`: for good.
   void tune(const Tunables& tunables, bool settled) { coordinator_->tune(tunables, settled); }
-  // A round said so, and all rounds before it have run. kInternal: that schedule cannot be.
-  Status begin_frozen(const Freeze& freeze);
-  // Whether a schedule is frozen; and this rank, which leaves, takes part in none any more.
-  bool frozen() const { return schedule_.on(); }
-  void leave_frozen();
-  // Rank 0: nothing shall freeze now, or it may again.
-  void allow_freeze(bool allowed) { may_freeze_ = allowed; }
   // Returns why a rank is gone that the data plane misses, from what it or others said before;
   // `fallback` when none of them said anything.
   Status root_cause(Status fallback);
@@ -92,12 +78,10 @@ class Negotiator {
   void announce_goodbye(std::uint64_t collectives);
   // Returns the entries that receive() has not handed out, and forgets them.
   std::vector<EntryPtr> take_pending();
-  std::size_t pending() const { return pending_.size() + held_count_ + served_.size(); }
+  std::size_t pending() const { return pending_.size() + served_.size(); }
   const ControlTraffic& traffic() const { return control_.traffic(); }
 
  private:
-  // Hands entries to the coordinator.
-  void send(const std::vector<EntryPtr>& entries);
   Status handle(const Frame& frame, std::vector<Round>& rounds);
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
@@ -132,45 +116,8 @@ class Negotiator {
   void look_at_waits(Coordinator::TimePoint now);
   // On other ranks than 0: whether that one still answers.
   Status look_at_rank_0();
-  bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty() && !schedule_.on(); }
-  void void_report() {
-    reported_ = {};
-    waits_.clear();
-  }
+  bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty(); }
   void send_all(const Bytes& frame, Deadline deadline);
-
-  // Frozen schedules (negotiator_frozen.cc).
-  // Rank 0: adds a schedule to the answers where these have repeated themselves often enough.
-  void freeze_what_repeats(std::vector<Response>& responses);
-  void admit(const std::vector<EntryPtr>& entries);
-  void cast_vote();
-  // Votes, counts votes, and appends the round that is decided.
-  Status run_frozen(std::vector<Round>& rounds);
-  Round take_round(const std::vector<std::uint32_t>& slots);
-  void tell_steps(const Round& round);
-  // This rank wants to go back to negotiation, and tells the others; or another rank does.
-  void want_thaw();
-  void tell_thaw(std::uint32_t epoch);
-  bool hear_thaw(const Frame& frame);  // false: it cannot be read
-  // What has run of a schedule.
-  struct Ran {
-    std::uint64_t positions = 0;
-    std::size_t cycle = 1;   // the length of the schedule
-    std::uint32_t last = 0;  // the id that ran last
-  };
-  void thaw(const Ran& ran);  // the lowest vote says so
-  bool waits_for_votes() const { return held_count_ > 0 || !pending_.empty(); }
-  // Thaws where nothing comes that fits; and looks at a thaw that does not come.
-  Status look_at_votes(Coordinator::TimePoint now);
-  Patience vote_patience() const;
-  // Who does not vote, as far as this rank knows: rank 0 where it has not passed on that a rank
-  // wants to thaw, because others need not know that.
-  Ballot::Missing silent() const;
-  const Request& waiting_request() const;
-  std::string describe_silence(const Ballot::Missing& silent) const;
-  // Rank 0: what waits for ranks that do not vote, for the live view.
-  std::vector<Stall> frozen_stalls() const;
-  Deadline frozen_wake_at() const;
 
   const int rank_;
   const int size_;
@@ -184,39 +131,17 @@ class Negotiator {
   ControlPlane control_;
   ResponseCache cache_;
   LateResults late_;
-  const Timeline& timeline_;
-  const double stall_warning_;  // seconds
   AnswerWatch answers_;
   bool slept_ = false;  // since look_at_rank_0() was called last
-
-  // Frozen schedules.
-  FrozenSchedule schedule_;
-  Ballot ballot_;
-  CycleWatch cycles_;                // rank 0
-  bool may_freeze_ = true;           // rank 0
-  std::uint32_t epoch_ = 0;          // of the last schedule
-  std::uint32_t thawed_epoch_ = 0;   // the last one that some rank wants to thaw
-  std::uint32_t generation_ = 0;     // of the group that runs the schedule
-  std::uint64_t check_ = 0;          // of the schedule
-  bool leaving_ = false;             // this rank takes part in no schedule any more
-  std::vector<EntryPtr> held_;       // by slot: submitted and not run; otherwise null
-  std::size_t held_count_ = 0;       // of them that are not null
-  Coordinator::TimePoint progress_;  // the end of the last round, or the first entry after it
-  Coordinator::TimePoint last_round_;
-  bool ran_round_ = false;         // since run_frozen() was called last
-  bool warned_ = false;            // since progress_
-  std::vector<Arrival> arrivals_;  // by rank; kept for its capacity
 
   std::unique_ptr<Coordinator> coordinator_;  // rank 0 only
   std::unique_ptr<StallMonitor> stalls_;      // rank 0 only
   std::unique_ptr<DeadlockWatch> deadlocks_;  // rank 0 only
   Coordinator::TimePoint next_stall_check_;
   Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
-  std::vector<EntryPtr> waits_;  // what it was called with, likewise
-  std::unordered_map<std::string, EntryPtr>
-      pending_;  // submitted, no response yet, not in held_; by key
-  std::vector<std::optional<std::uint64_t>> left_;  // by rank: a clean exit after so many
-  Status told_;                                     // the first abort that a peer sent
+  std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
+  std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
+  Status told_;                                        // the first abort that a peer sent
   // What serve() leaves for receive().
   std::vector<Frame> unhandled_;
   std::vector<Round> served_;

@@ -78,7 +78,6 @@ void Negotiator::serve() {
   }
   const std::vector<Response> responses = coordinator_->take_responses();
   if (responses.empty()) return;
-  cycles_.reset();
   if (Status status = accept(distribute(responses), served_); failure_.ok()) {
     failure_ = std::move(status);
   }
@@ -87,10 +86,9 @@ void Negotiator::serve() {
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
   if (coordinator_->rolls()) coordinator_->close_rolls(Clock::now());
   const bool is_awaited = !rounds.empty();
-  std::vector<Response> responses = coordinator_->take_responses();
+  const std::vector<Response> responses = coordinator_->take_responses();
   if (!responses.empty()) {
     say_who_is_late();
-    if (cycles_.on()) freeze_what_repeats(responses);
     HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
   }
   if (rounds.empty()) return Status();

@@ -7,12 +7,6 @@
 namespace hvdlite {
 
 void Negotiator::report_blocked(const std::vector<EntryPtr>& waits) {
-  waits_ = waits;
-  if (schedule_.on()) {
-    // Nobody could prove anything of what the coordinator does not know.
-    if (!waits.empty()) want_thaw();
-    return;
-  }
   Blocked report;
   // What was agreed while this rank was in a collective is still to run.
   bool blocked = served_.empty() && unhandled_.empty();
@@ -61,16 +55,19 @@ Status Negotiator::look_at_rank_0() {
   const AnswerWatch::Act act = answers_.look(now);
   if (act == AnswerWatch::Act::kNothing) return Status();
   if (act == AnswerWatch::Act::kAsk) {
-    control_.send(kCoordinatorRank, encode_submit({{}, epoch_, {}, {}}));
+    control_.send(kCoordinatorRank, encode_submit({}));
     counters_.messages_sent = control_.frames_sent();
     return Status();
   }
-  const std::string text = describe_silence({{kCoordinatorRank}});
+  const Request& request = pending_.begin()->second->request;
+  const std::string text = describe(request) +
+                           " waits for rank 0, whose engine does not answer "
+                           "(stopped, or busy in a callback?)";
   if (act == AnswerWatch::Act::kFail) {
     return Status(answers_.given_up(), text, kCoordinatorRank);
   }
   log(LogLevel::kWarning, rank_, text);
-  live_.events.add("stall", kCoordinatorRank, waiting_request().name, text);
+  live_.events.add("stall", kCoordinatorRank, request.name, text);
   return Status();
 }
 
@@ -79,8 +76,7 @@ void Negotiator::tell_of_silence(const SilentPeer& peer, const Request* request)
   std::string text = (request == nullptr ? peer.operation : describe(*request)) + " has waited " +
                      text_of_fixed(seconds, 1) + " s for rank " + std::to_string(peer.rank) +
                      ", which has agreed to it, but " + peer.owes;
-  // In a frozen schedule rank 0 does not hear what others submit.
-  if (stalls_ && !schedule_.on()) {
+  if (stalls_) {
     text += " (" + stalls_->describe_last(peer.rank, std::chrono::steady_clock::now()) + ")";
   }
   text += "; is it suspended or overloaded, or its link down?";

@@ -42,7 +42,6 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
   } else if (parts.config.autotune != 0 && parts.rank == 0) {
     autotune_ = std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
                                            parts.fabric->own_segment->layout().buffer_bytes);
-    negotiator_.allow_freeze(false);
   }
   watch_peers();
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
@@ -151,10 +150,8 @@ bool PeerWorld::stand_by() {
 void PeerWorld::drain() {
   // Half of the time, so that the other half is left for telling the peers.
   const Deadline deadline = Deadline::after_knob(parts_.config.shutdown_timeout / 2);
-  negotiator_.leave_frozen();
   const auto work_left = [&] {
-    return negotiator_.pending() > 0 || !parts_.queue.empty() || negotiator_.awaited() ||
-           negotiator_.frozen();
+    return negotiator_.pending() > 0 || !parts_.queue.empty() || negotiator_.awaited();
   };
   while (!ending_.load() && !deadline.passed() && work_left()) {
     if (!run_once()) sleep(deadline, Sleeper::kLeaving);
@@ -162,7 +159,6 @@ void PeerWorld::drain() {
 }
 
 bool PeerWorld::run_once() {
-  const bool was_frozen = negotiator_.frozen();
   TensorQueue::Waits blocked;
   const std::vector<EntryPtr> entries = parts_.queue.take(&blocked);
   if (!entries.empty()) negotiator_.submit(entries);
@@ -171,8 +167,7 @@ bool PeerWorld::run_once() {
   if (Status status = negotiator_.receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
   look_at_gpus();
-  return !entries.empty() || !rounds.empty() || was_frozen != negotiator_.frozen() ||
-         ending_.load();
+  return !entries.empty() || !rounds.empty() || ending_.load();
 }
 
 void PeerWorld::run_rounds(std::vector<Round>& rounds) {
@@ -183,12 +178,6 @@ void PeerWorld::run_rounds(std::vector<Round>& rounds) {
   for (Round& round : rounds) {
     tune(round);
     Status status = this->status();
-    if (round.freeze && status.ok()) {
-      if (status = negotiator_.begin_frozen(*round.freeze); !status.ok()) {
-        request_end(std::move(status));
-      }
-      continue;
-    }
     if (status.ok()) {
       running_ = &round;
       status = executor_.run(round.entries);
@@ -218,14 +207,11 @@ void PeerWorld::tune(const Round& round) {
       parts_.live.events.add("tuned", -1, "", "all ranks use " + describe(tunables_));
     }
   }
-  if (autotune_ == nullptr || round.freeze) return;
+  if (autotune_ == nullptr) return;
   const auto wanted = autotune_->observe(round, std::chrono::steady_clock::now());
   const bool done = autotune_->done();
   if (wanted || done) negotiator_.tune(wanted.value_or(tunables()), /*settled=*/done);
-  if (done) {
-    autotune_.reset();
-    negotiator_.allow_freeze(true);
-  }
+  if (done) autotune_.reset();
 }
 
 void PeerWorld::watch_peers() {

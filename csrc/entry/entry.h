@@ -80,7 +80,6 @@ struct Agreed {
 struct Round {
   std::optional<Tunables> tunables;  // they hold from this round on
   bool settled = false;              // with `tunables`: for good
-  std::optional<Freeze> freeze;      // behind all that came before; such a round has no entries
   std::vector<Agreed> entries;
 };
 

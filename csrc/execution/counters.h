@@ -12,8 +12,6 @@ struct Counters {
   Counter cache_hits;
   Counter full_requests;
   Counter messages_sent;         // on the control plane
-  Counter frozen_rounds;         // that ran without negotiation
-  Counter thaws;                 // frozen schedules that have ended
   Counter bytes_to_other_hosts;  // of the host's data plane; Backend::count_in
   Counter bytes_unstaged;        // likewise
   Counter nonfinite;             // see finite_check.h

@@ -33,13 +33,12 @@ class AnswerWatch {
   Act look(TimePoint now);
   // So long it has been silent.
   Patience silent(TimePoint now) const { return now - since_; }
-  // After so many seconds a silent rank is given up: collective_timeout, where this one is shorter,
-  // or else stall_shutdown. 0: never.
-  double limit() const { return limit_; }
   StatusCode given_up() const { return by_timeout_ ? StatusCode::kTimeout : StatusCode::kStalled; }
 
  private:
   Patience warning_;  // kForever: none
+  // After so many seconds a silent rank is given up: collective_timeout, where this one is shorter,
+  // or else stall_shutdown. 0: never.
   double limit_ = 0;
   bool by_timeout_ = false;
   Patience interval_ = kForever;

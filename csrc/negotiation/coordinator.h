@@ -109,15 +109,6 @@ class Coordinator {
   // `settled`: for good.
   void tune(const Tunables& tunables, bool settled);
 
-  // Whether nothing stands in the way of a frozen schedule (frozen_schedule.h).
-  bool can_freeze() const;
-  // All ranks run this from here on, without asking. What they have submitted and has no answer is
-  // forgotten: each rank keeps it, and submits it once more after the thaw, with this epoch.
-  void freeze(std::vector<std::uint32_t> ids);
-  std::uint32_t epoch() const { return frozen_; }  // of the last schedule; 0: there was none
-  // The schedule has thawed: what no rank has told since has been the last thing that all did.
-  void note_thaw(const std::string& last_name, TimePoint when);
-
   // Answers what waits for nobody any more at `now`, because grace has passed.
   void close_rolls(TimePoint now);
   // When close_rolls() has something to do though nothing happens.
@@ -214,7 +205,6 @@ class Coordinator {
   bool joins_ = false;
   bool sends_ = false;        // some request was a send
   bool rolls_ = false;        // some request had a roll
-  std::uint32_t frozen_ = 0;  // schedules so far
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
   std::size_t waiting_ = 0;                               // tallies in all books

@@ -26,12 +26,14 @@ class Stalls {
 
   // Keeps those that have waited the longest. Rank 0's runner.
   void find(Coordinator& coordinator, Coordinator::TimePoint now);
-  // Likewise, of what the coordinator does not know; none: nothing waits.
-  void set(std::vector<Stall> found);
+  // Nothing waits.
+  void clear() { set({}); }
   // The longest first. Any thread.
   std::vector<Stall> get() const;
 
  private:
+  void set(std::vector<Stall> found);
+
   mutable Mutex mutex_;
   std::vector<Stall> stalls_ HVDLITE_GUARDED_BY(mutex_);
   bool empty_ = true;  // the runner's

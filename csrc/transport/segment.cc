@@ -9,7 +9,7 @@
 namespace hvdlite {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x68766c6974653034;  // "hvlite04"
+constexpr std::uint64_t kMagic = 0x68766c6974653035;  // "hvlite05"
 constexpr std::uint64_t kRingBytes = 64 << 10;
 constexpr std::uint64_t kDataRingBytes = 256 << 10;
 constexpr std::uint64_t kLargestLocalSize = 4096;
@@ -24,10 +24,8 @@ struct Header {
   alignas(64) std::atomic<std::uint32_t> sleeping;
 };
 
-constexpr std::uint64_t kBallotAt = 256;
-constexpr std::uint64_t kRingsAt = 512;
-static_assert(sizeof(Header) <= kBallotAt);
-static_assert(kBallotAt + sizeof(BallotPaper) <= kRingsAt);
+constexpr std::uint64_t kRingsAt = 256;
+static_assert(sizeof(Header) <= kRingsAt);
 
 std::uint64_t data_rings_at(const SegmentLayout& layout) {
   return kRingsAt + layout.local_size * ByteRing::footprint(layout.ring_bytes);
@@ -118,10 +116,6 @@ Result<std::shared_ptr<Segment>> Segment::in_process(const SegmentLayout& layout
 
 std::atomic<std::uint32_t>* Segment::sleeping() const {
   return &reinterpret_cast<Header*>(mapping_.data())->sleeping;
-}
-
-BallotPaper& Segment::ballot() const {
-  return *reinterpret_cast<BallotPaper*>(mapping_.data() + kBallotAt);
 }
 
 std::byte* Segment::inbound_ring(int local_index) const {

@@ -1,7 +1,6 @@
 // The memory that one rank shares with the ranks of its host, and its layout.
 //
 //   header     magic, version, layout numbers, the sleeping flag of the owner's Waiter
-//   ballot     the owner's votes on rounds of a frozen schedule (negotiation/ballot.h)
 //   rings      one inbound byte ring per rank of the host (control channels; own index unused)
 //   data rings likewise, larger, for the data channels; memory that nobody uses costs nothing
 //   lanes      one cache line of counters per process set: written by the owner, read by peers
@@ -45,20 +44,6 @@ struct alignas(64) Lane {
   } places[kStagingBuffers];
 };
 
-// A vote on the round of this number, or what was decided.
-struct alignas(64) BallotLine {
-  std::atomic<std::uint64_t> round;
-  std::atomic<std::uint64_t> until;
-  std::atomic<std::uint64_t> check;
-  std::atomic<std::int64_t> first;
-  std::atomic<std::int64_t> last;
-};
-inline constexpr int kBallotLines = 2;
-struct BallotPaper {
-  BallotLine votes[kBallotLines];
-  BallotLine decisions[kBallotLines];
-};
-
 struct SegmentLayout {
   std::uint64_t local_size = 1;
   std::uint64_t ring_bytes = 0;       // capacity of one inbound ring
@@ -81,7 +66,6 @@ class Segment {
 
   const SegmentLayout& layout() const { return layout_; }
   std::atomic<std::uint32_t>* sleeping() const;
-  BallotPaper& ballot() const;
   std::byte* inbound_ring(int local_index) const;  // memory of a ByteRing of layout().ring_bytes
   std::byte* data_ring(int local_index) const;     // likewise, of layout().data_ring_bytes
   Lane& lane(int index) const;

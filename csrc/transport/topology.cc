@@ -4,14 +4,6 @@
 
 namespace hvdlite {
 
-std::vector<int> Topology::ranks_on(int host) const {
-  std::vector<int> ranks;
-  for (int peer = 0; peer < size; ++peer) {
-    if (host_of[peer] == host) ranks.push_back(peer);
-  }
-  return ranks;
-}
-
 int Topology::host_count() const { return *std::max_element(host_of.begin(), host_of.end()) + 1; }
 
 int Topology::local_index(int of_rank) const {

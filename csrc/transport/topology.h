@@ -16,8 +16,6 @@ struct Topology {
   bool control_tree = false;
 
   bool same_host(int peer) const { return host_of[peer] == host_of[rank]; }
-  // The ranks of a host, ascending.
-  std::vector<int> ranks_on(int host) const;
   int host_count() const;
   // The position of a rank among the ranks of its host.
   int local_index(int of_rank) const;

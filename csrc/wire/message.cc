@@ -160,20 +160,6 @@ void get_tunables(Reader& reader, Response& response) {
   response.settled = reader.get<std::uint8_t>() != 0;
 }
 
-void put_freeze(Writer& writer, const Freeze& freeze) {
-  writer.put(freeze.epoch);
-  writer.put(freeze.generation);
-  writer.put(static_cast<std::uint32_t>(freeze.ids.size()));
-  for (const std::uint32_t id : freeze.ids) writer.put(id);
-}
-
-void get_freeze(Reader& reader, Freeze& freeze) {
-  freeze.epoch = reader.get<std::uint32_t>();
-  freeze.generation = reader.get<std::uint32_t>();
-  freeze.ids.resize(reader.get_count(sizeof(std::uint32_t)));
-  for (std::uint32_t& id : freeze.ids) id = reader.get<std::uint32_t>();
-}
-
 using Ranks = std::vector<std::int64_t>;
 
 std::vector<std::int64_t> numbers_of(const Response& response) {
@@ -200,7 +186,6 @@ void put_response(Writer& writer, const Response& response) {
   writer.put(response.form);
   if (response.form == Response::Form::kCut) return;
   if (response.form == Response::Form::kTune) return put_tunables(writer, response);
-  if (response.form == Response::Form::kFreeze) return put_freeze(writer, response.freeze);
   if (response.form == Response::Form::kError) {
     put_status(writer, response.error);
     writer.put(response.request.process_set);
@@ -243,12 +228,11 @@ void put_late(Writer& writer, const Response& response) {
 
 void get_response(Reader& reader, Response& response) {
   const auto form = reader.get<std::uint8_t>();
-  if (form > static_cast<int>(Response::Form::kFreeze)) return reader.reject();
+  if (form > static_cast<int>(Response::Form::kLate)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
   if (response.form == Response::Form::kLate) return get_ranks(reader, response.late);
   if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
   if (response.form == Response::Form::kTune) return get_tunables(reader, response);
-  if (response.form == Response::Form::kFreeze) return get_freeze(reader, response.freeze);
   if (response.form == Response::Form::kCut) return;
   if (response.form == Response::Form::kError) {
     const Status status = get_status(reader);
@@ -317,7 +301,6 @@ Bytes encode_submit(const Submit& submit) {
   Writer writer = begin_frame(FrameType::kSubmit);
   writer.put(submit.stamps.first);
   writer.put(submit.stamps.last);
-  writer.put(submit.epoch);
   put_bits(writer, submit.cached);
   writer.put(static_cast<std::uint32_t>(submit.requests.size()));
   for (const Request& request : submit.requests) put_request(writer, request);
@@ -372,17 +355,10 @@ Bytes encode_blocked(const Blocked& blocked) {
   return finish_frame(writer);
 }
 
-Bytes encode_thaw(std::uint32_t epoch) {
-  Writer writer = begin_frame(FrameType::kThaw);
-  writer.put(epoch);
-  return finish_frame(writer);
-}
-
 bool decode_submit(std::span<const std::byte> body, Submit& submit) {
   Reader reader(body);
   submit.stamps.first = reader.get<std::int64_t>();
   submit.stamps.last = reader.get<std::int64_t>();
-  submit.epoch = reader.get<std::uint32_t>();
   get_bits(reader, submit.cached);
   submit.requests.resize(reader.get_count(kMinRequestBytes));
   for (Request& request : submit.requests) {
@@ -429,12 +405,6 @@ bool decode_blocked(std::span<const std::byte> body, Blocked& blocked) {
   blocked.pending = reader.get<std::uint32_t>();
   blocked.keys.resize(reader.get_count(sizeof(std::uint16_t)));
   for (std::string& key : blocked.keys) key = reader.get_text(kMaxKeyBytes);
-  return complete(reader);
-}
-
-bool decode_thaw(std::span<const std::byte> body, std::uint32_t& epoch) {
-  Reader reader(body);
-  epoch = reader.get<std::uint32_t>();
   return complete(reader);
 }
 

@@ -3,7 +3,7 @@
 //   frame    = length:u32 type:u8 body[length - 1]            1 <= length <= kMaxFrameBytes
 //   message  = more* frame         its body is that of the pieces, then the frame's own
 //   more     = a frame of the type kMore: a piece of what does not fit into one frame
-//   submit   = stamps epoch:u32 bits requests                  any rank -> the coordinator
+//   submit   = stamps bits requests                            any rank -> the coordinator
 //              without requests it asks for a sign of life, which is a respond without responses
 //   stamps   = first:i64 last:i64                              nanoseconds on rank 0's clock
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
@@ -19,7 +19,6 @@
 //                      | full:   id:u32 request count:u32 number:i64[count]
 //                      | error:  code:u8 rank:i32 set:u32 name:text count:u32 end:i64[count]
 //                                message:text
-//                      | freeze: epoch:u32 generation:u32 count:u32 id:u32[count]
 //                      | absent: generation:u32 count:u32 rank:i32[count]
 //                      | late:   count:u32 rank:i32[count]
 //                      | tune:   count:u8 value:i64[count]
@@ -28,15 +27,13 @@
 //              number: first_dimensions; the one set_id, or the one last_joined rank, where the
 //              request changes the process sets, or is a join
 //              absent and late are not responses: they say who had joined, and who was late, for
-//              the responses behind them; tune, cut and freeze go to every rank of the world: tune
-//              and freeze hold from here on, and all three end a round
+//              the responses behind them; tune and cut go to every rank of the world, and end a
+//              round; tune holds from here on
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
 //              wait lasts long (negotiation/deadlock.h); without keys it takes back the one before
 //   bundle   = several messages, each with the ranks that it comes from and goes to (wire/bundle.h)
-//   thaw     = epoch:u32                                       any rank -> the coordinator -> all:
-//              the frozen schedule of this epoch shall end (negotiation/frozen_schedule.h)
 //
 // Everything is little-endian; peers are authenticated before the first frame, yet every length and
 // every enumeration is checked: a decoder returns false and touches nothing beyond its bytes.
@@ -72,7 +69,6 @@ enum class FrameType : std::uint8_t {
   kBlocked = 6,
   kBundle = 7,  // messages that are passed on, and kEnded inside of it (wire/bundle.h)
   kEnded = 8,
-  kThaw = 9,
 };
 
 enum class Kind : std::uint8_t {
@@ -200,17 +196,8 @@ struct Stamps {
 
 inline constexpr std::size_t kStampBytes = 2 * sizeof(std::int64_t);  // a submit begins with them
 
-// What all ranks run from here on without asking, over and over: cached requests, in this order.
-struct Freeze {
-  std::uint32_t epoch = 0;  // the number of this schedule in its world
-  std::uint32_t generation = 0;
-  std::vector<std::uint32_t> ids;
-  bool operator==(const Freeze&) const = default;
-};
-
 struct Submit {
   Stamps stamps;
-  std::uint32_t epoch = 0;            // of the last schedule that the sender has seen
   std::vector<std::uint32_t> cached;  // ids, ascending after decoding
   std::vector<Request> requests;
 };
@@ -224,7 +211,6 @@ struct Response {
     kTune = 4,
     kCut = 5,
     kLate = 6,
-    kFreeze = 7,
   };
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
@@ -247,9 +233,8 @@ struct Response {
   std::vector<int> recipients;
   Tunables tunables{};   // kTune
   bool settled = false;  // kTune: the search is over
-  Freeze freeze;         // kFreeze
   // Whether it concerns every rank of the world, and no request.
-  bool of_all() const { return form == Form::kTune || form == Form::kCut || form == Form::kFreeze; }
+  bool of_all() const { return form == Form::kTune || form == Form::kCut; }
 };
 
 // What a rank says while its threads wait.
@@ -285,13 +270,11 @@ Bytes encode_respond(const std::vector<Response>& responses);
 Bytes encode_abort(const Status& cause);
 Bytes encode_goodbye(std::uint64_t collectives);
 Bytes encode_blocked(const Blocked& blocked);
-Bytes encode_thaw(std::uint32_t epoch);
 
 bool decode_submit(std::span<const std::byte> body, Submit& submit);
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses);
 bool decode_abort(std::span<const std::byte> body, Status& cause);
 bool decode_goodbye(std::span<const std::byte> body, std::uint64_t& collectives);
 bool decode_blocked(std::span<const std::byte> body, Blocked& blocked);
-bool decode_thaw(std::span<const std::byte> body, std::uint32_t& epoch);
 
 }  // namespace hvdlite

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import BootstrapError
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 EPOCHS = range(1 << 32)  # the numbers that a handshake can carry
 HANDSHAKE_SECONDS = 2.0
 

@@ -15,7 +15,6 @@ Config impatient_config(double grace = 0.2) {
   Config config = quick_config();
   config.deadlock_grace = grace;
   config.stall_warning = 0;
-  config.freeze = 0;  // a test counts control messages
   return config;
 }
 

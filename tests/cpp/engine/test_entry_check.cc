@@ -116,7 +116,7 @@ TEST(entry_check_takes_no_shape_that_messages_do_not) {
     entry.inputs = {nullptr};
     entry.outputs = {nullptr};
     Submit sent;
-    const Bytes frame = encode_submit({{}, 0, {}, {entry.request}});
+    const Bytes frame = encode_submit({{}, {}, {entry.request}});
     const bool read = decode_submit(std::span(frame).subspan(5), sent);
     const bool takes = refusal(entry).empty();
     taken += takes ? 1 : 0;

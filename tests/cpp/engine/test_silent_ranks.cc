@@ -132,7 +132,6 @@ TEST(answer_watch_asks_warns_and_gives_up) {
   CHECK(watch.look(start + 24s) == Act::kWarn);
   CHECK(watch.due() == start + 38s);
   CHECK(watch.look(start + 38s) == Act::kFail);
-  CHECK_EQ(watch.limit(), 30.0);
   // This rank was stopped itself, for an hour.
   watch.begin(start);
   CHECK(watch.look(start + 2s) == Act::kAsk);

@@ -275,7 +275,7 @@ TEST(stalls_are_those_that_have_waited_the_longest) {
   CHECK(found[0].since == kBegin);
   CHECK_EQ(found[0].submitted, std::vector<int>{1});
   CHECK_EQ(found[0].missing, std::vector<int>{0, 2});
-  stalls.set({});
+  stalls.clear();
   CHECK(stalls.get().empty());
 }
 
