@@ -27,6 +27,7 @@ from hvdlite.torch.distributed.memory import (
     spec_of_reduced,
 )
 from hvdlite.torch.distributed.received import Target, copying, place_of, receiving
+from hvdlite.torch.distributed.sparse import SparseSum, are_sparse
 from hvdlite.torch.distributed.submission import Submissions
 from hvdlite.torch.distributed.work import Work
 
@@ -40,9 +41,20 @@ class Collectives(Submissions):
         """Reduce tensors of one dtype in place, together; the result is the same on all ranks."""
         opts = opts or distributed.AllreduceOptions()
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        if are_sparse(targets):
+            return self._add_rows(targets, opts)
         check("allreduce", targets)
         memories = [as_written(target) for target in targets]
         return self._reduce("allreduce", memories, memories, targets, opts)
+
+    def _add_rows(self, targets: Tensors, opts: Any) -> Work:
+        """Add up sparse tensors of all ranks."""
+        rows = SparseSum(opts.reduceOp, targets)
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            return self._engine.allgather(name, rows.specs(name), keep=rows, blocking=blocking)
+
+        return self._start(rows.signature(), submit, targets, rows.finish, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Reduce several tensors in place, together."""

@@ -49,8 +49,7 @@ def check(verb: str, tensors: Sequence[torch.Tensor]) -> None:
         if tensor.layout != torch.strided:
             raise UnsupportedError(
                 f"{verb}: a tensor has the layout {tensor.layout}, and the backend 'hvdlite' "
-                "carries dense tensors; use .to_dense(), for embeddings sparse=False, or the "
-                "backend 'gloo'"
+                "carries dense tensors, and sparse (COO) ones in all_reduce alone; use .to_dense()"
             )
 
 

@@ -67,8 +67,8 @@ class Work(distributed.Work):  # type: ignore[misc]
         self._waited = False
 
     def result_bytes(self) -> int:
-        """Return how much memory the tensors that the operation writes have."""
-        return sum(output.nbytes for output in self._outputs)
+        """Return how much memory the tensors that the operation writes have, if all are dense."""
+        return sum(output.numel() * output.itemsize for output in self._outputs)
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
         """Block until the operation has completed, and return True.

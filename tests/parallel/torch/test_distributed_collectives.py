@@ -457,7 +457,6 @@ def scenario_many_at_once() -> None:
 
 def scenario_refused_tensors() -> None:
     refused: list[tuple[torch.Tensor, Any, str]] = [
-        (torch.eye(2).to_sparse(), ReduceOp.SUM, "layout"),
         (torch.empty(2, device="meta"), ReduceOp.SUM, "cuda:nccl,cpu:hvdlite"),
         (torch.ones(2, dtype=torch.float32), ReduceOp.BAND, "gloo"),
     ]

@@ -1,0 +1,105 @@
+"""The sum of sparse tensors: every rank gathers the rows of all ranks, and adds up equal indices.
+
+Ranks may have any number of rows, so the results have new memory, and the tensors of the caller
+take it over, as they do with gloo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from hvdlite import _core
+from hvdlite.errors import UnsupportedError
+from hvdlite.torch.collectives.sparse import is_sparse
+from hvdlite.torch.collectives.tensors import NUMBER_OF, readable
+
+# Torch adds up the rows, and has no arithmetic for the other dtypes. A sum of bools means "or".
+_SUMMED = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.bool, torch.complex64, torch.complex128),
+    }
+)
+
+
+def are_sparse(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether these are COO tensors in host memory, all of them."""
+    return bool(tensors) and all(is_sparse(tensor) and tensor.is_cpu for tensor in tensors)
+
+
+class SparseSum:
+    """The rows that this rank sends, and what becomes of those of all ranks.
+
+    Args:
+        op: the reduce operation of the call.
+        targets: COO tensors.
+
+    Raises:
+        UnsupportedError: it is not a sum, or torch has none of such rows.
+    """
+
+    def __init__(self, op: Any, targets: Sequence[torch.Tensor]) -> None:
+        kind = op.op if isinstance(op, ReduceOp) else op
+        for target in targets:
+            if kind != ReduceOp.SUM or target.dtype not in _SUMMED:
+                raise UnsupportedError(
+                    "allreduce: the backend 'hvdlite' of torch.distributed does not compute "
+                    f"{str(kind).removeprefix('RedOpType.')} of sparse tensors of {target.dtype}: "
+                    "it has SUM, of numbers whose rows torch adds up; divide the sum for an "
+                    "average, and else reduce .to_dense()"
+                )
+        self._targets = targets
+        rows = [target.detach().coalesce() for target in targets]
+        # Rows first, so that ranks may have different numbers of them.
+        self._indices = [one.indices().t().contiguous() for one in rows]
+        self._values = [readable(one.values()) for one in rows]
+
+    def signature(self) -> str:
+        """Return what all ranks have alike, for the name of the operation."""
+        forms = (
+            f"{one.dtype}.{'x'.join(map(str, one.shape))}.{one.sparse_dim()}"
+            for one in self._targets
+        )
+        return f"allreduce.sparse.{'+'.join(forms)}"
+
+    def specs(self, name: str) -> list[_core.Tensor]:
+        """Describe the rows to the engine, for an all-gather."""
+        parts = [part for pair in zip(self._indices, self._values, strict=True) for part in pair]
+        return [
+            _core.Tensor(
+                f"{name}.{index}", NUMBER_OF[part.dtype], tuple(part.shape), part.data_ptr(), 0
+            )
+            for index, part in enumerate(parts)
+        ]
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def finish(self, handle: _core.Handle) -> None:
+        """Add up what has arrived, and give it to the tensors of the caller."""
+        total = handle.first_dimensions
+        members = len(total) // (2 * len(self._targets))
+        for index, target in enumerate(self._targets):
+            rows = sum(total[2 * index * members : (2 * index + 1) * members])
+            indices = _taken(handle, 2 * index, rows, self._indices[index])
+            values = _taken(handle, 2 * index + 1, rows, self._values[index])
+            _give(target, indices.t(), values)
+
+
+def _taken(handle: _core.Handle, index: int, rows: int, like: torch.Tensor) -> torch.Tensor:
+    data, shape = handle.take_output(index), (rows, *like.shape[1:])
+    if len(data) == 0:
+        return like.new_empty(shape)
+    return torch.frombuffer(data, dtype=like.dtype).view(shape)
+
+
+def _give(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    # Torch gives numbers for complex ones; but a sparse view does not follow when rows are added.
+    base = target._base
+    if base is not None and base.is_complex() and not target.is_complex():
+        target, values = base, torch.view_as_complex(values)
+    result = torch.sparse_coo_tensor(indices, values, target.shape, check_invariants=False)
+    target.copy_(result.coalesce())

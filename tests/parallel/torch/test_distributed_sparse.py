@@ -1,0 +1,186 @@
+"""Sparse tensors of torch.distributed: the backend hvdlite leaves what gloo leaves."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError, UnsupportedError
+from parallel.scenarios import make_tests, on_hosts, run_all, sizes
+from parallel.torch.distributed_worlds import gloo, ours, start
+
+PRELOAD = ("torch._dynamo",)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
+
+
+def body() -> dict[str, str]:
+    outcomes = run_all(globals(), start)
+    dist.destroy_process_group()
+    return outcomes
+
+
+def coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+
+
+def of_rows(
+    rows: list[int], dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (6, 2)
+) -> torch.Tensor:
+    """Return a sparse tensor with these rows, whose values tell the rank and the place."""
+    count = torch.Size(shape[1:]).numel() * len(rows)
+    values = (torch.arange(count) % 3 + hvd.rank() + 1).to(dtype).view(len(rows), *shape[1:])
+    indices = torch.tensor([rows], dtype=torch.int64)
+    return coo(indices, values, shape)
+
+
+def forms() -> Iterator[tuple[str, torch.Tensor]]:
+    """Give sparse tensors in which ranks have different rows, the same ones, several, and none."""
+    rank = hvd.rank()
+    yield "own row", of_rows([rank])
+    yield "as many rows as the rank says", of_rows(list(range(rank)))
+    yield "the same row, and twice", of_rows([1, 1, 3])
+    yield "rank 0 alone", of_rows([0, 5] if rank == 0 else [])
+    yield "none", of_rows([])
+    yield "no rows at all", of_rows([], shape=(0, 2))
+    yield "numbers", of_rows([rank, rank], shape=(6,))
+    yield "empty rows", of_rows([rank, 0], shape=(6, 0))
+    yield "two sparse dimensions", torch.eye(5).roll(rank, 0).to_sparse()
+    yield "one of two", (torch.eye(5) * (rank + 1)).to_sparse(1)
+    yield "no sparse dimension", coo(torch.zeros(0, 2, dtype=torch.int64), torch.ones(2, 3), (3,))
+    for dtype in DTYPES:
+        yield str(dtype), of_rows([rank, 0, 0], dtype)
+
+
+def the_same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    assert mine.layout == theirs.layout == torch.sparse_coo
+    facts = [
+        (one.shape, one.dtype, one.sparse_dim(), one.is_coalesced(), one._indices().tolist())
+        for one in (mine, theirs)
+    ]
+    return facts[0] == facts[1] and torch.equal(mine._values(), theirs._values())
+
+
+def scenario_as_gloo_at_once_and_later() -> None:
+    for what, tensor in forms():
+        theirs = tensor.clone()
+        dist.all_reduce(theirs, group=gloo())
+        for how in ("at once", "wait", "future"):
+            mine = tensor.clone()
+            work = dist.all_reduce(mine, group=ours(), async_op=how != "at once")
+            if how == "wait":
+                assert work.wait()
+                assert work.result()[0] is mine
+            elif how == "future":
+                (value,) = work.get_future().wait()
+                assert the_same(value, theirs)
+            assert the_same(mine, theirs), (what, how)
+
+
+def scenario_half_and_complex_numbers_which_gloo_has_not() -> None:
+    for dtype in (torch.float16, torch.complex64, torch.complex128):
+        tensor = of_rows([hvd.rank(), 0, 0], dtype)
+        if dtype.is_complex:
+            tensor = tensor * (1 + 2j)
+        dense = tensor.to_dense()
+        dist.all_reduce(dense)
+        for async_op in (False, True):
+            mine = tensor.clone()
+            work = dist.all_reduce(mine, async_op=async_op)
+            if async_op:
+                work.wait()
+            assert mine.dtype == dtype
+            assert torch.equal(mine.to_dense(), dense)
+
+
+def scenario_flags_are_or() -> None:
+    flags = coo(torch.tensor([[hvd.rank(), 0]]), torch.tensor([True, False]), (6,))
+    dist.all_reduce(flags)
+    assert flags.to_dense().tolist() == [rank < hvd.size() for rank in range(6)]
+
+
+def scenario_many_at_once_and_in_another_order() -> None:
+    tensors = [of_rows([hvd.rank()], shape=(6, width)) for width in range(1, 12)]
+    order = tensors if hvd.rank() % 2 else tensors[::-1]
+    for work in [dist.all_reduce(one, async_op=True) for one in order]:
+        work.wait()
+    for one in tensors:
+        assert one.coalesce().indices().tolist() == [list(range(hvd.size()))]
+
+
+def scenario_parameters_and_gradients_keep_their_place() -> None:
+    weight = torch.nn.Parameter(torch.ones(6, 2))
+    torch.nn.functional.embedding(torch.tensor([hvd.rank()]), weight, sparse=True).sum().backward()
+    gradient = weight.grad
+    assert gradient is not None
+    dist.all_reduce(gradient)
+    assert weight.grad is gradient
+    assert gradient.to_dense().sum() == 2 * hvd.size()
+    leaf = of_rows([hvd.rank()]).requires_grad_()
+    dist.all_reduce(leaf)
+    assert leaf.is_leaf
+    assert leaf._nnz() == hvd.size()
+
+
+def scenario_training_with_sparse_gradients() -> None:
+    torch.manual_seed(1)
+    plain = torch.nn.Sequential(torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 1))
+    outcomes = []
+    for group in (ours(), gloo()):
+        model = copy.deepcopy(plain)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
+        for step in range(3):
+            optimizer.zero_grad()
+            wrapped(torch.tensor([hvd.rank(), step, 7, 7])).square().mean().backward()
+            gradient = model[0].weight.grad
+            assert gradient is not None
+            assert gradient.is_sparse
+            optimizer.step()
+        outcomes.append([one.detach() for one in model.parameters()])
+    for mine, theirs in zip(*outcomes, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def scenario_refused() -> None:
+    for op in (ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.BAND):
+        with pytest.raises(UnsupportedError, match="SUM"):
+            dist.all_reduce(of_rows([0]), op)
+    with pytest.raises(UnsupportedError, match=r"float8_e4m3fn"):
+        dist.all_reduce(of_rows([0], torch.float8_e4m3fn))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Torch calls this layout a beta.
+        refused = of_rows([0]), torch.eye(3).to_sparse_csr()
+    calls: list[Any] = [
+        lambda one: dist.broadcast(one, 0),
+        lambda one: dist.reduce(one, 0),
+        lambda one: dist.all_gather([torch.zeros(6, 2)] * hvd.size(), one),
+        lambda one: ours().allreduce([one, torch.ones(2)]),
+    ]
+    for call in calls:
+        for one in refused:
+            with pytest.raises(UnsupportedError, match="dense"):
+                call(one)
+    with pytest.raises(UnsupportedError, match="dense"):
+        dist.all_reduce(refused[1])
+    dist.barrier()
+
+
+def scenario_other_shapes_name_the_ranks() -> None:
+    if hvd.size() == 1:
+        return
+    group = dist.new_group()
+    last = hvd.size() - 1
+    tensor = of_rows([0], shape=(7 if hvd.rank() == last else 6, 2))
+    with pytest.raises(HvdliteError, match=rf"(?s)rank.*\b{last}\b"):
+        dist.all_reduce(tensor, group=group)
+
+
+test_sparse_tensors = make_tests(body, {**sizes(1, 2, 4), **on_hosts([0, 1, 0])})
