@@ -17,6 +17,7 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
+from hvdlite.torch.collectives.compiled_backward import queue
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Submission, start_recv, start_send
 from hvdlite.torch.collectives.tensors import (
@@ -133,7 +134,7 @@ class _Received(torch.autograd.Function):  # type: ignore[misc]
         """Send the gradient; what the memory had before had no effect."""
         handle = send_async(gradient, *ctx.arguments)
         # The end of the backward waits for it, and raises its error.
-        torch.autograd.Variable._execution_engine.queue_callback(handle.wait)
+        queue(handle.wait)
         return None, None, None, None, None
 
 

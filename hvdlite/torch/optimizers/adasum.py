@@ -20,6 +20,7 @@ from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import start_reducing
+from hvdlite.torch.collectives.compiled_backward import untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.optimizers.bucket_plan import plan_buckets
@@ -196,10 +197,11 @@ def _note_gradients(optimizer: DistributedAdasum) -> None:
     A parameter that the optimizer gets later begins the step in `step`.
     """
     transaction = optimizer._adasum_transaction
+    hook = untraced(lambda _: transaction.begin())
     for group in optimizer.param_groups:
         for param in group["params"]:
             if param.requires_grad:
-                param.register_post_accumulate_grad_hook(lambda _: transaction.begin())
+                param.register_post_accumulate_grad_hook(hook)
 
 
 def distribute_adasum(

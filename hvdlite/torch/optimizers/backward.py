@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from hvdlite.torch.collectives.compiled_backward import queue
+
 
 class BackwardEnd:
     """Calls a function once at the end of each outermost backward in which it was expected."""
@@ -58,11 +60,6 @@ class BackwardEnd:
         for node, _ in around.next_functions:
             if node is not None:
                 handles.append(node.register_prehook(expect))
-
-
-def queue(call: Callable[[], None]) -> None:
-    """Call a function at the end of the running backward, after those queued before."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _current_node() -> Any:

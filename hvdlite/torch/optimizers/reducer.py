@@ -22,10 +22,11 @@ import torch
 
 from hvdlite import basics, operation_names, ops
 from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
+from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.optimizers import phases
-from hvdlite.torch.optimizers.backward import BackwardEnd, calling, queue
+from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.bucket_making import make_buckets
 from hvdlite.torch.optimizers.claims import GivenUp, claim
 from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
@@ -75,7 +76,7 @@ class GradientReducer:
         self.name, self.title = name, title
         self.read_groups = read_groups
         self._given_up = GivenUp(self)
-        hook = calling(self, "_on_gradient")
+        hook = untraced(calling(self, "_on_gradient"))
         self._watched = WatchedParameters(read_groups, names, hook, self._given_up)
         self._buckets: Sequence[GradientBucket] = ()
         self._bucket_of: dict[torch.Tensor, GradientBucket] = {}

@@ -1,0 +1,93 @@
+"""Hooks of gradients, and the end of a backward, also where torch compiles the backward.
+
+With compiled autograd no engine runs the nodes of a backward: Dynamo traces all of them and their
+hooks. It cannot trace a hook that reaches the core, and what a hook queues for the end of the
+backward is never called. So the hooks run outside of the graph, and the function that torch makes
+for a compiled backward is extended: at its end it calls what was queued in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Call = Callable[[], None]
+
+# Torch says it where it was told fullgraph=True; older releases take no reason.
+_WHY = (
+    {"reason": "hvdlite sends gradients outside of graphs; leave fullgraph=True out"}
+    if "reason" in inspect.signature(torch.compiler.disable).parameters
+    else {}
+)
+_here = threading.local()  # queued: the calls at the end of this thread's compiled backward
+
+
+def _queued() -> list[Call] | None:
+    return getattr(_here, "queued", None)
+
+
+def queue(call: Call) -> None:
+    """Call a function at the end of the running backward, after those queued before."""
+    queued = _queued()
+    if queued is not None:
+        queued.append(call)
+    else:
+        torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that a compiled backward calls, and does not look into."""
+    _follow()
+    outside = torch.compiler.disable(hook, **_WHY)
+
+    def call(*arguments: Any) -> None:
+        # To go around Dynamo takes longer than most hooks, so an ordinary backward does not.
+        if torch.compiler.is_compiling() or _queued() is not None:
+            outside(*arguments)
+        else:
+            hook(*arguments)
+
+    return call
+
+
+@functools.cache
+def _follow() -> None:
+    """Let the backwards that torch will compile call at their end what is queued in them.
+
+    Where torch has no such place, gradients are reduced in `step`.
+    """
+    try:
+        from torch._dynamo.compiled_autograd import AutogradCompilerInstance as Compiler
+    except ImportError:
+        return
+    capture = getattr(Compiler, "end_capture", None)
+    if capture is None:
+        return
+
+    @functools.wraps(capture)
+    def end_capture(self: Any, *given: Any, **named: Any) -> Any:
+        made = capture(self, *given, **named)
+        return (_with_end(made[0]), *made[1:]) if isinstance(made, tuple) else made
+
+    Compiler.end_capture = end_capture
+
+
+def _with_end(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that runs a compiled backward, extended by the calls at its end."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        around, _here.queued = _queued(), []
+        try:
+            results = run(*given, **named)
+            for one in _here.queued:  # which may queue more
+                one()
+        finally:
+            _here.queued = around
+        return results
+
+    return torch.compiler.disable(call)  # type: ignore[no-any-return]

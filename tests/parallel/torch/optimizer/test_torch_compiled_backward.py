@@ -1,0 +1,204 @@
+"""Gradients of a backward that torch compiles are reduced when it returns, as those of others."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError
+from parallel.scenarios import make_tests, run_all, sizes
+
+PRELOAD = ("torch._dynamo",)
+FEATURES, STEPS = 6, 2
+
+Backward = Callable[[torch.nn.Module, torch.Tensor], None]
+Wrap = Callable[[torch.nn.Module], tuple[torch.nn.Module, torch.optim.Optimizer]]
+
+
+def body() -> dict[str, str]:
+    # Torch warns of what its own compiler does.
+    return run_all(globals(), hvd.init, lambda: warnings.simplefilter("ignore", UserWarning))
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[None]:
+    """Compile the backwards in this block."""
+    from torch._dynamo import compiled_autograd
+
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    with enable(torch.compile(backend="eager")):
+        yield
+
+
+def loss_of(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(inputs).square().mean()
+    return loss
+
+
+def plainly(model: torch.nn.Module, inputs: torch.Tensor) -> None:
+    loss_of(model, inputs).backward()
+
+
+def by_compiler(model: torch.nn.Module, inputs: torch.Tensor) -> None:
+    with compiled():
+        loss_of(model, inputs).backward()
+
+
+def in_compiled_step(model: torch.nn.Module, inputs: torch.Tensor) -> None:
+    """Run model, loss and backward in one compiled function, as torch's tutorial does."""
+
+    def step(inputs: torch.Tensor) -> None:
+        loss_of(model, inputs).backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="eager")(inputs)
+
+
+def new_model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def distributed(**options: Any) -> Wrap:
+    def wrap(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        return model, hvd.DistributedOptimizer(
+            sgd(model), named_parameters=model.named_parameters(), **options
+        )
+
+    return wrap
+
+
+def like_ddp(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    return hvd.DistributedDataParallel(model), sgd(model)
+
+
+def alone(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    return model, sgd(model)
+
+
+def train(wrap: Wrap, backward: Backward, share: bool = True) -> list[torch.Tensor]:
+    """Return all gradients, as they are when backward() returns, and the parameters in the end."""
+    plain = new_model()
+    model, optimizer = wrap(plain)
+    generator = torch.Generator().manual_seed(4)
+    seen = []
+    for _ in range(STEPS):
+        inputs = torch.randn(2 * hvd.size(), FEATURES, generator=generator)
+        optimizer.zero_grad()
+        backward(model, inputs.chunk(hvd.size())[hvd.rank()] if share else inputs)
+        seen += [param.grad.clone() for param in plain.parameters() if param.grad is not None]
+        optimizer.step()
+    return seen + [param.detach() for param in plain.parameters()]
+
+
+def equal(mine: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    pairs = zip(mine, expected, strict=True)
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs)
+
+
+def scenario_as_one_process() -> None:
+    expected = train(alone, plainly, share=False)
+    for backward in (by_compiler, in_compiled_step):
+        for wrap in (distributed(overlap=True), distributed(), like_ddp):
+            assert equal(train(wrap, backward), expected), backward
+
+
+def scenario_gradients_in_buckets_and_small_buckets() -> None:
+    expected = train(alone, plainly, share=False)
+    for options in ({"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-5, "overlap": True}):
+        assert equal(train(distributed(**options), by_compiler), expected), options
+
+
+def after_two_backwards(block: Any, passes: int) -> list[torch.Tensor]:
+    """Return the gradients of two backwards; with one pass, the first accumulates."""
+    model, optimizer = distributed(backward_passes_per_step=passes)(new_model())
+    inputs = torch.full((2, FEATURES), hvd.rank() + 1.0)
+    with block:
+        with optimizer.no_sync() if passes == 1 else contextlib.nullcontext():
+            loss_of(model, inputs).backward()
+        loss_of(model, inputs).backward()
+    gradients = [param.grad.clone() for param in model.parameters() if param.grad is not None]
+    optimizer.step()
+    return gradients
+
+
+def scenario_two_backwards_for_a_step_and_no_sync() -> None:
+    for passes in (1, 2):
+        expected = after_two_backwards(contextlib.nullcontext(), passes)
+        assert equal(after_two_backwards(compiled(), passes), expected), passes
+
+
+def scenario_many_optimizers() -> None:
+    inputs = torch.full((2, FEATURES), hvd.rank() + 1.0)
+    with compiled():
+        for _ in range(12):  # more than Dynamo compiles one function for
+            model, optimizer = distributed()(new_model())
+            loss_of(model, inputs).backward()
+            gradient = next(model.parameters()).grad
+            assert gradient is not None
+            assert torch.allclose(gradient, hvd.allreduce(gradient, op=hvd.Average), rtol=1e-6)
+            optimizer.step()
+
+
+def scenario_an_error_comes_out_of_backward_and_training_goes_on() -> None:
+    model, optimizer = distributed(op=hvd.Sum)(new_model())
+    inputs = torch.ones(2, FEATURES)
+    with compiled():
+        loss_of(model, inputs).backward()
+        with pytest.raises(HvdliteError, match="sum"):
+            loss_of(model, inputs).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss_of(model, inputs).backward()
+        gradient = next(model.parameters()).grad
+        assert gradient is not None
+        assert torch.allclose(gradient, hvd.allreduce(gradient, op=hvd.Average), rtol=1e-6)
+
+
+def scenario_an_error_of_the_reduction() -> None:
+    if hvd.size() == 1:
+        return
+    model, optimizer = distributed()(new_model())
+    if hvd.rank() == 0:
+        model[0].bias.requires_grad_(False)
+    with compiled(), pytest.raises(HvdliteError, match="rank 0"):
+        loss_of(model, torch.ones(2, FEATURES)).backward()
+    model[0].bias.requires_grad_(True)
+    optimizer.zero_grad()
+    with compiled():
+        loss_of(model, torch.ones(2, FEATURES)).backward()
+    optimizer.step()
+
+
+def scenario_sums_of_updates_and_transfers() -> None:
+    def of_adasum() -> torch.Tensor:
+        model, optimizer = distributed(op=hvd.Adasum)(new_model())
+        loss_of(model, torch.full((2, FEATURES), hvd.rank() + 1.0)).backward()
+        optimizer.step()
+        return next(model.parameters()).detach()
+
+    def of_transfer() -> torch.Tensor:
+        inputs = torch.full((3,), hvd.rank() + 1.0, requires_grad=True)
+        if hvd.rank() == 0:
+            hvd.send(inputs.square(), 1).sum().backward()
+        elif hvd.rank() == 1:
+            (hvd.recv(torch.zeros(3, requires_grad=True) * 1, 0) * inputs).sum().backward()
+        return torch.zeros(3) if inputs.grad is None else inputs.grad
+
+    for call in (of_adasum, of_transfer) if hvd.size() > 1 else (of_adasum,):
+        expected = call()
+        with compiled():
+            assert torch.allclose(call(), expected)
+
+
+test_compiled_backward = make_tests(body, sizes(1, 2, 3))
