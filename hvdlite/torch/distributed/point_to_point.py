@@ -45,7 +45,12 @@ class PointToPoint(Submissions):
         return self._start_transfer(way, submit, tensors, finish)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Work:
-        """Refuse to receive from any rank: the engine matches two ranks that name each other."""
+        """Refuse to receive from any rank.
+
+        The engine matches by names, in which both ranks count the transfers of their pair. This
+        one would get its number when it has met a sender, and each later `recv` that names a source
+        would have to wait for that: rank 0 would have to match sends by source, tag and order.
+        """
         raise UnsupportedError(
             "recv: the backend 'hvdlite' of torch.distributed receives from a rank that you name; "
             'give src=, or use a group dist.new_group(backend="gloo")'
