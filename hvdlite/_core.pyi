@@ -25,11 +25,7 @@ def create_segment(local_size: int) -> int:
     """Create the memory that a rank shares with its host; return the new memfd (caller owns it)."""
 
 def threads_that_may_submit() -> list[int]:
-    """Return the identifiers of Python's threads whose code may submit an operation.
-
-    Threads that have waited long in Handle.wait() are left out. A rank on which no thread is left
-    takes part in the proof of deadlocks, see csrc/bindings/long_waits.h.
-    """
+    """List Python's threads that may submit, besides those in long waits (see long_waits.h)."""
 
 def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
@@ -192,6 +188,16 @@ class Lobby:
 
     def fail(self, reason: str) -> None:
         """Let all that waits raise RankFailedError."""
+
+@final
+class NativeWaits:
+    """Knows whether all threads of a process wait, where TensorFlow's threads submit, too."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Look at what waits for operations of this engine."""
+
+    def look(self) -> float | None:
+        """Look, and tell the engine; return the seconds until the next look, None for none."""
 
 @final
 class Engine:
@@ -419,10 +425,7 @@ class Engine:
         """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""
 
     def suspend(self, reason: str) -> None:
-        """End the world of an elastic job; what is in flight goes to the lobby before it returns.
-
-        It waits there for the next engine.
-        """
+        """End the world of an elastic job; what is in flight is in the lobby when this returns."""
 
     def commit_counts(self) -> dict[int, int]:
         """Count the commits of an elastic job that this rank has completed, by process set."""
@@ -441,10 +444,7 @@ class Engine:
         """Write the rest of the events and the closing bracket; does nothing when none are."""
 
     def core_table(self) -> int:
-        """Return the address of this engine's table of C functions (csrc/capi/c_api.h).
-
-        It is valid as long as this object lives.
-        """
+        """Return the address of this engine's C functions (capi/c_api.h), valid while it lives."""
 
     def counters(self) -> dict[str, int]:
         """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent.

@@ -12,6 +12,7 @@
 #include "bindings/handle.h"
 #include "bindings/lobby.h"
 #include "bindings/long_waits.h"
+#include "bindings/native_waits.h"
 #include "bindings/tensor_argument.h"
 #include "bindings/unlocked.h"
 #include "entry/entry_builder.h"
@@ -362,6 +363,7 @@ void register_engine(py::module_& module) {
   register_handle(module);
   register_gradient_memory(module);
   register_lobby(module);
+  register_native_waits(module);
   module.def("threads_that_may_submit", &LongWait::threads_that_may_submit);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();

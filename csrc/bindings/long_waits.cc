@@ -94,18 +94,21 @@ void LongWait::goes_on(std::chrono::nanoseconds slice) {
     thread_ = PyThread_get_thread_ident();
     long_waits().push_back(this);
   }
-  engine_.note_blocked(waits_of_all());
+  if (g_native_submitters) return;
+  engine_.note_blocked(threads_that_may_submit().empty() ? waits_of_all(engine_)
+                                                         : std::vector<EntryPtr>());
 }
 
-std::vector<EntryPtr> LongWait::waits_of_all() const {
-  if (g_native_submitters || !threads_that_may_submit().empty()) return {};
+std::vector<EntryPtr> LongWait::waits_of_all(const Engine& engine) {
   std::vector<EntryPtr> entries;
   for (const LongWait* wait : long_waits()) {
-    if (wait->entry_->completion->done() || !engine_.shares_entries_with(wait->engine_)) return {};
+    if (wait->entry_->completion->done() || !engine.shares_entries_with(wait->engine_)) return {};
     entries.push_back(wait->entry_);
   }
   return entries;
 }
+
+bool LongWait::any() { return !long_waits().empty(); }
 
 std::vector<unsigned long> LongWait::threads_that_may_submit() {
   std::vector<unsigned long> threads;

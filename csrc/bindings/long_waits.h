@@ -15,8 +15,8 @@
 // does not count.) The proof is wrong where a native thread calls Python for the first time after
 // the grace, and submits what another rank waits for; where a signal handler submits, or ends a
 // wait by an exception; and nowhere else. HVDLITE_DEADLOCK_GRACE=0 switches the proof off.
-// TensorFlow's own threads submit without Python: a process that uses hvdlite.tensorflow is never
-// taken for blocked.
+// TensorFlow's own threads submit without Python: bindings/native_waits.h looks at them, too, and
+// does so instead of this where a process uses hvdlite.tensorflow.
 //
 // The GIL guards all of it, and is not released between the look at the threads and the report.
 #pragma once
@@ -41,15 +41,15 @@ class LongWait {
 
   // The thread has waited for another slice of this length.
   void goes_on(std::chrono::nanoseconds slice);
-  // From now on native threads may submit.
+  // From now on native threads may submit, and NativeWaits reports.
   static void note_native_submitters();
   // The identifiers of Python's threads that may submit, besides those in long waits.
   static std::vector<unsigned long> threads_that_may_submit();
+  // What the threads in long waits wait for; nothing where this is not the engine's alone.
+  static std::vector<EntryPtr> waits_of_all(const Engine& engine);
+  static bool any();
 
  private:
-  // All that the threads of this process wait for; nothing if one of them may submit.
-  std::vector<EntryPtr> waits_of_all() const;
-
   Engine& engine_;
   const EntryPtr& entry_;
   const bool returns_;

@@ -28,6 +28,10 @@ class FailedPreconditionError(tf.errors.FailedPreconditionError, errors.Mismatch
     """Ranks submitted different things under one name; the world goes on."""
 
 
+class DeadlockError(tf.errors.FailedPreconditionError, errors.DeadlockError):  # type: ignore[misc]
+    """Ranks waited for each other in different operations; the world goes on."""
+
+
 class InvalidArgumentError(tf.errors.InvalidArgumentError, errors.ArgumentError):  # type: ignore[misc]
     """A call of this rank, or of the rank that the message names, is wrong; the world goes on."""
 
@@ -36,6 +40,7 @@ class ResourceExhaustedError(tf.errors.ResourceExhaustedError, errors.OutOfMemor
     """There is no memory for the operation; the world goes on."""
 
 
+_DEADLOCK = "deadlock: rank "  # in its message, see csrc/negotiation/deadlock.cc
 _KINDS: tuple[Any, ...] = (
     AbortedError,
     FailedPreconditionError,
@@ -50,6 +55,8 @@ def both(error: Any) -> Any:
     Args:
         error: a tf.errors.OpError that an eager operation raised.
     """
+    if type(error) is tf.errors.FailedPreconditionError and _DEADLOCK in error.message:
+        return DeadlockError(error.node_def, error.op, with_code(error.message))
     for kind in _KINDS:
         if type(error) is kind.__base__:
             return kind(error.node_def, error.op, with_code(error.message))

@@ -20,6 +20,7 @@ import tensorflow as tf
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
 from hvdlite.tensorflow.errors import both
+from hvdlite.tensorflow.graph.blocked import Watch
 
 # The releases that the tests run on. The library relies on how TensorFlow's experimental C API
 # calls back, which any release may change.
@@ -62,9 +63,12 @@ class _Library:
         self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
         self._attach.restype = ctypes.c_bool
         self._engine: _core.Engine | None = None  # keeps the connected engine alive
+        self._watch: Watch | None = None
 
     def attach(self, engine: _core.Engine | None) -> None:
         """Connect the operations to this engine, or disconnect them (None)."""
+        if self._watch is not None:
+            self._watch.stop()
         if engine is None:
             self._attach(None, None)
         else:
@@ -78,6 +82,7 @@ class _Library:
                     f"{_FILE.name} and hvdlite's core are of different versions; reinstall hvdlite"
                 )
         self._engine = engine
+        self._watch = None if engine is None else Watch(engine)
 
     def test(self) -> None:
         """Send one tensor through a core that only echoes.

@@ -88,6 +88,33 @@ def test_rank_that_ran_out_of_batches_is_named(backend: str, leaver: int) -> Non
     assert "give every rank the same number of steps" in message
 
 
+def stops_alone() -> dict[str, Any]:
+    """EarlyStopping ends the `fit` of rank 1, no callback compares, and it goes on to a score."""
+    start()
+    least = 1e9 if hvd.rank() == 1 else 0.0
+    stop = keras.callbacks.EarlyStopping("loss", min_delta=least, patience=0)
+    outcome = outcome_of(compiled(), *data(16), epochs=6, callbacks=[stop])
+    if hvd.rank() == 1:
+        try:
+            hvd.allreduce(1.0, name="score")
+        except hvd.DeadlockError as error:
+            outcome["message"] = str(error)
+    return outcome
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_stops_alone_is_told_of_the_deadlock(backend: str) -> None:
+    env = {**environment(backend), "HVDLITE_STALL_SHUTDOWN": "60"}
+    first, second = run_world(2, stops_alone, env=env)
+    expected = "FailedPreconditionError" if backend == "tensorflow" else "DeadlockError"
+    assert first.value["kind"] == expected, first.value
+    assert second.value["kind"] == "none"
+    for result in (first, second):
+        assert "deadlock: rank " in result.value["message"]
+        assert "rank 1 waits for rank 0 in allreduce 'score'" in result.value["message"]
+
+
 def runs_out_of_unknown_batches(eagerly: bool) -> dict[str, Any]:
     start()
     inputs, targets = data(4)
