@@ -83,7 +83,7 @@ class Epochs:
             return None
         times = [parted.due for parted in self._parted.values() if parted.due < math.inf]
         later = [self._gather_at, self._accusations.verdict_at, self._give_up_at()]
-        later.append(self._watch.due_at)
+        later += [self._watch.due_at, self._notices.complete_at]
         later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
         times += [when for when in later if when is not None]
         # What was due at the last settling was either done, or it waits for something else.
@@ -439,12 +439,12 @@ class Epochs:
                 self._show()
 
     def _waiting(self) -> list[Worker]:
-        waiting = [
-            one
-            for one in self._workers.values()
-            if one.joiner and one.place is Place.WAITING and one not in self.members
-        ]
-        return sorted(waiting, key=lambda one: one.number)
+        return [one for one in self._joining() if one.place is Place.WAITING]
+
+    def _joining(self) -> list[Worker]:
+        """Return who waits to join, and behind them who still starts."""
+        found = [one for one in self._workers.values() if one.joiner and one not in self.members]
+        return sorted(found, key=lambda one: (one.place is not Place.WAITING, one.number))
 
     def _send(self, one: Worker, message: Message) -> None:
         self._out.append(Send(one.number, message))
@@ -452,16 +452,16 @@ class Epochs:
     def _notify(self) -> None:
         if self.phase is not Phase.FORMED or not (self._entered and self._record.whole):
             return
-        due = self._notices.due(self._limits, self.members, self._waiting(), self._growing)
+        joining, now = self._joining(), self._now
+        due = self._notices.due(self._limits, self.members, joining, self._growing, now)
         if due is not None:
             version, removed = due
             for one in self.members:
                 self._send(one, {"kind": "notice", "version": version, "removed": removed})
 
     def _joined(self) -> list[Worker]:
-        if not self._world:
-            return []
-        return [one for one in self.members if one.number not in self._world]
+        world = self._world
+        return [one for one in self.members if world and one.number not in world]
 
     def _reason(self) -> str:
         return self._record.reason(self._joined())
