@@ -33,9 +33,7 @@ from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
-_EXPLAINED_SECONDS = (
-    0.25  # from the end of a connection, or a goodbye, to that of a process, usually
-)
+_EXPLAINED_SECONDS = 0.25  # usually, from the end of a connection, or a goodbye, to the process's
 LOST_CONNECTION = "lost its connection to the launcher"
 
 
@@ -198,11 +196,8 @@ class Epochs:
         """No member is left: the job is done, or has failed."""
         if any(parted.member for parted in self._parted.values()):
             return False  # Their ends tell whether they failed.
-        trouble = self._record.trouble
-        if trouble is not None:
-            self._fail(f"no worker is left; the first that went: {trouble.text}")
-        elif self._growing:
-            self._fail(f"no worker is left: {self._reason()}")
+        if self._record.trouble or self._growing:
+            self._fail(self._record.nobody_left())
         else:
             self.phase = Phase.DONE
         return True
@@ -476,22 +471,27 @@ class Epochs:
         return self._short_since + self._limits.elastic_timeout
 
     def _why_given_up(self) -> str:
+        if self._formed >= 0 and not self.members:
+            return self._record.nobody_left()  # Its process is still there.
         if self._formed >= 0:
             return (
                 f"too few workers for --elastic-timeout ({self._limits.elastic_timeout:g} s): "
-                f"{len(self.members)} of at least {self._limits.min_np} (--min-np)"
+                f"{self._living()} of at least {self._limits.min_np} (--min-np)"
             )
         return (
             f"{self._limits.np} workers were not connected within --start-timeout "
             f"({self._limits.start_timeout:g} s): {self._wait()}"
         )
 
+    def _living(self) -> int:
+        return len(self.members) + len(self._waiting())
+
     def _wait(self) -> str:
         """Say for whom the job waits; "" if it does not."""
         if self.phase is Phase.STARTING:
             return describe_start([one for one in self._workers.values() if not one.joiner])
         if self._short_since is not None:
-            return describe_shortage(self.members, self._limits.min_np)
+            return describe_shortage(self._living(), self._limits.min_np)
         return describe(self.phase, self.epoch, self.members)
 
     def _warn(self, now: float) -> None:
