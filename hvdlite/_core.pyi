@@ -452,7 +452,7 @@ class Engine:
         "bytes" are of reduced tensors, as they travel within a host; "messages_sent" of the control
         plane; "frozen_rounds" ran without negotiation (HVDLITE_FREEZE), until "thaws";
         "bytes_to_other_hosts" are of the CPU's data plane, and so are "bytes_unstaged", which were
-        reduced in memory that `lend_gradient_memory` gave; "nonfinite": see HVDLITE_CHECK_FINITE.
+        reduced in lent gradient memory; "exchange_us": spent in the exchange of gradients.
         """
 
     def live(self) -> dict[str, Any]:
