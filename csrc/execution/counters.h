@@ -15,6 +15,7 @@ struct Counters {
   Counter bytes_to_other_hosts;  // of the host's data plane; Backend::count_in
   Counter bytes_unstaged;        // likewise
   Counter nonfinite;             // see finite_check.h
+  Counter exchange_us;           // from the begin to the end here of batches that count in steps
 };
 
 }  // namespace hvdlite

@@ -1,6 +1,8 @@
 #include "execution/executor.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 
 #include "entry/entry_check.h"
 
@@ -34,9 +36,10 @@ Status Executor::run(std::vector<Agreed>& round) {
     }
     HVDLITE_RETURN_IF_ERROR(opened);
     if (parts_.commits != nullptr) HVDLITE_RETURN_IF_ERROR(run.keep_inputs());
+    const auto begun = LiveFigures::Clock::now();
     HVDLITE_RETURN_IF_ERROR(run.execute());
     HVDLITE_RETURN_IF_ERROR(run.close());
-    note_end(batch, round);
+    note_end(batch, round, begun);
     finish_batch(batch, members, round, left);
   }
   return parts_.commits == nullptr ? Status() : commit();
@@ -63,13 +66,17 @@ const Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
   return members;
 }
 
-void Executor::note_end(const Batch& batch, const std::vector<Agreed>& round) {
-  if (parts_.rank > 0 || batch.kind != Kind::kAllreduce) return;
+void Executor::note_end(const Batch& batch, const std::vector<Agreed>& round,
+                        LiveFigures::Clock::time_point begun) {
+  if (batch.kind != Kind::kAllreduce) return;
   const auto counts = [&](const TensorRef& ref) {
     return round[ref.agreed].entry->request.of_a_step();
   };
   if (!std::any_of(batch.tensors.begin(), batch.tensors.end(), counts)) return;
-  parts_.live.steps.ended(LiveFigures::Clock::now());
+  const auto now = LiveFigures::Clock::now();
+  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(now - begun);
+  parts_.counters.exchange_us += static_cast<std::uint64_t>(took.count());
+  if (parts_.rank == 0) parts_.live.steps.ended(now);
 }
 
 void Executor::finish_batch(const Batch& batch, const Members& members, std::vector<Agreed>& round,

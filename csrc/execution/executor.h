@@ -38,8 +38,10 @@ class Executor {
   // `left`: by entry of the round, its tensors that are not done yet.
   void finish_batch(const Batch& batch, const Members& members, std::vector<Agreed>& round,
                     std::vector<std::size_t>& left);
-  // The batch has ended: tells the step clock, where it is rank 0's and counts in steps.
-  void note_end(const Batch& batch, const std::vector<Agreed>& round);
+  // The batch has ended, which began at `begun`: if it counts in steps, adds its time, and tells
+  // the step clock of rank 0.
+  void note_end(const Batch& batch, const std::vector<Agreed>& round,
+                LiveFigures::Clock::time_point begun);
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
   // executor_commit.cc, elastic jobs: hands out what is due, set by set.
   Status commit();

@@ -107,7 +107,7 @@ std::optional<Lateness::Line> Lateness::describe(const Window& window) const {
                      " of " + std::to_string(window.steps) + " steps, " + milliseconds(late) +
                      " (" + percent(share) + " of a step) after the median, " +
                      milliseconds(before) + " of it before backward: look " +
-                     (before >= late / 2 ? "at its input and its forward pass"
+                     (before >= late / 2 ? "at its input, its forward pass and its links"
                                          : "at its batches and at what else runs on its host");
   return Line{static_cast<int>(rank), std::move(text)};
 }

@@ -59,7 +59,12 @@ bool address_space_is_limited() {
 
 Result<Fd> create_memfd(std::uint64_t bytes) {
   Fd fd(::memfd_create("hvdlite", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return system_error("memfd_create", errno);
+  if (!fd.valid()) {
+    return system_error(
+        "the ranks of a host share memory by memfd_create, which a container's seccomp profile may "
+        "refuse",
+        errno);
+  }
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return system_error("ftruncate of a shared segment", errno);
   }

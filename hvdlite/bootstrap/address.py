@@ -6,6 +6,7 @@ An address is "unix:NAME", the name of an abstract Unix socket, which leaves not
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import ipaddress
@@ -29,6 +30,7 @@ _CREDENTIALS = struct.Struct("iII")
 _SIOCGIFADDR = 0x8915
 _INTERFACE = struct.Struct("16s4s4s16x")  # a name and an IPv4 socket address: family, port, address
 UNIX = "unix:"
+LOOPBACKS = ("127.0.0.1", "::1")
 
 
 def listen(address: str) -> socket.socket:
@@ -58,6 +60,22 @@ def listen(address: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def listen_on_loopback() -> socket.socket:
+    """Open a TCP listener that only this host can reach: IPv4, or IPv6 on a host without it.
+
+    Raises:
+        OSError: the host has no address of its own.
+    """
+    for host in LOOPBACKS:
+        with contextlib.suppress(OSError):
+            return listen(f"{host}:0")
+    raise OSError(
+        errno.EADDRNOTAVAIL,
+        f"this host has neither {' nor '.join(LOOPBACKS)}: its loopback interface is down "
+        "(`ip link set lo up`)",
+    )
 
 
 def fresh_unix_address() -> str:

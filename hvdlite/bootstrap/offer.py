@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.bootstrap import forked
-from hvdlite.bootstrap.address import address_of, fresh_unix_address, interface_address, listen
+from hvdlite.bootstrap.address import (
+    address_of,
+    fresh_unix_address,
+    interface_address,
+    listen,
+    listen_on_loopback,
+)
 from hvdlite.bootstrap.environment import WorkerEnvironment
-
-_LOOPBACK = "127.0.0.1"
 
 
 class Offer:
@@ -55,7 +59,7 @@ class Offer:
         self.elastic = worker.elastic
         self._listeners = [listen(fresh_unix_address())]
         try:
-            self._listeners.append(listen(f"{own_host or _LOOPBACK}:0"))
+            self._listeners.append(listen(f"{own_host}:0") if own_host else listen_on_loopback())
             self.description = self._describe(worker, agreed)
         except BaseException:
             self.close()

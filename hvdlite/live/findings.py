@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ FEWEST_SWITCHES = 50.0  # per second, of a rank that works little
 FULL_HOST = 0.8
 # Times of computing differ by some per cent between runs on one machine.
 SLOWER_COMPUTE = 1.15
+# A rank whose exchange is longer than that of the others by this share of its delay is late by it.
+BY_EXCHANGE = 0.5
 # So many times the samples of the other ranks are why a rank is late, wherever its time goes.
 LARGER_BATCH = 1.2
 # A collective that takes so long, and so many steps, waits for a rank that may never come.
@@ -66,7 +69,9 @@ class Straggler:
 
     Attributes:
         rank: the rank.
-        phase: "data or forward" or "backward": where most of its delay comes from.
+        phase: "data or forward", "backward" or "the exchange": where most of its delay comes from.
+            In the exchange it gets its gradients later than the others, and so begins the next
+            step later: the link behind it is slow.
         seconds: how late it was because of this phase, as a mean over the steps in `share`.
         share: of the steps, those in which it was the last, from 0 to 1.
     """
@@ -91,8 +96,17 @@ def straggler(figures: Figures) -> Straggler | None:
     if one.last < STRAGGLER_SHARE or _gain(figures, [one]) < STRAGGLER_COST * figures.step:
         return None
     if one.late_between >= one.late_backward:
-        return Straggler(one.rank, "data or forward", one.late_between, one.last)
+        phase = "the exchange" if _gets_late(figures, [one]) else "data or forward"
+        return Straggler(one.rank, phase, one.late_between, one.last)
     return Straggler(one.rank, "backward", one.late_backward, one.last)
+
+
+def _gets_late(figures: Figures, suspects: list[RankFigures]) -> bool:
+    """Return whether ranks are late because their gradients come later than those of the others."""
+    others = [rank.exchange for rank in figures.ranks if rank not in suspects]
+    late = max(suspects, key=lambda rank: rank.last)
+    longer = min(rank.exchange for rank in suspects) - statistics.median(others)
+    return late.late_between >= late.late_backward and longer >= BY_EXCHANGE * late.late_between > 0
 
 
 def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
@@ -198,6 +212,8 @@ def _is_explained(figures: Figures) -> bool:
     another. Only too many threads of the job's own explain why one rank or host is mostly the last.
     """
     late, slow = straggler(figures), _slow_host(figures)
+    if late is not None and late.phase == "the exchange":
+        return False
     if late is not None:
         suspects = [_rank(figures, late.rank)] if late.share < SAME_RANK else []
     elif slow is not None:
@@ -213,21 +229,24 @@ def _late(figures: Figures) -> Iterator[Finding]:
     if late is not None and not _is_one_of_many(late, slow):
         of_rank = _rank(figures, late.rank)
         yield Finding(
-            "straggler",
+            "slow link" if late.phase == "the exchange" else "straggler",
             f"rank {late.rank} on {of_rank.host} holds the others up: it is the last in "
             f"{percent(late.share)} of the steps, {time_text(late.seconds)} late in {late.phase}; "
             f"the others wait {percent(waiting / figures.step)} of the step",
-            _larger_batch(figures, of_rank) or _REMEDY_OF_PHASE[late.phase],
+            _remedy(figures, late),
             late.rank,
         )
     elif slow is not None:
         host, share = slow
+        by_link = _gets_late(figures, _of_host(figures, host))
         yield Finding(
-            "slow host",
+            "slow link" if by_link else "slow host",
             f"the ranks on {host} hold the others up: one of them is the last in {percent(share)} "
             f"of the steps; the others wait {percent(waiting / figures.step)} of the step",
-            f"See what else runs on {host}, and what it reads its data from. If it is a slower "
-            "machine, give its ranks smaller batches and weight= to the optimizer.",
+            _REMEDY_OF_LINK
+            if by_link
+            else f"See what else runs on {host}, and what it reads its data from. If it is a "
+            "slower machine, give its ranks smaller batches and weight= to the optimizer.",
         )
     elif waiting >= NOISE_WAITING * figures.step:
         yield Finding(
@@ -237,6 +256,11 @@ def _late(figures: Figures) -> Iterator[Finding]:
             "Other programs take the cores now from one rank and now from another, or the batches "
             "differ in work: leave a core free on each host, or sort batches by their length.",
         )
+
+
+def _remedy(figures: Figures, late: Straggler) -> str:
+    larger = _larger_batch(figures, _rank(figures, late.rank))
+    return larger if larger and late.phase != "the exchange" else _REMEDY_OF_PHASE[late.phase]
 
 
 def _larger_batch(figures: Figures, late: RankFigures) -> str | None:
@@ -251,10 +275,16 @@ def _larger_batch(figures: Figures, late: RankFigures) -> str | None:
     )
 
 
+_REMEDY_OF_LINK = (
+    "It computes as fast as the others, and gets its gradients later: the way into its host is "
+    "slow, or the way out of the host before it. Measure the links in both directions, with "
+    "iperf3; --network-interfaces chooses a faster one."
+)
 _REMEDY_OF_PHASE = {
     "data or forward": "See how it gets its batches: more workers of the data loader "
     "(num_workers=), or data on a local disk; and what it alone does between steps, such as "
     "writing checkpoints.",
+    "the exchange": _REMEDY_OF_LINK,
     "backward": "See what else runs on its host. If the machine itself is slower, or its batches "
     "have more work, give it less and weight= to the optimizer.",
 }

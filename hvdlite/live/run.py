@@ -44,6 +44,8 @@ class RankFigures:
         silent: seconds since its last line, if these are too many; otherwise 0.
         core_wait: how many of its threads were ready to run and waited for a processor, as a mean;
             0 where the kernel or an older record does not tell.
+        exchange: this rank's own time in the exchange of gradients, in seconds a step; 0 where an
+            older record does not tell.
     """
 
     rank: int
@@ -64,6 +66,7 @@ class RankFigures:
     values: dict[str, float]
     silent: float
     core_wait: float = 0.0
+    exchange: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -272,7 +275,7 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
     seconds = 0.0 if one is None else one.grown(_seconds_of_steps)
     phases = _phases(one, steps)
     ranks = tuple(
-        _rank_figures(span, phases.get(rank, _NO_STEPS), silence[rank])
+        _rank_figures(span, phases.get(rank, _NO_STEPS), silence[rank], seconds / max(1, steps))
         for rank, span in spans.items()
     )
     any_span = one or next(iter(spans.values()))
@@ -358,7 +361,7 @@ def _mean(begin: list[float], end: list[float], steps: int) -> RankSteps:
     )
 
 
-def _rank_figures(span: _Span, phases: RankSteps, silence: float) -> RankFigures:
+def _rank_figures(span: _Span, phases: RankSteps, silence: float, step: float) -> RankFigures:
     last = span.last
     return RankFigures(
         rank=last.rank,
@@ -368,6 +371,9 @@ def _rank_figures(span: _Span, phases: RankSteps, silence: float) -> RankFigures
         rss=last.rss,
         switches=span.per_second(lambda sample: sample.switches),
         core_wait=span.per_second(lambda sample: sample.core_wait),
+        exchange=step
+        * 1e-6
+        * span.per_second(lambda sample: sample.counters.get("exchange_us", 0)),
         threads=last.threads,
         cores=last.cores,
         samples=span.per_second(lambda sample: sample.samples),

@@ -238,3 +238,13 @@ runpy.run_module("hvdlite.launch", run_name="__main__")
     assert result.returncode == 1
     assert "pidfd_open: Operation not permitted; it needs Linux 5.3, and a" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_container_that_refuses_memfd_create_still_runs_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str, flags: int = 0) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    assert hvdlite.run(lambda: 7, np=1) == [7]

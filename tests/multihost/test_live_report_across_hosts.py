@@ -56,6 +56,21 @@ def test_a_slow_link_is_the_first_finding(hosts: Bed, tmp_path: Path) -> None:
     assert "Compression.bf16" in first["remedy"]
 
 
+def test_a_link_that_is_slow_in_one_direction_blames_no_data(
+    three_hosts: Bed, tmp_path: Path
+) -> None:
+    three_hosts.limit_rate(1, "30mbit")
+    try:
+        found = findings(three_hosts, tmp_path / "out.html", "node1,node2,node3", 100_000, 40, "[]")
+    finally:
+        three_hosts.mend()
+    rules = [finding["rule"] for finding in found]
+    assert "communicating" in rules and "straggler" not in rules, found
+    # Which rank is the last may differ from step to step; then no rank is named.
+    links = [finding["says"] for finding in found if finding["rule"] == "slow link"]
+    assert all(" late in the exchange;" in says for says in links)
+
+
 def test_a_straggler_on_another_host_is_the_first_finding(hosts: Bed, tmp_path: Path) -> None:
     first = findings(hosts, tmp_path / "out.html", "node1:2,node2:1", 1000, 60, "[2]")[0]
     assert (first["rule"], first["rank"]) == ("straggler", 2), first

@@ -193,6 +193,7 @@ class Discovery:
         period: float = PERIOD,
         interrupt_fd: int | None = None,
         is_here: Callable[[str], bool] = is_here,
+        start_timeout: float = 0.0,
     ) -> None:
         """Ask for the first time, and wait for the answer.
 
@@ -201,15 +202,16 @@ class Discovery:
             period: seconds between two questions.
             interrupt_fd: readable when the wait for the first answer is to be given up; borrowed.
             is_here: returns whether a host that is listed is this machine.
+            start_timeout: seconds that the first answer may take; 0 for no limit.
 
         Raises:
-            DiscoveryError: the provider fails.
+            DiscoveryError: the provider fails, or its first answer takes too long.
             KeyboardInterrupt: the wait was given up.
         """
         self._here: dict[str, bool] = {}
         self._is_here = is_here
         self._provider = provider
-        self.first = self.last = self._first_answer(interrupt_fd)
+        self.first = self.last = self._first_answer(interrupt_fd, start_timeout)
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._period = period
         self._lock = threading.Lock()
@@ -229,7 +231,7 @@ class Discovery:
             os.close(self.fd)
         self._provider.close()
 
-    def _first_answer(self, interrupt_fd: int | None) -> dict[str, int]:
+    def _first_answer(self, interrupt_fd: int | None, start_timeout: float) -> dict[str, int]:
         answer: Future[dict[str, int]] = Future()
         ended, told = os.pipe2(os.O_CLOEXEC)
 
@@ -244,11 +246,16 @@ class Discovery:
         asking = threading.Thread(target=ask, name="hvdlite-first-hosts", daemon=True)
         asking.start()
         watched = [ended] if interrupt_fd is None else [ended, interrupt_fd]
-        select.select(watched, [], [])
+        ready, _, _ = select.select(watched, [], [], start_timeout or None)
         os.close(ended)
         if not answer.done():
             self._provider.close()
-            raise KeyboardInterrupt
+            if ready:
+                raise KeyboardInterrupt
+            raise DiscoveryError(
+                f"--start-timeout ({start_timeout:g} s) is over, and the first question for the "
+                "hosts has no answer yet"
+            )
         asking.join()
         return answer.result()
 

@@ -33,9 +33,7 @@ from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
-_EXPLAINED_SECONDS = (
-    0.25  # from the end of a connection, or a goodbye, to that of a process, usually
-)
+_EXPLAINED_SECONDS = 0.25  # usually, from the end of a connection, or a goodbye, to the process's
 LOST_CONNECTION = "lost its connection to the launcher"
 
 
@@ -83,7 +81,7 @@ class Epochs:
             return None
         times = [parted.due for parted in self._parted.values() if parted.due < math.inf]
         later = [self._gather_at, self._accusations.verdict_at, self._give_up_at()]
-        later.append(self._watch.due_at)
+        later += [self._watch.due_at, self._notices.complete_at]
         later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
         times += [when for when in later if when is not None]
         # What was due at the last settling was either done, or it waits for something else.
@@ -198,11 +196,8 @@ class Epochs:
         """No member is left: the job is done, or has failed."""
         if any(parted.member for parted in self._parted.values()):
             return False  # Their ends tell whether they failed.
-        trouble = self._record.trouble
-        if trouble is not None:
-            self._fail(f"no worker is left; the first that went: {trouble.text}")
-        elif self._growing:
-            self._fail(f"no worker is left: {self._reason()}")
+        if self._record.trouble or self._growing:
+            self._fail(self._record.nobody_left())
         else:
             self.phase = Phase.DONE
         return True
@@ -439,12 +434,12 @@ class Epochs:
                 self._show()
 
     def _waiting(self) -> list[Worker]:
-        waiting = [
-            one
-            for one in self._workers.values()
-            if one.joiner and one.place is Place.WAITING and one not in self.members
-        ]
-        return sorted(waiting, key=lambda one: one.number)
+        return [one for one in self._joining() if one.place is Place.WAITING]
+
+    def _joining(self) -> list[Worker]:
+        """Return who waits to join, and behind them who still starts."""
+        found = [one for one in self._workers.values() if one.joiner and one not in self.members]
+        return sorted(found, key=lambda one: (one.place is not Place.WAITING, one.number))
 
     def _send(self, one: Worker, message: Message) -> None:
         self._out.append(Send(one.number, message))
@@ -452,16 +447,16 @@ class Epochs:
     def _notify(self) -> None:
         if self.phase is not Phase.FORMED or not (self._entered and self._record.whole):
             return
-        due = self._notices.due(self._limits, self.members, self._waiting(), self._growing)
+        joining, now = self._joining(), self._now
+        due = self._notices.due(self._limits, self.members, joining, self._growing, now)
         if due is not None:
             version, removed = due
             for one in self.members:
                 self._send(one, {"kind": "notice", "version": version, "removed": removed})
 
     def _joined(self) -> list[Worker]:
-        if not self._world:
-            return []
-        return [one for one in self.members if one.number not in self._world]
+        world = self._world
+        return [one for one in self.members if world and one.number not in world]
 
     def _reason(self) -> str:
         return self._record.reason(self._joined())
@@ -476,22 +471,27 @@ class Epochs:
         return self._short_since + self._limits.elastic_timeout
 
     def _why_given_up(self) -> str:
+        if self._formed >= 0 and not self.members:
+            return self._record.nobody_left()  # Its process is still there.
         if self._formed >= 0:
             return (
                 f"too few workers for --elastic-timeout ({self._limits.elastic_timeout:g} s): "
-                f"{len(self.members)} of at least {self._limits.min_np} (--min-np)"
+                f"{self._living()} of at least {self._limits.min_np} (--min-np)"
             )
         return (
             f"{self._limits.np} workers were not connected within --start-timeout "
             f"({self._limits.start_timeout:g} s): {self._wait()}"
         )
 
+    def _living(self) -> int:
+        return len(self.members) + len(self._waiting())
+
     def _wait(self) -> str:
         """Say for whom the job waits; "" if it does not."""
         if self.phase is Phase.STARTING:
             return describe_start([one for one in self._workers.values() if not one.joiner])
         if self._short_since is not None:
-            return describe_shortage(self.members, self._limits.min_np)
+            return describe_shortage(self._living(), self._limits.min_np)
         return describe(self.phase, self.epoch, self.members)
 
     def _warn(self, now: float) -> None:

@@ -9,11 +9,12 @@ Example:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.launch.elastic.actions import Limits
-from hvdlite.launch.elastic.roster import Worker
+from hvdlite.launch.elastic.roster import Place, Worker
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,31 @@ def fitting(limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker]
     return list(waiting[: max(0, room)])
 
 
+def company_until(joiners: Sequence[Worker], starting: Sequence[Worker]) -> float:
+    """Return until when joiners that are ready wait for those that still start.
+
+    A new host starts several workers at once, and their start-up differs. One change of hosts is
+    to be one epoch, so the first one waits as long again as its own start has taken.
+    """
+    if not joiners or not starting:
+        return -math.inf
+    first = min(joiners, key=lambda one: one.ready_at)
+    return 2 * first.ready_at - first.expected_at
+
+
 class Notices:
     """When the members are told to come to the next boundary.
 
     A notice says that somebody joins or leaves, or that data is to be dealt anew because a worker
     has gone. It is due once for each such reason, and again in each new epoch.
+
+    Attributes:
+        complete_at: when joiners that are ready stop waiting for others; None if none does.
     """
 
     def __init__(self) -> None:
         self.deal_anew = False
+        self.complete_at: float | None = None
         self._version = 0
         self._told: object = None
 
@@ -83,12 +100,25 @@ class Notices:
             self.deal_anew = False
 
     def due(
-        self, limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
+        self,
+        limits: Limits,
+        members: Sequence[Worker],
+        joining: Sequence[Worker],
+        growing: bool,
+        now: float,
     ) -> tuple[int, bool] | None:
-        """Return the version of a notice that is due now, and whether nobody joins by it."""
-        joiners = fitting(limits, members, waiting) if growing else []
+        """Return the version of a notice that is due now, and whether nobody joins by it.
+
+        `joining` are the workers that wait to join, and behind them those that still start.
+        """
+        fit = fitting(limits, members, joining) if growing else []
+        joiners = [one for one in fit if one.place is Place.WAITING]
+        starting = [one for one in fit if one.place is Place.STARTING and one.draining is None]
+        until = company_until(joiners, starting)
+        self.complete_at = until if now < until else None
+        told = [] if now < until else [worker.number for worker in joiners]
         leavers = [worker.number for worker in members if worker.draining is not None]
-        reasons = ([worker.number for worker in joiners], leavers, self.deal_anew)
+        reasons = (told, leavers, self.deal_anew)
         if not any(reasons) or reasons == self._told:
             return None
         self._told = reasons

@@ -112,7 +112,12 @@ class ElasticRun:
             elastic.cooldown,
         )
         agents = Agents(what.way, elastic.heartbeat, self._inbox.fd)
-        asks = Discovery(self._provider, interrupt_fd=self._inbox.fd, is_here=self._is_here)
+        asks = Discovery(
+            self._provider,
+            interrupt_fd=self._inbox.fd,
+            is_here=self._is_here,
+            start_timeout=self._start_timeout(),
+        )
         with asks as discovery, agents:
             first = self._first_workers(fleet, discovery, agents)
             address = self._address(agents)

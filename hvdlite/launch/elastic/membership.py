@@ -49,7 +49,8 @@ class Membership(Epochs):
 
     def expect(self, worker: int, host: str, joiner: bool, now: float) -> list[Action]:
         """A process is about to be started as this worker."""
-        self._workers[worker] = Worker(worker, host, joiner, synced=not joiner)
+        one = Worker(worker, host, joiner, synced=not joiner, expected_at=now)
+        self._workers[worker] = one
         if self._start_by is None:
             self._start_by = now + self._limits.start_timeout
         return self._settle(now)
@@ -150,7 +151,7 @@ class Membership(Epochs):
         if one.joiner and "synced" in message:
             one.tells_synced, one.synced = True, message["synced"]
         if one not in self.members:
-            self._arrived(one, message)
+            self._arrived(one, message, now)
             return
         if self.phase is not Phase.FORMING and message.get("accused") is not None:
             self._accusations.add(one.number, message["accused"], message["reason"], now)
@@ -164,8 +165,10 @@ class Membership(Epochs):
             self._parked(one, message)
             self._break(now)
 
-    def _arrived(self, one: Worker, message: Message) -> None:
+    def _arrived(self, one: Worker, message: Message, now: float) -> None:
         """A worker is ready to start or to join, or repeats it."""
+        if one.place is Place.STARTING:
+            one.ready_at = now
         one.place, one.offer = Place.WAITING, message["offer"]
         if not one.joiner:
             return

@@ -126,6 +126,13 @@ class Record:
             texts = [self._symptom.text]
         return listed([*texts, *(f"{one.name} joined" for one in joined)], "; ")
 
+    def nobody_left(self) -> str:
+        """Say why the job has failed if no worker is left."""
+        trouble = self.trouble
+        if trouble is None:
+            return f"no worker is left: {self.reason()}"
+        return f"no worker is left; the first that went: {trouble.text}"
+
     def line(self, epoch: int, world_size: int, joined: Sequence[Worker], now: float) -> str:
         """Return the line for the user about the epoch that follows."""
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"

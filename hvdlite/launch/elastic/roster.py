@@ -59,6 +59,8 @@ class Worker:
         wishes: whether it shall leave because it has asked to.
         connected: whether it has said CONNECTED to the epoch that is being formed.
         clock: what it sent with CONNECTED.
+        expected_at: when its process was about to be started.
+        ready_at: when it first said READY.
     """
 
     number: int
@@ -78,6 +80,8 @@ class Worker:
     wishes: bool = False
     connected: bool = False
     clock: Any = None
+    expected_at: float = 0.0
+    ready_at: float = 0.0
 
     @property
     def name(self) -> str:

@@ -38,9 +38,9 @@ def describe_start(first: Sequence[Worker]) -> str:
     return f"waits for {named(late)} to call hvd.init()" if late else ""
 
 
-def describe_shortage(members: Sequence[Worker], min_np: int) -> str:
-    """Say that there are too few members, who wait for joiners."""
-    return f"{len(members)} of at least {min_np} workers wait for others to join"
+def describe_shortage(living: int, min_np: int) -> str:
+    """Say that members and joiners are too few, and wait for others."""
+    return f"{living} of at least {min_np} workers wait for others to join"
 
 
 def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:

@@ -23,6 +23,7 @@ from hvdlite.bootstrap.handshake import Job
 from hvdlite.launch.process import guardian, shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
+from hvdlite.launch.process.nameless import nameless_file
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.process.told import ask_group
@@ -213,7 +214,7 @@ def start_worker(
     source: int | IO[Any] = subprocess.DEVNULL
     if stdin is not None:
         pipes[RESULT], write = os.pipe2(os.O_CLOEXEC)
-        source = _memory_file(stdin)
+        source = _file_of(stdin)
         environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
         passed, closed = [write], [write, source]
     if live:
@@ -253,9 +254,9 @@ def _watch(process: subprocess.Popen[bytes]) -> int:
         ) from error
 
 
-def _memory_file(content: bytes) -> int:
+def _file_of(content: bytes) -> int:
     """Make a file without a name, and return its descriptor, positioned at the start."""
-    fd = os.memfd_create("hvdlite-stdin", os.MFD_CLOEXEC)
+    fd = nameless_file("hvdlite-stdin")
     with open(fd, "wb", closefd=False) as file:
         file.write(content)
     os.lseek(fd, 0, os.SEEK_SET)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from hvdlite.launch.process import shim
 from hvdlite.launch.process.guardian import signal_group
+from hvdlite.launch.process.nameless import nameless_file
 
 _LONGEST_END = 5.0  # seconds that a command may take to end when its line has been closed
 _MOST_SAID = 1 << 16  # bytes of its stderr that are read
@@ -118,7 +119,7 @@ class ProcessLine:
         Raises:
             OSError: it cannot be started.
         """
-        self._stderr = os.memfd_create("hvdlite-line-stderr", os.MFD_CLOEXEC)
+        self._stderr = nameless_file("hvdlite-line-stderr")
         self._said: str | None = None
         try:
             self._process = subprocess.Popen(

@@ -13,7 +13,14 @@ from typing import Any
 
 from torch import distributed
 
-from hvdlite.bootstrap.address import UNIX, address_of, interface_address, listen, split_host
+from hvdlite.bootstrap.address import (
+    UNIX,
+    address_of,
+    interface_address,
+    listen,
+    listen_on_loopback,
+    split_host,
+)
 from hvdlite.bootstrap.deadline import LONGEST_SECONDS, Deadline, is_never, seconds_of
 from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.bootstrap.handshake import Job
@@ -21,7 +28,6 @@ from hvdlite.bootstrap.serving import serve_store
 from hvdlite.bootstrap.store import StoreClient
 from hvdlite.errors import BootstrapError
 
-_LOOPBACK = "127.0.0.1"
 _SUFFIX = "-torch"  # of the store's Unix address, so that a hvd.init() meanwhile has its own
 
 
@@ -79,7 +85,7 @@ def _serve(worker: WorkerEnvironment, own_host: str | None, timeout: timedelta) 
     """Serve torch's store at a free port of the address at which the other ranks reach this one."""
     if worker.interfaces:
         own_host = interface_address(worker.interfaces)
-    listener = listen(f"{own_host or _LOOPBACK}:0")
+    listener = listen(f"{own_host}:0") if own_host else listen_on_loopback()
     host, port = split_host(address_of(listener))
     return distributed.TCPStore(
         host,

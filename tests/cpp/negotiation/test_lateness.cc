@@ -52,8 +52,8 @@ TEST(lateness_names_the_rank_that_is_late_and_by_how_much) {
   CHECK_EQ(line->rank, 2);
   CHECK_EQ(line->text,
            std::string("rank 2 was last in 100 % of 20 steps, 5.9 ms (12 % of a step) after "
-                       "the median, 3.9 ms of it before backward: look at its input and its "
-                       "forward pass"));
+                       "the median, 3.9 ms of it before backward: look at its input, its "
+                       "forward pass and its links"));
   CHECK(!clock.lateness().take_line());
 }
 

@@ -157,6 +157,14 @@ def test_signal_ends_the_wait_for_the_first_answer_and_the_script(tmp_path: Path
     wait_until(lambda: process_state(pid) in ("", "Z"), "the end of the script")
 
 
+def test_first_answer_takes_no_longer_than_the_start_timeout(tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid; sleep 600"
+    with pytest.raises(DiscoveryError, match=r"--start-timeout \(2 s\) is over, and the first qu"):
+        Discovery(ScriptHosts(script, 1), start_timeout=2.0)
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: process_state(pid) in ("", "Z"), "the end of the script")
+
+
 def test_script_that_runs_at_the_end_is_killed(tmp_path: Path) -> None:
     script = f"echo $$ >> {tmp_path}/pids; [ $(wc -l < {tmp_path}/pids) = 1 ] || sleep 600; echo a"
     pids = tmp_path / "pids"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hvdlite.bootstrap.address import address_of, dial, listen
+from hvdlite.bootstrap import address as address_module
+from hvdlite.bootstrap.address import address_of, dial, listen, listen_on_loopback
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import detect
 from hvdlite.errors import BootstrapError
@@ -93,3 +94,17 @@ def test_stranger_at_no_port() -> None:
         address = address_of(listener)
     with pytest.raises(ConnectionRefusedError):
         dial(address, Deadline(HANG))
+
+
+def test_host_without_ipv4_on_its_loopback_takes_the_next_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(address_module, "LOOPBACKS", ("203.0.113.1", "127.0.0.1"))
+    with listen_on_loopback() as listener:
+        dial(address_of(listener), Deadline(HANG)).close()
+
+
+def test_host_without_a_loopback_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_module, "LOOPBACKS", ("203.0.113.1", "203.0.113.2"))
+    with pytest.raises(OSError, match="has neither 203.0.113.1 nor 203.0.113.2: its loopback"):
+        listen_on_loopback()

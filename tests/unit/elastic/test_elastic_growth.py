@@ -261,6 +261,20 @@ def test_last_workers_go_on_below_min_np_when_one_has_finished() -> None:
     assert story.last(0, "epoch")["mode"] == "resume"
 
 
+def test_shortage_counts_joiners_and_names_no_number_of_nobody() -> None:
+    story = formed(3, min_np=3, elastic_timeout=25.0)
+    story.dies(1)
+    story.dies(2)
+    lost(story, 0)
+    story.expect(3)
+    story.ready(3, "join", epoch=-1)
+    story.waits(12.0)
+    assert story.event(Warn).text == "2 of at least 3 workers wait for others to join"
+    story.says(0, "raised", what="raised ValueError")  # Its process goes on.
+    story.waits(14.0)
+    assert story.event(Failed).reason.startswith("no worker is left; the first that went: worker 1")
+
+
 def test_boundary_waits_for_min_np_and_then_fails() -> None:
     story = formed(2, min_np=2, elastic_timeout=25.0)
     story.dies(1)

@@ -1,0 +1,36 @@
+"""A slow link is not taken for a rank or a host that is late by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hvdlite.live.findings import find
+from hvdlite.live.run import Figures
+from unit.live.test_live_findings import late_job, make_figures, make_rank
+
+
+def with_exchange(figures: Figures, *seconds: float) -> Figures:
+    ranks = [replace(one, exchange=of) for one, of in zip(figures.ranks, seconds, strict=True)]
+    return replace(figures, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize(("exchange", "rule"), [(0.045, "straggler"), (0.055, "slow link")])
+def test_a_rank_that_gets_its_gradients_late_is_behind_a_slow_link(
+    exchange: float, rule: str
+) -> None:
+    finding = find(with_exchange(late_job(samples=900.0), 0.04, 0.05, exchange))[0]
+    assert (finding.rule, finding.rank) == (rule, 2)
+    assert ("late in the exchange; the others" in finding.says) == (rule == "slow link")
+    assert ("in both directions, with iperf3" in finding.remedy) == (rule == "slow link")
+
+
+@pytest.mark.parametrize(("exchange", "rule"), [(0.045, "slow host"), (0.06, "slow link")])
+def test_a_host_whose_gradients_come_late_is_behind_a_slow_link(exchange: float, rule: str) -> None:
+    late = {"last": 0.45, "late_between": 0.02}
+    ranks = [make_rank(rank, waiting=0.02, last=0.05) for rank in (0, 1)]
+    ranks += [make_rank(rank, host="node2", **late) for rank in (2, 3)]
+    figures = with_exchange(make_figures(*ranks), 0.04, 0.04, exchange, exchange)
+    finding = find(figures)[0]
+    assert (finding.rule, finding.rank) == (rule, None)
