@@ -59,8 +59,9 @@ std::optional<double> NativeWaits::look() {
   waits.insert(waits.end(), of_python.begin(), of_python.end());
   const bool mixed = LongWait::any() && of_python.empty();
   std::optional<Sleepers> now;
-  if (!waits.empty() && !mixed) now = sleepers(threads);
-  if (!now || now != sleepers_ || waits != waits_) since_ = Clock::now();
+  // In training it seldom is the same operation twice, and the look at all threads costs something.
+  if (!waits.empty() && !mixed && waits == waits_) now = sleepers(threads);
+  if (!now || now != sleepers_) since_ = Clock::now();
   sleepers_ = std::move(now);
   waits_ = waits;
   report(sleepers_ && Clock::now() - since_ >= quiet ? std::move(waits) : std::vector<EntryPtr>());

@@ -11,24 +11,24 @@
 namespace hvdlite {
 namespace {
 
-using Kind = ThreadState::Kind;
+using Sleep = ThreadState::Kind;
 
 // `line` has the number of the system call and its six arguments, or says "running".
-Kind kind_of(const std::string& line) {
+Sleep kind_of(const std::string& line) {
   std::istringstream words(line);
   long call = -1;
   std::uint64_t arguments[6] = {};
-  if (!(words >> std::dec >> call >> std::hex)) return Kind::kOther;
+  if (!(words >> std::dec >> call >> std::hex)) return Sleep::kOther;
   for (std::uint64_t& argument : arguments) words >> argument;
-  if (!words) return Kind::kOther;
-  if (call == SYS_nanosleep || call == SYS_clock_nanosleep) return Kind::kForATime;
-  if (call != SYS_futex) return Kind::kOther;
+  if (!words) return Sleep::kOther;
+  if (call == SYS_nanosleep || call == SYS_clock_nanosleep) return Sleep::kForATime;
+  if (call != SYS_futex) return Sleep::kOther;
   const auto operation = static_cast<int>(arguments[1]);
   const int command = operation & FUTEX_CMD_MASK;
   const bool waits = command == FUTEX_WAIT || command == FUTEX_WAIT_BITSET;
   // Another process may wake the waiters of a futex that is not private.
-  if (!waits || (operation & FUTEX_PRIVATE_FLAG) == 0) return Kind::kOther;
-  return arguments[3] == 0 ? Kind::kUntilWoken : Kind::kForATime;
+  if (!waits || (operation & FUTEX_PRIVATE_FLAG) == 0) return Sleep::kOther;
+  return arguments[3] == 0 ? Sleep::kUntilWoken : Sleep::kForATime;
 }
 
 // Fills in what the file "status" of a thread says; false where it has ended.

@@ -5,7 +5,7 @@ The launcher serves it, or rank 0 if the launcher is not hvdlite-run. Its main o
 receives the blobs of all ranks, in rank order. For services, a rank can also *publish* a blob under
 a key, and others *look it up*, as often and as late as they like; a look-up waits for the blob. A
 blob is dropped when its rank disconnects, so blobs of an earlier start never mix with those of this
-one.
+one, and who looks it up later is told that the rank has gone.
 
 Example:
     >>> import secrets
@@ -47,8 +47,12 @@ _KEY = struct.Struct("<BHd")  # operation, length of the key, seconds that the r
 _BLOB = struct.Struct("<I")
 _TICK_SECONDS = 0.25  # how often the store checks deadlines
 _GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
-_GIVEN, _FAILED = b"g", b"f"
+_GIVEN, _FAILED, _GONE = b"g", b"f", b"e"
 _EXCHANGE, _PUBLISH, _LOOK_UP = range(3)
+
+
+class PublisherGoneError(BootstrapError):
+    """The rank that published a blob has disconnected."""
 
 
 @dataclass
@@ -74,6 +78,7 @@ class _Published:
 
     by: _Member | None = None
     blob: bytes = b""
+    gone: bool = False  # whether the rank that published it last has disconnected
     waiting: list[tuple[float, _Member]] = field(default_factory=list)  # until when, who
 
 
@@ -182,7 +187,7 @@ class Store:
 
     def _publish(self, member: _Member, key: bytes, blob: bytes) -> None:
         published = self._published.setdefault(key, _Published())
-        published.by, published.blob = member, blob
+        published.by, published.blob, published.gone = member, blob, False
         self._answer(member, _GIVEN)
         waiting, published.waiting = published.waiting, []
         for _, other in waiting:
@@ -190,7 +195,9 @@ class Store:
 
     def _look_up(self, member: _Member, key: bytes, until: float) -> None:
         published = self._published.setdefault(key, _Published())
-        if published.by is None:
+        if published.gone:
+            self._answer(member, _GONE + key)
+        elif published.by is None:
             published.waiting.append((until, member))
         else:
             self._answer(member, _GIVEN + published.blob)
@@ -241,7 +248,7 @@ class Store:
         for published in self._published.values():
             published.waiting = [one for one in published.waiting if one[1] is not member]
             if published.by is member:
-                published.by = None
+                published.by, published.gone = None, True
         for key, exchange in list(self._exchanges.items()):
             if member not in exchange.waiting:
                 continue
@@ -306,6 +313,7 @@ class StoreClient:
         """Return the blob that a rank publishes under a key, and wait until one does.
 
         Raises:
+            PublisherGoneError: the rank that published it has disconnected.
             BootstrapError: no rank has published it in time.
         """
         return self._ask(_LOOK_UP, key, b"")[1:]
@@ -322,6 +330,8 @@ class StoreClient:
             ) from None
         except OSError as error:
             raise BootstrapError(f"rank {self._rank} lost the store: {error}") from error
+        if answer[:1] == _GONE:
+            raise PublisherGoneError(f"the rank that published {key} has gone")
         if answer[:1] != _GIVEN:
             raise BootstrapError(answer[1:].decode(errors="replace"))
         return answer

@@ -103,6 +103,9 @@ def straggler(figures: Figures) -> Straggler | None:
 
 def _gets_late(figures: Figures, suspects: list[RankFigures]) -> bool:
     """Return whether ranks are late because their gradients come later than those of the others."""
+    # On one host there is no link, and an exchange whose thread waits for a core takes long, too.
+    if len(_hosts(figures)) < 2 or any(is_preempted(rank) for rank in suspects):
+        return False
     others = [rank.exchange for rank in figures.ranks if rank not in suspects]
     late = max(suspects, key=lambda rank: rank.last)
     longer = min(rank.exchange for rank in suspects) - statistics.median(others)
@@ -144,7 +147,7 @@ def _faults(figures: Figures) -> Iterator[Finding]:
             more = f", and {count - 1} more like it" if count > 1 else ""
             who = first.rank if first.rank >= 0 else None
             yield Finding(kind, f"{first.text}{more}", remedy, who)
-    for rank in figures.ranks:
+    for rank in sorted(figures.ranks, key=lambda rank: rank.silent, reverse=True):
         if rank.silent:
             yield Finding(
                 "silent",

@@ -11,7 +11,8 @@ from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job, Role
 from hvdlite.bootstrap.introduction import reach
 from hvdlite.bootstrap.offer import Offer, host_identity
-from hvdlite.bootstrap.store import StoreClient
+from hvdlite.bootstrap.store import PublisherGoneError, StoreClient
+from hvdlite.errors import BootstrapError
 from hvdlite.parameter_server.client import Client, Link
 
 
@@ -28,7 +29,8 @@ def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
     """Connect a worker to all servers, and wait for those that do not listen yet.
 
     Raises:
-        BootstrapError: a server did not publish its address in time, or cannot be reached.
+        BootstrapError: a server did not publish its address in time, cannot be reached, or has
+            ended.
     """
     assert worker.rendezvous is not None
     deadline = Deadline(worker.start_timeout)
@@ -36,7 +38,7 @@ def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
     try:
         with StoreClient(worker.rendezvous, job, worker.rank, deadline) as client:
             for index in range(worker.servers):
-                description = json.loads(client.look_up(_key(index)))
+                description = _look_up(client, index)
                 address = _address(description, worker)
                 name = f"parameter server {index}"
                 number = worker.process
@@ -47,6 +49,17 @@ def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
             link.close(goodbye=False)
         raise
     return Client(links)
+
+
+def _look_up(client: StoreClient, index: int) -> Mapping[str, Any]:
+    try:
+        description: dict[str, Any] = json.loads(client.look_up(_key(index)))
+    except PublisherGoneError:
+        raise BootstrapError(
+            f"parameter server {index} has ended, as servers do when no worker needs them any "
+            "more: this worker has started too late, and nothing is left to train"
+        ) from None
+    return description
 
 
 def _address(description: Mapping[str, Any], worker: WorkerEnvironment) -> str:

@@ -47,7 +47,8 @@ def run_training(np: int, body: str, path: Path, *flags: str) -> dict[str, Any]:
     assert result.returncode == 0, result.stderr
     said = json.loads(path.with_suffix(".json").read_text())
     first = said["findings"][0]["says"]
-    assert result.stderr.endswith(f"hvdlite-run: report in {path}: {first}\n")
+    told = re.sub(r" \[HVD\d+\]\n$", "\n", result.stderr)
+    assert told.endswith(f"hvdlite-run: report in {path}: {first}\n")
     assert first[1:] in path.read_text().replace("&#x27;", "'")
     assert said["end"] == {"status": 0, "why": ""}
     return dict(said)
@@ -62,6 +63,77 @@ def test_a_planted_straggler_is_the_first_finding(tmp_path: Path, where: str, ph
     assert (first["rule"], first["rank"]) == ("straggler", 1), said["findings"]
     assert f" late in {phase};" in first["says"]
     assert said["figures"]["total_steps"] == 58  # What follows the last ones is not known.
+
+
+# What a rank does, with what flags, and the rule, a part of its sentence and one of its remedy.
+CAUSES = {
+    "a batch of three times the size": (
+        """
+from hvdlite.observed import observe
+def batch():
+    time.sleep(0.03 if late else 0.01)
+    observe(samples=48 if late else 16)
+train(60, before=batch)
+""",
+        (),
+        ("straggler", "rank 1 on ", " times as many samples in each step"),
+    ),
+    "now one rank is late and now the other": (
+        """
+step = iter(range(10**9))
+train(80, before=lambda: time.sleep(0.03 if next(step) % 2 == late else 0.005))
+""",
+        (),
+        ("noise", "it is not always the same one", "sort batches by their length"),
+    ),
+    "tensors that are large for what is computed": (
+        """
+memory = (ctypes.c_float * (1 << 24))(1.0)
+def large():
+    address = ctypes.addressof(memory)
+    tensor = _core.Tensor("large", _core.DTYPES["float32"], [1 << 24], address, address)
+    basics.engine().allreduce("large", [tensor], _core.REDUCE_OPS["average"], keep=memory).wait()
+for step in range(12): large()
+""",
+        (),
+        ("communicating", "exchanging gradients takes ", "compression=hvd.Compression.bf16"),
+    ),
+    "a NaN": (
+        "train(20)\nmemory[7] = float('nan') if late else 1\nreduce('loss').wait()",
+        ("--check-finite", "1"),
+        ("nonfinite", "rank 1 gives infinities or NaN", "look at the data"),
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_that_is_made_for_real_is_found(tmp_path: Path, cause: str) -> None:
+    body, flags, (rule, says, remedy) = CAUSES[cause]
+    findings = run_training(2, body, tmp_path / "out.html", *flags)["findings"]
+    # On a busy machine other programs may come before it.
+    found = next((finding for finding in findings if finding["rule"] == rule), None)
+    assert found is not None, findings
+    assert says in found["says"]
+    assert remedy in found["remedy"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("does", ["time.sleep(1e6)", "os.kill(os.getpid(), signal.SIGSTOP)"])
+def test_a_wait_that_is_interrupted_is_found(tmp_path: Path, does: str) -> None:
+    path = tmp_path / "out.html"
+    body = f"import signal\ntrain(20)\nprint('ready', flush=True)\nif late: {does}\ntrain(1)"
+    flags = ("--report", str(path), "--stall-warning", "7", "--grace", "1")
+    with MarkedJob(2, *flags, *python(TRAINING + body)) as job:
+        job.wait_until_ready(2)
+        job.wait_for_stderr("warning: ")
+        job.signal(signal.SIGINT)
+        job.finish()
+    findings = json.loads(path.with_suffix(".json").read_text())["findings"]
+    assert any(
+        "rank 0 has waited for " in finding["says"]
+        and "see what rank 1 does instead" in finding["remedy"]
+        for finding in findings
+    ), findings
 
 
 def test_too_many_threads_are_the_first_finding(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ struct Operation {
   std::map<int, int> then;
 };
 
-struct ThreadState {
+struct ModelThread {
   std::vector<Step> program;
   std::size_t at = 0;
   int busy = 0;     // ticks that its step still takes
@@ -56,7 +56,7 @@ struct Message {
 };
 
 struct RankState {
-  std::vector<ThreadState> threads;
+  std::vector<ModelThread> threads;
   std::set<int> pending;    // submitted, and no answer has arrived
   std::set<int> done;       // ended, well or with an error
   std::deque<int> running;  // answered, one after the other
@@ -130,7 +130,7 @@ class Model {
       std::swap(own[i], own[i + 1]);
     }
     if (!own.empty() && chance(8)) own.erase(own.begin() + pick(static_cast<int>(own.size())));
-    std::vector<ThreadState>& threads = ranks_[rank].threads;
+    std::vector<ModelThread>& threads = ranks_[rank].threads;
     threads.resize(chance(35) ? 2 : 1);
     std::vector<std::vector<int>> open(threads.size());
     for (std::size_t i = 0; i < own.size(); ++i) {
@@ -188,7 +188,7 @@ class Model {
       const auto& then = operations_[operation].then;
       if (then.contains(rank)) submit(rank, then.at(rank));
     }
-    for (ThreadState& thread : one.threads) advance(rank, thread);
+    for (ModelThread& thread : one.threads) advance(rank, thread);
     if (now_ % 2 == 0) report(rank);
     if (!one.ended()) return;
     const bool idle = one.pending.empty() && one.running.empty();
@@ -198,7 +198,7 @@ class Model {
     }
   }
 
-  void advance(int rank, ThreadState& thread) {
+  void advance(int rank, ModelThread& thread) {
     RankState& one = ranks_[rank];
     while (!thread.ended()) {
       const Step& step = thread.program[thread.at];
@@ -221,7 +221,7 @@ class Model {
     if (!one.running.empty()) return;  // the runner is busy
     Blocked report;
     bool blocked = !one.ended();
-    for (const ThreadState& thread : one.threads) {
+    for (const ModelThread& thread : one.threads) {
       if (thread.ended()) continue;
       const Step& step = thread.program[thread.at];
       blocked = blocked && step.what == Step::What::kWait && thread.waited >= kHalf &&
@@ -299,7 +299,7 @@ class Model {
     for (bool moves = true; moves;) {
       moves = false;
       for (int rank = 0; rank < size_; ++rank) {
-        for (ThreadState& thread : ranks[rank].threads) {
+        for (ModelThread& thread : ranks[rank].threads) {
           moves = go_on(ranks, submitted, rank, thread) || moves;
         }
       }
@@ -324,7 +324,7 @@ class Model {
   }
 
   bool go_on(std::vector<RankState>& ranks, std::map<int, std::set<int>>& submitted, int rank,
-             ThreadState& thread) {
+             ModelThread& thread) {
     if (thread.ended()) return false;
     const Step& step = thread.program[thread.at];
     if (step.what == Step::What::kWait && !ranks[rank].done.contains(step.operation)) return false;

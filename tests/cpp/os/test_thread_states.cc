@@ -17,7 +17,7 @@ using namespace hvdlite;
 namespace {
 
 using namespace std::chrono_literals;
-using Kind = ThreadState::Kind;
+using Sleep = ThreadState::Kind;
 
 std::optional<ThreadState> state_of(const std::string& name) {
   const auto states = thread_states();
@@ -28,7 +28,7 @@ std::optional<ThreadState> state_of(const std::string& name) {
 }
 
 // Whether the thread of that name is seen so before long.
-bool becomes(const std::string& name, Kind kind) {
+bool becomes(const std::string& name, Sleep kind) {
   const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (std::chrono::steady_clock::now() < deadline) {
     const auto state = state_of(name);
@@ -76,9 +76,9 @@ TEST(thread_states_tell_how_a_thread_waits) {
       char byte = 0;
       CHECK_EQ(::read(ends[0], &byte, 1), 1);
     });
-    CHECK(becomes("wait-woken", Kind::kUntilWoken));
-    CHECK(becomes("wait-time", Kind::kForATime));
-    CHECK(becomes("wait-reads", Kind::kOther));
+    CHECK(becomes("wait-woken", Sleep::kUntilWoken));
+    CHECK(becomes("wait-time", Sleep::kForATime));
+    CHECK(becomes("wait-reads", Sleep::kOther));
     const auto before = state_of("wait-woken");
     const auto after = state_of("wait-woken");
     CHECK(before && after && before->switches == after->switches);

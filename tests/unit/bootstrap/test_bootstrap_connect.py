@@ -21,7 +21,7 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.mesh import check_agreed
-from hvdlite.bootstrap.store import Store, StoreClient
+from hvdlite.bootstrap.store import PublisherGoneError, Store, StoreClient
 from hvdlite.errors import BootstrapError
 from patience import HANG, Stopwatch, wait_until
 
@@ -168,6 +168,21 @@ def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
                 first.exchange("hello", b"")
             assert left[0].seconds() < 5
             leaving.join()
+
+
+def test_look_up_of_what_a_rank_published_that_has_gone_ends_at_once() -> None:
+    with Store.start(2, JOB) as store:
+        with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as server:
+            server.publish("address", b"here")
+            with StoreClient(store.address, JOB, 1, deadline=Deadline(HANG)) as client:
+                assert client.look_up("address") == b"here"
+        wait_until(lambda: not store._members, "the store has seen that both have gone")
+        with StoreClient(store.address, JOB, 1, deadline=Deadline(HANG)) as late:
+            with pytest.raises(PublisherGoneError, match="published address has gone"):
+                late.look_up("address")
+            with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as server:
+                server.publish("address", b"there")
+                assert late.look_up("address") == b"there"
 
 
 def test_strangers_are_refused_and_do_not_delay_ranks() -> None:

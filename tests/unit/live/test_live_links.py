@@ -34,3 +34,13 @@ def test_a_host_whose_gradients_come_late_is_behind_a_slow_link(exchange: float,
     figures = with_exchange(make_figures(*ranks), 0.04, 0.04, exchange, exchange)
     finding = find(figures)[0]
     assert (finding.rule, finding.rank) == (rule, None)
+
+
+def test_one_host_has_no_link_and_a_rank_without_a_core_is_not_behind_one() -> None:
+    late = with_exchange(late_job(samples=900.0), 0.04, 0.05, 0.06)
+    assert find(late)[0].rule == "slow link"
+    together = [replace(one, host="node1") for one in late.ranks]
+    waiting = [replace(one, core_wait=0.5, cpu=0.3) for one in late.ranks]
+    for ranks in (together, waiting):
+        findings = find(replace(late, ranks=tuple(ranks)))
+        assert all(one.rule != "slow link" for one in findings), findings
