@@ -20,11 +20,11 @@ from hvdlite.live.sample import Sample
 
 MOST_RANKS = 32  # bars of the first chart; those that are the last most often
 _MOST_LINES = 8  # ranks with a line of their own
-PHASES = {
-    "backward": "#4477aa",
-    "waiting": "#ee6677",
-    "communicating": "#ccbb44",
-    "between": "#228833",
+PHASES = {  # as in static/live.css
+    "backward": "#0072b2",
+    "waiting": "#e69f00",
+    "communicating": "#009e73",
+    "between": "#8c959f",
 }
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud

@@ -39,7 +39,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd;
   white-space: nowrap; }
 th { font-weight: 600; } .text { text-align: left; white-space: normal; }
-code { overflow-wrap: anywhere; } svg { max-width: 100%; height: auto; }
+code { overflow-wrap: anywhere; }
+.charts { overflow-x: auto; } svg { max-width: 100%; min-width: 40rem; height: auto; }
 footer { color: #666; font-size: 0.85rem; margin-top: 2rem; }
 """
 
@@ -222,7 +223,7 @@ def _charts(record: Record) -> list[str]:
     note = "Vertical lines are events." if record.events else ""
     if hidden > 0:
         note = f"The first chart shows the {MOST_RANKS} ranks that were the last most often. {note}"
-    return ["<h2>Charts</h2>", svg, f"<p>{note.strip()}</p>"]
+    return ["<h2>Charts</h2>", f'<div class="charts">{svg}</div>', f"<p>{note.strip()}</p>"]
 
 
 def _event_table(events: Sequence[Event], origin: float) -> list[str]:

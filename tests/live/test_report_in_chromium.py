@@ -56,6 +56,14 @@ def test_the_report_shows_words_table_charts_and_events(tab: Any, tmp_path: Path
     assert tab.said == []
 
 
+def test_letters_of_the_charts_can_be_read_on_a_narrow_screen(tab: Any, tmp_path: Path) -> None:
+    tab.set_viewport_size({"width": 400, "height": 800})
+    tab.goto(make_report(MadeUpJob(3, seconds=60), End(0, ""), tmp_path))
+    title = tab.locator("svg text", has_text="seconds since hvd.init()")
+    assert title.bounding_box()["height"] >= 8
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 def test_hostile_names_are_text_in_a_browser(tab: Any, tmp_path: Path) -> None:
     job = MadeUpJob(3, seconds=10, hosts=(HOSTILE, "$\\frac{$", "node2"))
     job.say((Event(BEGAN + 5, "stall", 1, HOSTILE, HOSTILE),))

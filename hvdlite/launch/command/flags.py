@@ -107,7 +107,7 @@ class _HelpAll(argparse.Action):
 
 
 def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
-    """Build the parser of the command line; with `shows_all` its help shows horovodrun's flags."""
+    """Build the parser; with `shows_all` its help also shows the knobs and horovodrun's flags."""
     parser = _Parser(
         prog="hvdlite-run",
         usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
@@ -118,7 +118,10 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     )
     parser.set_defaults(knobs={}, needless={}, switch="")
     parser.add_argument(
-        "--help-all", action=_HelpAll, nargs=0, help="also show horovodrun's other flags, and exit"
+        "--help-all",
+        action=_HelpAll,
+        nargs=0,
+        help="also show the knobs and horovodrun's other flags, and exit",
     )
     parser.add_argument("-np", "--num-proc", "--np", type=int, metavar="N", help="number of ranks")
     parser.add_argument(
@@ -178,7 +181,8 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
     _add_knob_flags(
-        parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"), shows_all
+        parser.add_argument_group("knobs", "a flag for each; see docs/knobs.md, or --help-all"),
+        shows_all,
     )
     add_horovods_flags(parser, shows_all)
     return parser
@@ -332,7 +336,7 @@ def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
             metavar=None if levels else (unit.upper() or "VALUE"),
             choices=levels,
             default=argparse.SUPPRESS,
-            help=_described(row),
+            help=_described(row) if shows_all else argparse.SUPPRESS,
         )
         if name in _HOROVODS:
             flag, read = _HOROVODS[name]
@@ -361,10 +365,10 @@ def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
 def _add_switch(
     group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
 ) -> None:
-    """Add --name and --no-name for a knob of 0 and 1; the help hides the one that is default."""
+    """Add --name and --no-name for a knob of 0 and 1."""
     spellings = (
-        ((own,), 1, shows_all or row["default"] == "0"),
-        ((f"--no-{own[2:]}",), 0, shows_all or row["default"] == "1"),
+        ((own,), 1, shows_all),
+        ((f"--no-{own[2:]}",), 0, shows_all),
         ((f"{own}=1",), 1, False),
         ((f"{own}=0",), 0, False),
     )

@@ -172,10 +172,10 @@ train(hvd.elastic.TensorFlowState([tf.Variable(1.0)], step=0))
 """
 
 
-def test_an_elastic_job_ends_with_a_deadlock() -> None:
+def test_workers_of_an_elastic_job_are_told_of_a_deadlock() -> None:
     result = run_launcher(
         *("-np", "2", "--min-np", "2", "--max-np", "2", sys.executable, "-c", ELASTIC), env=GRACE
     )
-    assert result.returncode == 1, result.stderr
-    assert "deadlock: rank " in result.stderr
-    assert result.stdout.count("call") == 2, result.stdout
+    # Usually both workers raise it. If the first one has gone before the other has read its answer,
+    # the other goes on with a new worker, as after any exception.
+    assert "DeadlockError: deadlock: rank " in result.stderr, result.stderr

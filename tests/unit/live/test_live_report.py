@@ -142,6 +142,12 @@ def test_the_late_rank_is_among_those_that_are_drawn() -> None:
     assert charts.chosen(make_record(make_run(3, 80)))[-1].rank == 79
 
 
+def test_a_phase_has_the_colour_that_it_has_on_the_page() -> None:
+    style = (Path(charts.__file__).parent / "static" / "live.css").read_text(encoding="utf-8")
+    light = style[: style.index("@media")]
+    assert dict(re.findall(rf"--({'|'.join(charts.PHASES)}): (#\w+);", light)) == charts.PHASES
+
+
 @pytest.mark.parametrize("seconds", [1, 2])
 def test_a_short_job_has_a_report(seconds: int) -> None:
     assert "There are no charts" not in page(make_record(make_run(seconds)))
