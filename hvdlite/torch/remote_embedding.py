@@ -13,7 +13,6 @@ from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.client import RemoteCollection, Rows
 from hvdlite.parameter_server.tensors import Filling, TensorSpec
 from hvdlite.torch import parameter_server
-from hvdlite.torch.collectives.compiled_backward import untraced
 from hvdlite.torch.collectives.memory import NAMES, bytes_of
 
 # By group, the numbers of the tables that are made in it.
@@ -116,8 +115,7 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
             )
         if torch.is_grad_enabled() and len(wanted):
             values.requires_grad_()
-            push = untraced(lambda rows: self._push(wanted, rows))
-            values.register_post_accumulate_grad_hook(push)
+            values.register_post_accumulate_grad_hook(lambda rows: self._push(wanted, rows))
         device = numbers.device
         found = torch.nn.functional.embedding(places.to(device), values.to(device))
         return found.reshape(*numbers.shape, self.width)
