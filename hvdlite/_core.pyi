@@ -24,6 +24,9 @@ def agreed_knobs() -> dict[str, str]:
 def create_segment(local_size: int) -> int:
     """Create the memory that a rank shares with its host; return the new memfd (caller owns it)."""
 
+def utf8_of_name(name: str) -> bytes:
+    """Encode the name of an operation or a tensor. Raises ArgumentError where UTF-8 has no such."""
+
 def threads_that_may_submit() -> list[int]:
     """List Python's threads that may submit, besides those in long waits (see long_waits.h)."""
 
@@ -254,9 +257,7 @@ class Engine:
         blocking: bool = False,
         stream: int = 0,
         transaction: str = "",
-        roll: tuple[str, int, int, int, int, bool]
-        | tuple[str, int, int, int, int, bool, bool]
-        | None = None,
+        roll: tuple[str, int, int, int, int, bool, bool] | None = None,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -274,8 +275,7 @@ class Engine:
                 step, quorum, grace in microseconds, bound, whether what is late is folded into a
                 later step, and whether this rank skips. All names of a step with the same key
                 share one decision: who is in. Every rank submits every name once for each step.
-                Without `weight` the weight is 1; where this rank skips, it is 0. All but step and
-                skip is the same on all ranks.
+                Without `weight` it is 1; where this rank skips, 0. The others are the same on all.
         """
 
     def allgather(

@@ -165,7 +165,7 @@ class Comparison:
             HvdliteError: the world is over.
         """
         self._names = list(names)
-        own = [zlib.crc32("\n".join(names).encode()), *numbers]
+        own = [zlib.crc32(b"\n".join(map(_core.utf8_of_name, names))), *numbers]
         self._exchange = Exchange(name, own, process_set, blocking)
 
     @property

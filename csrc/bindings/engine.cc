@@ -12,6 +12,7 @@
 #include "bindings/handle.h"
 #include "bindings/lobby.h"
 #include "bindings/long_waits.h"
+#include "bindings/name.h"
 #include "bindings/native_waits.h"
 #include "bindings/tensor_argument.h"
 #include "bindings/unlocked.h"
@@ -29,12 +30,11 @@ using HolderPtr = std::shared_ptr<EngineHolder>;
 
 using Tensors = std::vector<const TensorArgument*>;
 
-std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
-                                            std::vector<std::int64_t> shape, std::uintptr_t input,
-                                            std::uintptr_t output, int gpu, std::optional<int> wire,
-                                            std::uint64_t capacity) {
+std::unique_ptr<TensorArgument> make_tensor(Name name, int dtype, std::vector<std::int64_t> shape,
+                                            std::uintptr_t input, std::uintptr_t output, int gpu,
+                                            std::optional<int> wire, std::uint64_t capacity) {
   Result<TensorShape> made =
-      make_shape(std::move(name), dtype, wire.value_or(dtype), std::move(shape));
+      make_shape(std::move(name.text), dtype, wire.value_or(dtype), std::move(shape));
   raise_if_error(made.status());
   auto tensor = std::make_unique<TensorArgument>();
   tensor->shape = std::move(made.value());
@@ -45,9 +45,9 @@ std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
   return tensor;
 }
 
-EntryBuilder call_of(Kind kind, std::string name, std::uint32_t process_set, const Tensors& tensors,
+EntryBuilder call_of(Kind kind, Name name, std::uint32_t process_set, const Tensors& tensors,
                      std::uintptr_t stream) {
-  EntryBuilder call(kind, std::move(name), process_set);
+  EntryBuilder call(kind, std::move(name.text), process_set);
   for (const TensorArgument* tensor : tensors) {
     call.tensor(tensor->shape, tensor->input, tensor->output, tensor->gpu, stream_of(stream))
         .capacity(tensor->capacity);
@@ -60,15 +60,13 @@ EntryBuilder call_of(Kind kind, std::string name, std::uint32_t process_set, con
 // Key, step, quorum, grace in microseconds, bound, whether to fold, and whether to skip.
 using RollTuple =
     std::tuple<std::string, std::uint64_t, std::uint32_t, std::int64_t, std::uint32_t, bool, bool>;
-constexpr std::size_t kRollSize = std::tuple_size_v<RollTuple>;
 
-void add_roll(EntryBuilder& call, py::tuple roll) {
-  if (roll.size() + 1 == kRollSize) roll = roll + py::make_tuple(false);
+void add_roll(EntryBuilder& call, const py::tuple& roll) {
   auto [key, step, quorum, grace_us, bound, fold, skips] = roll.cast<RollTuple>();
   call.roll({std::move(key), step, quorum, grace_us, bound, fold}, skips);
 }
 
-HandlePtr allreduce(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
+HandlePtr allreduce(const HolderPtr& self, Name name, const Tensors& tensors, int op,
                     double prescale, double postscale, std::optional<double> weight,
                     std::uint32_t process_set, py::object keep, bool blocking,
                     std::uintptr_t stream, std::string transaction,
@@ -79,14 +77,14 @@ HandlePtr allreduce(const HolderPtr& self, std::string name, const Tensors& tens
   return submit(self, call, std::move(keep), blocking);
 }
 
-HandlePtr allgather(const HolderPtr& self, std::string name, const Tensors& tensors,
+HandlePtr allgather(const HolderPtr& self, Name name, const Tensors& tensors,
                     std::uint32_t process_set, py::object keep, bool blocking,
                     std::uintptr_t stream, std::string transaction) {
   EntryBuilder call = call_of(Kind::kAllgather, std::move(name), process_set, tensors, stream);
   return submit(self, call.transaction(std::move(transaction)), std::move(keep), blocking);
 }
 
-HandlePtr reducescatter(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
+HandlePtr reducescatter(const HolderPtr& self, Name name, const Tensors& tensors, int op,
                         double prescale, double postscale, std::uint32_t process_set,
                         py::object keep, bool blocking, std::uintptr_t stream,
                         std::vector<std::int64_t> splits) {
@@ -95,41 +93,40 @@ HandlePtr reducescatter(const HolderPtr& self, std::string name, const Tensors& 
   return submit(self, call, std::move(keep), blocking);
 }
 
-HandlePtr alltoall(const HolderPtr& self, std::string name, const TensorArgument& tensor,
+HandlePtr alltoall(const HolderPtr& self, Name name, const TensorArgument& tensor,
                    std::vector<std::int64_t> splits, std::uint32_t process_set, py::object keep,
                    bool blocking, std::uintptr_t stream) {
   EntryBuilder call = call_of(Kind::kAlltoall, std::move(name), process_set, {&tensor}, stream);
   return submit(self, call.splits(std::move(splits)), std::move(keep), blocking);
 }
 
-HandlePtr broadcast(const HolderPtr& self, std::string name, const Tensors& tensors, int root,
+HandlePtr broadcast(const HolderPtr& self, Name name, const Tensors& tensors, int root,
                     std::uint32_t process_set, py::object keep, bool blocking,
                     std::uintptr_t stream) {
   EntryBuilder call = call_of(Kind::kBroadcast, std::move(name), process_set, tensors, stream);
   return submit(self, call.root(root), std::move(keep), blocking);
 }
 
-HandlePtr send(const HolderPtr& self, std::string name, const TensorArgument& tensor, int to,
+HandlePtr send(const HolderPtr& self, Name name, const TensorArgument& tensor, int to,
                std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
   EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
   return submit(self, call.ends(self->engine().rank(), to), std::move(keep), blocking);
 }
 
-HandlePtr recv(const HolderPtr& self, std::string name, const TensorArgument& tensor, int source,
+HandlePtr recv(const HolderPtr& self, Name name, const TensorArgument& tensor, int source,
                std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
   EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
   return submit(self, call.ends(source, self->engine().rank()), std::move(keep), blocking);
 }
 
-HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process_set,
-                  bool blocking) {
-  EntryBuilder call(Kind::kBarrier, std::move(name), process_set);
+HandlePtr barrier(const HolderPtr& self, Name name, std::uint32_t process_set, bool blocking) {
+  EntryBuilder call(Kind::kBarrier, std::move(name.text), process_set);
   return submit(self, call, py::none(), blocking);
 }
 
-HandlePtr commit(const HolderPtr& self, std::string name, std::string transaction,
+HandlePtr commit(const HolderPtr& self, Name name, std::string transaction,
                  std::uint32_t process_set, bool blocking) {
-  EntryBuilder call(Kind::kCommit, std::move(name), process_set);
+  EntryBuilder call(Kind::kCommit, std::move(name.text), process_set);
   return submit(self, call.transaction(std::move(transaction)), py::none(), blocking);
 }
 
@@ -138,14 +135,13 @@ HandlePtr join(const HolderPtr& self, bool blocking) {
   return submit(self, call, py::none(), blocking);
 }
 
-HandlePtr add_process_set(const HolderPtr& self, std::string name,
-                          std::vector<std::int64_t> ranks) {
-  EntryBuilder call(Kind::kAddProcessSet, std::move(name));
+HandlePtr add_process_set(const HolderPtr& self, Name name, std::vector<std::int64_t> ranks) {
+  EntryBuilder call(Kind::kAddProcessSet, std::move(name.text));
   return submit(self, call.ranks(std::move(ranks)), py::none(), /*blocking=*/true);
 }
 
-HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint32_t process_set) {
-  EntryBuilder call(Kind::kRemoveProcessSet, std::move(name));
+HandlePtr remove_process_set(const HolderPtr& self, Name name, std::uint32_t process_set) {
+  EntryBuilder call(Kind::kRemoveProcessSet, std::move(name.text));
   return submit(self, call.removes(process_set), py::none(), /*blocking=*/true);
 }
 
@@ -361,6 +357,8 @@ void register_engine(py::module_& module) {
            py::arg("capacity") = 0)
       .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
       .def_readonly("gpu", &TensorArgument::gpu);
+  module.def(
+      "utf8_of_name", [](const Name& name) { return py::bytes(name.text); }, py::arg("name"));
   register_handle(module);
   register_gradient_memory(module);
   register_lobby(module);

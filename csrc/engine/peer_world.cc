@@ -1,6 +1,7 @@
 #include "engine/peer_world.h"
 
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -158,24 +159,43 @@ void PeerWorld::drain() {
   }
 }
 
-bool PeerWorld::run_once() {
-  TensorQueue::Waits blocked;
-  const std::vector<EntryPtr> entries = parts_.queue.take(&blocked);
-  if (!entries.empty()) negotiator_.submit(entries);
-  if (blocked) negotiator_.report_blocked(*blocked);
-  std::vector<Round> rounds;
-  if (Status status = negotiator_.receive(rounds); !status.ok()) request_end(std::move(status));
-  run_rounds(rounds);
-  look_at_gpus();
-  return !entries.empty() || !rounds.empty() || ending_.load();
+template <typename Work>
+bool PeerWorld::unless_out_of_memory(Work work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    running_ = nullptr;
+    waiter_.set_meanwhile(nullptr);
+    const std::string rank = std::to_string(parts_.rank);
+    request_end(Status(StatusCode::kRankFailed,
+                       "rank " + rank + " has no memory left for the engine's own work",
+                       parts_.rank));
+    return true;
+  }
 }
 
-void PeerWorld::run_rounds(std::vector<Round>& rounds) {
-  if (rounds.empty()) return;
+bool PeerWorld::run_once() {
+  return unless_out_of_memory([this] {
+    TensorQueue::Waits blocked;
+    taken_ = parts_.queue.take(&blocked);
+    if (!taken_.empty()) negotiator_.submit(taken_);
+    if (blocked) negotiator_.report_blocked(*blocked);
+    if (Status status = negotiator_.receive(rounds_); !status.ok()) request_end(std::move(status));
+    run_rounds();
+    look_at_gpus();
+    const bool worked = !taken_.empty() || !rounds_.empty();
+    taken_.clear();
+    rounds_.clear();
+    return worked || ending_.load();
+  });
+}
+
+void PeerWorld::run_rounds() {
+  if (rounds_.empty()) return;
   const bool serves = negotiator_.serves();
   if (serves) waiter_.set_meanwhile([this] { negotiator_.serve(); });
-  for (const Round& round : rounds) parts_.timeline.agreed(round.entries);
-  for (Round& round : rounds) {
+  for (const Round& round : rounds_) parts_.timeline.agreed(round.entries);
+  for (Round& round : rounds_) {
     tune(round);
     Status status = this->status();
     if (status.ok()) {
@@ -241,7 +261,8 @@ void PeerWorld::look_at_gpus() {
 bool PeerWorld::has_work() {
   // ending() is asked here and not before: shutdown() may come between the runner's last look and
   // its sleep.
-  return ending() || !parts_.queue.empty() || negotiator_.poll();
+  return ending() || !parts_.queue.empty() ||
+         unless_out_of_memory([this] { return negotiator_.poll(); });
 }
 
 Deadline PeerWorld::next_look() const { return next_duty().earlier(negotiator_.wake_at()); }
@@ -254,7 +275,8 @@ Deadline PeerWorld::next_duty() const {
 void PeerWorld::sleep(Deadline deadline, Sleeper sleeper) {
   const auto ready = [&] {
     if (sleeper == Sleeper::kForeground) return has_work();
-    return ending_.load() || !parts_.queue.empty() || negotiator_.poll();
+    return ending_.load() || !parts_.queue.empty() ||
+           unless_out_of_memory([this] { return negotiator_.poll(); });
   };
   const auto never_fails = [] { return Status(); };
   const Status status = waiter_.wait(ready, never_fails, deadline.earlier(next_look()));
@@ -280,6 +302,7 @@ void PeerWorld::end_world() {
   }
   parts_.fabric->close();
   for (EntryPtr& entry : unfinished_) entries.push_back(std::move(entry));
+  add_interrupted(entries);
   if (park_ != nullptr && !clean && !leaving_.load() && !aborted_.load()) {
     park_({cause, std::move(entries), parts_.commits, parts_.sets.others(), !suspended_.load(),
            settled()});
@@ -289,6 +312,18 @@ void PeerWorld::end_world() {
     for (EntryPtr& entry : parts_.commits->take_rest()) entries.push_back(std::move(entry));
   }
   for (const EntryPtr& entry : entries) fail(entry, cause);
+}
+
+void PeerWorld::add_interrupted(std::vector<EntryPtr>& entries) {
+  for (Round& round : rounds_) {
+    for (Agreed& agreed : round.entries) taken_.push_back(std::move(agreed.entry));
+  }
+  for (EntryPtr& entry : taken_) {
+    if (entry == nullptr || entry->completion->done()) continue;
+    if (std::find(entries.begin(), entries.end(), entry) == entries.end()) {
+      entries.push_back(std::move(entry));
+    }
+  }
 }
 
 void PeerWorld::fail(const EntryPtr& entry, const Status& cause) {

@@ -46,7 +46,10 @@ class PeerWorld : public World {
   // The functions of the runner.
   void background();
   bool run_once();  // false: there was nothing to do
-  void run_rounds(std::vector<Round>& rounds);
+  void run_rounds();
+  // Runs a part of the runner's work. Where memory lacks, ends the world and returns true.
+  template <typename Work>
+  bool unless_out_of_memory(Work work);
   void tune(const Round& round);  // before it runs
   void sleep(Deadline deadline, Sleeper sleeper);
   bool stand_by();  // false: the background, which sleeps here, is not the runner any more
@@ -58,6 +61,7 @@ class PeerWorld : public World {
   void drive(const Completion& completion, Deadline deadline);
   void give_back();  // the token, by a caller
   void end_world();  // tells the peers, fails or parks everything in flight
+  void add_interrupted(std::vector<EntryPtr>& entries);  // of a turn that memory lacked for
   void fail(const EntryPtr& entry, const Status& cause);
   void watch_peers();
   void look_at_gpus();  // an error there ends the world
@@ -81,6 +85,8 @@ class PeerWorld : public World {
   std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
   Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
+  std::vector<EntryPtr> taken_;    // of the turn under way
+  std::vector<Round> rounds_;      // of the turn under way
   const Round* running_ = nullptr;
   std::vector<EntryPtr> unfinished_;  // elastic jobs: of rounds that failed
 

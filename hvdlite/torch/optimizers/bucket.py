@@ -79,7 +79,7 @@ def _address_of(gradient: torch.Tensor) -> int:
 
 def _shorten(name: str, limit: int) -> str:
     """Cut a name to `limit` bytes: the core accepts at most 512."""
-    return name.encode()[:limit].decode(errors="ignore")
+    return _core.utf8_of_name(name)[:limit].decode(errors="ignore")
 
 
 class Bucket(GradientBucket):

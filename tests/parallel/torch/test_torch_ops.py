@@ -384,6 +384,34 @@ def scenario_duplicate_name() -> None:
     assert hvd.synchronize(handle)[0] == sum(ranks())
 
 
+def scenario_a_name_that_is_not_text() -> None:
+    bad = "layer\udc80"
+    param = torch.nn.Parameter(torch.ones(3))
+    calls = [
+        lambda: hvd.allreduce(mine(2), name=bad),
+        lambda: hvd.grouped_allreduce([mine(2), mine(3)], name=bad),
+        lambda: hvd.allgather(mine(2), name=bad),
+        lambda: hvd.broadcast(mine(2), 0, name=bad),
+        lambda: hvd.alltoall(mine(hvd.size()), name=bad),
+        lambda: hvd.reducescatter(mine(hvd.size()), name=bad),
+        lambda: hvd.broadcast_object(3, 0, name=bad),
+        lambda: hvd.broadcast_parameters({bad: mine(2)}, 0),
+        lambda: hvd.check_replicas([(bad, torch.ones(2))]),
+        lambda: _step(hvd.DistributedOptimizer(torch.optim.SGD([param]), [(bad, param)]), param),
+    ]
+    for call in calls[:7] if hvd.size() == 1 else calls:
+        with raises(hvd.ArgumentError, "udc80.* has a character that UTF-8 cannot hold"):
+            call()
+    with raises(TypeError, "a name is a str, and not of type int"):
+        hvd.allreduce(mine(2), name=3)  # type: ignore[arg-type]
+    assert hvd.allreduce(mine(2), name="Schicht \u00e9", op=hvd.Sum)[0] == sum(ranks())
+
+
+def _step(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> None:
+    param.sum().backward()
+    optimizer.step()
+
+
 def scenario_allreduce_in_one_graph() -> None:
     def mean_of_squares(x: torch.Tensor, name: str | None) -> torch.Tensor:
         shares = hvd.allreduce((x * x).t(), name=name, prescale_factor=2.0)
