@@ -174,6 +174,8 @@ class Job:
             "kind": "ready",
             "epoch": worker.epoch,
             "why": why,
+            "heard": worker.heard,
+            "synced": worker.synced,
             "offer": {"number": worker.number},
             "commits": {"0": worker.commits} if worker.epoch >= 0 else {},
             "stuck": None,
@@ -188,7 +190,7 @@ class Job:
             if worker.world is not None and self.random.random() < 0.3:
                 message["accused"] = self.random.choice(worker.world.members)
         if self.tells:
-            message |= {"heard": worker.heard, "synced": worker.synced, "steps": worker.commits}
+            message["steps"] = worker.commits
         worker.outbox.append(message)
 
     def park(self, worker: Model) -> None:

@@ -226,11 +226,7 @@ class Epochs:
         asked = self.epoch + 1
         gone = [[worker, why] for worker, why in self._record.gone]
         for one in self.members:
-            # Who has parked by itself and cannot say which GATHER it answers has answered already.
-            early = self.phase is Phase.FORMED and one.place is Place.PARKED
-            if one.tells_heard or not early:
-                one.place = Place.RUNNING
-            one.asked = asked
+            one.place, one.asked = Place.RUNNING, asked
             reason = self._reason()
             self._send(one, {"kind": "gather", "epoch": asked, "gone": gone, "reason": reason})
         self.phase = Phase.GATHERING
@@ -325,7 +321,6 @@ class Epochs:
         """All are at a boundary, and the engine stays."""
         for one in self.members:
             one.place, one.fresh, one.restored = Place.RUNNING, False, False
-            one.synced = one.synced or not one.tells_synced
             self._send(one, {"kind": "continue", "epoch": self._formed, "sync": sync})
         self._notices.begin(at_boundary=True)
         self._patience.formed(counts=False)
@@ -387,7 +382,6 @@ class Epochs:
                 one.place = Place.RUNNING
             if self._mode == "boundary":
                 one.fresh = one.restored = False
-                one.synced = one.synced or not one.tells_synced
         self._formed = self.epoch
         self._world = frozenset(workers)
         self.phase = Phase.FORMED

@@ -147,15 +147,14 @@ class Membership(Epochs):
                 return
         else:
             self._record.report(message)
-        one.tells_heard = "heard" in message
-        if one.joiner and "synced" in message:
-            one.tells_synced, one.synced = True, message["synced"]
+        if one.joiner:
+            one.synced = message["synced"]
         if one not in self.members:
             self._arrived(one, message, now)
             return
         if self.phase is not Phase.FORMING and message.get("accused") is not None:
             self._accusations.add(one.number, message["accused"], message["reason"], now)
-        if message.get("heard", one.asked) < one.asked:
+        if message["heard"] < one.asked:
             return  # It crossed a GATHER, whose answer will come.
         if message["why"] != "lost":
             self._came(one, message, now)

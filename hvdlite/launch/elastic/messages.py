@@ -50,6 +50,8 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
     "ready": {
         "epoch": (_is_number, _ABSENT),
         "why": (_is_why, _ABSENT),
+        "heard": (_is_number, _ABSENT),
+        "synced": (_is(bool), _ABSENT),
         "offer": (_is(dict), _ABSENT),
         "commits": (_or_none(_is_commits), None),
         "stuck": (_or_none(_is(str)), None),
@@ -69,12 +71,8 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
     "drain": {"why": (_is(str), _ABSENT)},
     "alive": {},
 }
-# Fields that change what the membership does, and so stay absent where they are absent.
-_OPTIONAL: dict[str, Callable[[Any], bool]] = {
-    "heard": _is_number,
-    "steps": _is_number,
-    "synced": _is(bool),
-}
+# Where a worker counts no steps, the membership goes by its commits.
+_OPTIONAL: dict[str, Callable[[Any], bool]] = {"steps": _is_number}
 
 
 def parse(body: bytes) -> Message:

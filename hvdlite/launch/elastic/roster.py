@@ -52,8 +52,6 @@ class Worker:
         fresh: whether it has not passed a boundary yet.
         synced: whether it has the job's state. The first workers have, a joiner once it has synced.
         asked: the epoch of the newest GATHER that was sent to it.
-        tells_heard: whether its READY says which GATHER it answers.
-        tells_synced: whether its READY says whether it has synced.
         raised: what its script raised, for sentences; "" if it has not told.
         draining: why it shall leave at the next boundary; None if it shall not.
         wishes: whether it shall leave because it has asked to.
@@ -73,8 +71,6 @@ class Worker:
     fresh: bool = True
     synced: bool = True
     asked: int = -1
-    tells_heard: bool = False
-    tells_synced: bool = False
     raised: str = ""
     draining: str | None = None
     wishes: bool = False

@@ -52,8 +52,11 @@ class Client:
         self.connection.settimeout(PATIENCE)
         CONNECTIONS.append(self.connection)
         self.messages: list[dict[str, Any]] = []
+        self.heard = -1  # the epoch of the newest GATHER
 
     def send(self, **message: Any) -> None:
+        if message["kind"] == "ready":
+            message = {"heard": self.heard, "synced": True, **message}
         self.send_body(json.dumps(message).encode())
 
     def send_body(self, body: bytes) -> None:
@@ -69,6 +72,8 @@ class Client:
         while True:
             while self.messages:
                 message = self.messages.pop(0)
+                if message["kind"] == "gather":
+                    self.heard = message["epoch"]
                 if message != {"kind": "alive"}:
                     return message
             try:
@@ -244,6 +249,13 @@ def test_second_connection_of_a_worker_is_refused(make: Callable[..., Launcher])
     client.expect("continue")
 
 
+def ready_but(**wrong: Any) -> bytes:
+    """Return a READY of which some fields are wrong."""
+    fields: dict[str, Any] = {"kind": "ready", "epoch": 0, "why": "lost", "offer": {}}
+    fields |= {"heard": -1, "synced": True, "commits": {}}
+    return json.dumps({**fields, **wrong}).encode()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -256,14 +268,15 @@ def test_second_connection_of_a_worker_is_refused(make: Callable[..., Launcher])
         b'{"kind": "connected", "epoch": "0", "clock": []}',
         b'{"kind": "connected", "epoch": true, "clock": []}',
         b'{"kind": "connected", "epoch": 0}',
-        b'{"kind": "ready", "epoch": 0, "why": "boundary", "offer": [], "commits": {}}',
-        b'{"kind": "ready", "epoch": 0, "why": ["lost"], "offer": {}, "commits": {}}',
-        b'{"kind": "ready", "epoch": 0, "why": "lost", "offer": {}, "commits": {"0": 1.5}}',
-        b'{"kind": "ready", "epoch": 0, "why": "lost", "offer": {}, "commits": {"0": 1e400}}',
-        b'{"kind": "ready", "epoch": 0, "why": "lost", "offer": {}, "heard": null}',
+        ready_but(offer=[]),
+        ready_but(why=["lost"]),
+        ready_but(commits={"0": 1.5}),
+        ready_but().replace(b'"commits": {}', b'"commits": {"0": 1e400}'),
+        ready_but(heard=None),
+        ready_but(synced=0),
         b'{"kind": "alive", "fill": "' + b"x" * (1 << 20) + b'"}',
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_malformed_message_ends_its_worker_alone(
     body: bytes, make: Callable[..., Launcher]
@@ -321,7 +334,9 @@ def test_worker_that_does_not_read_blocks_nobody(make: Callable[..., Launcher]) 
             if message["kind"] != kind or message.get("gone"):
                 break
             if kind == "gather":
-                second.send(kind="ready", epoch=epoch, why="lost", offer=offer, commits={})
+                lost = {"kind": "ready", "epoch": epoch, "why": "lost", "offer": offer}
+                first.send(**lost, commits={"0": epoch})
+                second.send(**lost, heard=message["epoch"], commits={})
             if kind == "epoch":
                 first.send(kind="connected", epoch=epoch + 1, clock=[])
                 second.send(kind="connected", epoch=epoch + 1, clock=[])
