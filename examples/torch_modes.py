@@ -1,9 +1,9 @@
-"""Train on handwritten digits in one of the modes of docs/modes.md.
+"""Train on handwritten digits in some of the modes of docs/modes.md.
 
-    hvdlite-run -np 4 python examples/torch_modes.py localsgd --straggler 20
+    hvdlite-run -np 4 python examples/torch_modes.py synchronous localsgd --straggler 20
 
-With --straggler rank 0 is that many milliseconds slower in each micro-batch. All modes reach an
-accuracy of 96 % on 2 to 4 ranks.
+trains in one mode after the other. With --straggler rank 0 is that many milliseconds slower in each
+micro-batch. All modes reach an accuracy of 96 % on 2 to 4 ranks.
 """
 
 import argparse
@@ -80,23 +80,30 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
     return (time.perf_counter() - begin) / steps
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="train on handwritten digits")
-    parser.add_argument("mode", choices=MODES)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--straggler", type=float, default=0.0, metavar="MS")
-    arguments = parser.parse_args()
-    hvd.init()
+def accuracy(mode: str, steps: int, lag: float) -> str:
+    """Train a new model in a mode; return its accuracy in a sentence."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = MODES[arguments.mode](sgd, model)
-    lag = arguments.straggler / 1000 if hvd.rank() == 0 else 0.0
-    seconds = train(model, optimizer, arguments.mode, arguments.steps, lag)
-    if arguments.mode in ("localsgd", "diloco"):
+    optimizer = MODES[mode](sgd, model)
+    seconds = train(model, optimizer, mode, steps, lag)
+    if mode in ("localsgd", "diloco"):
         optimizer.average()  # All ranks have the same model now.
     images, labels = (part[:TEST_IMAGES] for part in load())
     right = (model(images).argmax(1) == labels).float().mean()
-    if hvd.rank() == 0:
-        print(f"{arguments.mode}: test accuracy {right:.1%}, {1000 * seconds:.1f} ms a step")
+    return f"{mode}: test accuracy {right:.1%}, {1000 * seconds:.1f} ms a step"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="train on handwritten digits")
+    parser.add_argument("modes", nargs="+", choices=MODES, metavar="MODE", help=", ".join(MODES))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--straggler", type=float, default=0.0, metavar="MS")
+    arguments = parser.parse_args()
+    hvd.init()
+    lag = arguments.straggler / 1000 if hvd.rank() == 0 else 0.0
+    for mode in arguments.modes:
+        result = accuracy(mode, arguments.steps, lag)
+        if hvd.rank() == 0:
+            print(result)

@@ -10,25 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
+
 pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_modes.py"
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["synchronous", "dropcompute", "rollcall", "sharded", "powersgd", "localsgd", "diloco"],
-)
-def test_digits_are_learnt(mode: str) -> None:
+MODES = ["synchronous", "dropcompute", "rollcall", "sharded", "powersgd", "localsgd", "diloco"]
+
+
+def test_digits_are_learnt_in_one_mode_after_the_other() -> None:
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", "3"]
     done = subprocess.run(
-        [*launcher, sys.executable, str(EXAMPLE), mode, "--straggler", "2"],
+        [*launcher, sys.executable, str(EXAMPLE), *MODES, "--straggler", "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    accuracy = re.search(rf"{mode}: test accuracy ([\d.]+)%, [\d.]+ ms a step", done.stdout)
-    assert accuracy and float(accuracy[1]) >= 96.0, done.stdout
+    rows = re.findall(r"(\w+): test accuracy ([\d.]+)%, [\d.]+ ms a step", done.stdout)
+    assert [mode for mode, _ in rows] == MODES, done.stdout
+    assert min(float(percent) for _, percent in rows) >= 96.0, done.stdout
