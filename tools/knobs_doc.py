@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from hvdlite import _core
+from hvdlite.launch.command.flags import EXPERT
 
 INTRODUCTION = """\
 # Knobs
@@ -14,7 +15,7 @@ INTRODUCTION = """\
 
 Each knob is an environment variable that every rank reads when hvdlite starts. Set it in front of
 `hvdlite-run`, which passes it on to all ranks, or give hvdlite-run the flag of that name
-(`--fusion-threshold`). If Horovod has a variable for the same thing, hvdlite reads that one where
+(`--fusion-threshold`; the [expert knobs](#expert-knobs) have none). If Horovod has a variable for the same thing, hvdlite reads that one where
 its own is not set. All ranks must have the same values.
 
 Numbers are written with a point in every locale. For every time in seconds, 0 and `inf` mean never,
@@ -54,6 +55,16 @@ PYTHON = (
     ("INDEPENDENT", "0", "1: it is no error if no rank joins a world (`--independent`)", ""),
     ("LIVE_TOKEN_FILE", "", "The file with the token of that page; without it one is drawn", ""),
 )
+HEAD = (
+    "| Variable | Type | Default | Unit | What it does | Horovod's name |",
+    "|---|---|---|---|---|---|",
+)
+EXPERT_INTRODUCTION = """
+## Expert knobs
+
+Hardly any job sets these: their defaults were measured, or are chosen by the machine. They have no
+flags.
+"""
 PYTHON_INTRODUCTION = """
 ## Variables that Python reads
 
@@ -75,23 +86,25 @@ def quoted(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def row_of(knob: dict[str, str]) -> str:
+    """Format the row of a knob."""
+    cells = [
+        quoted(knob["environment"]),
+        f"{knob['type']}, {knob['range']}" if knob["range"] else knob["type"],
+        quoted(knob["default"]),
+        knob["unit"],
+        knob["help"],
+        quoted(knob["horovod"]),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
 def knobs_page() -> str:
     """Return the text of docs/knobs.md."""
-    lines = [
-        INTRODUCTION,
-        "| Variable | Type | Default | Unit | What it does | Horovod's name |",
-        "|---|---|---|---|---|---|",
-    ]
-    for knob in _core.knobs():
-        cells = [
-            quoted(knob["environment"]),
-            f"{knob['type']}, {knob['range']}" if knob["range"] else knob["type"],
-            quoted(knob["default"]),
-            knob["unit"],
-            knob["help"],
-            quoted(knob["horovod"]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    knobs = _core.knobs()
+    lines = [INTRODUCTION, *HEAD, *(row_of(knob) for knob in knobs if knob["name"] not in EXPERT)]
+    lines += [EXPERT_INTRODUCTION, *HEAD]
+    lines += [row_of(knob) for knob in knobs if knob["name"] in EXPERT]
     rows = [
         f"| {quoted(f'HVDLITE_{name}')} | {quoted(default)} | {meaning} | {quoted(horovod)} |"
         for name, default, meaning, horovod in PYTHON

@@ -86,7 +86,7 @@ def test_every_knob_has_a_flag(knob: dict[str, str]) -> None:
         (["--gloo-timeout-seconds", "9"], {"HVDLITE_COLLECTIVE_TIMEOUT": "9.0"}),
         (["--log-level", "WARNING"], {"HVDLITE_LOG_LEVEL": "warning"}),
         (["--tcp"], {"NCCL_IB_DISABLE": "1"}),
-        (["--spin-us", "5", "--spin-us", "7"], {"HVDLITE_SPIN_US": "7"}),
+        (["--check-replicas", "5", "--check-replicas", "7"], {"HVDLITE_CHECK_REPLICAS": "7"}),
     ],
 )
 def test_flags_set_variables(arguments: list[str], expected: dict[str, str]) -> None:
@@ -136,7 +136,7 @@ def test_mistake_in_the_file_is_named(text: str, message: str) -> None:
         (["--check-finite", "0"], "0"),
         (["--check-finite", "1", "-np", "2"], "1"),
         (["--check-finite=0"], "0"),
-        (["--check-finite", "--tensorflow-gpu", "0"], "1"),
+        (["--check-finite", "--require-nccl", "0"], "1"),
         (["--no-check-finite", "--check-finite"], "1"),
     ],
 )
@@ -216,6 +216,7 @@ def test_missing_file_is_named() -> None:
     [
         (["-np", "2", "--verbos", "true"], "unrecognized arguments: --verbos; did you mean --verb"),
         (["--hostfil=x", "-np", "2", "true"], "did you mean --hostfile"),
+        (["--spin-us", "5", "-np", "2", "true"], "--spin-us; set HVDLITE_SPIN_US instead"),
         (["-np", "2", "--zzzzzz", "true"], "unrecognized arguments: --zzzzzz\n"),
     ],
 )

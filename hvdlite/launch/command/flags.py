@@ -1,4 +1,4 @@
-"""The flags of hvdlite-run: its own, one for every knob of the core, and those of horovodrun.
+"""The flags of hvdlite-run: its own, those of the core's knobs, and those of horovodrun.
 
 The flag of a knob, its help and its default come from the core's table of knobs. If horovodrun has
 a flag for the same thing with another name or unit, that flag works, too.
@@ -40,6 +40,11 @@ _TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": amount, "s
 _READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": count, "log_level": str.lower}
 # Knobs with flags of their own.
 _OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
+# Knobs that hardly any job sets, and that horovodrun has no flag for: variables, without a flag.
+EXPERT = (
+    *("shutdown_timeout", "spin_us", "shm_chunk", "shm_small", "shm_gradients", "tcp_chunk"),
+    *("tensorflow_gpu", "lateness_interval"),
+)
 
 
 def core_knobs() -> list[dict[str, str]]:
@@ -79,6 +84,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with a message; where a flag is mistyped, name the nearest one."""
         unknown = re.match(r"unrecognized arguments: (--?[\w-]+)", message)
+        knob = unknown[1].removeprefix("--").replace("-", "_") if unknown else ""
+        if knob in EXPERT:
+            super().error(f"{message}; set HVDLITE_{knob.upper()} instead")
         near = difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else []
         super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
@@ -321,7 +329,7 @@ def _described(row: Mapping[str, str]) -> str:
 def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
     for row in core_knobs():
         name, unit = row["name"], row["unit"]
-        if name in _OTHERWISE:
+        if name in _OTHERWISE or name in EXPERT:
             continue
         own = "--" + name.replace("_", "-")
         if row["type"] == "int" and row["default"] in ("0", "1") and not unit:
