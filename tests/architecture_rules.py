@@ -43,6 +43,7 @@ NEUTRAL = (
 TORCH = (
     "hvdlite.torch.compression",
     "hvdlite.torch.collectives",
+    "hvdlite.torch.exchange",
     "hvdlite.torch.optimizers",
     "hvdlite.torch.distributed",
 )

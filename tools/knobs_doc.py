@@ -14,9 +14,9 @@ INTRODUCTION = """\
 <!-- Written by tools/knobs_doc.py from csrc/base/config.h: run `make docs`, do not edit. -->
 
 Each knob is an environment variable that every rank reads when hvdlite starts. Set it in front of
-`hvdlite-run`, which passes it on to all ranks, or give hvdlite-run the flag of that name
-(`--fusion-threshold`; the [expert knobs](#expert-knobs) have none). If Horovod has a variable for the same thing, hvdlite reads that one where
-its own is not set. All ranks must have the same values.
+`hvdlite-run`, which passes it on to all ranks, or give hvdlite-run the flag of that name, such as
+`--fusion-threshold` ([expert knobs](#expert-knobs) have none). If Horovod has a variable for the
+same thing, hvdlite reads that one where its own is not set. All ranks must have the same values.
 
 Numbers are written with a point in every locale. For every time in seconds, 0 and `inf` mean never,
 or no limit.

@@ -21,10 +21,10 @@ from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression, PowerSGD
+from hvdlite.torch.exchange.settings import Settings
 from hvdlite.torch.functions import broadcast_tensors
 from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.reducer import GradientReducer
-from hvdlite.torch.optimizers.settings import Settings
 
 
 class DistributedDataParallel(nn.Module):  # type: ignore[misc]

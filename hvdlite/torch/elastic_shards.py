@@ -10,8 +10,8 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.objects import broadcast_object
 from hvdlite.subclass import become, subclass_in_place
+from hvdlite.torch.exchange.ownership import Ownership
 from hvdlite.torch.functions import broadcast_optimizer_state, load_exactly
-from hvdlite.torch.optimizers.ownership import Ownership
 from hvdlite.torch.optimizers.shares import (
     GatheredParameters,
     Shares,

@@ -17,12 +17,12 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
-from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 

@@ -18,14 +18,14 @@ from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.exchange.late import Late, check_late
+from hvdlite.torch.exchange.low_rank import check_low_rank
+from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.claims import owner_of
-from hvdlite.torch.optimizers.late import Late, check_late
-from hvdlite.torch.optimizers.low_rank import check_low_rank
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.roll_call import Attending
-from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 

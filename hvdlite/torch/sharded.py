@@ -21,11 +21,11 @@ from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.exchange.ownership import Division, Ownership
+from hvdlite.torch.exchange.settings import NO_WEIGHT
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers import gradient_norms, overflow
-from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.parameter_exchange import ParameterExchange
-from hvdlite.torch.optimizers.settings import NO_WEIGHT
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 
 _State = dict[Any, Any]  # of a state_dict: by the parameter's index

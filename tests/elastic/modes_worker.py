@@ -19,7 +19,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs
-from hvdlite.torch.optimizers.bucket import Bucket
+from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.optimizers.rounds import Rounds
 
 EVERY = 5

@@ -11,7 +11,7 @@ from hvdlite import operation_names, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.tensors import NUMBER_OF
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.optimizers.bucket_plan import (
+from hvdlite.torch.exchange.bucket_plan import (
     FIRST_BUCKET_BYTES,
     follow_groups,
     plan_buckets,

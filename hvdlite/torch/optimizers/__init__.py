@@ -1,1 +1,1 @@
-"""Behind DistributedOptimizer: the reducer of gradients, its buckets, and Adasum."""
+"""Behind DistributedOptimizer: the reducer of gradients, its modes, and Adasum."""

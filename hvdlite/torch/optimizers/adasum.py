@@ -23,8 +23,8 @@ from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.compiled_backward import untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
-from hvdlite.torch.optimizers.bucket_plan import plan_buckets
-from hvdlite.torch.optimizers.layout import differs, digest, explain, meet_without_parameters
+from hvdlite.torch.exchange.bucket_plan import plan_buckets
+from hvdlite.torch.exchange.layout import differs, digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction

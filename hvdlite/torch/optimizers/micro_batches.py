@@ -23,8 +23,8 @@ from hvdlite import basics, operation_names, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import member_id
+from hvdlite.torch.exchange.settings import NO_WEIGHT
 from hvdlite.torch.optimizers.reducer import GradientReducer
-from hvdlite.torch.optimizers.settings import NO_WEIGHT
 from hvdlite.torch.optimizers.time_budget import MEASURED, PERIOD, Measurement
 
 Weigh = Callable[[Any], float] | None

@@ -11,7 +11,7 @@ from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
-from hvdlite.torch.optimizers.ownership import Ownership
+from hvdlite.torch.exchange.ownership import Ownership
 
 
 class ParameterExchange:

@@ -25,22 +25,22 @@ from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import PowerSGD
-from hvdlite.torch.optimizers import phases
+from hvdlite.torch.exchange import phases
+from hvdlite.torch.exchange.bucket_making import make_buckets
+from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
+from hvdlite.torch.exchange.low_rank import Schedule, settle
+from hvdlite.torch.exchange.ownership import Division, Ownership
+from hvdlite.torch.exchange.settings import NO_WEIGHT, Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
-from hvdlite.torch.optimizers.bucket_making import make_buckets
 from hvdlite.torch.optimizers.claims import GivenUp, claim
-from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
-from hvdlite.torch.optimizers.layout import differs, explain, meet_without_parameters
-from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.overlap import Overlap
-from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
 from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.roll_call import RollCall
-from hvdlite.torch.optimizers.settings import NO_WEIGHT, Settings, Weight
 from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
 

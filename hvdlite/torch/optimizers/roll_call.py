@@ -28,7 +28,7 @@ from hvdlite.errors import ArgumentError, LateGradientsWarning
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 from hvdlite.torch.collectives.submit import Roll
-from hvdlite.torch.optimizers.late import Late
+from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.optimizers.wrapping import Wrapping
 
 MEASURED = 20  # steps that wait for all ranks, and whose median is the measure of the grace

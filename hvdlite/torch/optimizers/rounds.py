@@ -30,10 +30,10 @@ from hvdlite.errors import HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 from hvdlite.torch.collectives.broadcast import broadcast_async_
+from hvdlite.torch.exchange.settings import Weight
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.outer_exchange import Exchange, MeanExchange, start_exchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
-from hvdlite.torch.optimizers.settings import Weight
 
 _HALF = (torch.float16, torch.bfloat16)
 

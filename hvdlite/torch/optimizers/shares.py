@@ -24,7 +24,7 @@ from hvdlite.gather_bytes import gather_in_epoch
 from hvdlite.process_sets import global_process_set
 from hvdlite.torch.collectives.submit import start_allgather, take_received
 from hvdlite.torch.collectives.tensors import spec
-from hvdlite.torch.optimizers.ownership import Ownership
+from hvdlite.torch.exchange.ownership import Ownership
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 
 State = dict[Any, Any]  # by the parameter's index

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvdlite.torch as hvd
 from hvdlite.mesh import Mesh
 from parallel.scenarios import make_tests, run_all, sizes
-from parallel.torch.distributed_worlds import start
+from parallel.torch.distributed.distributed_worlds import start
 from parallel.torch.models.references import (
     STEPS,
     descent,

@@ -18,7 +18,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
-from hvdlite.torch.optimizers.ownership import Ownership, successors
+from hvdlite.torch.exchange.ownership import Ownership, successors
 from hvdlite.torch.optimizers.shares import Shares
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (

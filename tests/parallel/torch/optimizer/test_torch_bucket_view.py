@@ -14,7 +14,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
-from hvdlite.torch.optimizers import gradient_memory
+from hvdlite.torch.exchange import gradient_memory
 from parallel.scenarios import check, make_tests, names_in, run_all, sizes
 from parallel.torch import test_torch_join, test_torch_process_sets
 from parallel.torch.optimizer import (

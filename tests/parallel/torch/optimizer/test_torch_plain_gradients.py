@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import hvdlite.torch as hvd
 from hvdlite.torch.collectives import door
 from hvdlite.torch.collectives.tensors import spec
-from hvdlite.torch.optimizers import bucket
+from hvdlite.torch.exchange import bucket
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import Branches, backward, gradients, inputs, make, make_model
 from parallel.torch.test_torch_door import Watching

@@ -11,7 +11,7 @@ import pytest
 
 from harness import base_environment
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "torch_ddp.py"
+EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_ddp.py"
 HVDLITE_RUN = [sys.executable, "-m", "hvdlite.launch", "-np", "2", sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 MPICH = [str(Path(sys.executable).parent / "mpiexec.hydra"), "-n", "2", sys.executable]

@@ -16,7 +16,7 @@ import torch
 from hvdlite import basics
 from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.optimizers.low_rank import LowRank
+from hvdlite.torch.exchange.low_rank import LowRank
 
 STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
 

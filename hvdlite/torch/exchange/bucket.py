@@ -26,16 +26,16 @@ from hvdlite.torch.collectives import door
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
-from hvdlite.torch.optimizers.gradient_bucket import STEPS, GradientBucket
-from hvdlite.torch.optimizers.gradient_memory import (
+from hvdlite.torch.exchange.gradient_bucket import STEPS, GradientBucket
+from hvdlite.torch.exchange.gradient_memory import (
     COMMON_FLAGS,
     FLAGS,
     BucketPlaces,
     Place,
     flags_dtype,
 )
-from hvdlite.torch.optimizers.layout import layout_spec
-from hvdlite.torch.optimizers.low_rank import LowRank
+from hvdlite.torch.exchange.layout import layout_spec
+from hvdlite.torch.exchange.low_rank import LowRank
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Bucket(GradientBucket):
             sparse_as_dense: whether sparse gradients become dense.
             places: returns the bucket's gradient memory; without it gradients are reduced in place.
             layout: a number that must be the same on all ranks, see
-                `hvdlite.torch.optimizers.layout`.
+                `hvdlite.torch.exchange.layout`.
             low_rank: compresses some of the gradients by PowerSGD.
         """
         super().__init__(name, params, names)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.optimizers.late import Late
+from hvdlite.torch.exchange.late import Late
 
 NO_WEIGHT = (
     "ShardedOptimizer with stage=2 takes no weight, because its reducescatter makes plain averages "

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from hvdlite.errors import HvdliteError
-from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 
 _PAUSE = 1e-4  # seconds between two looks at several reducers
 

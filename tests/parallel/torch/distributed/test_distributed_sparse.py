@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 import hvdlite.torch as hvd
 from hvdlite.errors import HvdliteError, UnsupportedError
 from parallel.scenarios import make_tests, on_hosts, run_all, sizes
-from parallel.torch.distributed_worlds import gloo, ours, start
+from parallel.torch.distributed.distributed_worlds import gloo, ours, start
 
 PRELOAD = ("torch._dynamo",)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8)

@@ -24,10 +24,10 @@ from hvdlite.torch.collectives.submit import (
     take_received,
 )
 from hvdlite.torch.collectives.tensors import check, spec
-from hvdlite.torch.optimizers.gradient_bucket import STEPS, GradientBucket
-from hvdlite.torch.optimizers.gradient_memory import COMMON_FLAGS, flags_dtype
-from hvdlite.torch.optimizers.layout import layout_spec
-from hvdlite.torch.optimizers.ownership import Ownership
+from hvdlite.torch.exchange.gradient_bucket import STEPS, GradientBucket
+from hvdlite.torch.exchange.gradient_memory import COMMON_FLAGS, flags_dtype
+from hvdlite.torch.exchange.layout import layout_spec
+from hvdlite.torch.exchange.ownership import Ownership
 
 
 @dataclass
@@ -65,7 +65,7 @@ class OwnedBucket(GradientBucket):
             sparse_as_dense: whether sparse gradients become dense; they are an error otherwise.
             waiting: the buckets of the reducer whose results are not there yet.
             layout: a number that must be the same on all ranks, see
-                `hvdlite.torch.optimizers.layout`.
+                `hvdlite.torch.exchange.layout`.
         """
         super().__init__(name, params, names)
         self._own = process_set.ranks.index(basics.rank())

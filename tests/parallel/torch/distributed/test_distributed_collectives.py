@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 import hvdlite.torch as hvd
 from hvdlite.errors import ArgumentError, MismatchError, UnsupportedError
 from parallel.scenarios import make_tests, on_hosts, run_all, sizes
-from parallel.torch.distributed_worlds import gloo, ours, start
+from parallel.torch.distributed.distributed_worlds import gloo, ours, start
 
 PRELOAD = ("torch._dynamo",)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 
 import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
-from parallel.torch.distributed_worlds import gloo, start
+from parallel.torch.distributed.distributed_worlds import gloo, start
 from patience import HANG
 
 PRELOAD = ("torch._dynamo",)

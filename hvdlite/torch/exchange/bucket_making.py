@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hvdlite.compression import NoneCompressor
-from hvdlite.torch.optimizers.bucket import Bucket
-from hvdlite.torch.optimizers.bucket_plan import form
-from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
-from hvdlite.torch.optimizers.gradient_memory import GradientMemory
-from hvdlite.torch.optimizers.layout import digest
-from hvdlite.torch.optimizers.low_rank import LowRank, Schedule
-from hvdlite.torch.optimizers.owned_bucket import OwnedBucket
-from hvdlite.torch.optimizers.ownership import Ownership
-from hvdlite.torch.optimizers.settings import Settings
+from hvdlite.torch.exchange.bucket import Bucket
+from hvdlite.torch.exchange.bucket_plan import form
+from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.gradient_memory import GradientMemory
+from hvdlite.torch.exchange.layout import digest
+from hvdlite.torch.exchange.low_rank import LowRank, Schedule
+from hvdlite.torch.exchange.owned_bucket import OwnedBucket
+from hvdlite.torch.exchange.ownership import Ownership
+from hvdlite.torch.exchange.settings import Settings
 
 
 def make_buckets(

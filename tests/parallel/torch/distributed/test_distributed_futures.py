@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvdlite.torch as hvd
 from hvdlite.errors import ArgumentError, CollectiveTimeoutError
 from parallel.scenarios import make_tests, run_all, sizes
-from parallel.torch.distributed_worlds import start
+from parallel.torch.distributed.distributed_worlds import start
 from patience import HANG, wait_until
 
 PRELOAD = ("torch._dynamo",)

@@ -1,0 +1,1 @@
+"""How gradients travel between ranks: the buckets, their plan and memory, and who owns which."""
