@@ -8,7 +8,7 @@ import pytest
 
 from hvdlite import _core
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
-from hvdlite.launch.command.flags import build_parser, variables
+from hvdlite.launch.command.flags import EXPERT, build_parser, variables
 from launch.marked import python
 from launch.test_cli import environments
 from launcher import run_launcher
@@ -52,11 +52,11 @@ ITS_VARIABLES = {
 
 
 OF_THEIR_OWN = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
-KNOBS = [knob for knob in _core.knobs() if knob["name"] not in OF_THEIR_OWN]
+KNOBS = [knob for knob in _core.knobs() if knob["name"] not in (*OF_THEIR_OWN, *EXPERT)]
 
 
 @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob["name"])
-def test_every_knob_has_a_flag(knob: dict[str, str]) -> None:
+def test_every_knob_but_the_expert_ones_has_a_flag(knob: dict[str, str]) -> None:
     flag = "--" + knob["name"].replace("_", "-")
     parser = build_parser()
     options = parser.parse_args([flag, knob["default"]])
@@ -64,6 +64,10 @@ def test_every_knob_has_a_flag(knob: dict[str, str]) -> None:
     value = variables(options)[knob["environment"]]
     assert value == knob["default"] or float(value) == float(knob["default"])
     assert knob["help"][:20] in build_parser(shows_all=True).format_help()
+
+
+def test_expert_knobs_are_knobs() -> None:
+    assert set(EXPERT) <= {knob["name"] for knob in _core.knobs()}
 
 
 @pytest.mark.parametrize(
@@ -177,11 +181,11 @@ def test_switches_and_lists_of_the_file() -> None:
 
 def test_command_line_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "my job.yaml"
-    file.write_text("num_proc: 2\ncache_capacity: 5\nshm_small: 4096\n")
+    file.write_text("num_proc: 2\ncache_capacity: 5\ncheck_replicas: 4096\n")
     ranks = environments("--config-file", str(file), "--cache-capacity", "7")
     assert len(ranks) == 2
     assert {rank["HVDLITE_CACHE_CAPACITY"] for rank in ranks} == {"7"}
-    assert {rank["HVDLITE_SHM_SMALL"] for rank in ranks} == {"4096"}
+    assert {rank["HVDLITE_CHECK_REPLICAS"] for rank in ranks} == {"4096"}
 
 
 def test_what_changes_nothing_is_accepted_and_said() -> None:
