@@ -56,6 +56,15 @@ def scenario_reducescatter() -> None:
     compare(SCATTER_FORMS, lambda whole: whole.tensor_split(hvd.size())[hvd.rank()])
 
 
+def scenario_a_scaled_sum_of_narrow_floats_is_rounded_once() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        inputs = torch.stack([given(rank, dtype, (5000,)) for rank in range(hvd.size())])
+        once = (inputs.float().sum(0) * 0.3).to(dtype)
+        assert not torch.equal(once, (inputs.float().sum(0).to(dtype).float() * 0.3).to(dtype))
+        mine = inputs[hvd.rank()]
+        assert torch.equal(hvd.allreduce(mine, op=hvd.Sum, postscale_factor=0.3), once)
+
+
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())
