@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.guardian import signal_group
+from hvdlite.launch.process.orphan_reaper import signal_group
 from hvdlite.launch.process.placement import Placement
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")

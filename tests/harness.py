@@ -41,8 +41,8 @@ import hvdlite
 from forkserver import ForkedRank, fork_rank
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
-from hvdlite.launch.process.guardian import job_mark, kill_processes, processes_with
 from hvdlite.launch.process.local import Worker, job_environment, start_worker
+from hvdlite.launch.process.orphan_reaper import job_mark, kill_processes, processes_with
 from hvdlite.launch.process.placement import Placement, place, place_as
 from patience import HANG
 

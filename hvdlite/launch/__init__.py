@@ -6,10 +6,10 @@ One job goes through these modules:
    arguments of `hvdlite.run`. Both make a `job.Description`.
 2. `job` spreads the ranks over the hosts (`hosts`), gives each its placement (`process.placement`),
    and serves the store where the ranks meet (`hvdlite.bootstrap.store`).
-3. `process.local` starts the ranks of this host, each through `process.shim`; `process.guardian`
-   kills them if the launcher dies. For every other host `remote.remote` opens a line to an `agent`
-   there by one of the ways (`remote.ways`), of which ssh is the first (`remote.ssh`). The agent
-   starts that host's ranks, and the two exchange `remote.messages`.
+3. `process.local` starts the ranks of this host, each through `process.shim`, and
+   `process.orphan_reaper` kills them if the launcher dies. For every other host `remote.remote`
+   opens a line to an `agent` there by one of the ways (`remote.ways`), of which ssh is the first
+   (`remote.ssh`). The agent starts that host's ranks, and the two exchange `remote.messages`.
 4. `supervisor` runs the `loop` of this host until nothing of the job is left. `output.lines` and
    `output.console` show what the ranks write, and `output.report` chooses the failure to show. The
    agent runs the same loop over its ranks; to the supervisor, a rank of another host looks like a

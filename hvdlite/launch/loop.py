@@ -16,13 +16,13 @@ from typing import Generic, Protocol, TypeVar
 
 from hvdlite.launch.output.streams import StreamReader
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.guardian import (
+from hvdlite.launch.process.local import OrphanReaper
+from hvdlite.launch.process.orphan_reaper import (
     job_mark,
     kill_processes,
     processes_with,
     signal_processes,
 )
-from hvdlite.launch.process.local import Guardian
 
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace
 _LINGER = 1.0  # seconds that background processes may take to end after a successful job
@@ -44,7 +44,7 @@ class Watched(Protocol):
 
     @property
     def group(self) -> int:
-        """The process group on this host that dies with the launcher by the guardian; 0: none."""
+        """The process group on this host that the orphan reaper kills; 0: none."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class JobLoop(Generic[AnyWorker]):
         self._job_id = job_id.hex()
         self._mark = mark or job_mark(self._job_id)
         self.selector = selectors.DefaultSelector()
-        self._guardian = Guardian(self._mark)
+        self._reaper = OrphanReaper(self._mark)
         self._workers: list[AnyWorker] = []
         self._stop: Stop | None = None
         self._release_at: list[tuple[float, AnyWorker]] = []
@@ -129,7 +129,7 @@ class JobLoop(Generic[AnyWorker]):
     def watch(self, worker: AnyWorker) -> None:
         """Watch a rank that was started; the caller adds the rank's streams."""
         if worker.group:
-            self._guardian.watch(worker.group)
+            self._reaper.watch(worker.group)
         self._workers.append(worker)
         self.on(worker.pidfd, lambda: self._look(worker))
 
@@ -151,7 +151,7 @@ class JobLoop(Generic[AnyWorker]):
         finally:
             self._kill()
             self.streams.finish()
-            self._guardian.dismiss()
+            self._reaper.dismiss()
             for worker in self._workers:
                 complaint = worker.reap()
                 if complaint:
@@ -166,12 +166,12 @@ class JobLoop(Generic[AnyWorker]):
         """Kill the group of a rank that has ended, take its last output, and reap it.
 
         Its process id may then belong to a foreign process, so nothing signals its group again. The
-        guardian learns this first: the rank's process id is in use until `reap`.
+        orphan reaper learns this first: the rank's process id is in use until `reap`.
         """
         worker.signal_group(signal.SIGKILL)
         self.streams.release(worker.number)
         if worker.group:
-            self._guardian.forget(worker.group)
+            self._reaper.forget(worker.group)
         self._workers.remove(worker)
         complaint = worker.reap()
         if complaint:

@@ -241,22 +241,22 @@ def test_death_of_the_launcher_while_it_starts_ranks() -> None:
             assert job.seconds_until_gone() <= BOUND
 
 
-def test_death_of_the_guardian_leaves_the_ranks_tied_to_the_launcher() -> None:
+def test_death_of_the_orphan_reaper_leaves_the_ranks_tied_to_the_launcher() -> None:
     with MarkedJob(2, *python(SLEEPER)) as job:
         job.wait_until_ready(2)
-        for guardian in guardians_of(job.process.pid):
-            os.kill(guardian, signal.SIGKILL)
+        for reaper in reapers_of(job.process.pid):
+            os.kill(reaper, signal.SIGKILL)
         job.signal(signal.SIGKILL)
         assert job.seconds_until_gone() <= BOUND
 
 
-def guardians_of(launcher: int) -> list[int]:
+def reapers_of(launcher: int) -> list[int]:
     with open(f"/proc/{launcher}/task/{launcher}/children") as children:
         pids = [int(pid) for pid in children.read().split()]
     found = []
     for pid in pids:
         with open(f"/proc/{pid}/cmdline") as cmdline:
-            if "guardian.py" in cmdline.read():
+            if "orphan_reaper.py" in cmdline.read():
                 found.append(pid)
     assert found
     return found

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from hvdlite.bootstrap.handshake import Job
-from hvdlite.launch.process import guardian, shim
+from hvdlite.launch.process import orphan_reaper, shim
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.guardian import signal_group
 from hvdlite.launch.process.nameless import nameless_file
+from hvdlite.launch.process.orphan_reaper import signal_group
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.process.told import ask_group
@@ -134,7 +134,7 @@ class Worker:
 
     @property
     def group(self) -> int:
-        """The process group that the guardian kills when the launcher dies: the worker's own."""
+        """The process group that the reaper kills when the launcher dies: the worker's own."""
         return self.pid
 
     @property
@@ -271,17 +271,17 @@ def _enlarge(pipe: int) -> None:
         pass
 
 
-class Guardian:
-    """The process that kills the job when this one dies; see `hvdlite.launch.process.guardian`."""
+class OrphanReaper:
+    """The process that kills the job when this one dies; see `process.orphan_reaper`."""
 
     def __init__(self, mark: str) -> None:
-        """Start the guardian, in a session of its own and without an environment.
+        """Start the orphan reaper, in a session of its own and without an environment.
 
         Args:
             mark: a variable, "NAME=value", that all processes have that it may kill.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__],
+            [sys.executable, "-I", "-S", orphan_reaper.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -293,7 +293,7 @@ class Guardian:
         self._tell(mark)
 
     def watch(self, group: int) -> None:
-        """Add a process group that the guardian kills when this process dies."""
+        """Add a process group that the orphan reaper kills when this process dies."""
         self._tell(str(group))
 
     def forget(self, group: int) -> None:
@@ -301,7 +301,7 @@ class Guardian:
         self._tell(f"-{group}")
 
     def dismiss(self) -> None:
-        """End the guardian, because nothing of the job is left."""
+        """End the orphan reaper, because nothing of the job is left."""
         self._tell("end")
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -312,7 +312,7 @@ class Guardian:
         try:
             self._process.stdin.write(line.encode() + b"\n")
         except BrokenPipeError:
-            pass  # The guardian was killed; the workers still die with this process (see shim).
+            pass  # The reaper was killed; the workers still die with this process (see shim).
 
 
 def output_files(folder: Path, rank: int) -> tuple[int, int]:

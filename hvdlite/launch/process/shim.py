@@ -22,7 +22,7 @@ def die_with_parent(parent: int) -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (ImportError, OSError, AttributeError):
-        pass  # This Python has no libffi: only the guardian kills this process then.
+        pass  # This Python has no libffi: only the orphan reaper kills this process then.
     if os.getppid() != parent:
         sys.exit(1)
 

@@ -17,7 +17,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from hvdlite.launch.process.guardian import signal_group, signal_processes
+from hvdlite.launch.process.orphan_reaper import signal_group, signal_processes
 from hvdlite.stop_marks import watch_name
 
 

@@ -1,4 +1,4 @@
-"""What the guardian kills: groups that it was not told to forget, and processes with a mark."""
+"""What the orphan reaper kills: groups that it was not told to forget, and marked processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.launch.process.guardian import job_mark, kill_processes, processes_with
-from hvdlite.launch.process.local import Guardian
+from hvdlite.launch.process.local import OrphanReaper
+from hvdlite.launch.process.orphan_reaper import job_mark, kill_processes, processes_with
 from patience import HANG, wait_until
 
 
@@ -27,22 +27,22 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_forgotten_group_is_not_signalled_and_the_others_are(
     sleepers: list[subprocess.Popen[bytes]],
 ) -> None:
-    guardian = Guardian(job_mark(secrets.token_hex(16)))
+    reaper = OrphanReaper(job_mark(secrets.token_hex(16)))
     for process in sleepers:
-        guardian.watch(process.pid)
-    guardian.forget(sleepers[1].pid)
-    assert guardian._process.stdin is not None
-    guardian._process.stdin.close()  # So does the death of the launcher, without the line "end".
-    guardian._process.wait(HANG)
+        reaper.watch(process.pid)
+    reaper.forget(sleepers[1].pid)
+    assert reaper._process.stdin is not None
+    reaper._process.stdin.close()  # So does the death of the launcher, without the line "end".
+    reaper._process.wait(HANG)
     assert [process.wait(HANG) for process in (sleepers[0], sleepers[2])] == [-signal.SIGKILL] * 2
     assert sleepers[1].poll() is None
     os.kill(sleepers[1].pid, 0)
 
 
-def test_dismissed_guardian_signals_nothing(sleepers: list[subprocess.Popen[bytes]]) -> None:
-    guardian = Guardian(job_mark(secrets.token_hex(16)))
-    guardian.watch(sleepers[0].pid)
-    guardian.dismiss()
+def test_dismissed_reaper_signals_nothing(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    reaper = OrphanReaper(job_mark(secrets.token_hex(16)))
+    reaper.watch(sleepers[0].pid)
+    reaper.dismiss()
     assert sleepers[0].poll() is None
 
 

@@ -1,14 +1,14 @@
-"""The guardian: a process that kills a job's processes when its launcher has died.
+"""The orphan reaper: a process that kills a job's processes when its launcher has died.
 
-The launcher starts one guardian for each job, by path as `python -I -S guardian.py`. The guardian
-has a session of its own, so that a signal to the launcher's process group does not reach it. Its
-stdin is a pipe from the launcher. The first line is the *mark*, a variable "NAME=value" that all
-processes here have: the job id, or one of this agent in an elastic job. Then comes a line for the
-process group of every rank that starts. The line "-N" takes group N back: the launcher writes it
-before it reaps the rank, because the number may belong to a foreign process afterwards. The line
-"end" means that the launcher has cleaned up. An end of file without it means that the launcher
-died. Then the guardian kills the groups, and every other process with the mark in its environment
-(such as a rank's child with a session of its own).
+The launcher starts one for each job, by path as `python -I -S orphan_reaper.py`. The reaper has a
+session of its own, so that a signal to the launcher's process group does not reach it. Its stdin is
+a pipe from the launcher. The first line is the *mark*, a variable "NAME=value" that all processes
+here have: the job id, or one of this agent in an elastic job. Then comes a line for the process
+group of every rank that starts. The line "-N" takes group N back: the launcher writes it before it
+reaps the rank, because the number may belong to a foreign process afterwards. The line "end" means
+that the launcher has cleaned up. An end of file without it means that the launcher died. Then the
+reaper kills the groups, and every other process with the mark in its environment (such as a rank's
+child with a session of its own).
 """
 
 from __future__ import annotations
