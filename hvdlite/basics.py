@@ -135,14 +135,14 @@ def _begin_elastic(
     sets: Sequence[ProcessSet],
 ) -> World:
     """Make the first world of a worker of an elastic job; that of a joiner has one rank."""
-    from hvdlite.elastic.steward import Steward  # ordinary jobs do not need it
+    from hvdlite.elastic.membership_thread import MembershipThread  # ordinary jobs do not need it
 
     if _left_elastic:
         raise ArgumentError(
             "init() was called after shutdown() in an elastic job, which this process has left for "
             "good; hvd.elastic.run forms new worlds by itself"
         )
-    member = Steward(worker, agreed, follow)
+    member = MembershipThread(worker, agreed, follow)
     process_sets.keep_static(sets)
     connection = member.begin(deadline)
     try:
@@ -164,7 +164,7 @@ def follow(
     rank_of: Sequence[int],
     resumes: bool,
 ) -> _core.Engine | None:
-    """Replace the world of an elastic job by the next one; for the steward thread.
+    """Replace the world of an elastic job by the next one; for the membership thread.
 
     Args:
         connection: of the next world; this function takes it over.

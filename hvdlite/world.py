@@ -17,7 +17,7 @@ from hvdlite.timeline.recorder import Recorder
 
 
 class Member(Protocol):
-    """This process's membership in an elastic job; see `hvdlite.elastic.steward`."""
+    """This process's membership in an elastic job; see `hvdlite.elastic.membership_thread`."""
 
     lobby: _core.Lobby
 

@@ -1,11 +1,11 @@
 """Random schedules of an elastic job around the real Membership, with workers as tiny models.
 
-A model worker has a script, a steward and a share of a data plane. The script runs numbered
-operations: one is *executed* when all members of the world have entered it, and each member then
-*completes* it when it likes, which hands out its result and counts as a commit. A result carries
-the newest notice that any member knew, so all members go to the next boundary after the same
-operation. Messages travel in order, and as late as the scheduler likes. Faults: deaths, broken
-links, silent workers, drains, wishes to leave, joiners, clean ends, exceptions.
+A model worker has a script, a membership thread and a share of a data plane. The script runs
+numbered operations: one is *executed* when all members of the world have entered it, and each
+member then *completes* it when it likes, which hands out its result and counts as a commit. A
+result carries the newest notice that any member knew, so all members go to the next boundary after
+the same operation. Messages travel in order, and as late as the scheduler likes. Faults: deaths,
+broken links, silent workers, drains, wishes to leave, joiners, clean ends, exceptions.
 
     python tests/membership_model.py --schedules 1000000
 """
@@ -167,7 +167,7 @@ class Job:
         assert action.epoch == max(self.worlds), "two epochs at a time"
         self.formed = action.workers
 
-    # The steward.
+    # The membership thread.
 
     def ready(self, worker: Model, why: str) -> None:
         message = {

@@ -1,5 +1,5 @@
-// The lobby as Python's steward holds it, see engine/lobby.h. Any thread that holds the GIL may
-// call it; it releases the GIL while it ends or submits collectives.
+// The lobby as Python's membership thread holds it, see engine/lobby.h. Any thread that holds the
+// GIL may call it; it releases the GIL while it ends or submits collectives.
 #pragma once
 
 #include <pybind11/pybind11.h>

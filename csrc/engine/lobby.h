@@ -2,9 +2,9 @@
 //
 // When a world of the job ends by a failure, its engine *parks* here what it has not handed out,
 // with its commit book. Waiters sleep on: a completion belongs to its entry, whichever engine ends
-// it. Then the steward (Python) reports to the registrar, which answers with the cut; deliver()
-// hands out what some survivor has handed out, and resume() submits all else to the next engine. If
-// something cannot be redone, fail() ends everything with an error instead.
+// it. Then the membership thread (Python) reports to the registrar, which answers with the cut;
+// deliver() hands out what some survivor has handed out, and resume() submits all else to the next
+// engine. If something cannot be redone, fail() ends everything with an error instead.
 //
 // All engines of a process share the lobby with its Python object. Any thread may call it. Its
 // mutex is held while an engine takes an entry, and never while a completion is finished or a

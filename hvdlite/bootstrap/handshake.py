@@ -43,19 +43,19 @@ class Role(enum.IntEnum):
     STORE = 1
     CONTROL = 2
     DATA = 3
-    STEWARD = 4
+    MEMBERSHIP = 4
     NODE = 5
     PARAMETER = 6
 
 
-_NOUNS: dict[int, str] = {Role.STEWARD: "worker", Role.NODE: "node", Role.PARAMETER: "worker"}
+_NOUNS: dict[int, str] = {Role.MEMBERSHIP: "worker", Role.NODE: "node", Role.PARAMETER: "worker"}
 
 
 def title(rank: int, role: int) -> str:
-    """Name a client in messages; a steward gives the number of its worker, which has no rank yet.
+    """Name a client in messages; an elastic worker gives its number, because it has no rank yet.
 
     Example:
-        >>> title(3, Role.CONTROL), title(3, Role.STEWARD), title(3, Role.NODE)
+        >>> title(3, Role.CONTROL), title(3, Role.MEMBERSHIP), title(3, Role.NODE)
         ('rank 3', 'worker 3', 'node 3')
     """
     return f"{_NOUNS.get(role, 'rank')} {rank}"

@@ -77,7 +77,7 @@ class RegistrarClient:
         """
         self._worker = worker
         self._connection, handshake = reach(
-            "the registrar", address, job, worker, Role.STEWARD, deadline
+            "the registrar", address, job, worker, Role.MEMBERSHIP, deadline
         )
         from_client, from_server = session_keys(job, handshake.transcript)
         self._writer, self._reader = FrameWriter(from_client), FrameReader(from_server)

@@ -1,7 +1,7 @@
 """The worlds that this worker of an elastic job has been a member of, one after the other.
 
-The steward thread records an epoch before the engine of that epoch hands anything out. Any thread
-may read. Outside elastic jobs nothing is recorded.
+The membership thread records an epoch before the engine of that epoch hands anything out. Any
+thread may read. Outside elastic jobs nothing is recorded.
 
 Example:
     >>> forget()

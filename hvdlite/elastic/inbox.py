@@ -1,4 +1,4 @@
-"""What the steward thread sleeps on: the registrar's messages, and the end of a world."""
+"""What the membership thread sleeps on: the registrar's messages, and the end of a world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOST: Message = {"kind": "lost"}  # this worker's world has ended by a failure
 
 
 class Inbox:
-    """A queue of messages from any thread to the steward thread."""
+    """A queue of messages from any thread to the membership thread."""
 
     def __init__(self, lost_fd: int) -> None:
         """Make an empty inbox.
@@ -31,7 +31,7 @@ class Inbox:
         os.eventfd_write(self._bell, 1)
 
     def put_back(self, message: Message) -> None:
-        """Add a message before the others, which the steward thread has taken too early."""
+        """Add a message before the others, which the membership thread has taken too early."""
         self._messages.appendleft(message)
         os.eventfd_write(self._bell, 1)
 

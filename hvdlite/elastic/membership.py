@@ -24,7 +24,7 @@ class Decision:
 
 
 class Membership(Protocol):
-    """The side of the steward that the training function meets."""
+    """The side of the membership thread that the training function meets."""
 
     def enter(self, restored: bool) -> Decision:
         """Wait at the boundary until a world has been formed.

@@ -4,7 +4,7 @@ A *boundary* is the place between two calls of the function, where all ranks mee
 leave there, and there alone the data is dealt anew. A rank comes to a boundary before the first
 call, and when the function raises HostsUpdatedInterrupt (from `state.commit()`) or
 HorovodInternalError. What a failure in the middle of a step needs is done without leaving the
-function, by the steward and the core, wherever the remaining ranks can redo the step.
+function, by the membership thread and the core, wherever the remaining ranks can redo the step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HINT = (
 )
 
 _listeners: list[State] = []
-_lock = threading.Lock()  # guards _listeners: the steward's thread notifies
+_lock = threading.Lock()  # guards _listeners: the membership thread notifies
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

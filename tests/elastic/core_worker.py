@@ -13,7 +13,15 @@ from array import array
 from typing import Any
 
 from arithmetic import BUCKETS, LARGE, contribution, first_weights, updated
-from plans import Faults, Journal, Plan, read_plan, this_worker, watch_notices, watch_steward
+from plans import (
+    Faults,
+    Journal,
+    Plan,
+    read_plan,
+    this_worker,
+    watch_membership_thread,
+    watch_notices,
+)
 
 import hvdlite
 from hvdlite import _core, basics
@@ -74,7 +82,7 @@ class Trainer:
         self.plan = plan
         self.journal = Journal(plan.folder)
         self.faults = Faults(plan.faults, self.journal)
-        watch_steward(self.faults)
+        watch_membership_thread(self.faults)
         watch_notices(self.faults)
         basics.init()
         self.state = Weights(self.faults, self.journal)

@@ -24,7 +24,7 @@ class Fault:
 
     Attributes:
         worker: the number of the worker.
-        point: the name of the place in the training loop or in the steward.
+        point: the name of the place in the training loop or in the membership thread.
         at: the step, at points of a step; the epoch, while an epoch forms; else how many times the
             worker has come to the point before.
         how: "kill" (SIGKILL), "last" (SIGKILL, once all others of the epoch have written "once"),
@@ -159,11 +159,11 @@ def _kill_after(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def watch_steward(faults: Faults) -> None:
-    """Add points to the steward: while an epoch forms, and behind its last connection."""
-    from hvdlite.elastic.steward import Steward
+def watch_membership_thread(faults: Faults) -> None:
+    """Add points to the membership thread: while an epoch forms, and behind its last connection."""
+    from hvdlite.elastic.membership_thread import MembershipThread
 
-    connect, await_go = Steward._connect, Steward._await_go
+    connect, await_go = MembershipThread._connect, MembershipThread._await_go
 
     def connecting(self: Any, message: Any, members: Any) -> Any:
         faults.come_to(f"forming {message['mode']}", message["epoch"])
@@ -173,7 +173,7 @@ def watch_steward(faults: Faults) -> None:
         faults.come_to("connected", epoch)
         return await_go(self, epoch)
 
-    Steward._connect, Steward._await_go = connecting, awaiting  # type: ignore[method-assign]
+    MembershipThread._connect, MembershipThread._await_go = connecting, awaiting  # type: ignore[method-assign]
 
 
 def watch_notices(faults: Faults) -> None:

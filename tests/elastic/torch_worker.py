@@ -21,7 +21,7 @@ from arithmetic import (
     first_weights,
     sample_gradient,
 )
-from plans import Faults, Journal, Plan, read_plan, watch_notices, watch_steward
+from plans import Faults, Journal, Plan, read_plan, watch_membership_thread, watch_notices
 
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs, steps
@@ -80,7 +80,7 @@ class Trainer:
         self.plan = plan
         self.journal = Journal(plan.folder)
         self.faults = Faults(plan.faults, self.journal)
-        watch_steward(self.faults)
+        watch_membership_thread(self.faults)
         watch_notices(self.faults)
         warnings.simplefilter("error")
         hvd.init()

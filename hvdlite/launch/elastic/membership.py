@@ -233,7 +233,8 @@ class Membership(Epochs):
     def _raised(self, one: Worker, what: str, now: float) -> None:
         """The script of a worker has failed; its process may take a while to end.
 
-        Its steward still answers, perhaps for long: Python waits for the script's other threads.
+        Its membership thread still answers, perhaps for long: Python waits for the script's other
+        threads.
         """
         one.raised = what
         self._out.append(Raised(one.number, what))

@@ -1,4 +1,4 @@
-"""The registrar of an elastic job: it serves the workers' stewards, and decides who is a member.
+"""The registrar of an elastic job: it serves membership threads, and decides who is a member.
 
 The launcher runs it. All decisions are those of `membership.Membership`; this module has its
 connections, its clock and its thread. Other threads only leave calls for that thread, and take the
@@ -266,7 +266,7 @@ class Registrar:
             os.eventfd_write(self.fd, 1)
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
-        if handshake.role != Role.STEWARD:
+        if handshake.role != Role.MEMBERSHIP:
             connection.close()
             return
         self._obey()  # The process may have been faster than the call that announced it.

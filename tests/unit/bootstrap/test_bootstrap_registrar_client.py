@@ -129,7 +129,7 @@ def open_descriptors() -> int:
 def test_messages_travel_both_ways(server: Server) -> None:
     worker = Worker(server)
     assert server.handshake is not None
-    assert (server.handshake.rank, server.handshake.role) == (WORKER, Role.STEWARD)
+    assert (server.handshake.rank, server.handshake.role) == (WORKER, Role.MEMBERSHIP)
     assert worker.client.local_host == ("127.0.0.1" if ":" in server.address[5:] else None)
     worker.client.send({"kind": "ready", "epoch": -1})
     assert server.receive() == {"kind": "ready", "epoch": -1}

@@ -304,7 +304,7 @@ def test_process_that_has_raised_takes_its_time_while_the_others_go_on() -> None
     story = formed(2)
     story.says(1, "raised", what="raised ValueError: a bug")
     assert story.last(0, "gather")["gone"] == [[1, "raised ValueError: a bug"]]
-    lost(story, 0, 1)  # The steward of worker 1 still answers, which does not count.
+    lost(story, 0, 1)  # The membership thread of worker 1 still answers, which does not count.
     story.connected(0)
     assert story.numbers == [0]
     story.waits(20.0)

@@ -43,7 +43,7 @@ LONG = 600.0  # a heartbeat that no test outlasts
 class Client:
     """A worker's connection, used by hand."""
 
-    def __init__(self, registrar: Registrar, worker: int, role: Role = Role.STEWARD) -> None:
+    def __init__(self, registrar: Registrar, worker: int, role: Role = Role.MEMBERSHIP) -> None:
         self.worker = worker
         deadline = Deadline(PATIENCE)
         self.connection, handshake = introduce(registrar.address, JOB, worker, role, deadline)
@@ -230,7 +230,7 @@ def test_strangers_and_unknown_workers_are_refused(make: Callable[..., Launcher]
     stranger.close()
     other = Job(secrets.token_bytes(32), JOB.job_id, 0)
     with pytest.raises(BootstrapError):
-        introduce(address, other, 0, Role.STEWARD, Deadline(PATIENCE))
+        introduce(address, other, 0, Role.MEMBERSHIP, Deadline(PATIENCE))
     unknown = Client(launcher.registrar, 7)
     assert "worker 7 is not of this job" in unknown.expect("refused")["reason"]
     assert unknown.next() is None

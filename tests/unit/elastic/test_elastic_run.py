@@ -1,4 +1,4 @@
-"""hvd.elastic.run: what happens in which order, with a fake in place of the steward."""
+"""hvd.elastic.run: what happens in which order, with a fake in place of the membership thread."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The steward: a thread in each worker of an elastic job that takes it from one world to the next.
+"""The membership thread of a worker in an elastic job, which takes it from one world to the next.
 
 It sleeps until the registrar says something, or the worker's world ends. When a member has died,
-the engine *parks* what it had in flight in the lobby. The steward reports what this worker has
-handed out, hands out what another survivor has (the *cut*), connects to the remaining members, and
-gives the rest to the next engine. The training thread sleeps in its collective meanwhile, and sees
-nothing of it. At a *boundary* the training thread waits in `enter`, and ranks may join and leave.
+the engine *parks* what it had in flight in the lobby. The membership thread reports what this
+worker has handed out, hands out what another survivor has (the *cut*), connects to the remaining
+members, and gives the rest to the next engine. The training thread sleeps in its collective
+meanwhile, and sees nothing of it. At a *boundary* the training thread waits in `enter`, and ranks
+may join and leave.
 
 The registrar, in the launcher, is the one authority: this thread decides nothing by itself.
 """
@@ -43,11 +44,11 @@ _END: Message = {"kind": "end"}
 Follow = Callable[[Connection, int, _core.Lobby, Sequence[int], bool], "_core.Engine | None"]
 
 
-class Steward:
+class MembershipThread:
     """One worker's membership in an elastic job.
 
     `begin`, `attach`, `enter` and `leave` are for the training thread. Everything else runs in the
-    steward thread.
+    membership thread.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class Steward:
         self._agreed = dict(agreed)
         self._follow = follow
         self._inbox = Inbox(self.lobby.lost_fd)
-        self._thread = threading.Thread(target=self._run, name="hvdlite-steward", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hvdlite-membership", daemon=True)
         self._offer: Offer | None = None
         self._client: RegistrarClient | None = None
-        # The steward thread's, once it runs.
+        # The membership thread's, once it runs.
         self._epoch = _NO_EPOCH  # of the last world that was formed
         self._members: list[int] = []  # its workers by rank
         self._engine: _core.Engine | None = None
@@ -77,7 +78,7 @@ class Steward:
         self._attempt: Deadline | None = None  # of the connecting that runs
         self._steps_before = 0  # that this process had committed when the world was formed
         self._called_off: float = _NO_EPOCH  # no epoch before this one is formed any more
-        # Between the steward thread and the training thread.
+        # Between the membership thread and the training thread.
         self._changed = threading.Condition()
         self._boundary: bool | None = None  # whether the rank that waits there has restored
         self._decision: Decision | None = None
@@ -162,7 +163,7 @@ class Steward:
         try:
             self._send({"kind": "drain", "why": why})
         except BootstrapError:
-            pass  # The job is over, which the steward thread will tell.
+            pass  # The job is over, which the membership thread will tell.
 
     def break_off(self, what: str) -> None:
         """End without a goodbye, because the script has failed; `what` it did is for the user."""
@@ -209,7 +210,7 @@ class Steward:
         if attempt is not None:
             attempt.give_up()
 
-    # The steward thread.
+    # The membership thread.
 
     def _run(self) -> None:
         handle: dict[str, Callable[[Message], None]] = {
@@ -234,7 +235,7 @@ class Steward:
         except BootstrapError as error:  # The registrar is out of reach: the job is over.
             self._on_refused({"reason": str(error)})
         except Exception as error:  # Whatever it is, the training thread must not wait for ever.
-            self._on_refused({"reason": f"its steward failed: {error!r}"})
+            self._on_refused({"reason": f"its membership thread failed: {error!r}"})
 
     def _on_boundary(self, _: Message) -> None:
         if self._boundary is not None:  # A GATHER may have been answered, and decided upon, before.

@@ -1,0 +1,38 @@
+"""The membership thread by itself, without a registrar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hvdlite import _core
+from hvdlite.bootstrap.connect import Connection
+from hvdlite.bootstrap.environment import WorkerEnvironment
+from hvdlite.elastic import epochs
+from hvdlite.elastic.membership_thread import MembershipThread
+from hvdlite.errors import BootstrapError
+
+
+def test_training_thread_is_told_when_the_membership_thread_fails() -> None:
+    def follow(
+        connection: Connection,
+        epoch: int,
+        lobby: _core.Lobby,
+        rank_of: Sequence[int],
+        resumes: bool,
+    ) -> _core.Engine | None:
+        raise OSError("no memory for a segment")
+
+    member = MembershipThread(WorkerEnvironment(elastic=True, joiner=True), {}, follow)
+    member._connect = lambda message, members: Connection()  # type: ignore[method-assign]
+    member._inbox.put(
+        {"kind": "epoch", "epoch": 1, "members": [[0, {}]], "mode": "boundary", "reason": ""}
+    )
+    member._thread.start()
+    member._thread.join(10)
+    epochs.forget()
+    assert not member._thread.is_alive()
+    assert member._over is not None  # else the next line would wait for ever
+    with pytest.raises(BootstrapError, match="its membership thread failed: OSError.*no memory"):
+        member.enter(restored=False)
