@@ -29,7 +29,7 @@ from hvdlite.launch.elastic.actions import (
 from hvdlite.launch.elastic.growth import Notices, fitting, plan
 from hvdlite.launch.elastic.patience import Patience
 from hvdlite.launch.elastic.record import Change, Formed, Record
-from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
+from hvdlite.launch.elastic.roster import Departed, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
@@ -52,7 +52,7 @@ class Epochs:
         self.members: list[Worker] = []  # of that epoch, living, in the order of their ranks
         self._limits = limits
         self._workers: dict[int, Worker] = {}  # all that live
-        self._parted: dict[int, Parted] = {}  # gone, but for their processes
+        self._departed: dict[int, Departed] = {}  # gone, but for their processes
         self._out: list[Action] = []
         self._now = 0.0
         # Of the epoch that was formed last:
@@ -79,7 +79,7 @@ class Epochs:
         """Return when `tick` must be called if nothing happens before; None for never."""
         if self.phase is Phase.OVER:
             return None
-        times = [parted.due for parted in self._parted.values() if parted.due < math.inf]
+        times = [departed.due for departed in self._departed.values() if departed.due < math.inf]
         later = [self._gather_at, self._accusations.verdict_at, self._give_up_at()]
         later += [self._watch.due_at, self._notices.complete_at]
         later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
@@ -132,9 +132,9 @@ class Epochs:
 
     def _settle(self, now: float) -> list[Action]:
         self._now = now
-        for number, parted in list(self._parted.items()):
-            if now >= parted.due:
-                del self._parted[number]
+        for number, departed in list(self._departed.items()):
+            if now >= departed.due:
+                del self._departed[number]
                 self._out.append(Evict(number, LOST_CONNECTION))
         self._show_if_explained(now)
         while self._step(now):
@@ -179,7 +179,7 @@ class Epochs:
 
     def _start_without(self) -> bool:
         """Fail if a worker has gone before the first epoch was formed, unless all just end."""
-        if any(parted.member for parted in self._parted.values()):
+        if any(departed.member for departed in self._departed.values()):
             return False  # Its end is about to tell why.
         waiting = any(one.place is not Place.STARTING for one in self._workers.values())
         trouble = self._record.trouble
@@ -194,7 +194,7 @@ class Epochs:
 
     def _finish(self) -> bool:
         """No member is left: the job is done, or has failed."""
-        if any(parted.member for parted in self._parted.values()):
+        if any(departed.member for departed in self._departed.values()):
             return False  # Their ends tell whether they failed.
         if self._record.trouble or self._growing:
             self._fail(self._record.nobody_left())
@@ -422,7 +422,7 @@ class Epochs:
     def _show_if_explained(self, now: float) -> None:
         """Show it, unless the end of a process is about to tell why the epoch was formed."""
         if self._last is not None:
-            silent = {number for number, one in self._parted.items() if not one.worker.raised}
+            silent = {number for number, one in self._departed.items() if not one.worker.raised}
             explained = silent.isdisjoint(worker for worker, _ in self._last.record.gone)
             if explained or now >= self._last.at + _EXPLAINED_SECONDS:
                 self._show()

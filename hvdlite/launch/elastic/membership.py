@@ -41,7 +41,7 @@ from hvdlite.launch.elastic.actions import (
 )
 from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
-from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
+from hvdlite.launch.elastic.roster import Departed, Phase, Place, Worker, mismatch
 
 
 class Membership(Epochs):
@@ -79,14 +79,14 @@ class Membership(Epochs):
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
         """The process of a worker has ended; `clean` if it exited with 0 or was drained."""
-        parted = self._parted.pop(worker, None)
+        departed = self._departed.pop(worker, None)
         one = self._workers.get(worker)
-        if parted is not None and parted.worker.raised:
-            why = parted.worker.raised
+        if departed is not None and departed.worker.raised:
+            why = departed.worker.raised
         elif why.startswith("exit status"):
             why = f"ended with {why}"
-        if parted is not None:
-            self._learn(parted, why, clean, now)
+        if departed is not None:
+            self._learn(departed, why, clean, now)
         elif one is not None and clean:
             self._stop_growing(one, one in self.members)
             self._finished(one, why, now)
@@ -244,7 +244,7 @@ class Membership(Epochs):
     def _part(self, one: Worker, due: float, now: float) -> None:
         """Only the process of a worker is left; its end will tell more."""
         member = one in self.members or not one.joiner
-        self._parted[one.number] = Parted(one, due, member, now)
+        self._departed[one.number] = Departed(one, due, member, now)
 
     def _finished(self, one: Worker, why: str, now: float) -> None:
         """A worker has left without an error, as far as is known."""
@@ -253,21 +253,21 @@ class Membership(Epochs):
         change = Change(one.name, why, one.number, trouble=False, counts=drained)
         self._remove(one, change, now)
 
-    def _learn(self, parted: Parted, why: str, clean: bool, now: float) -> None:
-        """The process of a worker that had parted has ended, which tells how it parted.
+    def _learn(self, departed: Departed, why: str, clean: bool, now: float) -> None:
+        """The process of a worker that had departed has ended, which tells how it departed.
 
         A script that raises says goodbye, too, before its process ends.
         """
-        one = parted.worker
+        one = departed.worker
         drained = clean and one.draining is not None
         if drained:
             why = f"left: {one.draining}"
-        elif clean and parted.due == math.inf:
+        elif clean and departed.due == math.inf:
             why = "finished"
         if clean:
-            self._stop_growing(one, parted.member)
-        elif parted.member:
-            self._out.append(Went(one.number, parted.at))
+            self._stop_growing(one, departed.member)
+        elif departed.member:
+            self._out.append(Went(one.number, departed.at))
         if self._last is not None:
             self._last.record.learn(one.number, why, not clean, counts=drained or not clean)
         known = self._record.learn(one.number, why, not clean, counts=drained or not clean)

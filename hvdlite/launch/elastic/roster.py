@@ -91,14 +91,14 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Parted:
+class Departed:
     """A worker that is not with the job any more, and whose process has not ended yet.
 
     Attributes:
         worker: who it was.
         due: when its process must have ended; infinity if it said goodbye, or that it has failed.
         member: whether it was a member.
-        at: when it parted.
+        at: when it departed.
     """
 
     worker: Worker
