@@ -22,8 +22,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn import Config, Server
 
+from hvdlite.live.authentication import Authentication
 from hvdlite.live.connections import Connection
-from hvdlite.live.gate import Gate
 from hvdlite.live.listener import Listener
 from hvdlite.live.metrics import exposition
 from hvdlite.live.run import Run
@@ -70,7 +70,7 @@ class Page:
         self._loop = asyncio.new_event_loop()
         self._server = Server(
             Config(
-                Gate(_routes(self), listener),
+                Authentication(_routes(self), listener),
                 http=Connection,
                 ws="none",
                 loop="asyncio",

@@ -29,7 +29,7 @@ _ASK = (
 )
 
 
-class Gate:
+class Authentication:
     """An application in front of another one: it lets requests with the token pass.
 
     The token comes as `/?token=...`, which becomes a cookie, as that cookie, or as a bearer token.
