@@ -27,7 +27,7 @@ def test_digits_are_learnt_in_one_mode_after_the_other() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=HANG,
+        timeout=4 * HANG,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
