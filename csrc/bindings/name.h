@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <utility>
 
 #include "bindings/bindings.h"
 
@@ -15,21 +16,13 @@ struct Name {
   std::string text;
 };
 
-// Makes a `Name` of a str or of bytes. Raises ArgumentError for a str that has no UTF-8, which is
-// one with a surrogate that stands alone, and TypeError for other objects.
-inline Name name_of(pybind11::handle object) {
-  if (PyBytes_Check(object.ptr())) {
-    return {std::string(PyBytes_AS_STRING(object.ptr()),
-                        static_cast<std::size_t>(PyBytes_GET_SIZE(object.ptr())))};
-  }
+// Raises ArgumentError for a str that has no UTF-8, which is one with a surrogate that stands
+// alone, and TypeError for other objects.
+[[noreturn]] inline void refuse_name(pybind11::handle object) {
   if (!PyUnicode_Check(object.ptr())) {
     throw pybind11::type_error(std::string("a name is a str, and not of type ") +
                                Py_TYPE(object.ptr())->tp_name);
   }
-  Py_ssize_t size = 0;
-  const char* bytes = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-  if (bytes != nullptr) return {std::string(bytes, static_cast<std::size_t>(size))};
-  PyErr_Clear();
   raise_status(Status(StatusCode::kInvalidArgument,
                       "the name " + pybind11::repr(object).cast<std::string>() +
                           " has a character that UTF-8 cannot hold (a lone surrogate); give the "
@@ -42,8 +35,10 @@ template <>
 struct pybind11::detail::type_caster<hvdlite::Name> {
   PYBIND11_TYPE_CASTER(hvdlite::Name, const_name("str"));
 
-  bool load(handle object, bool /*convert*/) {
-    value = hvdlite::name_of(object);
+  bool load(handle object, bool convert) {
+    make_caster<std::string> text;
+    if (!text.load(object, convert)) hvdlite::refuse_name(object);
+    value.text = cast_op<std::string&&>(std::move(text));
     return true;
   }
 };
