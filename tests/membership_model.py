@@ -49,7 +49,7 @@ class Job:
         max_np = pick.choice([None, self.size, self.size + 1])
         self.limits = Limits(self.size, min_np, max_np, pick.choice([5.0, 600.0]))
         self.membership = Membership(self.limits)
-        self.tells = pick.random() < 0.5
+        self.counts_steps = pick.random() < 0.5
         self.now = 0.0
         self.workers: dict[int, Model] = {}
         self.endings: list[tuple[int, str, bool]] = []  # that the launcher has not reported yet
@@ -189,7 +189,7 @@ class Job:
                 message["stuck"] = "an alltoall"
             if worker.world is not None and self.random.random() < 0.3:
                 message["accused"] = self.random.choice(worker.world.members)
-        if self.tells:
+        if self.counts_steps:
             message["steps"] = worker.commits
         worker.outbox.append(message)
 

@@ -156,7 +156,7 @@ attributes |= {f"{name}_optimizer": optimizer for name, optimizer in optimizers.
 train(hvd.elastic.TorchState(**attributes, step=0))
 assert errors_of(optimizers["compressed"]) == 2
 losses = {name: learned(model) for name, model in models.items()}
-assert max(losses.values()) < 0.5, losses
+assert max(losses.values()) < 0.2, losses
 assert noise.value > 0.0
 workers = [len(epoch.workers) for epoch in epochs.history()]
 print(f"worlds {workers}, losses {losses}", flush=True)
