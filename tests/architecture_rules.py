@@ -14,6 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+# What torch makes on its default device.
+TENSOR_MAKERS = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace"),
+    *("normal", "ones", "rand", "randint", "randn", "randperm", "scalar_tensor"),
+    *("sparse_coo_tensor", "tensor", "zeros"),
+}
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_EXAMPLE_LINES = 110
@@ -377,6 +383,18 @@ def _check_environ(source: Source) -> Iterator[Violation]:
             yield source.violation(node.lineno, "environment", ast.unparse(node))
 
 
+def _check_devices(source: Source) -> Iterator[Violation]:
+    # Without one, torch.set_default_device decides, and only in the thread that called it.
+    if not source.path.startswith("hvdlite/"):
+        return
+    for node in ast.walk(ast.parse(source.text)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        maker = node.func.attr if ast.unparse(node.func.value) == "torch" else ""
+        if maker in TENSOR_MAKERS and not any(word.arg == "device" for word in node.keywords):
+            yield source.violation(node.lineno, "device", ast.unparse(node))
+
+
 def _check_python_definitions(source: Source) -> Iterator[Violation]:
     for node in ast.walk(ast.parse(source.text)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -398,4 +416,9 @@ CPP_CHECKS: tuple[Check, ...] = (
     _check_cpp_functions,
     _check_cpp_names,
 )
-PYTHON_CHECKS: tuple[Check, ...] = (_check_imports, _check_environ, _check_python_definitions)
+PYTHON_CHECKS: tuple[Check, ...] = (
+    _check_imports,
+    _check_environ,
+    _check_devices,
+    _check_python_definitions,
+)

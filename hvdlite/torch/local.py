@@ -278,7 +278,7 @@ def _starter_of(optimizer: Any) -> GradientReducer:
             passes=1,
             groups=0,
             sparse_as_dense=False,
-            cap_bytes=4 << 20,
+            cap_bytes=None,
             weight=settings.weight,
         ),
         title=f"LocalSGD's start ({optimizer._rounds.name})",

@@ -139,7 +139,7 @@ class NoiseScale:
     def received(self, params: Sequence[torch.Tensor]) -> None:
         """Look at the mean gradients; the step may change them later."""
         if self._own:
-            self._measured = [sum(self._own, torch.zeros(())), _square(params)]
+            self._measured = [sum(self._own, torch.zeros((), device="cpu")), _square(params)]
 
     def forget(self) -> None:
         """Forget the gradients of a cycle, which is over."""
@@ -150,7 +150,7 @@ class NoiseScale:
         if measured is None:
             return
         own, mean = (float(one) for one in measured)
-        sums = torch.tensor([own, 1.0], dtype=torch.float64)
+        sums = torch.tensor([own, 1.0], dtype=torch.float64, device="cpu")
         name = f"{self._reducer.name}.noise_scale"
         total, ranks = allreduce(
             sums, op=ops.Sum, name=name, process_set=self._process_set
@@ -184,7 +184,7 @@ def _reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
 def _square(params: Sequence[torch.Tensor]) -> torch.Tensor:
     """Sum the squares of the gradients, in host memory or on their device, without waiting."""
     with torch.no_grad():
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for param in params:
             gradient = param.grad
             if gradient is None:

@@ -18,6 +18,7 @@ from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
 from hvdlite.torch.exchange.late import Late, check_late
 from hvdlite.torch.exchange.low_rank import check_low_rank
 from hvdlite.torch.exchange.settings import Settings, Weight
@@ -290,10 +291,11 @@ class Evaluations:
         if loss is None or not self._reducer.takes_part:
             return loss
         op, prescale, postscale, weight, process_set, *_ = self._reducer.reduction
-        value = torch.as_tensor(loss).detach()
+        known = isinstance(loss, torch.Tensor)
+        value = loss.detach() if known else torch.tensor(loss, device="cpu")
         reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
                             process_set=process_set, weight=weight)  # fmt: skip
-        return reduced if isinstance(loss, torch.Tensor) else reduced.item()
+        return reduced if known else reduced.item()
 
 
 def DistributedOptimizer(
@@ -308,7 +310,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
-    bucket_cap_mb: float = 4.0,
+    bucket_cap_mb: float | None = None,
     weight: Weight = None,
     gradient_as_bucket_view: bool = False,
     reduce_in: str = "backward",
@@ -336,7 +338,7 @@ def DistributedOptimizer(
         groups: as `num_groups`, or lists of parameters: each is a bucket, and so is any other one.
         sparse_as_dense: makes sparse gradients dense, except for SparseAdam, which needs them.
         process_set: its members reduce their gradients; other ranks step with their own ones.
-        bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small ones are sent early.
+        bucket_cap_mb: the size of a bucket in MiB, by default 4, and 25 on GPUs; the first is 1.
         weight: this rank's weight in the average, see `Distributed.weight`.
         reduce_in: "backward": backward() waits for gradients; "step": `synchronize` or `step` does.
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
@@ -357,10 +359,10 @@ def DistributedOptimizer(
     """
     basics.size()  # raises without init(), here rather than in the first backward()
     reduction = _reduction(op, gradient_predivide_factor, process_set, compression, late)
-    _check_options(optimizer, op, bucket_cap_mb, weight, gradient_as_bucket_view, reduce_in)
+    _check_options(optimizer, op, weight, gradient_as_bucket_view, reduce_in)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
-        return _adasum(optimizer, names, compression, bucket_cap_mb, process_set)
+        return _adasum(optimizer, names, compression, bytes_of_cap(bucket_cap_mb), process_set)
     takes_dense = not isinstance(optimizer, torch.optim.SparseAdam)
     settings = Settings(
         reduction=reduction,
@@ -368,7 +370,7 @@ def DistributedOptimizer(
         passes=ops.check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
         sparse_as_dense=(sparse_as_dense and takes_dense) or late is not None,
-        cap_bytes=int(bucket_cap_mb * (1 << 20)),
+        cap_bytes=bytes_of_cap(bucket_cap_mb),
         weight=weight,
         bucket_view=gradient_as_bucket_view,
         in_backward=reduce_in == "backward",
@@ -416,7 +418,6 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
 def _check_options(
     optimizer: Any,
     op: int,
-    bucket_cap_mb: float,
     weight: Weight,
     bucket_view: bool,
     reduce_in: str,
@@ -446,8 +447,6 @@ def _check_options(
         )
     if reduce_in not in ("backward", "step"):
         raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
-    if bucket_cap_mb <= 0:
-        raise ArgumentError("bucket_cap_mb must be a positive number of MiB")
     if weight is not None:
         _check_weight(op)
     if bucket_view and op == ops.Adasum:

@@ -108,7 +108,7 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
                 f"RemoteEmbedding {self.name!r} has the rows 0 to {self.rows - 1}, and a batch has "
                 f"the numbers {int(wanted[0])} to {int(wanted[-1])}"
             )
-        values = torch.empty(len(wanted), self.width, dtype=self._dtype)
+        values = torch.empty(len(wanted), self.width, dtype=self._dtype, device="cpu")
         if len(wanted):
             self._collection.pull_rows(
                 0, Rows(_numbers(wanted), bytes_of(values)), self.clock, self.staleness

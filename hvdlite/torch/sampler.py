@@ -145,7 +145,7 @@ class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: 
             return list(range(length))
         generator = torch.Generator()
         generator.manual_seed(self.seed + self.epoch)
-        order: list[int] = torch.randperm(length, generator=generator).tolist()
+        order: list[int] = torch.randperm(length, generator=generator, device="cpu").tolist()
         return order
 
 

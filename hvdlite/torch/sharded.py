@@ -188,7 +188,9 @@ class Sharded(Distributed):
         splits = [len(own) if rank == to else 0 for rank in members]
         data = torch.frombuffer(bytearray(own or b"-"), dtype=torch.uint8)[: len(own)]
         name = f"{self._reducer.name}.state"
-        received, counts = alltoall(data, torch.tensor(splits), name, self._process_set)
+        received, counts = alltoall(
+            data, torch.tensor(splits, device="cpu"), name, self._process_set
+        )
         if is_root and not self._whole:
             state = dict(super().state_dict()["state"])
             for rank, part in zip(members, received.split(counts.tolist()), strict=True):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite.errors import HvdliteError
 from parallel.scenarios import run_all
 from parallel.torch.test_torch_adasum import TOLERANCE, adasum, array_of, close
 from patience import Stopwatch, wait_until
@@ -369,6 +370,31 @@ def scenario_training_does_not_wait_for_the_device(device: torch.device) -> None
             if device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
         assert not torch.equal(model[0].weight, kept), options
+
+
+def scenario_ranks_at_different_steps_are_noticed(device: torch.device) -> None:
+    if hvd.size() == 1:
+        return
+    model = make_model(device)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    inputs = torch.ones(4, 6, dtype=torch.float64, device=device)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+    if hvd.rank() == 0:  # It leaves out a step.
+        optimizer.synchronize()
+        optimizer.zero_grad()
+    else:
+        optimizer.step()
+    with pytest.raises(HvdliteError, match="met those of another step"):
+        for _ in range(5):
+            model(inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # So both ranks see it in the same step.
 
 
 def scenario_a_scaler_skips_the_same_step_on_all_ranks(device: torch.device) -> None:

@@ -199,13 +199,10 @@ def test_signal_to_the_launcher_ends_all_hosts(
     code, _, stderr, seconds = finish(launcher)
     assert code == status
     assert seconds <= 4.0
-    # A rank may notice that a rank of another host has gone before its own signal arrives. No other
-    # message is shown. The signal may also end a rank between the two halves of that line, while
-    # Python asks the error for its message, or before, and then Python dumps the error.
-    raised = [line for line in stderr.splitlines() if "Error" in line]
-    shown = r" hvdlite\.errors\.RankFailedError(: rank |: <exception str|$)"
-    noticed = re.compile(shown + r"| object (type name|repr +): RankFailedError")
-    assert all(noticed.search(line) for line in raised), stderr
+    # A rank may notice that a rank of another host has gone before its own signal arrives. The
+    # signal may also meet Python while it shows that error; Python says so in several ways.
+    shown = set(re.findall(r"^ *\[\d\] ([\w.]+(?:Error|Interrupt))\b", stderr, re.MULTILINE))
+    assert shown <= {"KeyboardInterrupt", "hvdlite.errors.RankFailedError"}, stderr
     assert "failed first" not in stderr
     assert bed.seconds_until_gone() < 0.5
 

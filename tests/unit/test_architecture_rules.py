@@ -73,6 +73,7 @@ VIOLATIONS = {
     "neutral imports a framework": ("package", "hvdlite/ops.py", "import torch.nn\n"),
     "adapter imports a foreign framework": ("package", "hvdlite/torch/a.py", "import keras\n"),
     "os.environ": ("environment", "hvdlite/ops.py", "import os\na = os.environ['A']\n"),
+    "tensor on the default device": ("device", "hvdlite/torch/a.py", "a = torch.zeros(3)\n"),
     "getenv by its name": ("environment", "hvdlite/torch/a.py", "from os import getenv\n"),
 }
 

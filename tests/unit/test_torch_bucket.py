@@ -13,6 +13,7 @@ from hvdlite.torch.collectives.tensors import NUMBER_OF
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.bucket_plan import (
     FIRST_BUCKET_BYTES,
+    bytes_of_cap,
     follow_groups,
     plan_buckets,
     split_evenly,
@@ -35,6 +36,14 @@ def test_buckets_follow_backward_and_the_first_is_small() -> None:
     assert FIRST_BUCKET_BYTES == MIB
     params = tensors(10, 10, 10, 10, 0.5, 0.25, 0.25)
     assert positions(params, plan_buckets(params, 25 * MIB)) == [[6, 5, 4], [3, 2, 1], [0]]
+
+
+def test_the_device_decides_unless_a_size_is_given() -> None:
+    params = tensors(*[1] * 12)
+    assert [len(one) for one in plan_buckets(params, None)] == [1, 4, 4, 3]
+    assert bytes_of_cap(None) is None and bytes_of_cap(2) == 2 * MIB
+    with pytest.raises(ArgumentError, match="positive number of MiB"):
+        bytes_of_cap(0)
 
 
 def test_large_tensors_have_their_own_bucket() -> None:

@@ -74,7 +74,7 @@ def _gradient(gradient: torch.Tensor, name: str, reduction: Reduction) -> torch.
     name = f"{name}.backward"
     if reduction.weight is None:
         return reduce(gradient, name, reduction)
-    weight = torch.tensor(reduction.weight, dtype=torch.float64)
+    weight = torch.tensor(reduction.weight, dtype=torch.float64, device="cpu")
     in_sum = Reduction(neutral.Sum, process_set=reduction.process_set)
     total = float(reduce(weight, f"{name}.weight", in_sum))
     gradient = reduce(gradient, name, reduction._replace(op=neutral.Sum, weight=None))

@@ -340,7 +340,7 @@ def _start_exchanging(
         if splits is None:
             return output
         dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int64
-        return output, torch.tensor(rows, dtype=dtype)
+        return output, torch.tensor(rows, dtype=dtype, device="cpu")
 
     return Handle(core, finish)
 

@@ -27,7 +27,7 @@ def tensor_over(memory: memoryview, dtype: torch.dtype, shape: Sequence[int]) ->
         [[0.0], [0.0]]
     """
     if not len(memory):
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype).reshape(tuple(shape))
 
 

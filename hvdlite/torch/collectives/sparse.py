@@ -49,6 +49,20 @@ def is_sparse(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.layout == torch.sparse_coo
 
 
+def _sparse(
+    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, is_coalesced: bool | None = None
+) -> torch.Tensor:
+    """Make a sparse tensor on the device of its values."""
+    return torch.sparse_coo_tensor(
+        indices,
+        values,
+        shape,
+        device=values.device,
+        check_invariants=False,
+        is_coalesced=is_coalesced,
+    )
+
+
 def _take_rows(tensor: torch.Tensor, compression: Any, scale: float) -> _Rows:
     tensor = tensor.detach().coalesce()
     values = tensor.values() if scale == 1.0 else tensor.values() * scale
@@ -92,7 +106,7 @@ class RowGathering:
             self._rows = [
                 row._replace(indices=row.indices[:0], values=row.values[:0]) for row in self._rows
             ]
-        weight = torch.tensor([reduction.weight or 0.0], dtype=torch.float64)
+        weight = torch.tensor([reduction.weight or 0.0], dtype=torch.float64, device="cpu")
         self._sources = [part for row in self._rows for part in (row.indices, row.values)]
         self._sources.append(weight)
         labels = [f"{one}.{part}" for one in names for part in ("indices", "values")]
@@ -114,11 +128,10 @@ class RowGathering:
         for row, indices, values in zip(self._rows, received[0:-1:2], received[1::2], strict=True):
             wide = self._compression.decompress(values.tensor, row.context)
             if factors is not None:
-                each = torch.repeat_interleave(factors, torch.tensor(values.rows))
+                rows = torch.tensor(values.rows, device="cpu")
+                each = torch.repeat_interleave(factors, rows)
                 wide = wide * each.to(wide).reshape(-1, *[1] * (wide.dim() - 1))
-            result = torch.sparse_coo_tensor(
-                indices.tensor.t(), wide, row.shape, check_invariants=False
-            )
+            result = _sparse(indices.tensor.t(), wide, row.shape)
             results.append(GatheredRows(result.coalesce(), len(indices.tensor)))
         return results
 
@@ -128,9 +141,12 @@ class RowGathering:
         ranks = len(weights.rows)
         if weight is None:
             factor = postscale / (self.core.members if op == ops.Average else 1)
-            return None if factor == 1.0 else torch.full((ranks,), factor, dtype=torch.float64)
-        shares = torch.zeros(ranks, dtype=torch.float64)  # a rank that has joined sends no weight
-        shares[torch.tensor(weights.rows) > 0] = weights.tensor
+            if factor == 1.0:
+                return None
+            return torch.full((ranks,), factor, dtype=torch.float64, device="cpu")
+        # A rank that has joined sends no weight.
+        shares = torch.zeros(ranks, dtype=torch.float64, device="cpu")
+        shares[torch.tensor(weights.rows, device="cpu") > 0] = weights.tensor
         total = shares.sum()
         return shares * (postscale / total) if total > 0 else shares
 
@@ -216,9 +232,7 @@ class SparseWays:
             rank = self._dimensions[position]
             indices = torch.zeros((rank, 0), dtype=torch.int64, device=param.device)
             values = torch.zeros((0, *param.shape[rank:]), dtype=param.dtype, device=param.device)
-            return torch.sparse_coo_tensor(
-                indices, values, param.shape, check_invariants=False, is_coalesced=True
-            )
+            return _sparse(indices, values, param.shape, is_coalesced=True)
         if not is_sparse(gradient):
             return gradient.to_sparse(self._dimensions[position])
         self._dimensions[position] = gradient.sparse_dim()
@@ -254,9 +268,7 @@ class SparseWays:
         """Convert a gradient that arrived dense to a sparse one with the rows of its mask."""
         indices = mask.nonzero().t()
         values = dense[tuple(indices)]
-        return torch.sparse_coo_tensor(
-            indices, values, dense.shape, check_invariants=False, is_coalesced=True
-        )
+        return _sparse(indices, values, dense.shape, is_coalesced=True)
 
     def choose(self, position: int, rows: float) -> None:
         """Choose how the parameter's next gradient travels.

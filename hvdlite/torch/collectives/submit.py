@@ -84,7 +84,7 @@ class Submission:
             return tensor
         data = self._core.take_output(index)
         if len(data) == 0:
-            return torch.empty(shape, dtype=like.dtype)
+            return torch.empty(shape, dtype=like.dtype, device="cpu")
         return torch.frombuffer(data, dtype=like.dtype).view(shape)
 
 

@@ -61,7 +61,8 @@ def place_of(verb: str, target: Target, source: torch.Tensor) -> Place:
             begin, end = begin or address, address + bytes_here
     if plain:
         return Place(begin, end - begin, [output.detach() for output in outputs], None)
-    new = torch.empty(sum(output.numel() for output in outputs), dtype=source.dtype)
+    elements = sum(output.numel() for output in outputs)
+    new = torch.empty(elements, dtype=source.dtype, device="cpu")
     return Place(new.data_ptr(), new.numel() * new.itemsize, [new], new)
 
 

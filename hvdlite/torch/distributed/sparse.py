@@ -101,5 +101,7 @@ def _give(target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> 
     base = target._base
     if base is not None and base.is_complex() and not target.is_complex():
         target, values = base, torch.view_as_complex(values)
-    result = torch.sparse_coo_tensor(indices, values, target.shape, check_invariants=False)
+    result = torch.sparse_coo_tensor(
+        indices, values, target.shape, device="cpu", check_invariants=False
+    )
     target.copy_(result.coalesce())

@@ -26,6 +26,7 @@ from hvdlite.torch.collectives import door
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
+from hvdlite.torch.exchange.device_steps import DeviceSteps
 from hvdlite.torch.exchange.gradient_bucket import STEPS, GradientBucket
 from hvdlite.torch.exchange.gradient_memory import (
     COMMON_FLAGS,
@@ -36,6 +37,8 @@ from hvdlite.torch.exchange.gradient_memory import (
 )
 from hvdlite.torch.exchange.layout import layout_spec
 from hvdlite.torch.exchange.low_rank import LowRank
+
+_Steps = tuple[int, list[float]]  # this rank's step, and the flags that met there
 
 
 @dataclass
@@ -121,7 +124,8 @@ class Bucket(GradientBucket):
         self._trips: list[_Trip] = []  # none while `_plain` is
         self._plain: Any = None  # all gradients, if they are plain: see `door.read_gradients`
         self._plain_specs: dict[int | None, list[_core.Tensor]] = {}  # of them, by the cast
-        self._flags = torch.empty(0)
+        self._flags = torch.empty(0, device="cpu")
+        self._device_steps: DeviceSteps | None = None  # of flags that are not waited for
         self._leading: Submission | None = None  # the left factors
         self._handle: Submission | None = None  # all else
         self._in_flight = name  # the name of the operation that `_handle` is of
@@ -344,7 +348,7 @@ class Bucket(GradientBucket):
             values += [trip.rows > 0 for trip in trips]
             values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
             values += [*begun, step, 1.0]
-            written = torch.tensor(values, dtype=dtype, pin_memory=flags.is_cuda)
+            written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
             flags.copy_(written, non_blocking=True)
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
@@ -357,7 +361,7 @@ class Bucket(GradientBucket):
         gathered: dict[int, GatheredRows] = {}
         if gathering is not None:
             gathered = dict(zip(positions, gathering.finish(), strict=True))
-        present, rows = self._read_flags(counts, handle.members, reduction.op)
+        present, rows, steps = self._read_flags(counts, handle.members, reduction.op)
         arrived = self._plain is not None and all(present) and not any(rows)
         trips = self._trips if arrived or self._plain is None else self._plain_trips()
         masks = self._masks
@@ -368,8 +372,8 @@ class Bucket(GradientBucket):
         self.reset()
         if changed is not None:
             raise self._changed(self._names[changed])
-        if not dropped:
-            self._check_step()
+        if not dropped and steps is not None:
+            self._check_step(*steps)
         with torch.no_grad():
             for i, trip in enumerate(trips):
                 if not present[i]:
@@ -399,23 +403,28 @@ class Bucket(GradientBucket):
         self.low_rank.write(position, target)
         trip.param.grad = target
 
-    def _read_flags(self, counts: bool, members: int, op: int) -> tuple[list[bool], list[float]]:
+    def _read_flags(
+        self, counts: bool, members: int, op: int
+    ) -> tuple[list[bool], list[float], _Steps | None]:
         """Return, by position, whether some rank had a gradient, and the rows that travelled dense.
 
-        The rows are those of sparse gradients, of all ranks together.
+        The rows are those of sparse gradients, of all ranks together. The third is what
+        `_check_step` looks at; None if nothing is known.
         """
         size, ways = len(self.params), self._ways
-        self._steps_met = 0.0
         if ways.dense_for_good and counts and all(trip.present for trip in self._trips):
-            return [True] * size, [0.0] * size
+            self._device_steps = self._device_steps or DeviceSteps(self._flags)
+            steps = self._device_steps.look(self._flags, self._step)
+            return [True] * size, [0.0] * size, steps
+        self._device_steps = None  # It may hold what a world left that has failed.
         factor = members if op == ops.Average else 1
         *flags, step, ones = self._flags.tolist()
         if self.low_rank is not None:
             self.low_rank.schedule.agree(flags.pop())
-        self._steps_met = step / ones if ones > 0 else 0.0
+        steps = self._step, [step, ones]
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
-            return present, [0.0] * size
+            return present, [0.0] * size, steps
         rows = [flag * factor for flag in flags[size : 2 * size]]
         for i, (sparse, dimensions) in enumerate(
             zip(flags[2 * size : 3 * size], flags[3 * size :], strict=True)
@@ -424,7 +433,7 @@ class Bucket(GradientBucket):
                 ways.agree(i, dimensions / sparse)
         any_rows = any(rows) or self._gathering is not None
         ways.dense_for_good = self._flags.is_cuda and all(present) and not any_rows
-        return present, rows
+        return present, rows, steps
 
     def _make_masks(
         self, positions: Sequence[int], trips: Sequence[_Trip]

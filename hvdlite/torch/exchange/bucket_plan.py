@@ -6,13 +6,26 @@ from collections.abc import Sequence
 
 import torch
 
+from hvdlite.errors import ArgumentError
+
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
+HOST_BUCKET_BYTES = 4 << 20
+GPU_BUCKET_BYTES = 25 << 20  # Launches cost more there; docs/gpu.md has the figures.
+
+
+def bytes_of_cap(bucket_cap_mb: float | None) -> int | None:
+    """Return the argument `bucket_cap_mb` in bytes; None leaves the choice to `plan_buckets`."""
+    if bucket_cap_mb is None:
+        return None
+    if bucket_cap_mb <= 0:
+        raise ArgumentError("bucket_cap_mb must be a positive number of MiB")
+    return int(bucket_cap_mb * (1 << 20))
 
 
 def form(
     params: Sequence[torch.Tensor],
     groups: int | Sequence[Sequence[torch.Tensor]],
-    cap_bytes: int,
+    cap_bytes: int | None,
 ) -> list[list[torch.Tensor]]:
     """Divide parameters into buckets as the arguments of `DistributedOptimizer` say."""
     if not isinstance(groups, int):
@@ -20,12 +33,12 @@ def form(
     return split_evenly(params, groups) if groups > 0 else plan_buckets(params, cap_bytes)
 
 
-def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[torch.Tensor]]:
+def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int | None) -> list[list[torch.Tensor]]:
     """Divide parameters into buckets, in the order in which backward reaches them.
 
     That is the reverse of their registration. A bucket has parameters of one dtype and device. It
     is closed when it has `cap_bytes`; the first of each dtype and device, when it has
-    FIRST_BUCKET_BYTES.
+    FIRST_BUCKET_BYTES. With None, the device decides.
 
     Example:
         >>> a, b, c = (torch.zeros(1 << 18) for _ in range(3))  # 1 MiB each
@@ -39,7 +52,9 @@ def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[to
         kind = (param.dtype, param.device)
         if kind not in filling:
             first = kind not in room
-            room[kind] = min(FIRST_BUCKET_BYTES, cap_bytes) if first else cap_bytes
+            by_device = GPU_BUCKET_BYTES if param.is_cuda else HOST_BUCKET_BYTES
+            cap = by_device if cap_bytes is None else cap_bytes
+            room[kind] = min(FIRST_BUCKET_BYTES, cap) if first else cap
             filling[kind] = []
             buckets.append(filling[kind])
         filling[kind].append(param)

@@ -42,7 +42,6 @@ class GradientBucket(abc.ABC):
         self._name = name
         self._names = list(names)
         self._step = 0
-        self._steps_met = 0.0  # the mean of the ranks' step numbers; 0: not read, or without weight
 
     @property
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
@@ -118,12 +117,17 @@ class GradientBucket(abc.ABC):
                     if param.grad is not None:
                         param.grad.mul_(factor)
 
-    def _check_step(self) -> None:
-        """Raise an error if gradients of different steps were reduced together."""
-        met, own = self._steps_met, 1.0 + self._step % STEPS
-        if met > 0 and abs(met - own) > 0.25:
+    def _check_step(self, step: int, flags: Sequence[float]) -> None:
+        """Raise an error if gradients of different steps were reduced together.
+
+        Args:
+            step: the number of this rank's step.
+            flags: the mean of the ranks' flags of their steps, and of ones.
+        """
+        of_steps, ones = flags
+        if ones > 0 and abs(of_steps / ones - (1.0 + step % STEPS)) > 0.25:
             raise HvdliteError(
-                f"rank {basics.rank()}: the gradients of its step {self._step + 1}, in "
+                f"rank {basics.rank()}: the gradients of its step {step + 1}, in "
                 f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
                 "backward() and step() equally often on every rank; run further backward() calls "
                 "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"

@@ -111,7 +111,7 @@ def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
     Raises:
         MismatchError: other ranks train something.
     """
-    empty = torch.empty(0)
+    empty = torch.empty(0, device="cpu")
     specs = [spec(f"{name}.layout", empty, empty)]
     reduction = Reduction(ops.Sum, process_set=process_set)
     try:
@@ -124,7 +124,7 @@ def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
 
 def _complete(names: set[str], process_set: ProcessSet) -> None:
     """Submit operations of other ranks with a shape that no other has, to end them by an error."""
-    empty = torch.empty(0)
+    empty = torch.empty(0, device="cpu")
     handles = []
     reduction = Reduction(ops.Sum, process_set=process_set)
     for name in sorted(names):

@@ -246,7 +246,7 @@ def _matrix_of(param: torch.Tensor, settings: PowerSGD) -> _Matrix | None:
 def _first_basis(matrix: _Matrix) -> torch.Tensor:
     """Return a random matrix, the same on all ranks."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(matrix.rank, matrix.columns, generator=generator)
+    return torch.randn(matrix.rank, matrix.columns, generator=generator, device="cpu")
 
 
 def orthonormalize(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:

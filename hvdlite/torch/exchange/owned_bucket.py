@@ -188,12 +188,12 @@ class OwnedBucket(GradientBucket):
         assert self._handle is not None
         results = self._take(self._handle)
         self.reset()
-        present = self._read_flags(results[self._flats.index(self._flagged)])
+        present, common = self._read_flags(results[self._flats.index(self._flagged)])
         for name, param in self.named_parameters:
             if not dropped and param.grad is not None:
                 raise self._changed(name)
         if not dropped:
-            self._check_step()
+            self._check_step(self._step, common)
         for flat, result in zip(self._flats, results, strict=False):
             begin = 0
             for position in flat.of[self._own]:
@@ -204,12 +204,12 @@ class OwnedBucket(GradientBucket):
                     self._shaped(own, position) if present[position] else None
                 )
 
-    def _read_flags(self, result: torch.Tensor) -> dict[int, bool]:
-        """Return whether some rank had a gradient, by position of the own parameters."""
+    def _read_flags(self, result: torch.Tensor) -> tuple[dict[int, bool], list[float]]:
+        """Return whether some rank had a gradient, by own position, and the bucket's own flags."""
         positions = self._of[self._own]
-        *flags, step, ones = result[result.numel() - len(positions) - COMMON_FLAGS :].tolist()
-        self._steps_met = step / ones if ones > 0 else 0.0
-        return {position: flag > 0 for position, flag in zip(positions, flags, strict=True)}
+        flags = result[result.numel() - len(positions) - COMMON_FLAGS :].tolist()
+        present = {i: flag > 0 for i, flag in zip(positions, flags, strict=False)}
+        return present, flags[-COMMON_FLAGS:]
 
     def _shaped(self, values: torch.Tensor, position: int) -> torch.Tensor:
         """Return a gradient of these values, with the strides of the one that was sent."""

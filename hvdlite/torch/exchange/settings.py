@@ -28,7 +28,7 @@ class Settings:
     passes: int
     groups: int | Sequence[Sequence[torch.Tensor]]
     sparse_as_dense: bool
-    cap_bytes: int
+    cap_bytes: int | None
     weight: Weight
     bucket_view: bool = False  # gradient_as_bucket_view
     in_backward: bool = True  # reduce_in="backward"

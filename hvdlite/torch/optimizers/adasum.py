@@ -38,7 +38,7 @@ class DistributedAdasum(Wrapping):
     _adasum_name: str
     _adasum_names: dict[torch.Tensor, str]
     _adasum_compression: Any
-    _adasum_cap: int
+    _adasum_cap: int | None
     _adasum_set: ProcessSet
     _adasum_replicas: ReplicaCheck
     _adasum_transaction: StepTransaction
@@ -184,9 +184,8 @@ class DistributedAdasum(Wrapping):
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedAdasum:
         plain = self._plain_copy(memo)
         names = {memo[id(p)]: name for p, name in self._adasum_names.items() if id(p) in memo}
-        cap_mb = self._adasum_cap / (1 << 20)
         copied: DistributedAdasum = distribute_adasum(
-            plain, names, self._adasum_compression, cap_mb, self._adasum_set
+            plain, names, self._adasum_compression, self._adasum_cap, self._adasum_set
         )
         return copied
 
@@ -208,7 +207,7 @@ def distribute_adasum(
     optimizer: Any,
     names: dict[torch.Tensor, str],
     compression: Any,
-    cap_mb: float,
+    cap_bytes: int | None,
     process_set: ProcessSet,
 ) -> Any:
     """Turn an optimizer into one that combines updates by Adasum, in place.
@@ -217,7 +216,7 @@ def distribute_adasum(
         optimizer: becomes an instance of a subclass of its class.
         names: the names of the parameters, as far as known.
         compression: how deltas are compressed while they travel.
-        cap_mb: the size in MiB of the deltas that travel as one request.
+        cap_bytes: the size of the deltas that travel as one request; see `plan_buckets`.
         process_set: the deltas of its members are combined; other ranks step for themselves.
     """
     take_step_back(optimizer)
@@ -234,5 +233,5 @@ def distribute_adasum(
     optimizer._adasum_transaction = StepTransaction(optimizer._adasum_name, process_set)
     if basics.in_elastic_job() and process_set.included():
         _note_gradients(optimizer)
-    optimizer._adasum_cap = int(cap_mb * (1 << 20))
+    optimizer._adasum_cap = cap_bytes
     return optimizer

@@ -69,7 +69,7 @@ def _total(norms: torch.Tensor, params: Sequence[torch.Tensor], norm_type: float
     """Combine the norms in the order of torch, which goes by device and dtype."""
     there = [i for i, present in enumerate(norms[1].tolist()) if present > 0]
     if not there:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0, device=norms.device)
     present = [params[i] for i in there]
     order = [there[i] for _, indices in _by_kind(present).values() for i in indices]
     parts = [norms[0, i].to(params[i].dtype).to(present[0].device) for i in order]

@@ -97,7 +97,7 @@ class PackedExchange:
         self._parts = alltoall_async(rows, shares, f"{name}.parts", process_set)
         self._weights: Any = None
         if weight is not None:
-            mine = torch.tensor([weight], dtype=torch.float64)
+            mine = torch.tensor([weight], dtype=torch.float64, device="cpu")
             self._weights = allgather_async(mine, f"{name}.weights", process_set)
         self._means: Any = None
 

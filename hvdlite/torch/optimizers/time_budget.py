@@ -44,14 +44,14 @@ def choose_budget(latencies: torch.Tensor, communication: torch.Tensor) -> float
     begins = ends - latencies
     finite = latencies.isfinite()
     counts = finite.sum((0, 2)).clamp(min=1)
-    mean = latencies.where(finite, torch.zeros(())).sum((0, 2)) / counts
+    mean = latencies.where(finite, 0).sum((0, 2)) / counts
     needed = torch.maximum(begins[..., 1:], begins[..., :-1] + 2 * mean[:, None])
     needed = needed.where(finite[..., 1:], math.inf)  # the budget with which it is done
     choices = needed[needed.isfinite()].unique()
     if choices.numel() == 0:
         return math.inf
     if choices.numel() > _CANDIDATES:
-        choices = choices[torch.linspace(0, choices.numel() - 1, _CANDIDATES).long()]
+        choices = choices[torch.linspace(0, choices.numel() - 1, _CANDIDATES, device="cpu").long()]
     firsts = ends[..., :1].where(finite[..., :1], 0)
     best, budget = -math.inf, math.inf
     for choice in choices.tolist():

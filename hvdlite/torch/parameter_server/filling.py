@@ -27,7 +27,7 @@ def fill(part: Part, values: torch.Tensor) -> None:
     end = part.first + part.rows
     for block in range(part.first // _BLOCK, -(-end // _BLOCK)):
         generator = torch.Generator().manual_seed(_mixed(filling.seed, block))
-        drawn = torch.empty(_BLOCK, *part.shape[1:], dtype=values.dtype)
+        drawn = torch.empty(_BLOCK, *part.shape[1:], dtype=values.dtype, device="cpu")
         drawn.normal_(0.0, filling.std, generator=generator)
         first, last = max(part.first, block * _BLOCK), min(end, (block + 1) * _BLOCK)
         mine = drawn[first - block * _BLOCK : last - block * _BLOCK]

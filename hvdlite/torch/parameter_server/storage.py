@@ -48,7 +48,7 @@ class TorchStorage:
         self._parts = list(parts)
         self._check_finite = check_finite
         self.parameters = [
-            torch.nn.Parameter(torch.zeros(part.shape, dtype=DTYPES[part.spec.dtype]))
+            torch.nn.Parameter(torch.zeros(part.shape, dtype=DTYPES[part.spec.dtype], device="cpu"))
             for part in parts
         ]
         for part, parameter in zip(parts, self.parameters, strict=True):
@@ -143,14 +143,18 @@ class TorchStorage:
         values = tensor_over(gradient.values, own.dtype, (len(index), *own.shape[1:]))
         self._check_values(gradient.part, values)
         return torch.sparse_coo_tensor(
-            index.unsqueeze(0), values, own.shape, is_coalesced=True, check_invariants=False
+            index.unsqueeze(0),
+            values,
+            own.shape,
+            device="cpu",
+            is_coalesced=True,
+            check_invariants=False,
         )
 
     def _index(self, part: int, rows: memoryview) -> torch.Tensor:
         """Return the numbers of rows within a part, which must be ascending."""
         of = self._parts[part]
-        index = torch.frombuffer(rows, dtype=torch.int64) if len(rows) else torch.empty(0).long()
-        index = index - of.first
+        index = tensor_over(rows, torch.int64, (len(rows),)) - of.first
         low, high = (int(index[0]), int(index[-1])) if len(index) else (0, 0)
         if low < 0 or (of.rows and high >= of.rows) or bool((index.diff() <= 0).any()):
             raise ArgumentError(

@@ -20,12 +20,12 @@ def trial_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Update:
     seeds = itertools.count()  # others each time, by which an optimizer that draws is known
 
     def update(tensors: Sequence[Tensor]) -> list[list[float]]:
-        parameters = [torch.nn.Parameter(torch.tensor(one.values)) for one in tensors]
+        parameters = [torch.nn.Parameter(_vector(one.values)) for one in tensors]
         twin = _twin(optimizer, group, parameters)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(next(seeds))
             for gradients in zip(*(one.gradients for one in tensors), strict=True):
-                if not _step(twin, parameters, [torch.tensor(one) for one in gradients]):
+                if not _step(twin, parameters, [_vector(one) for one in gradients]):
                     break
         return [row for one in parameters for row in one.detach().tolist()]
 
@@ -46,6 +46,11 @@ def _twin(
         options["lr"] = 0.1  # A schedule begins at zero, where nothing would move.
     twin.param_groups = [{"params": parameters, **options}]
     return twin
+
+
+def _vector(values: Any) -> torch.Tensor:
+    """Return numbers in host memory, where servers keep parameters."""
+    return torch.tensor(values, device="cpu")
 
 
 def _step(

@@ -388,6 +388,25 @@ def scenario_sparse_gradients() -> None:
     assert torch.allclose(table.weight.grad.to_dense(), expected)
 
 
+def scenario_torchs_default_device_is_not_asked() -> None:
+    table, words = nn.Embedding(6, 2, sparse=True), torch.tensor([hvd.rank(), 5])
+    hvd.broadcast_parameters(table.state_dict(), root_rank=0)
+    optimizer = make(table, weight=1.0 + hvd.rank())
+    sampler = hvd.elastic.ElasticSampler(range(8))
+    torch.set_default_device("meta")  # What is made there has no values to send.
+    try:
+        for step in range(3):  # The second step sends rows.
+            optimizer.zero_grad()
+            if step < 2 or hvd.rank() == 0:  # In the third, some ranks have none.
+                table(words).sum().backward()
+            optimizer.step()
+        assert len(list(sampler)) == -(-8 // hvd.size())
+    finally:
+        torch.set_default_device(None)
+    gradient = table.weight.grad.to_dense()
+    assert gradient[5].tolist() == gradient[0].tolist() != [0.0, 0.0]
+
+
 def scenario_names() -> None:
     model = make_model()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
