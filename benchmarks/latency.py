@@ -8,7 +8,7 @@ before the first is waited for, or in one group, for which gloo has them in flig
 take turns in short rounds, with one thread per rank:
 
 - `hvdlite`: the functions of hvdlite.torch.
-- `without_door`: the same, with the fast door shut (hvdlite.torch.collectives.door).
+- `without_fast_path`: the same, with the fast path off (hvdlite.torch.collectives.fast_path).
 - `core`, of single tensors: the engine's method, called with a tensor that is described already.
 - `gloo`: torch.distributed.all_reduce.
 
@@ -41,7 +41,7 @@ from workers import add_common_arguments, print_row, run_ranks
 
 import hvdlite.torch as hvd
 from hvdlite import _core, basics
-from hvdlite.torch.collectives import door
+from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.tensors import spec
 
 KIB = 1024
@@ -100,7 +100,7 @@ def single_calls(tensor: torch.Tensor) -> dict[str, Call]:
 
     return {
         "hvdlite": ours,
-        "without_door": without_door(ours),
+        "without_fast_path": without_fast_path(ours),
         "core": lambda: engine.allreduce(name, described, total, blocking=True).wait(),
         "gloo": lambda: gloo.all_reduce(tensor),
     }
@@ -135,7 +135,7 @@ def measure_many(quick: bool) -> None:
         "grouped": (grouped, gloo_in_flight),
     }
     for way, (ours, theirs) in ways.items():
-        calls = {"hvdlite": ours, "without_door": without_door(ours), "gloo": theirs}
+        calls = {"hvdlite": ours, "without_fast_path": without_fast_path(ours), "gloo": theirs}
         tell({"bytes": BYTES_EACH, "tensors": TENSORS, "way": way}, calls, quick, 0)
 
 
@@ -178,11 +178,11 @@ def tell_phases(row: dict[str, Any], call: Call, calls: int, pause: float, path:
         print_row({"benchmark": "latency_phases", "np": hvd.size(), **row, **phases})
 
 
-def without_door(call: Call) -> Call:
-    """Return the same call with the fast door shut."""
+def without_fast_path(call: Call) -> Call:
+    """Return the same call with the fast path off."""
 
     def shut() -> object:
-        with door.shut():
+        with fast_path.off():
             return call()
 
     return shut
@@ -198,7 +198,9 @@ def tell(row: dict[str, Any], calls: dict[str, Call], quick: bool, pause: float)
         row[f"{name}_us"] = round(one.us, 1)
         row[f"{name}_best_us"] = round(one.best_us, 1)
         row[f"{name}_switches"] = round(one.switches, 1)
-    row["faster_than_without_door"] = round(figures["without_door"].us / figures["hvdlite"].us, 2)
+    row["faster_than_without_fast_path"] = round(
+        figures["without_fast_path"].us / figures["hvdlite"].us, 2
+    )
     row["faster_than_gloo"] = round(figures["gloo"].us / figures["hvdlite"].us, 2)
     print_row(row)
 

@@ -39,7 +39,7 @@ def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
     Loads the CUDA driver and NCCL as a GPU tensor would: `nccl_folders` is where wheels have it.
     """
 
-door: Any  # a module of functions in C, see hvdlite/torch/collectives/door.py
+fast_path: Any  # a module of functions in C, see hvdlite/torch/collectives/fast_path.py
 
 @final
 class Tensor:
@@ -163,20 +163,20 @@ class Handle:
         """Copy a received output on a GPU to `target`, once, on the stream that `wait` was told."""
 
 @final
-class Lobby:
+class PendingOperations:
     """Where the collectives of an elastic job wait between two worlds. Any thread may call it."""
 
     def __init__(self) -> None: ...
     @property
     def lost_fd(self) -> int:
-        """An eventfd that becomes readable when an engine has ended by a failure, and parked."""
+        """An eventfd that becomes readable when an engine has ended by a failure."""
 
     def report(self, gone: Sequence[int]) -> dict[str, Any]:
         """Describe the world that ended last, without these of its ranks.
 
         Returns:
             "commits": by process set, the count of commits that this rank has completed; "stuck":
-            what cannot be redone, or None; "accused": the rank that failed, as this rank saw it, or
+            what cannot be redone, or None; "suspect": the rank that failed, as this rank saw it, or
             None; "reason": why the world has ended.
         """
 
@@ -213,12 +213,12 @@ class Engine:
         host_of: Sequence[int],
         links: Sequence[tuple[int, int, int, int, int]] = (),
         segment_fd: int = -1,
-        bell_fd: int = -1,
+        event_fd: int = -1,
         lifeline_fd: int = -1,
         nccl_folders: Sequence[str] = (),
         trace_file: int = -1,
         trace_rounds: bool = False,
-        lobby: Lobby | None = None,
+        pending: PendingOperations | None = None,
         epoch: int = 0,
         process_sets: Sequence[tuple[int, Sequence[int]]] = (),
         clock_offset: int = 0,
@@ -228,14 +228,14 @@ class Engine:
 
         Args:
             host_of: by rank, the index of its host, numbered from 0 in order of first appearance.
-            links: per peer (rank, control_fd, data_fd, segment_fd, bell_fd); -1 where there is
-                none: data_fd only between hosts, segment_fd and bell_fd only within one, where
+            links: per peer (rank, control_fd, data_fd, segment_fd, event_fd); -1 where there is
+                none: data_fd only between hosts, segment_fd and event_fd only within one, where
                 control_fd is the end of the peer's lifeline.
             segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one, as are
-                bell_fd, its own eventfd, and lifeline_fd, its own end of its lifeline.
+                event_fd, its own eventfd, and lifeline_fd, its own end of its lifeline.
             nccl_folders: where wheels have installed NCCL; it is loaded for the first GPU tensor.
             trace_file, trace_rounds: of `start_trace`, to have the first events too; -1: none.
-            lobby: of an elastic job, where collectives wait between two worlds.
+            pending: of an elastic job, where collectives wait between two worlds.
             epoch: of an elastic job, the number of this world.
             process_sets: of an elastic job, the sets that this world begins with: ids and ranks.
             clock_offset: nanoseconds from this host's monotonic clock to that of rank 0's host.
@@ -425,7 +425,7 @@ class Engine:
         """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""
 
     def suspend(self, reason: str) -> None:
-        """End the world of an elastic job; what is in flight is in the lobby when this returns."""
+        """End the world of an elastic job; what is in flight is pending when this returns."""
 
     def commit_counts(self) -> dict[int, int]:
         """Count the commits of an elastic job that this rank has completed, by process set."""
@@ -484,7 +484,7 @@ class Engine:
             after the median, of those before backward, and of the steps in which it was the last.
         """
 
-    def parked(self, key: str) -> int:
+    def waiting_results(self, key: str) -> int:
         """Count the steps of a roll call whose results all wait for this rank, which was late."""
 
     def attendance(self, key: str) -> list[tuple[int, int, int, int]]:

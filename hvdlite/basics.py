@@ -147,10 +147,10 @@ def _begin_elastic(
     connection = member.begin(deadline)
     try:
         if worker.joiner:
-            world = make_world(connection, deadline, worker.job_id, member.lobby, records=False)
+            world = make_world(connection, deadline, worker.job_id, member.pending, records=False)
             return replace(as_planned(world, worker), member=member)
         static = process_sets.static_ranks(connection.size)
-        world = make_world(connection, deadline, worker.job_id, member.lobby, sets=static)
+        world = make_world(connection, deadline, worker.job_id, member.pending, sets=static)
         return replace(world, member=member)
     except BaseException:
         member.leave({})
@@ -160,7 +160,7 @@ def _begin_elastic(
 def follow(
     connection: Connection,
     epoch: int,
-    lobby: _core.Lobby,
+    pending: _core.PendingOperations,
     rank_of: Sequence[int],
     resumes: bool,
 ) -> _core.Engine | None:
@@ -169,7 +169,7 @@ def follow(
     Args:
         connection: of the next world; this function takes it over.
         epoch: its number.
-        lobby: has the operations that go on in it.
+        pending: has the operations that go on in it.
         rank_of: by rank of the present world, the next rank of that worker, or -1.
         resumes: the next world begins in the middle of things, and not at a boundary.
 
@@ -183,14 +183,14 @@ def follow(
             return None
         size = connection.size
         static = process_sets.static_ranks(size)
-        sets = dict(lobby.process_sets(rank_of)) if resumes else static
+        sets = dict(pending.process_sets(rank_of)) if resumes else static
         timeline = _world.recorder.target
         _end_timeline(_world, None)
-        world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets, timeline)
+        world = make_world(connection, _world.start, _world.job_id, pending, epoch, sets, timeline)
         engine = world.engine
         # Before an addition that goes on can end.
         process_sets.begin_epoch(engine, world.rank, size, sets, resumes)
-        lobby.resume(engine, rank_of)
+        pending.resume(engine, rank_of)
         # A GPU was chosen by the local rank, so it stays as long as the process lives.
         _world = replace(world, local_rank=_world.local_rank, member=_world.member)
         for watcher in list(_watchers):

@@ -19,7 +19,7 @@ from hvdlite.timeline.recorder import Recorder
 class Member(Protocol):
     """This process's membership in an elastic job; see `hvdlite.elastic.membership_thread`."""
 
-    lobby: _core.Lobby
+    pending: _core.PendingOperations
 
     def begin(self, deadline: Deadline) -> Connection:
         """Register this worker, and wait for its first world."""
@@ -59,7 +59,7 @@ def make_world(
     connection: Connection,
     start: Deadline,
     job_id: bytes,
-    lobby: _core.Lobby | None = None,
+    pending: _core.PendingOperations | None = None,
     epoch: int = 0,
     sets: Mapping[int, Sequence[int]] | None = None,
     timeline: Path | None = None,
@@ -71,7 +71,7 @@ def make_world(
         connection: is taken over.
         start: the deadline of the `init` that made this world, or its first predecessor.
         job_id: the public number of the job.
-        lobby: of an elastic job.
+        pending: operations of an elastic job.
         epoch: of an elastic job, the number of this world.
         sets: of an elastic job, the ranks of the process sets that it begins with, by id.
         timeline: of an elastic job, the file of the timeline that goes on in this world.
@@ -88,7 +88,7 @@ def make_world(
         connection.clock,
         job_id,
         timeline_parts(),
-        None if lobby is None else epoch,
+        None if pending is None else epoch,
     )
     try:
         knobs = _core.knob_values()
@@ -109,12 +109,12 @@ def make_world(
         connection.host_of,
         connection.links,
         connection.segment_fd,
-        connection.bell_fd,
+        connection.event_fd,
         connection.lifeline_fd,
         gpu.nccl_folders(),
         trace_file,
         bool(knobs["timeline_mark_cycles"]),
-        lobby,
+        pending,
         epoch,
         list((sets or {}).items()),
         connection.clock.nanoseconds,

@@ -179,7 +179,7 @@ class Job:
             "offer": {"number": worker.number},
             "commits": {"0": worker.commits} if worker.epoch >= 0 else {},
             "stuck": None,
-            "accused": None,
+            "suspect": None,
             "reason": "the link broke" if why == "lost" else "",
             "restored": worker.restored,
         }
@@ -188,13 +188,13 @@ class Job:
             if worker.entered and not redoable and not worker.raising:
                 message["stuck"] = "an alltoall"
             if worker.world is not None and self.random.random() < 0.3:
-                message["accused"] = self.random.choice(worker.world.members)
+                message["suspect"] = self.random.choice(worker.world.members)
         if self.counts_steps:
             message["steps"] = worker.commits
         worker.outbox.append(message)
 
-    def park(self, worker: Model) -> None:
-        worker.parked = True
+    def suspend(self, worker: Model) -> None:
+        worker.suspended = True
         worker.connecting = None
 
     def deliver(self, worker: Model, cut: int) -> None:
@@ -215,7 +215,7 @@ class Job:
         kind = message["kind"]
         if kind == "gather":
             worker.heard = message["epoch"]
-            worker.parked, worker.connecting = True, None
+            worker.suspended, worker.connecting = True, None
             self.ready(worker, "boundary" if worker.script == "boundary" else "lost")
         elif kind == "epoch":
             worker.connecting = message
@@ -242,7 +242,7 @@ class Job:
 
     def go(self, worker: Model, world: World) -> None:
         assert worker.connected == world.epoch
-        worker.world, worker.epoch, worker.parked = world, world.epoch, False
+        worker.world, worker.epoch, worker.suspended = world, world.epoch, False
         worker.connecting = None
         if world.mode == "boundary":
             worker.commits = 1000 * world.epoch  # a new engine may count anew
@@ -280,7 +280,7 @@ class Job:
             self.finish(worker)
         elif not worker.entered:
             worker.entered = True
-            if not worker.parked and worker.world is not None:
+            if not worker.suspended and worker.world is not None:
                 entered = worker.world.entered.setdefault(worker.commits + 1, {})
                 entered[worker.number] = worker.notice
         else:
@@ -294,7 +294,7 @@ class Job:
         if not worker.entered or worker.raising:
             return True
         world = worker.world
-        return not worker.parked and world is not None and world.executed(worker.commits + 1)
+        return not worker.suspended and world is not None and world.executed(worker.commits + 1)
 
     def finish(self, worker: Model, status: int = 0) -> None:
         """The script ends: BYE, then the process. An exception is told, or leads to BYE, too."""
@@ -331,7 +331,7 @@ class Job:
 
     def broken(self, worker: Model) -> bool:
         world = worker.world
-        if world is None or worker.parked or worker.script in ("done", "new"):
+        if world is None or worker.suspended or worker.script in ("done", "new"):
             return False
         return world.broken or not all(self.workers[m].alive for m in world.members)
 
@@ -371,7 +371,7 @@ class Job:
 
     def lose(self, worker: Model) -> None:
         """The engine has ended by itself."""
-        worker.parked = True
+        worker.suspended = True
         self.ready(worker, "lost")
 
     def join(self) -> None:

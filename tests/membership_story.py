@@ -53,7 +53,7 @@ class Story:
             "offer": {"port": worker, "agreed": {"fusion": "64"}},
             "commits": commits if isinstance(commits, dict) else {"0": commits},
             "stuck": None,
-            "accused": None,
+            "suspect": None,
             "reason": "",
             "restored": False,
             "heard": self.heard.get(worker, -1),

@@ -32,8 +32,8 @@ class Model:
     joiner: bool
     alive: bool = True
     script: str = "new"  # new, init, training, boundary, done
-    world: World | None = None  # of its engine; kept while parked, for what is held
-    parked: bool = False
+    world: World | None = None  # of its engine; kept while suspended, for what is held
+    suspended: bool = False
     connecting: dict[str, Any] | None = None
     connected: int = -1  # the epoch for which it said so
     epoch: int = -1

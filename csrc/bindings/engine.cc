@@ -10,10 +10,10 @@
 #include "base/log.h"
 #include "bindings/gradient_memory.h"
 #include "bindings/handle.h"
-#include "bindings/lobby.h"
 #include "bindings/long_waits.h"
 #include "bindings/name.h"
 #include "bindings/native_waits.h"
+#include "bindings/pending_operations.h"
 #include "bindings/tensor_argument.h"
 #include "bindings/unlocked.h"
 #include "entry/entry_builder.h"
@@ -149,15 +149,15 @@ using LinkTuple = std::tuple<int, int, int, int, int>;
 using ProcessSetList = std::vector<std::pair<int, std::vector<int>>>;  // ids and ranks
 
 HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
-                      const std::vector<LinkTuple>& links, int segment_fd, int bell_fd,
+                      const std::vector<LinkTuple>& links, int segment_fd, int event_fd,
                       int lifeline_fd, std::vector<std::string> nccl_folders, int trace_file,
-                      bool trace_rounds, std::shared_ptr<Lobby> lobby, int epoch,
+                      bool trace_rounds, std::shared_ptr<PendingOperations> pending, int epoch,
                       ProcessSetList process_sets, std::int64_t clock_offset, bool control_tree) {
   Fd trace_fd(trace_file);
-  OwnLink own{Fd(segment_fd), Fd(bell_fd), Fd(lifeline_fd)};
+  OwnLink own{Fd(segment_fd), Fd(event_fd), Fd(lifeline_fd)};
   std::vector<PeerLink> peers;
-  for (const auto& [peer, control, data, peer_segment, peer_bell] : links) {
-    peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_bell)});
+  for (const auto& [peer, control, data, peer_segment, peer_wake_up] : links) {
+    peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_wake_up)});
   }
   Result<Config> config = Config::from_environment();
   raise_if_error(config.status());
@@ -176,7 +176,7 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
   }
   GpuLibraries gpus = GpuLibraries::search(config.value(), std::move(nccl_folders));
   std::optional<Engine::Elastic> elastic;
-  if (lobby != nullptr) elastic = {{epoch, std::move(process_sets)}, std::move(lobby)};
+  if (pending != nullptr) elastic = {{epoch, std::move(process_sets)}, std::move(pending)};
   return std::make_shared<EngineHolder>(
       std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value()),
                                std::move(gpus), std::move(trace), elastic, clock_offset));
@@ -361,7 +361,7 @@ void register_engine(py::module_& module) {
       "utf8_of_name", [](const Name& name) { return py::bytes(name.text); }, py::arg("name"));
   register_handle(module);
   register_gradient_memory(module);
-  register_lobby(module);
+  register_pending_operations(module);
   register_native_waits(module);
   module.def("threads_that_may_submit", &LongWait::threads_that_may_submit);
   const py::arg_v process_set = py::arg("process_set") = 0;
@@ -372,9 +372,9 @@ void register_engine(py::module_& module) {
   py::class_<EngineHolder, HolderPtr>(module, "Engine", py::is_final())
       .def(py::init(&make_engine), py::arg("rank"), py::arg("size"), py::arg("host_of"),
            py::arg("links") = std::vector<LinkTuple>(), py::arg("segment_fd") = -1,
-           py::arg("bell_fd") = -1, py::arg("lifeline_fd") = -1,
+           py::arg("event_fd") = -1, py::arg("lifeline_fd") = -1,
            py::arg("nccl_folders") = std::vector<std::string>(), py::arg("trace_file") = -1,
-           py::arg("trace_rounds") = false, py::arg("lobby") = py::none(), py::arg("epoch") = 0,
+           py::arg("trace_rounds") = false, py::arg("pending") = py::none(), py::arg("epoch") = 0,
            py::arg("process_sets") = ProcessSetList(), py::arg("clock_offset") = 0,
            py::arg("control_tree") = false)
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
@@ -417,8 +417,10 @@ void register_engine(py::module_& module) {
       .def("note_gradient", [](const HolderPtr& self) { self->engine().note_gradient(); })
       .def("note", &note, py::arg("kind"), py::arg("name"), py::arg("text"))
       .def(
-          "parked",
-          [](const HolderPtr& self, const std::string& key) { return self->engine().parked(key); },
+          "waiting_results",
+          [](const HolderPtr& self, const std::string& key) {
+            return self->engine().waiting_results(key);
+          },
           py::arg("key"))
       .def("attendance", &attendance, py::arg("key"))
       .def("tunables", &tunables);

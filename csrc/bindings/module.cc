@@ -39,7 +39,7 @@ const char* class_of(StatusCode code) {
 
 void raise_status(const Status& status) {
   // This runs Python code. Other threads may get the GIL meanwhile, and the interpreter may end.
-  parked_at_the_end([&status] {
+  asleep_at_the_end([&status] {
     const py::object type = py::module_::import("hvdlite.errors").attr(class_of(status.code()));
     const py::object error = type(status.message());
     if (status.failed_rank() >= 0) error.attr("failed_rank") = status.failed_rank();
@@ -55,5 +55,5 @@ PYBIND11_MODULE(_core, module) {
   hvdlite::register_tables(module);
   hvdlite::register_gpu(module);
   hvdlite::register_engine(module);
-  hvdlite::register_door(module);
+  hvdlite::register_fast_path(module);
 }

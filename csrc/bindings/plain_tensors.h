@@ -32,7 +32,7 @@ inline pybind11::object result_of(PyObject* result) {
 template <typename... Arguments>
 pybind11::object call(const pybind11::object& function, const Arguments&... arguments) {
   PyObject* result = nullptr;
-  parked_at_the_end([&] {
+  asleep_at_the_end([&] {
     result =
         PyObject_CallFunctionObjArgs(function.ptr(), pybind11::handle(arguments).ptr()..., nullptr);
   });

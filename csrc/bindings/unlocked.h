@@ -10,7 +10,7 @@
 namespace hvdlite {
 
 // Never returns. This costs nothing: the process is about to end.
-[[noreturn]] inline void park() {
+[[noreturn]] inline void sleep_forever() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
@@ -19,11 +19,11 @@ namespace hvdlite {
 // destructors of Python objects, which need the GIL, and through noexcept functions, which abort
 // the process. Such a thread stays in here instead, as it does in later Pythons.
 template <typename Work>
-void parked_at_the_end(Work&& work) {
+void asleep_at_the_end(Work&& work) {
   try {
     work();
   } catch (abi::__forced_unwind&) {
-    park();
+    sleep_forever();
   }
 }
 
@@ -32,7 +32,7 @@ class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
   ~Unlocked() {
-    parked_at_the_end([this] { PyEval_RestoreThread(state_); });
+    asleep_at_the_end([this] { PyEval_RestoreThread(state_); });
   }
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;

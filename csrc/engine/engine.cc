@@ -12,10 +12,12 @@ namespace {
 // Of the program's thread: it has waited since it submitted its last all-reduce of a step.
 thread_local bool has_waited = false;
 
-std::unique_ptr<World> make_world(EngineParts& parts, const Lobby* lobby, Park park) {
-  const auto settled = lobby == nullptr ? std::nullopt : lobby->settled();
-  if (parts.fabric == nullptr) return std::make_unique<LoneWorld>(parts, settled, std::move(park));
-  return std::make_unique<PeerWorld>(parts, settled, std::move(park));
+std::unique_ptr<World> make_world(EngineParts& parts, const PendingOperations* pending,
+                                  Suspend suspend) {
+  const auto settled = pending == nullptr ? std::nullopt : pending->settled();
+  if (parts.fabric == nullptr)
+    return std::make_unique<LoneWorld>(parts, settled, std::move(suspend));
+  return std::make_unique<PeerWorld>(parts, settled, std::move(suspend));
 }
 
 }  // namespace
@@ -25,35 +27,35 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
                const std::optional<Elastic>& elastic, std::int64_t clock_offset)
     : parts_(std::move(fabric), std::move(backend), std::move(config), std::move(gpu_libraries),
              std::move(trace), elastic ? &elastic->world : nullptr,
-             elastic ? elastic->lobby->highest_set() : 0, clock_offset),
-      lobby_(elastic ? elastic->lobby : nullptr),
+             elastic ? elastic->pending->highest_set() : 0, clock_offset),
+      pending_(elastic ? elastic->pending : nullptr),
       world_(make_world(
-          parts_, lobby_.get(), lobby_ == nullptr ? Park() : [this](Parked parked) {
-            lobby_->park(*this, std::move(parked));
+          parts_, pending_.get(), pending_ == nullptr ? Suspend() : [this](Suspended suspended) {
+            pending_->suspend(*this, std::move(suspended));
           })) {}
 
 void Engine::note_wait() { has_waited = true; }
 
 Engine::~Engine() {
   world_->shutdown();
-  if (lobby_ != nullptr) lobby_->forget(*this);
+  if (pending_ != nullptr) pending_->forget(*this);
 }
 
 void Engine::abort(const std::string& reason) {
   world_->abort(reason);
-  if (lobby_ != nullptr) lobby_->close(*this, Status(StatusCode::kRankFailed, reason, rank()));
+  if (pending_ != nullptr) pending_->close(*this, Status(StatusCode::kRankFailed, reason, rank()));
 }
 
 void Engine::shutdown() {
   world_->shutdown();
-  if (lobby_ == nullptr) return;
-  lobby_->close(*this, Status(StatusCode::kShutdown,
-                              "hvdlite was shut down on rank " + std::to_string(rank())));
+  if (pending_ == nullptr) return;
+  pending_->close(*this, Status(StatusCode::kShutdown,
+                                "hvdlite was shut down on rank " + std::to_string(rank())));
 }
 
 void Engine::note_blocked(std::vector<EntryPtr> waits) {
-  if (lobby_ != nullptr) {
-    lobby_->note_blocked(std::move(waits));
+  if (pending_ != nullptr) {
+    pending_->note_blocked(std::move(waits));
   } else {
     pass_blocked(std::move(waits));
   }
@@ -69,7 +71,7 @@ Status Engine::enqueue(const EntryPtr& entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(check(*entry));
   Status status = submit(entry, blocking);
   const bool ended = status.sticky() && status.code() != StatusCode::kShutdown;
-  return ended && lobby_ != nullptr ? lobby_->admit(*this, entry) : status;
+  return ended && pending_ != nullptr ? pending_->admit(*this, entry) : status;
 }
 
 // Only local checks. The world rejects ranks that differ or are unknown, so every rank gets the
@@ -77,7 +79,7 @@ Status Engine::enqueue(const EntryPtr& entry, bool blocking) {
 Status Engine::check(Entry& entry) {
   const Request& request = entry.request;
   const GroupPtr group = process_set(request.process_set);
-  if (group == nullptr && lobby_ != nullptr &&
+  if (group == nullptr && pending_ != nullptr &&
       request.process_set <= static_cast<std::uint32_t>(highest_set())) {
     // As for an operation that was in flight: the ranks restore their last commit.
     return of_call(request, Status(StatusCode::kRankFailed,
@@ -88,7 +90,7 @@ Status Engine::check(Entry& entry) {
   if (entry.request.kind == Kind::kRemoveProcessSet) {
     HVDLITE_RETURN_IF_ERROR(name_removed_ranks(entry));
   }
-  if (request.roll && lobby_ != nullptr) {
+  if (request.roll && pending_ != nullptr) {
     return invalid_call(request,
                         "an elastic job has no roll calls: what waits for a late rank would "
                         "be lost with the world; train it without `late`");

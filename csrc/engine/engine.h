@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/lobby.h"
+#include "engine/pending_operations.h"
 #include "engine/world.h"
 #include "entry/entry.h"
 #include "execution/parts.h"
@@ -34,10 +34,10 @@ struct Live {
 
 class Engine {
  public:
-  // Of an elastic job: its world, and the lobby that all its engines share.
+  // Of an elastic job: its world, and the pending operations that all its engines share.
   struct Elastic {
     ElasticWorld world;
-    std::shared_ptr<Lobby> lobby;
+    std::shared_ptr<PendingOperations> pending;
   };
   // Starts the engine's thread. `fabric` is null for a world of one; `backend` is the host's;
   // `trace` may be on already. `clock_offset`: nanoseconds from this host's monotonic clock to that
@@ -54,11 +54,12 @@ class Engine {
   // Submits an entry (request, inputs, outputs, gpu, weight filled in). The memory it points to
   // stays valid until its completion is released(). With `blocking` the caller promises to wait()
   // for it at once. In a world of one it is done when this returns. kInvalidArgument,
-  // kDuplicateName, or the sticky error: then the entry was not taken. In an elastic job the lobby
-  // takes what comes after the world has ended by a failure.
+  // kDuplicateName, or the sticky error: then the entry was not taken. In an elastic job what comes
+  // after the world has ended by a failure becomes pending.
   Status enqueue(const EntryPtr& entry, bool blocking);
-  // The two halves of enqueue(), without the lobby: the checks, and what the entry needs of this
-  // engine; and the rest. submit() fails with a sticky error only where the world has ended.
+  // The two halves of enqueue(), without the pending operations: the checks, and what the entry
+  // needs of this engine; and the rest. submit() fails with a sticky error only where the world has
+  // ended.
   Status check(Entry& entry);
   Status submit(const EntryPtr& entry, bool blocking) { return world_->submit(entry, blocking); }
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
@@ -72,13 +73,14 @@ class Engine {
   void note_gradient() { began_at_.store(trace_now(), std::memory_order_relaxed); }
 
   // All threads of this process that could submit wait for these entries of this engine, or of
-  // those that share its lobby; with none of them: not any more. The caller has made sure of it in
-  // a way that no submission comes in between. This may prove a deadlock (negotiation/deadlock.h).
+  // those that share its pending operations; with none of them: not any more. The caller has made
+  // sure of it in a way that no submission comes in between. This may prove a deadlock
+  // (negotiation/deadlock.h).
   void note_blocked(std::vector<EntryPtr> waits);
-  // What note_blocked() does without the lobby.
+  // What note_blocked() does without the pending operations.
   void pass_blocked(std::vector<EntryPtr> waits) { world_->note_blocked(std::move(waits)); }
   bool shares_entries_with(const Engine& other) const {
-    return this == &other || (lobby_ != nullptr && lobby_ == other.lobby_);
+    return this == &other || (pending_ != nullptr && pending_ == other.pending_);
   }
   // How long a wait lasts before this engine wants to know of it; none: never.
   std::optional<Patience> long_wait() const;
@@ -105,16 +107,16 @@ class Engine {
   // elastic job the others go on without this rank, whose own entries fail.
   void abort(const std::string& reason);
   // Leaves cleanly: what is in flight may still end (within shutdown_timeout), other entries fail
-  // with kShutdown, the peers are told. What waits in the lobby fails, too. Idempotent.
+  // with kShutdown, the peers are told. What is pending fails, too. Idempotent.
   void shutdown();
   // Elastic jobs: ends the world on this rank for this reason. Returns when all that was in flight
-  // is in the lobby.
+  // is pending.
   void suspend(const std::string& reason) { world_->suspend(reason); }
   // Elastic jobs: the commits that this rank has completed. Empty in a world of one.
   CommitCounts commit_counts() const {
     return parts_.commits == nullptr ? CommitCounts() : parts_.commits->counts();
   }
-  bool elastic() const { return lobby_ != nullptr; }
+  bool elastic() const { return pending_ != nullptr; }
   // The highest id of a process set so far, in this world or one before it; 0: there was none.
   int highest_set() const { return parts_.sets.highest(); }
 
@@ -135,7 +137,7 @@ class Engine {
   std::vector<Attendance::Row> attendance(const std::string& key) const {
     return parts_.attendance.rows(key);
   }
-  int parked(const std::string& key) const { return parts_.attendance.parked(key); }
+  int waiting_results(const std::string& key) const { return parts_.attendance.waiting(key); }
   // The settings that this rank's collectives use now.
   Tunables tunables() const { return world_->tunables(); }
   // Those that a search for better ones has ended with, in this world or one before it.
@@ -151,8 +153,8 @@ class Engine {
 
   std::atomic<std::int64_t> began_at_{0};  // see note_gradient(); 0: not any more
   EngineParts parts_;
-  const std::shared_ptr<Lobby> lobby_;  // null: the job is not elastic
-  const std::unique_ptr<World> world_;  // last: its thread uses the parts
+  const std::shared_ptr<PendingOperations> pending_;  // null: the job is not elastic
+  const std::unique_ptr<World> world_;                // last: its thread uses the parts
 };
 
 }  // namespace hvdlite

@@ -30,8 +30,8 @@ Agreed agreed_alone(const EntryPtr& entry) {
 
 }  // namespace
 
-LoneWorld::LoneWorld(EngineParts& parts, std::optional<Tunables> settled, Park park)
-    : parts_(parts), settled_(settled), park_(std::move(park)), executor_(parts) {}
+LoneWorld::LoneWorld(EngineParts& parts, std::optional<Tunables> settled, Suspend suspend)
+    : parts_(parts), settled_(settled), suspend_(std::move(suspend)), executor_(parts) {}
 
 Status LoneWorld::submit(EntryPtr entry, bool /*blocking*/) {
   HVDLITE_RETURN_IF_ERROR(check_alone(entry->request));
@@ -74,7 +74,7 @@ void LoneWorld::suspend(const std::string& reason) {
     MutexLock lock(mutex_);  // so no entry is half-way
     (void)parts_.queue.close(cause);
   }
-  if (park_) park_({cause, {}, nullptr, parts_.sets.others(), /*by_itself=*/false, settled_});
+  if (suspend_) suspend_({cause, {}, nullptr, parts_.sets.others(), /*by_itself=*/false, settled_});
 }
 
 Tunables LoneWorld::tunables() const { return tunables_of(parts_.config); }

@@ -16,7 +16,7 @@ namespace hvdlite {
 class LoneWorld : public World {
  public:
   // The parts are borrowed. A world of one only hands `settled` on.
-  LoneWorld(EngineParts& parts, std::optional<Tunables> settled, Park park);
+  LoneWorld(EngineParts& parts, std::optional<Tunables> settled, Suspend suspend);
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
@@ -34,7 +34,7 @@ class LoneWorld : public World {
 
   EngineParts& parts_;
   const std::optional<Tunables> settled_;
-  const Park park_;
+  const Suspend suspend_;
   Mutex mutex_;  // its holder is the runner
   Executor executor_ HVDLITE_GUARDED_BY(mutex_);
 };

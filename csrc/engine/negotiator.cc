@@ -222,7 +222,7 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const auto found = pending_.find(key);
   EntryPtr entry = found == pending_.end() ? nullptr : found->second;
   const bool sticky = response.form == Response::Form::kError && response.error.sticky();
-  if (sticky && elastic_) return response.error;  // the entry is parked with all others
+  if (sticky && elastic_) return response.error;  // the entry is suspended with all others
   if (entry != nullptr) {
     pending_.erase(found);
     reported_ = {};

@@ -29,12 +29,12 @@ std::string describe(const Tunables& tunables) {
 
 }  // namespace
 
-PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled, Park park)
+PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled, Suspend suspend)
     : parts_(parts),
       waiter_(*parts.fabric->waiter),
-      park_(std::move(park)),
+      suspend_(std::move(suspend)),
       negotiator_(*parts.fabric, parts.sets, parts.config, parts.queue, parts.counters, parts.live,
-                  parts.attendance, parts.timeline, /*elastic=*/park_ != nullptr),
+                  parts.attendance, parts.timeline, /*elastic=*/suspend_ != nullptr),
       executor_(parts),
       tunables_(tunables_of(parts.config)),
       settled_(settled) {
@@ -52,7 +52,7 @@ Status PeerWorld::submit(EntryPtr entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(std::move(entry)));
   if (!blocking) {
     token_.wake();
-    waiter_.bell().ring();
+    waiter_.wake_up().send();
   }
   return Status();
 }
@@ -86,30 +86,30 @@ bool PeerWorld::take_turn(const Completion& completion, bool asks,
     if (!asks || completion.done()) return false;
     // The background runs the engine: it gives the token back between two rounds.
     token_.request();
-    waiter_.bell().ring();
+    waiter_.wake_up().send();
     if (now >= end) return false;
     std::this_thread::yield();
     now = RunnerToken::Clock::now();
   }
-  waiter_.withdraw();
+  waiter_.disarm();
   return true;
 }
 
 void PeerWorld::give_back() {
   bool armed = false;
   if (token_.may_stand_by()) {
-    waiter_.announce_sleep();
+    waiter_.arm();
     armed = !has_work() && next_duty().is_never();
-    if (!armed) waiter_.withdraw();
+    if (!armed) waiter_.disarm();
   }
   const bool work_left = !armed && (negotiator_.pending() > 0 || !parts_.queue.empty());
-  if (token_.release(work_left, armed)) waiter_.knock();
+  if (token_.release(work_left, armed)) waiter_.wake_sleeper();
 }
 
 void PeerWorld::note_blocked(std::vector<EntryPtr> waits) {
   parts_.queue.note_blocked(std::move(waits));
   token_.wake();
-  waiter_.bell().ring();
+  waiter_.wake_up().send();
 }
 
 void PeerWorld::drive(const Completion& completion, Deadline deadline) {
@@ -122,12 +122,12 @@ void PeerWorld::drive(const Completion& completion, Deadline deadline) {
 void PeerWorld::background() {
   const PlainFloatingPoint plain;  // The thread has inherited the mode of the one that made it.
   while (token_.take_background()) {
-    waiter_.withdraw();
+    waiter_.disarm();
     bool runs = true;
     while (runs && !ending() && !token_.requested()) runs = run_once() || stand_by();
     if (runs) (void)token_.release(/*work_left=*/ending());
   }
-  waiter_.withdraw();
+  waiter_.disarm();
   drain();
   end_world();
   MutexLock lock(mutex_);
@@ -140,11 +140,11 @@ bool PeerWorld::stand_by() {
   const bool awaits = negotiator_.pending() > 0;
   if (!waiter_.stand_by(ready, [&] { token_.stand_by(); }, awaits, next_look())) return true;
   if (token_.resume()) {
-    waiter_.withdraw();
+    waiter_.disarm();
     negotiator_.note_sleep();
     return true;
   }
-  waiter_.bell().ring();
+  waiter_.wake_up().send();
   return false;
 }
 
@@ -206,7 +206,7 @@ void PeerWorld::run_rounds() {
     }
     for (Agreed& agreed : round.entries) {
       if (agreed.entry == nullptr) continue;
-      if (park_ != nullptr) {
+      if (suspend_ != nullptr) {
         unfinished_.push_back(std::move(agreed.entry));
       } else {
         fail(agreed.entry, this->status());
@@ -303,9 +303,9 @@ void PeerWorld::end_world() {
   parts_.fabric->close();
   for (EntryPtr& entry : unfinished_) entries.push_back(std::move(entry));
   add_interrupted(entries);
-  if (park_ != nullptr && !clean && !leaving_.load() && !aborted_.load()) {
-    park_({cause, std::move(entries), parts_.commits, parts_.sets.others(), !suspended_.load(),
-           settled()});
+  if (suspend_ != nullptr && !clean && !leaving_.load() && !aborted_.load()) {
+    suspend_({cause, std::move(entries), parts_.commits, parts_.sets.others(), !suspended_.load(),
+              settled()});
     return;
   }
   if (parts_.commits != nullptr) {
@@ -363,7 +363,7 @@ void PeerWorld::suspend(const std::string& reason) {
 void PeerWorld::shutdown() {
   leaving_.store(true);
   token_.close();
-  waiter_.bell().ring();
+  waiter_.wake_up().send();
   stop_thread(Deadline::after_knob(parts_.config.shutdown_timeout));
 }
 

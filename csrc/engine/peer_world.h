@@ -23,10 +23,10 @@ namespace hvdlite {
 
 class PeerWorld : public World {
  public:
-  // Borrows the parts, and starts the engine's thread, which calls `park` if the world ends by a
+  // Borrows the parts, and starts the engine's thread, which calls `suspend` if the world ends by a
   // failure. `settled`: what an earlier world has found; rank 0 lets all ranks have its own, and
   // searches only where there is none.
-  PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled, Park park);
+  PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled, Suspend suspend);
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
@@ -60,7 +60,7 @@ class PeerWorld : public World {
   void drain();  // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
   void give_back();  // the token, by a caller
-  void end_world();  // tells the peers, fails or parks everything in flight
+  void end_world();  // tells the peers, fails or suspends everything in flight
   void add_interrupted(std::vector<EntryPtr>& entries);  // of a turn that memory lacked for
   void fail(const EntryPtr& entry, const Status& cause);
   void watch_peers();
@@ -76,7 +76,7 @@ class PeerWorld : public World {
 
   EngineParts& parts_;
   Waiter& waiter_;  // the fabric's
-  const Park park_;
+  const Suspend suspend_;
   RunnerToken token_;
 
   // The runner's, guarded by the token.

@@ -19,12 +19,12 @@ bool Turn::try_take_background(bool soon) {
 void Turn::stand_by() {
   held = false;
   stands_by = true;
-  knocked = false;
+  sleeper_woken = false;
 }
 
 bool Turn::resume() {
   stands_by = false;
-  if (held || (knocked && !woken && !closed)) return false;
+  if (held || (sleeper_woken && !woken && !closed)) return false;
   held = true;
   woken = false;
   return true;
@@ -35,7 +35,7 @@ bool Turn::release(bool work_left, bool armed) {
   // What made the background leave its sleep meanwhile may have come after the holder's last look.
   woken = woken || work_left || (armed && !stands_by);
   if (!stands_by || (armed && !woken && !closed)) return false;
-  knocked = true;
+  sleeper_woken = true;
   return true;
 }
 
@@ -94,9 +94,9 @@ bool RunnerToken::resume() {
 bool RunnerToken::release(bool work_left, bool armed) {
   MutexLock lock(mutex_);
   released_ = Clock::now();
-  const bool knock = turn_.release(work_left, armed);
+  const bool wakes_sleeper = turn_.release(work_left, armed);
   if (turn_.notifies()) changed_.notify_one();
-  return knock;
+  return wakes_sleeper;
 }
 
 void RunnerToken::wake() {

@@ -5,13 +5,13 @@
 // At most one of them holds the token; all that belongs to "the runner" is guarded by it. A
 // background without work *stands by*: it gives the token away and sleeps in the waiter, which it
 // has armed before (transport/waiter.h). So a foreground takes the token without asking, and what
-// wakes the background makes it take the token, or ring for the holder where there is one.
+// wakes the background makes it take the token, or wake the holder where there is one.
 //
 // While the background stands by and the token is free, the waiter is armed, or the background has
-// been knocked up. A foreground that gives the token back sees to that: it arms the waiter and
-// looks once more, or it knocks. It knocks in a burst of calls, where peers would ring for nothing:
-// the background then waits here, for work that nobody waits for, or until no foreground has come
-// back for a while.
+// been woken. A foreground that gives the token back sees to that: it arms the waiter and looks
+// once more, or it wakes the sleeper. It does so in a burst of calls, where wake-ups of peers would
+// be for nothing: the background then waits here, for work that nobody waits for, or until no
+// foreground has come back for a while.
 //
 // The engine owns the token; any thread may call it, and its mutex is never held while another one
 // is taken.
@@ -33,17 +33,17 @@ struct Turn {
   bool woken = true;  // the background is to take it, with which it starts
   bool closed = false;
   bool stands_by = false;       // the background does
-  bool knocked = false;         // since it stands by
+  bool sleeper_woken = false;   // since it stands by
   bool burst = false;           // the holder has come back soon
   bool awaits_release = false;  // the background does, however long that takes
   auto operator<=>(const Turn&) const = default;
 
   bool try_take(bool soon);             // foreground
   bool try_take_background(bool soon);  // background
-  bool may_stand_by() const { return stands_by && !knocked && !burst && !woken && !closed; }
+  bool may_stand_by() const { return stands_by && !sleeper_woken && !burst && !woken && !closed; }
   void stand_by();                           // background, the holder
   bool resume();                             // background, which stands by
-  bool release(bool work_left, bool armed);  // the holder; true: knock
+  bool release(bool work_left, bool armed);  // the holder; true: wake the sleeper
   bool wake();                               // true: notify the background
   bool notifies() const { return woken || closed || awaits_release; }  // at a release
 };
@@ -52,7 +52,7 @@ class RunnerToken {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Foreground: takes the token if it is free. Withdraw the announcement of the waiter then.
+  // Foreground: takes the token if it is free. Disarm the waiter then.
   bool try_take(Clock::time_point now);
   // Foreground: the background runs the engine now, so this asks for the token.
   void request() { requested_.store(true); }
@@ -66,17 +66,19 @@ class RunnerToken {
   bool take_background();
   // Background, before it sleeps with an armed waiter: gives the token away.
   void stand_by();
-  // Background, after that sleep. False: the token is held, or this was a knock. The caller then
-  // rings the waiter's bell, because it may have taken the event that was to wake the holder.
+  // Background, after that sleep. False: the token is held, or the holder has woken it. The
+  // caller then wakes the waiter, because it may have taken the event that was to wake the holder.
   bool resume();
 
   // `work_left`: entries are under way that the background should look after. `armed`: the holder
-  // has armed the waiter for the background that stands by, and looked. True: knock.
+  // has armed the waiter for the background that stands by, and looked. True: wake
+  // the sleeper.
   bool release(bool work_left, bool armed = false);
-  // Wakes the background where the token is free: there is work that no foreground waits for. Ring
-  // the waiter's bell afterwards.
+  // Wakes the background where the token is free: there is work that no foreground waits for. Wake
+  // the waiter afterwards.
   void wake();
-  // No foreground gets the token any more; the background gets it next. Ring the bell afterwards.
+  // No foreground gets the token any more; the background gets it next. Wake the waiter
+  // afterwards.
   void close();
 
  private:

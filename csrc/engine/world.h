@@ -20,16 +20,16 @@
 
 namespace hvdlite {
 
-// What a world of an elastic job leaves when it ends by a failure (lobby.h).
-struct Parked {
+// What a world of an elastic job leaves when it ends by a failure (pending_operations.h).
+struct Suspended {
   Status cause;
   std::vector<EntryPtr> entries;        // besides those in `commits`
   std::shared_ptr<CommitBook> commits;  // null in a world of one
   std::vector<GroupPtr> process_sets;   // besides that of all ranks
-  bool by_itself = true;                // not by suspend()
+  bool by_itself = true;                // not by Engine::suspend()
   std::optional<Tunables> settled;      // as Engine::settled()
 };
-using Park = std::function<void(Parked)>;  // null: the job is not elastic
+using Suspend = std::function<void(Suspended)>;  // null: the job is not elastic
 
 class World {
  public:

@@ -71,7 +71,7 @@ class Completion {
     MutexLock lock(mutex_);
     return std::exchange(then_, nullptr);
   }
-  // Once: by the runner, or by the lobby between two worlds.
+  // Once: by the runner, or by the pending operations between two worlds.
   void finish(Status status) {
     std::function<void()> then;
     {

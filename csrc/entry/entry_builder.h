@@ -1,5 +1,5 @@
 // Makes an entry from what a caller of another language says: numbers for ops and dtypes,
-// addresses, the ordinal of a GPU. Both doors of the engine build with it, Python's
+// addresses, the ordinal of a GPU. Both ways into the engine build with it, Python's
 // (bindings/engine.cc) and that of the C functions (capi/c_api.cc).
 //
 // A builder remembers the first thing that is wrong, and build() returns it. It belongs to one

@@ -59,7 +59,7 @@ void Attendance::clear() {
   for (auto& [name, key] : keys_) key.waits.clear();
 }
 
-int Attendance::parked(const std::string& key) const {
+int Attendance::waiting(const std::string& key) const {
   MutexLock lock(mutex_);
   const auto found = keys_.find(key);
   if (found == keys_.end()) return 0;

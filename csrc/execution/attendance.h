@@ -44,7 +44,7 @@ class Attendance {
   void clear();
 
   // The steps that wait whole for this rank.
-  int parked(const std::string& key) const;
+  int waiting(const std::string& key) const;
   // By rank. `late` is known of all ranks, the rest of this one.
   std::vector<Row> rows(const std::string& key) const;
 

@@ -14,7 +14,7 @@
 // out what is due up to the cut, and submits all else anew.
 //
 // The runner of a world calls hold() and the functions of commits; any thread calls counts(). When
-// the world has ended, its owner moves the book into the lobby (engine/lobby.h), which guards it.
+// the world has ended, its owner moves the book to the pending operations, which guard it.
 #pragma once
 
 #include <cstdint>

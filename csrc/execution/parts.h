@@ -64,7 +64,7 @@ struct EngineParts {
   GpuPlane gpus;
   ProcessSets sets;
   TensorQueue queue{timeline};
-  // Elastic jobs with several ranks; shared with the lobby.
+  // Elastic jobs with several ranks; shared with the pending operations.
   std::shared_ptr<CommitBook> commits;
   Counters counters;                  // the runner counts up, any thread reads
   Attendance attendance{rank, size};  // in roll calls

@@ -8,7 +8,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The time between two looks at NCCL, whose own threads ring no bell.
+// The time between two looks at NCCL, whose own threads wake nobody.
 constexpr auto kPollInterval = 500us;
 // The time to wait for the fabric's word on a lost peer: NCCL may see the loss first.
 constexpr auto kGoodbyeTime = 500ms;

@@ -56,7 +56,7 @@ std::vector<StallMonitor::Warning> StallMonitor::check(Coordinator::TimePoint no
   std::vector<Warning> warnings;
   std::size_t hidden = 0;
   std::string fatal;
-  int accused = -1;
+  int suspect = -1;
   for (auto& [id, book] : coordinator_.books()) {
     for (auto& [key, tally] : book.tallies) {
       const Coordinator::TimePoint since = coordinator_.idle_since(book, tally);
@@ -64,7 +64,7 @@ std::vector<StallMonitor::Warning> StallMonitor::check(Coordinator::TimePoint no
         fatal = describe_stall(book, tally, now) + "; stall_shutdown is " +
                 text_of_seconds(shutdown_) +
                 ": set HVDLITE_STALL_SHUTDOWN to wait longer, or to 0 to wait for ever";
-        accused = coordinator_.missing_ranks(book, tally).front();
+        suspect = coordinator_.missing_ranks(book, tally).front();
       }
       const double silence = std::max(warning_, seconds_between(since, tally.warned));
       const auto last = std::max(tally.warned, since);
@@ -83,7 +83,7 @@ std::vector<StallMonitor::Warning> StallMonitor::check(Coordinator::TimePoint no
     warnings.push_back({"", -1, "... and " + std::to_string(hidden) + " more tensors wait"});
   }
   if (!fatal.empty()) {
-    coordinator_.fail_stalled(now - patience_of(shutdown_), fatal, accused);
+    coordinator_.fail_stalled(now - patience_of(shutdown_), fatal, suspect);
   }
   return warnings;
 }

@@ -20,11 +20,12 @@ std::byte* InprocLink::ring(int direction) {
   return memory.data() + (aligned - start) + static_cast<std::size_t>(direction) * stride(capacity);
 }
 
-InprocChannel::InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link, Bell peer_bell)
+InprocChannel::InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link,
+                             WakeUp peer_wake_up)
     : end_(end),
       link_(std::move(link)),
       rings_{peer, ByteRing(link_->ring(1 - end), link_->capacity),
-             ByteRing(link_->ring(end), link_->capacity), peer_bell} {}
+             ByteRing(link_->ring(end), link_->capacity), peer_wake_up} {}
 
 bool InprocChannel::gone() const { return link_->closed[0].load() || link_->closed[1].load(); }
 
@@ -35,7 +36,7 @@ Status InprocChannel::attach(Waiter& waiter) {
 }
 
 void InprocChannel::close() {
-  if (!link_->closed[end_].exchange(true)) rings_.peer_bell.ring();
+  if (!link_->closed[end_].exchange(true)) rings_.peer_wake_up.send();
 }
 
 }  // namespace hvdlite

@@ -22,8 +22,8 @@ struct InprocLink {
 
 class InprocChannel : public Channel {
  public:
-  // `end` is 0 or 1. `peer_bell` outlives the channel.
-  InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link, Bell peer_bell);
+  // `end` is 0 or 1. `peer_wake_up` outlives the channel.
+  InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link, WakeUp peer_wake_up);
   ~InprocChannel() override { close(); }
 
   int peer() const override { return rings_.peer; }

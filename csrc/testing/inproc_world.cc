@@ -15,11 +15,11 @@ namespace {
 // Of a rank: sanitizers have less address space than the system.
 constexpr std::uint64_t kMostGradientBytes = 8 << 20;
 
-// The memory that bells point into. It lives as long as any fabric of the world, because each
+// The memory that wake-ups point into. It lives as long as any fabric of the world, because each
 // fabric may ring any rank.
 struct WorldMemory {
   std::vector<std::shared_ptr<Segment>> segments;  // by rank
-  std::vector<Fd> bells;                           // by rank: its eventfd
+  std::vector<Fd> events;                          // by rank: its eventfd
 };
 
 Status add_rank(WorldMemory& memory, const Topology& topology, const Config& config) {
@@ -28,8 +28,8 @@ Status add_rank(WorldMemory& memory, const Topology& topology, const Config& con
   Result<std::shared_ptr<Segment>> segment = Segment::in_process(layout);
   HVDLITE_RETURN_IF_ERROR(segment.status());
   memory.segments.push_back(segment.value());
-  memory.bells.push_back(make_bell());
-  if (!memory.bells.back().valid()) return system_error("eventfd", errno);
+  memory.events.push_back(make_event());
+  if (!memory.events.back().valid()) return system_error("eventfd", errno);
   return Status();
 }
 
@@ -40,9 +40,9 @@ Status fill(Fabric& fabric, const std::shared_ptr<WorldMemory>& memory, const Co
     const std::shared_ptr<Segment> segment(memory, memory->segments[peer].get());
     if (peer == topology.rank) fabric.own_segment = segment;
     if (topology.same_host(peer)) fabric.segments[peer] = segment;
-    fabric.bells[peer] = Bell(segment->sleeping(), memory->bells[peer].get());
+    fabric.wake_ups[peer] = WakeUp(segment->sleeping(), memory->events[peer].get());
   }
-  Fd own(::dup(memory->bells[topology.rank].get()));
+  Fd own(::dup(memory->events[topology.rank].get()));
   if (!own.valid()) return system_error("dup", errno);
   return fabric.open(std::move(own), config);
 }
@@ -54,8 +54,8 @@ void connect(Fabric& a, Fabric& b) {
   const auto link = [&](std::vector<std::unique_ptr<Channel>>& of_a,
                         std::vector<std::unique_ptr<Channel>>& of_b) {
     const auto shared = std::make_shared<InprocLink>(capacity);
-    of_a[rank_b] = std::make_unique<InprocChannel>(rank_b, 0, shared, a.bells[rank_b]);
-    of_b[rank_a] = std::make_unique<InprocChannel>(rank_a, 1, shared, b.bells[rank_a]);
+    of_a[rank_b] = std::make_unique<InprocChannel>(rank_b, 0, shared, a.wake_ups[rank_b]);
+    of_b[rank_a] = std::make_unique<InprocChannel>(rank_a, 1, shared, b.wake_ups[rank_a]);
   };
   if (!a.topology.control_tree || ControlTree(a.topology).linked(rank_b)) {
     link(a.control, b.control);

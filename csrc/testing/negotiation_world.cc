@@ -58,8 +58,8 @@ Status NegotiationWorld::connect(const std::vector<int>& host_of, bool control_t
     Result<std::shared_ptr<Segment>> segment = Segment::in_process(SegmentLayout::make(1, config));
     HVDLITE_RETURN_IF_ERROR(segment.status());
     fabric->own_segment = fabric->segments[rank] = segment.value();
-    bells_.push_back(make_bell());
-    Fd own(::dup(bells_.back().get()));
+    events_.push_back(make_event());
+    Fd own(::dup(events_.back().get()));
     if (!own.valid()) return system_error("dup", errno);
     HVDLITE_RETURN_IF_ERROR(fabric->open(std::move(own), config));
     fabrics.push_back(std::move(fabric));
@@ -68,8 +68,8 @@ Status NegotiationWorld::connect(const std::vector<int>& host_of, bool control_t
     for (int b = a + 1; b < size; ++b) {
       if (!needed(fabrics[a]->topology, b)) continue;
       const auto link = std::make_shared<InprocLink>(kRingBytes);
-      fabrics[a]->control[b] = std::make_unique<InprocChannel>(b, 0, link, Bell());
-      fabrics[b]->control[a] = std::make_unique<InprocChannel>(a, 1, link, Bell());
+      fabrics[a]->control[b] = std::make_unique<InprocChannel>(b, 0, link, WakeUp());
+      fabrics[b]->control[a] = std::make_unique<InprocChannel>(a, 1, link, WakeUp());
     }
   }
   for (auto& fabric : fabrics) {

@@ -36,7 +36,7 @@ class NegotiationWorld {
   };
   Status connect(const std::vector<int>& host_of, bool control_tree);
 
-  std::vector<Fd> bells_;
+  std::vector<Fd> events_;
   std::vector<Rank> ranks_;
   std::chrono::nanoseconds busy_{0};
 };

@@ -49,7 +49,7 @@ Status check(const Topology& topology, const std::vector<PeerLink>& links) {
     const bool local = topology.same_host(link.rank);
     const bool controls = !topology.control_tree || tree.linked(link.rank);
     if (controls != link.control.valid() || local != link.segment.valid() ||
-        local != link.bell.valid() || local == link.data.valid()) {
+        local != link.event.valid() || local == link.data.valid()) {
       return misfit("the link to rank " + std::to_string(link.rank) +
                     " lacks a descriptor or has one too many");
     }
@@ -63,13 +63,13 @@ Status add_local_peer(Fabric& fabric, PeerLink& link) {
   Result<std::shared_ptr<Segment>> segment = Segment::map(link.segment);
   HVDLITE_RETURN_IF_ERROR(segment.status());
   fabric.segments[peer] = segment.value();
-  fabric.bell_fds[peer] = std::move(link.bell);
-  fabric.bells[peer] = Bell(segment.value()->sleeping(), fabric.bell_fds[peer].get());
+  fabric.event_fds[peer] = std::move(link.event);
+  fabric.wake_ups[peer] = WakeUp(segment.value()->sleeping(), fabric.event_fds[peer].get());
   const std::size_t capacity = fabric.own_segment->layout().ring_bytes;
   fabric.control[peer] = std::make_unique<ShmChannel>(
       peer, ByteRing(fabric.own_segment->inbound_ring(topology.local_index(peer)), capacity),
       ByteRing(segment.value()->inbound_ring(topology.local_index(topology.rank)), capacity),
-      fabric.bells[peer], std::move(link.control));
+      fabric.wake_ups[peer], std::move(link.control));
   fabric.data[peer] = make_ring_channel(fabric, peer);
   return Status();
 }
@@ -79,16 +79,17 @@ Status add_local_peer(Fabric& fabric, PeerLink& link) {
 Fabric::Fabric(Topology its_topology)
     : topology(std::move(its_topology)),
       segments(topology.size),
-      bells(topology.size),
-      bell_fds(topology.size),
+      wake_ups(topology.size),
+      event_fds(topology.size),
       control(topology.size),
       data(topology.size) {}
 
-Status Fabric::open(Fd own_bell, const Config& config) {
+Status Fabric::open(Fd own_event, const Config& config) {
   gradients = std::make_shared<GradientArea>(own_segment);
   const int local_size = topology.local_size(topology.rank);
-  Result<std::unique_ptr<Waiter>> made = Waiter::make(
-      own_segment->sleeping(), std::move(own_bell), awake_times(config, local_size), topology.size);
+  Result<std::unique_ptr<Waiter>> made =
+      Waiter::make(own_segment->sleeping(), std::move(own_event), awake_times(config, local_size),
+                   topology.size);
   HVDLITE_RETURN_IF_ERROR(made.status());
   waiter = std::move(made.value());
   if (config.spin_us >= 0) waiter->always_spin();
@@ -105,7 +106,7 @@ Status Fabric::attach() {
 
 void Fabric::ring_local(const Group& group) const {
   for (const int rank : group.ranks) {
-    if (rank != topology.rank && topology.same_host(rank)) bells[rank].ring();
+    if (rank != topology.rank && topology.same_host(rank)) wake_ups[rank].send();
   }
 }
 
@@ -126,7 +127,7 @@ std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer) {
   };
   return std::make_unique<RingChannel>(
       peer, ring(*fabric.own_segment, topology.local_index(peer)),
-      ring(*fabric.segments[peer], topology.local_index(topology.rank)), fabric.bells[peer]);
+      ring(*fabric.segments[peer], topology.local_index(topology.rank)), fabric.wake_ups[peer]);
 }
 
 Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, OwnLink own,
@@ -139,7 +140,7 @@ Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, OwnLink own,
   Result<std::shared_ptr<Segment>> segment = Segment::map(own.segment);
   HVDLITE_RETURN_IF_ERROR(segment.status());
   fabric->own_segment = fabric->segments[fabric->topology.rank] = segment.value();
-  HVDLITE_RETURN_IF_ERROR(fabric->open(std::move(own.bell), config));
+  HVDLITE_RETURN_IF_ERROR(fabric->open(std::move(own.event), config));
   for (PeerLink& link : links) {
     if (fabric->topology.same_host(link.rank)) {
       HVDLITE_RETURN_IF_ERROR(add_local_peer(*fabric, link));

@@ -1,4 +1,4 @@
-// Everything that connects one rank to its peers: segments, bells, channels and the waiter. The
+// Everything that connects one rank to its peers: segments, wake-ups, channels and the waiter. The
 // fabric owns them all, and the engine owns the fabric.
 //
 // A rank in a process of its own makes its fabric from file descriptors that Python has connected
@@ -32,7 +32,7 @@ struct PeerLink {
   Fd control;
   Fd data;     // connected TCP socket; other hosts only
   Fd segment;  // the peer's memfd; same host only
-  Fd bell;     // the peer's eventfd; same host only
+  Fd event;    // the peer's eventfd; same host only
 };
 
 // A rank for which this rank waits in a collective that both have begun.
@@ -52,8 +52,8 @@ struct Fabric {
   std::shared_ptr<Segment> own_segment;
   std::vector<std::shared_ptr<Segment>> segments;  // by rank; null on other hosts
   std::shared_ptr<GradientArea> gradients;         // of own_segment
-  std::vector<Bell> bells;                         // by rank; rings do nothing for other hosts
-  std::vector<Fd> bell_fds;                        // owners behind `bells`
+  std::vector<WakeUp> wake_ups;                    // by rank; of other hosts they do nothing
+  std::vector<Fd> event_fds;                       // owners behind `wake_ups`
   // By rank; null for self, and in a control tree for ranks that are not linked.
   std::vector<std::unique_ptr<Channel>> control;
   std::vector<std::unique_ptr<Channel>> data;  // by rank; null for self
@@ -69,7 +69,7 @@ struct Fabric {
 
   // Makes `gradients`, and the waiter, which sleeps on this eventfd and shows that in
   // `own_segment`.
-  Status open(Fd own_bell, const Config& config);
+  Status open(Fd own_event, const Config& config);
   // Lets the waiter see all channels.
   Status attach();
   // Rings every member of `group` on this host.
@@ -78,13 +78,13 @@ struct Fabric {
   void close();
 };
 
-// Makes the data channel to a peer of this host, whose segment and bell the fabric has.
+// Makes the data channel to a peer of this host, whose segment and eventfd the fabric has.
 std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer);
 
 // What a rank shows to the ranks of its host.
 struct OwnLink {
   Fd segment;  // the memfd that Segment::create() made for this rank's local size
-  Fd bell;
+  Fd event;
   Fd lifeline;
 };
 

@@ -14,9 +14,9 @@ namespace hvdlite {
 
 class RingChannel : public Channel {
  public:
-  // The rings' memory and the bell's flag are borrowed from segments that outlive the channel.
-  RingChannel(int peer, ByteRing inbound, ByteRing outbound, Bell peer_bell)
-      : rings_{peer, inbound, outbound, peer_bell} {}
+  // The rings' memory and the peer's flag are borrowed from segments that outlive the channel.
+  RingChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up)
+      : rings_{peer, inbound, outbound, peer_wake_up} {}
 
   int peer() const override { return rings_.peer; }
   Result<std::size_t> try_write(std::span<const std::byte> bytes) override {

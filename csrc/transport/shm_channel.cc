@@ -4,8 +4,9 @@
 
 namespace hvdlite {
 
-ShmChannel::ShmChannel(int peer, ByteRing inbound, ByteRing outbound, Bell peer_bell, Fd lifeline)
-    : rings_{peer, inbound, outbound, peer_bell}, lifeline_(std::move(lifeline)) {}
+ShmChannel::ShmChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up,
+                       Fd lifeline)
+    : rings_{peer, inbound, outbound, peer_wake_up}, lifeline_(std::move(lifeline)) {}
 
 bool ShmChannel::gone() const {
   return !lifeline_.valid() || (waiter_ != nullptr && waiter_->lost(rings_.peer));

@@ -12,8 +12,8 @@ namespace hvdlite {
 
 class ShmChannel : public Channel {
  public:
-  // The rings' memory and the bell's flag are borrowed from segments that outlive the channel.
-  ShmChannel(int peer, ByteRing inbound, ByteRing outbound, Bell peer_bell, Fd lifeline);
+  // The rings' memory and the peer's flag are borrowed from segments that outlive the channel.
+  ShmChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up, Fd lifeline);
   ~ShmChannel() override { close(); }
 
   int peer() const override { return rings_.peer; }

@@ -14,14 +14,14 @@
 namespace hvdlite {
 namespace {
 
-constexpr std::uint64_t kBellTag = UINT64_MAX;
+constexpr std::uint64_t kWakeUpTag = UINT64_MAX;
 constexpr int kEventsAtOnce = 16;
 
 }  // namespace
 
-Fd make_bell() { return Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
+Fd make_event() { return Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
 
-void Bell::write_event() const {
+void WakeUp::write_event() const {
   const std::uint64_t one = 1;
   // A full counter means that the sleeper has been rung already.
   [[maybe_unused]] const ssize_t written = ::write(event_fd_, &one, sizeof one);
@@ -37,9 +37,9 @@ Result<std::unique_ptr<Waiter>> Waiter::make(std::atomic<std::uint32_t>* sleepin
   if (!waiter->epoll_fd_.valid()) return system_error("epoll_create1", errno);
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
-  event.data.u64 = kBellTag;
+  event.data.u64 = kWakeUpTag;
   if (::epoll_ctl(waiter->epoll_fd_.get(), EPOLL_CTL_ADD, waiter->event_fd_.get(), &event) != 0) {
-    return system_error("epoll_ctl of the bell", errno);
+    return system_error("epoll_ctl of the eventfd", errno);
   }
   return waiter;
 }
@@ -60,26 +60,26 @@ bool Waiter::lost(int rank) const {
 
 void Waiter::mark_lost(int rank) { lost_[rank].store(true); }
 
-Bell Waiter::bell() const { return Bell(sleeping_, event_fd_.get()); }
+WakeUp Waiter::wake_up() const { return WakeUp(sleeping_, event_fd_.get()); }
 
 void Waiter::pause() { cpu_pause(); }
 
 void Waiter::yield() { std::this_thread::yield(); }
 
-void Waiter::announce_sleep() { sleeping_->store(1, std::memory_order_seq_cst); }
+void Waiter::arm() { sleeping_->store(1, std::memory_order_seq_cst); }
 
-void Waiter::withdraw() {
+void Waiter::disarm() {
   if (sleeping_->load(std::memory_order_relaxed) != 0) {
     sleeping_->store(0, std::memory_order_seq_cst);
   }
 }
 
-Status Waiter::wake_up(Status status) {
-  withdraw();
+Status Waiter::disarmed(Status status) {
+  disarm();
   return status;
 }
 
-void Waiter::knock() const { bell().write_event(); }
+void Waiter::wake_sleeper() const { wake_up().write_event(); }
 
 Status Waiter::sleep(Deadline deadline) {
   std::array<epoll_event, kEventsAtOnce> events;
@@ -87,9 +87,9 @@ Status Waiter::sleep(Deadline deadline) {
       ::epoll_wait(epoll_fd_.get(), events.data(), kEventsAtOnce, deadline.remaining_ms());
   if (count < 0 && errno != EINTR) return system_error("epoll_wait", errno);
   for (int i = 0; i < count; ++i) {
-    if (events[i].data.u64 == kBellTag) {
-      std::uint64_t rings = 0;
-      [[maybe_unused]] const ssize_t got = ::read(event_fd_.get(), &rings, sizeof rings);
+    if (events[i].data.u64 == kWakeUpTag) {
+      std::uint64_t count = 0;
+      [[maybe_unused]] const ssize_t got = ::read(event_fd_.get(), &count, sizeof count);
     } else if ((events[i].events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
       mark_lost(static_cast<int>(events[i].data.u64));
     }

@@ -4,18 +4,18 @@
 // socket, work that a thread of its own enqueues, the death of a peer. All of them end the same
 // sleep. The sleeper first spins on its condition (worth two orders of magnitude where a core is
 // free, and see SpinRecord), then lets others have the core between two looks (see YieldRecord),
-// then publishes `sleeping`, looks once more, and sleeps in epoll on its own eventfd (the bell) and
-// on the watched sockets. A thread that changes something that a rank may wait for rings that
-// rank's Bell afterwards: one load while the rank is awake, one write(2) when it sleeps. Local
-// peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap). There is no I/O
-// thread and no polling: an idle process uses no processor time.
+// then publishes `sleeping` (it *arms* itself), looks once more, and sleeps in epoll on its own
+// eventfd and on the watched sockets. A thread that changes something that a rank may wait for
+// sends that rank a WakeUp afterwards: one load while the rank is awake, one write(2) when it
+// sleeps. Local peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap).
+// There is no I/O thread and no polling: an idle process uses no processor time.
 //
 // Order: the waker stores its change, then loads `sleeping`; the sleeper stores `sleeping`, then
 // loads the change. All four are seq_cst, so at least one of them sees the other.
 //
 // A thread that has nothing to do may sleep without being the runner any more (stand_by): then two
-// threads can be in epoll, and one event wakes one of them. The one that is not the runner rings
-// the bell for the other, and does not sleep here again before it is the runner.
+// threads can be in epoll, and one event wakes one of them. The one that is not the runner wakes
+// the other, and does not sleep here again before it is the runner.
 #pragma once
 
 #include <algorithm>
@@ -34,16 +34,17 @@
 namespace hvdlite {
 
 // Makes an eventfd for a new Waiter; it is invalid when the system has none left (errno says why).
-Fd make_bell();
+Fd make_event();
 
-// Rings one rank's Waiter. A view: the Fabric that hands it out owns the flag and the descriptor.
-class Bell {
+// Ends the sleep of one rank's Waiter. A view: the Fabric that hands it out owns the flag and the
+// descriptor.
+class WakeUp {
  public:
-  Bell() = default;
-  Bell(std::atomic<std::uint32_t>* sleeping, int event_fd)
+  WakeUp() = default;
+  WakeUp(std::atomic<std::uint32_t>* sleeping, int event_fd)
       : sleeping_(sleeping), event_fd_(event_fd) {}
   // Any thread of any process that shares the flag may call this; it never blocks.
-  void ring() const {
+  void send() const {
     if (sleeping_ != nullptr && sleeping_->load(std::memory_order_seq_cst) != 0) write_event();
   }
 
@@ -115,8 +116,8 @@ struct AwakeTimes {
 // says any thread.
 class Waiter {
  public:
-  // `sleeping` (borrowed) lies in memory that all ringers can see. `event_fd` is this rank's bell,
-  // `size` the world's. kInternal names a system call.
+  // `sleeping` (borrowed) lies in memory that all who wake this rank can see. `event_fd` is this
+  // rank's own, `size` the world's. kInternal names a system call.
   static Result<std::unique_ptr<Waiter>> make(std::atomic<std::uint32_t>* sleeping, Fd event_fd,
                                               AwakeTimes awake, int size);
 
@@ -129,7 +130,7 @@ class Waiter {
   // Ends this wait, and every later one that is not ready at once, with kShutdown. Any thread.
   void interrupt() {
     interrupted_.store(true);
-    bell().ring();
+    wake_up().send();
   }
   // From here on waits spin also where that does not pay.
   void always_spin() { always_spins_ = true; }
@@ -156,19 +157,19 @@ class Waiter {
     if (yields && yield_until(ready)) return Status();
     const auto soon = std::chrono::steady_clock::now() + kSoon;
     while (true) {
-      announce_sleep();
+      arm();
       if (meanwhile_) meanwhile_();
-      if (ready()) return wake_up(Status());
+      if (ready()) return disarmed(Status());
       if (interrupted_.load()) {
-        return wake_up(Status(StatusCode::kShutdown, "interrupted: this rank ends its world"));
+        return disarmed(Status(StatusCode::kShutdown, "interrupted: this rank ends its world"));
       }
       if (Status status = failed(); !status.ok()) {
-        (void)wake_up(Status());
+        (void)disarmed(Status());
         return ready() ? Status() : status;
       }
-      if (deadline.passed()) return wake_up(Status(StatusCode::kTimeout, ""));
-      if (Status status = sleep(deadline); !status.ok()) return wake_up(status);
-      (void)wake_up(Status());
+      if (deadline.passed()) return disarmed(Status(StatusCode::kTimeout, ""));
+      if (Status status = sleep(deadline); !status.ok()) return disarmed(status);
+      (void)disarmed(Status());
       if (!ready()) continue;
       if ((spins || yields) && std::chrono::steady_clock::now() < soon) {
         if (spins) spin_record_.wasted();
@@ -186,24 +187,24 @@ class Waiter {
   template <typename Ready, typename GiveAway>
   bool stand_by(Ready&& ready, GiveAway&& give_away, bool awaits, Deadline deadline) {
     if (ready() || (awaits && shall_spin() && spin_until(ready))) return false;
-    announce_sleep();
+    arm();
     if (ready() || interrupted_.load() || deadline.passed()) {
-      withdraw();
+      disarm();
       return false;
     }
     give_away();
     (void)sleep(deadline);
     return true;
   }
-  // For a thread that stands by: makes ringers ring. The runner then looks once more at all that
-  // may have changed, and is the runner no more, or withdraws.
-  void announce_sleep();
-  void withdraw();
+  // For a thread that stands by: from here on each WakeUp is sent. The runner then looks once more
+  // at all that may have changed, and is the runner no more, or disarms.
+  void arm();
+  void disarm();
   // Ends the sleep of a thread that stands by, armed or not. Any thread.
-  void knock() const;
+  void wake_sleeper() const;
 
   // Wakes this waiter from any thread of this process.
-  Bell bell() const;
+  WakeUp wake_up() const;
 
  private:
   explicit Waiter(int size) : lost_(size), flags_(size) {}
@@ -243,7 +244,7 @@ class Waiter {
   }
   static void pause();  // one spin-loop hint of the processor
   static void yield();
-  Status wake_up(Status status);  // withdraws the announcement and returns `status`
+  Status disarmed(Status status);  // disarms, and returns `status`
   Status sleep(Deadline deadline);
 
   void mark_lost(int rank);

@@ -20,10 +20,10 @@ class Connection:
     Attributes:
         host_of: by rank, the index of its host.
         links: for each peer, its rank and the descriptors of its control and data connections,
-            segment and bell; -1 stands for a descriptor that does not exist. For a peer of this
+            segment and event; -1 stands for a descriptor that does not exist. For a peer of this
             host, the control connection is the end of its lifeline (see `neighbours`).
         segment_fd: this rank's own shared memory segment.
-        bell_fd: this rank's own bell.
+        event_fd: this rank's own event.
         lifeline_fd: this rank's own end of its lifeline.
         clock: the offset of this host's clock to rank 0's.
         control_tree: whether control connections between hosts are those of a tree.
@@ -38,7 +38,7 @@ class Connection:
     host_of: Sequence[int] = (0,)
     links: Sequence[tuple[int, int, int, int, int]] = ()
     segment_fd: int = -1
-    bell_fd: int = -1
+    event_fd: int = -1
     lifeline_fd: int = -1
     local_rank: int = 0
     local_size: int = 1
@@ -51,7 +51,7 @@ class Connection:
         """Close the descriptors, when no engine takes them."""
         descriptors = [
             self.segment_fd,
-            self.bell_fd,
+            self.event_fd,
             self.lifeline_fd,
             *(fd for link in self.links for fd in link[1:]),
         ]
@@ -87,7 +87,7 @@ class Link:
     control: socket.socket | None = None
     data: socket.socket | None = None
     segment: int = -1
-    bell: int = -1
+    event: int = -1
     lifeline: int = -1
 
     @property
@@ -97,11 +97,11 @@ class Link:
 
     def neighbour(self) -> tuple[int, int, int]:
         """Return the descriptors of a peer of this host."""
-        return (self.segment, self.bell, self.lifeline)
+        return (self.segment, self.event, self.lifeline)
 
     def take_neighbour(self, descriptors: Sequence[int]) -> None:
         """Own the descriptors of a peer of this host, in the order of `neighbour`."""
-        self.segment, self.bell, self.lifeline = descriptors
+        self.segment, self.event, self.lifeline = descriptors
 
     def close(self) -> None:
         """Close everything that was not released."""
@@ -115,12 +115,12 @@ class Link:
 
     def release(self, rank: int) -> tuple[int, int, int, int, int]:
         """Give up the descriptors, in the order of `Connection.links`."""
-        segment, bell, control = self.neighbour()
+        segment, event, control = self.neighbour()
         self.take_neighbour((-1, -1, -1))
         if self.control is not None:
             control = _release(self.control)
         data = -1 if self.data is None else _release(self.data)
-        return (rank, control, data, segment, bell)
+        return (rank, control, data, segment, event)
 
 
 def _release(connection: socket.socket) -> int:

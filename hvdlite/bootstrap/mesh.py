@@ -105,7 +105,7 @@ class Mesh:
             link.linked = not self._tree or are_linked(host_of, rank, peer)
         # The peers of other hosts to which this rank is not connected yet.
         self._distant = {peer for peer in self._links if not self._is_local(peer)}
-        self._segment = self._bell = self._lifeline = -1
+        self._segment = self._event = self._lifeline = -1
         self._neighbours: Neighbours | None = None
         self._listeners: list[socket.socket] = []
         self._loop: Loop | None = None
@@ -118,7 +118,7 @@ class Mesh:
                 # The launcher may take one host with two names for two hosts, and count less.
                 locals_ = [one for one in range(len(self._peers)) if self._is_local(one)]
                 self._segment = self._create_segment(len(locals_))
-                self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._run(locals_)
             # No rank's engine starts before all ranks are connected, so that every rank has taken
             # over its sockets before a peer writes to them.
@@ -141,7 +141,7 @@ class Mesh:
         """Make all connections in one thread."""
         make_room(3 * len(locals_) + 2 * len(self._distant), len(self._peers))
         loop = self._loop = Loop()
-        own = (self._segment, self._bell)
+        own = (self._segment, self._event)
         neighbours = self._neighbours = Neighbours(
             self._rank, locals_, self._links, own, loop, self._deadline
         )
@@ -306,10 +306,10 @@ class Mesh:
             self._neighbours.close()
         for link in self._links.values():
             link.close()
-        for fd in (self._segment, self._bell, self._lifeline):
+        for fd in (self._segment, self._event, self._lifeline):
             if fd >= 0:
                 os.close(fd)
-        self._segment = self._bell = self._lifeline = -1
+        self._segment = self._event = self._lifeline = -1
 
     def _result(self, clock: ClockOffset) -> Connection:
         topology = self._topology
@@ -319,7 +319,7 @@ class Mesh:
             host_of=topology.host_of,
             links=tuple(link.release(peer) for peer, link in self._links.items()),
             segment_fd=self._segment,
-            bell_fd=self._bell,
+            event_fd=self._event,
             lifeline_fd=self._lifeline,
             local_rank=topology.local_rank,
             local_size=topology.local_size,

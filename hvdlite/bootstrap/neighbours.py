@@ -1,8 +1,8 @@
-"""How the ranks of one host get each other's memory, bells and lifelines.
+"""How the ranks of one host get each other's memory, events and lifelines.
 
-A rank needs three descriptors of every other rank of its host: its segment, its bell, and an end of
-its *lifeline*. This is a pair of connected sockets, of which the rank keeps one, and all the others
-share the other one: when the rank leaves or dies, they see it there.
+A rank needs three descriptors of every other rank of its host: its segment, its event (an
+eventfd), and an end of its *lifeline*. This is a pair of connected sockets, of which the rank keeps
+one, and all the others share the other one: when the rank leaves or dies, they see it there.
 
 Every rank hands its three descriptors to the first rank of its host, over a Unix socket. When that
 rank has all of them, it hands to each rank those of the others. So the n ranks of a host shake
@@ -41,7 +41,7 @@ class Neighbours:
         rank: this rank.
         ranks: the ranks of its host, ascending, with itself.
         links: of the other ranks, which get the descriptors.
-        own: this rank's segment and bell; borrowed.
+        own: this rank's segment and event; borrowed.
         loop: runs the steps.
         deadline: limits the exchange.
     """

@@ -22,18 +22,18 @@ class Inbox:
             lost_fd: an eventfd, borrowed; when it is written, the inbox brings `LOST`.
         """
         self._messages: deque[Message] = deque()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lost_fd = lost_fd
 
     def put(self, message: Message) -> None:
         """Add a message behind the others; any thread may call it."""
         self._messages.append(message)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event, 1)
 
     def put_back(self, message: Message) -> None:
         """Add a message before the others, which the membership thread has taken too early."""
         self._messages.appendleft(message)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event, 1)
 
     def take(self, timeout: float | None = None) -> Message | None:
         """Wait for the next message and return it; None if `timeout` seconds have passed first."""
@@ -42,7 +42,7 @@ class Inbox:
                 return self._messages.popleft()
             milliseconds = None if timeout is None else 1000 * timeout
             poller = select.poll()
-            poller.register(self._bell, select.POLLIN)
+            poller.register(self._event, select.POLLIN)
             poller.register(self._lost_fd, select.POLLIN)
             ready = [fd for fd, _ in poller.poll(milliseconds)]
             if not ready:

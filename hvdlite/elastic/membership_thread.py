@@ -1,11 +1,10 @@
 """The membership thread of a worker in an elastic job, which takes it from one world to the next.
 
 It sleeps until the registrar says something, or the worker's world ends. When a member has died,
-the engine *parks* what it had in flight in the lobby. The membership thread reports what this
-worker has handed out, hands out what another survivor has (the *cut*), connects to the remaining
-members, and gives the rest to the next engine. The training thread sleeps in its collective
-meanwhile, and sees nothing of it. At a *boundary* the training thread waits in `enter`, and ranks
-may join and leave.
+the engine *suspends* what it had in flight. The membership thread reports what this worker has
+handed out, hands out what another survivor has (the *cut*), connects to the remaining members, and
+gives the rest to the next engine. The training thread sleeps in its collective meanwhile, and sees
+nothing of it. At a *boundary* the training thread waits in `enter`, and ranks may join and leave.
 
 The registrar, in the launcher, is the one authority: this thread decides nothing by itself.
 """
@@ -41,7 +40,9 @@ _END: Message = {"kind": "end"}
 
 
 # `hvdlite.basics.follow`.
-Follow = Callable[[Connection, int, _core.Lobby, Sequence[int], bool], "_core.Engine | None"]
+Follow = Callable[
+    [Connection, int, _core.PendingOperations, Sequence[int], bool], "_core.Engine | None"
+]
 
 
 class MembershipThread:
@@ -61,11 +62,11 @@ class MembershipThread:
             agreed: by variable, the settings that must be equal on every rank.
             follow: see `hvdlite.basics.follow`.
         """
-        self.lobby = _core.Lobby()
+        self.pending = _core.PendingOperations()
         self._worker = worker
         self._agreed = dict(agreed)
         self._follow = follow
-        self._inbox = Inbox(self.lobby.lost_fd)
+        self._inbox = Inbox(self.pending.lost_fd)
         self._thread = threading.Thread(target=self._run, name="hvdlite-membership", daemon=True)
         self._offer: Offer | None = None
         self._client: RegistrarClient | None = None
@@ -73,7 +74,7 @@ class MembershipThread:
         self._epoch = _NO_EPOCH  # of the last world that was formed
         self._members: list[int] = []  # its workers by rank
         self._engine: _core.Engine | None = None
-        self._parked = False
+        self._suspended = False
         self._heard = _NO_EPOCH  # of the last GATHER
         self._attempt: Deadline | None = None  # of the connecting that runs
         self._steps_before = 0  # that this process had committed when the world was formed
@@ -126,7 +127,7 @@ class MembershipThread:
 
     def attach(self, engine: _core.Engine) -> None:
         """Take note of the engine of the first world, and begin to look after it."""
-        self.lobby.resume(engine, [])
+        self.pending.resume(engine, [])
         with self._changed:
             self._engine = engine
             self._changed.notify_all()
@@ -183,7 +184,7 @@ class MembershipThread:
             self._changed.notify_all()
         self._stop_connecting(math.inf)
         self._inbox.put(_END)
-        self.lobby.fail("hvdlite was shut down on this rank")
+        self.pending.fail("hvdlite was shut down on this rank")
         with contextlib.suppress(BootstrapError):  # The registrar has gone, and with it the job.
             if not self._failed:
                 self._send({"kind": "bye", "commits": _as_text(commits), "status": "done"})
@@ -219,8 +220,10 @@ class MembershipThread:
             "gather": self._on_gather,
             "epoch": self._on_epoch,
             "continue": self._on_continue,
-            "cut": lambda message: self.lobby.deliver(_as_numbers(message["cut"])),
-            "restore": lambda message: self.lobby.fail(message.get("reason") or "see the launcher"),
+            "cut": lambda message: self.pending.deliver(_as_numbers(message["cut"])),
+            "restore": lambda message: self.pending.fail(
+                message.get("reason") or "see the launcher"
+            ),
             "notice": lambda message: notify(message["version"], message["removed"]),
             "leave": lambda _: self._decide(Decision(leave=True, sync=False, changed=False)),
             "refused": self._on_refused,
@@ -245,8 +248,8 @@ class MembershipThread:
         if self._boundary is not None and self._heard > self._epoch:
             return  # The GATHER that it has answered from the boundary ends all engines.
         # The end of a former world may have been told by a GATHER before, and this one lives.
-        if self.lobby.report([])["reason"] and not self._parked:
-            self._parked = True
+        if self.pending.report([])["reason"] and not self._suspended:
+            self._suspended = True
             self._ready("lost")
 
     def _on_gather(self, message: Message) -> None:
@@ -256,8 +259,8 @@ class MembershipThread:
         elif self._engine is None:
             self._ready("start")
         else:
-            if not self._parked:
-                self._parked = True
+            if not self._suspended:
+                self._suspended = True
                 self._engine.suspend(message["reason"])
             self._ready("lost", [worker for worker, _ in message["gone"]])
 
@@ -268,7 +271,7 @@ class MembershipThread:
         """Say where this worker is, and what it has handed out."""
         assert self._offer is not None
         ranks = [rank for rank, worker in enumerate(self._members) if worker in gone]
-        report = self.lobby.report(ranks) if self._parked else None
+        report = self.pending.report(ranks) if self._suspended else None
         commits = report["commits"] if report else self._commits()
         progress = steps.progress()
         # Where nobody reports steps, the registrar counts commits.
@@ -284,13 +287,13 @@ class MembershipThread:
                 "offer": self._offer.description,
                 "commits": _as_text(commits),
                 "stuck": report["stuck"] if report else None,
-                "accused": self._accused(report["accused"]) if report else None,
+                "suspect": self._suspect(report["suspect"]) if report else None,
                 "reason": report["reason"] if report else last_error() if self._boundary else "",
                 "restored": bool(self._boundary),
             }
         )
 
-    def _accused(self, rank: int | None) -> int | None:
+    def _suspect(self, rank: int | None) -> int | None:
         """Return the worker of the rank that failed, unless it is this one."""
         if rank is None or rank >= len(self._members):
             return None
@@ -303,7 +306,7 @@ class MembershipThread:
     def _on_epoch(self, message: Message) -> None:
         members = [worker for worker, _ in message["members"]]
         if message["mode"] == "resume":
-            self.lobby.deliver(_as_numbers(message["cut"]))
+            self.pending.deliver(_as_numbers(message["cut"]))
         elif self._engine is not None:
             self._engine.shutdown()
         try:
@@ -373,7 +376,7 @@ class MembershipThread:
         epoch = Epoch(message["epoch"], tuple(members), self._worker.elastic_worker,
                       message["reason"])  # fmt: skip
         rank_of = [members.index(one) if one in members else -1 for one in self._members]
-        self._epoch, self._members, self._parked = epoch.number, members, False
+        self._epoch, self._members, self._suspended = epoch.number, members, False
         epochs.record(epoch)
         self._steps_before = steps.progress().committed
         if message["mode"] == "start":
@@ -384,7 +387,7 @@ class MembershipThread:
                     self._changed.wait()
         else:
             resumes = message["mode"] == "resume"
-            self._engine = self._follow(connection, epoch.number, self.lobby, rank_of, resumes)
+            self._engine = self._follow(connection, epoch.number, self.pending, rank_of, resumes)
         tell_scripts(
             RANK=connection.rank,
             SIZE=connection.size,
@@ -412,7 +415,7 @@ class MembershipThread:
             self._changed.notify_all()
         if self._engine is not None:
             self._engine.suspend(reason)
-        self.lobby.fail(reason)
+        self.pending.fail(reason)
 
     def _on_refused(self, message: Message) -> None:
         self._fail(f"worker {self._worker.elastic_worker} is out of the job: {message['reason']}")

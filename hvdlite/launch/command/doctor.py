@@ -87,18 +87,18 @@ def _shared_memory() -> str:
     """Pass a memfd and an eventfd over a Unix socket, and read from the memfd that arrives."""
     memory = os.memfd_create("hvdlite-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     # os.eventfd came with Python 3.10; a kernel without it raises here.
-    bell = os.eventfd(0, os.EFD_CLOEXEC)
+    event = os.eventfd(0, os.EFD_CLOEXEC)
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     received = array.array("i")
     try:
         os.ftruncate(memory, 4096)
         os.pwrite(memory, b"hvdlite", 0)
-        socket.send_fds(left, [b"x"], [memory, bell])
+        socket.send_fds(left, [b"x"], [memory, event])
         received.extend(socket.recv_fds(right, 1, 2)[1])
         if os.pread(received[0], 7, 0) != b"hvdlite":
             raise OSError("the passed memory holds something else")
     finally:
-        for fd in (memory, bell, *received):
+        for fd in (memory, event, *received):
             os.close(fd)
         left.close()
         right.close()

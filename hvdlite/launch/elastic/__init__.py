@@ -9,6 +9,6 @@ What it sees, it tells `membership`, a state machine without a clock, a socket o
 answers with `actions`: messages to workers, and events for the launcher. `epochs` has its state, of
 workers (`roster`) and of what happened since the last epoch (`record`), and all decisions that
 follow from the state. Three judgements are parts of their own: whom to evict when links break
-(`accusations`), who comes and goes at a boundary (`growth`), and when to give up (`patience`).
+(`suspicions`), who comes and goes at a boundary (`growth`), and when to give up (`patience`).
 `waits` tells the user for whom the job waits, and `messages` checks what workers send.
 """

@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 
 from hvdlite.bootstrap.deadline import is_never
-from hvdlite.launch.elastic.accusations import Accusations
 from hvdlite.launch.elastic.actions import (
     Action,
     Close,
@@ -30,6 +29,7 @@ from hvdlite.launch.elastic.growth import Notices, fitting, plan
 from hvdlite.launch.elastic.patience import Patience
 from hvdlite.launch.elastic.record import Change, Formed, Record
 from hvdlite.launch.elastic.roster import Departed, Phase, Place, Worker
+from hvdlite.launch.elastic.suspicions import Suspicions
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
@@ -65,7 +65,7 @@ class Epochs:
         self._gather_at: float | None = None
         self._restoring = False
         self._short_since: float | None = None  # when a boundary began to wait for joiners
-        self._accusations = Accusations()
+        self._suspicions = Suspicions()
         # Of the whole job:
         self._start_by: float | None = None
         self._entered = False
@@ -80,7 +80,7 @@ class Epochs:
         if self.phase is Phase.OVER:
             return None
         times = [departed.due for departed in self._departed.values() if departed.due < math.inf]
-        later = [self._gather_at, self._accusations.verdict_at, self._give_up_at()]
+        later = [self._gather_at, self._suspicions.verdict_at, self._give_up_at()]
         later += [self._watch.due_at, self._notices.complete_at]
         later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
         times += [when for when in later if when is not None]
@@ -102,7 +102,7 @@ class Epochs:
         self._record.went(change, now)
         if change.trouble:
             self._out.append(Went(one.number, now))
-        self._accusations.dismiss()
+        self._suspicions.dismiss()
         self._notices.deal_anew = self._entered
         self._gather_by(now if change.counts else now + _FAREWELL_SECONDS)
 
@@ -221,7 +221,7 @@ class Epochs:
         return True
 
     def _gather(self) -> None:
-        """Tell all members to park, and wait for their answers."""
+        """Tell all members to suspend their engines, and wait for their answers."""
         self._show()
         asked = self.epoch + 1
         gone = [[worker, why] for worker, why in self._record.gone]
@@ -237,20 +237,20 @@ class Epochs:
         """GATHERING: decide once all members have answered."""
         if not all(one.answered for one in self.members):
             return False
-        accused = self._accusations.worst({one.number for one in self.members})
-        if accused is not None:
-            if not self._accusations.ripe(now):
+        suspect = self._suspicions.worst({one.number for one in self.members})
+        if suspect is not None:
+            if not self._suspicions.ripe(now):
                 return False
-            worker, why = accused
+            worker, why = suspect
             self._evict(self._workers[worker], why, now)
             return True
-        parked = [one for one in self.members if one.place is Place.PARKED]
-        if not parked:
+        suspended = [one for one in self.members if one.place is Place.SUSPENDED]
+        if not suspended:
             return self._boundary(now)
         if not any(one.synced for one in self.members):
             self._fail(f"no worker is left that has the state of the job: {self._reason()}")
-        elif len(parked) < len(self.members) or self._hopeless(parked):
-            self._call_to_boundary(parked)
+        elif len(suspended) < len(self.members) or self._hopeless(suspended):
+            self._call_to_boundary(suspended)
         elif self._too_few_in_place():
             self._short_since = now if self._short_since is None else self._short_since
             return self._give_up_at() == now
@@ -272,22 +272,22 @@ class Epochs:
         joiners = fitting(self._limits, self.members, self._waiting())
         return len(self.members) + len(joiners) < self._limits.min_np
 
-    def _hopeless(self, parked: list[Worker]) -> bool:
-        """Return whether the collectives of parked members cannot be redone."""
+    def _hopeless(self, suspended: list[Worker]) -> bool:
+        """Return whether the collectives of suspended members cannot be redone."""
         self._restoring = (
             self._restoring
-            or any(one.stuck is not None for one in parked)
+            or any(one.stuck is not None for one in suspended)
             or any(one.restored for one in self.members)
         )
         return self._restoring
 
-    def _call_to_boundary(self, parked: list[Worker]) -> None:
-        stuck = next((one.stuck for one in parked if one.stuck is not None), None)
-        if self._hopeless(parked):
+    def _call_to_boundary(self, suspended: list[Worker]) -> None:
+        stuck = next((one.stuck for one in suspended if one.stuck is not None), None)
+        if self._hopeless(suspended):
             message: Message = {"kind": "restore", "reason": stuck or self._reason()}
         else:
             message = {"kind": "cut", "cut": dict(self._record.cut)}
-        for one in parked:
+        for one in suspended:
             one.place = Place.COMING
             self._send(one, message)
 
@@ -333,7 +333,7 @@ class Epochs:
         self.members = list(members)
         self._mode = mode
         self._gather_at = self._short_since = None
-        self._accusations.begin()
+        self._suspicions.begin()
         common = {
             "kind": "epoch",
             "epoch": self.epoch,
@@ -353,7 +353,7 @@ class Epochs:
     def _connections(self, now: float) -> bool:
         """FORMING: all members are connected, or one of them has gone."""
         # GATHER ends the attempts of the others, who may have something to say about it, too.
-        if self._gather_at is not None or self._accusations.ripe(now):
+        if self._gather_at is not None or self._suspicions.ripe(now):
             if self._formed < 0:
                 self._fail(self._record.reason())
             else:
@@ -392,7 +392,7 @@ class Epochs:
         """Begin an epoch, or go on in it, with nothing to hold against it."""
         self._record = Record()
         self._gather_at, self._restoring, self._short_since = None, False, None
-        self._accusations.forget()
+        self._suspicions.forget()
 
     def _worth_it(self, joiners: Sequence[Worker] = ()) -> bool:
         """Return whether another epoch is worth it; fail if it is not."""

@@ -6,7 +6,7 @@ what to do. What happened only changes the state. All decisions are made from th
 
     STARTING   the first workers become ready; a death here fails the job, as nothing is lost yet
     FORMED     the members of an epoch train
-    GATHERING  the world broke; each member parks and says READY, or waits at a boundary
+    GATHERING  the world broke; each member suspends its engine and says READY, or is at a boundary
     FORMING    the members of the next epoch connect
     DONE       all workers have finished; joiners that are still to come are asked to leave
     OVER       the job has failed
@@ -152,16 +152,16 @@ class Membership(Epochs):
         if one not in self.members:
             self._arrived(one, message, now)
             return
-        if self.phase is not Phase.FORMING and message.get("accused") is not None:
-            self._accusations.add(one.number, message["accused"], message["reason"], now)
+        if self.phase is not Phase.FORMING and message.get("suspect") is not None:
+            self._suspicions.add(one.number, message["suspect"], message["reason"], now)
         if message["heard"] < one.asked:
             return  # It crossed a GATHER, whose answer will come.
         if message["why"] != "lost":
             self._came(one, message, now)
         elif self.phase is Phase.GATHERING:
-            self._parked(one, message)
+            self._suspended(one, message)
         elif self.phase is Phase.FORMED:
-            self._parked(one, message)
+            self._suspended(one, message)
             self._break(now)
 
     def _arrived(self, one: Worker, message: Message, now: float) -> None:
@@ -196,22 +196,22 @@ class Membership(Epochs):
             why = f"restored its last commit: {message['reason'] or 'an error'}"
             self._record.symptom(one.name, why)
 
-    def _parked(self, one: Worker, message: Message) -> None:
-        one.place, one.offer = Place.PARKED, message["offer"]
+    def _suspended(self, one: Worker, message: Message) -> None:
+        one.place, one.offer = Place.SUSPENDED, message["offer"]
         one.stuck = message.get("stuck")
         self._record.symptom(one.name, f"lost its world: {message['reason'] or 'a link broke'}")
 
     def _unreachable(self, one: Worker, message: Message, now: float) -> None:
         if message["epoch"] != self.epoch or one not in self.members:
             return
-        accused = next((w for w in self.members if w.number == message["worker"]), None)
+        suspect = next((w for w in self.members if w.number == message["worker"]), None)
         silent = message.get("silent", False)
         # After GATHER members hang up to each other.
         counts = self.phase is Phase.FORMING or (silent and self.phase is Phase.GATHERING)
-        if accused is None or not counts:
+        if suspect is None or not counts:
             return
-        why = f"cannot reach {accused.name}: {message['reason']}"
-        self._accusations.add(one.number, accused.number, why, now, anew=True, mutual=silent)
+        why = f"cannot reach {suspect.name}: {message['reason']}"
+        self._suspicions.add(one.number, suspect.number, why, now, anew=True, mutual=silent)
         self._record.symptom(one.name, why)
         self._record.sign(now)
         if self._formed < 0:

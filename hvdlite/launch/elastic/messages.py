@@ -55,7 +55,7 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
         "offer": (_is(dict), _ABSENT),
         "commits": (_or_none(_is_commits), None),
         "stuck": (_or_none(_is(str)), None),
-        "accused": (_or_none(_is_number), None),
+        "suspect": (_or_none(_is_number), None),
         "reason": (_is(str), ""),
         "restored": (_is(bool), False),
     },

@@ -32,7 +32,7 @@ class Place(enum.Enum):
     STARTING = "starting"  # its process was announced; it has not said READY
     WAITING = "waiting"  # READY to start or to join; in no epoch yet
     RUNNING = "running"  # a member that trains, or that has not yet answered GATHER
-    PARKED = "parked"  # a member whose engine has ended
+    SUSPENDED = "suspended"  # a member whose engine has ended
     BOUNDARY = "boundary"  # a member that waits in `hvd.elastic.run`
     COMING = "coming"  # a member that got CUT or RESTORE, and comes to the boundary by itself
 
@@ -87,7 +87,7 @@ class Worker:
     @property
     def answered(self) -> bool:
         """Whether a new epoch can be decided without waiting for this member."""
-        return self.place in (Place.PARKED, Place.BOUNDARY)
+        return self.place in (Place.SUSPENDED, Place.BOUNDARY)
 
 
 @dataclass(frozen=True)

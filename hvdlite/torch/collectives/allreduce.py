@@ -16,7 +16,7 @@ import torch
 from hvdlite import ops as neutral
 from hvdlite.compression import cast_in_core, send_compressed
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
-from hvdlite.torch.collectives import compiled, door
+from hvdlite.torch.collectives import compiled, fast_path
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
@@ -156,7 +156,7 @@ def allreduce(
             chosen, number = neutral.choose_op(average, op), member_id(process_set)
             factors = prescale_factor, postscale_factor
             return compiled.allreduce(tensor, name, chosen, *factors, number)
-        taken = door.allreduce(
+        taken = fast_path.allreduce(
             tensor,
             average,
             name,
@@ -164,7 +164,7 @@ def allreduce(
             prescale_factor,
             postscale_factor,
             process_set,
-            door.NEW,
+            fast_path.NEW,
         )
         if taken is not None:
             return taken
@@ -194,8 +194,8 @@ def allreduce_async(
         >>> mean_loss = hvd.synchronize(handle)
     """
     if weight is None:
-        taken = door.handle_of(
-            door.allreduce(
+        taken = fast_path.handle_of(
+            fast_path.allreduce(
                 tensor,
                 average,
                 name,
@@ -203,7 +203,7 @@ def allreduce_async(
                 prescale_factor,
                 postscale_factor,
                 process_set,
-                door.NEW_ASYNC,
+                fast_path.NEW_ASYNC,
             )
         )
         if taken is not None:
@@ -233,7 +233,7 @@ def allreduce_(
         >>> hvd.allreduce_(running_mean)
     """
     if weight is None:
-        taken = door.allreduce(
+        taken = fast_path.allreduce(
             tensor,
             average,
             name,
@@ -241,7 +241,7 @@ def allreduce_(
             prescale_factor,
             postscale_factor,
             process_set,
-            door.IN_PLACE,
+            fast_path.IN_PLACE,
         )
         if taken is not None:
             return taken
@@ -273,8 +273,8 @@ def allreduce_async_(
         True
     """
     if weight is None:
-        taken = door.handle_of(
-            door.allreduce(
+        taken = fast_path.handle_of(
+            fast_path.allreduce(
                 tensor,
                 average,
                 name,
@@ -282,7 +282,7 @@ def allreduce_async_(
                 prescale_factor,
                 postscale_factor,
                 process_set,
-                door.IN_PLACE_ASYNC,
+                fast_path.IN_PLACE_ASYNC,
             )
         )
         if taken is not None:
@@ -315,7 +315,7 @@ def grouped_allreduce(
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
     if weight is None and compression is Compression.none:
-        taken: list[torch.Tensor] | None = door.allreduce(
+        taken: list[torch.Tensor] | None = fast_path.allreduce(
             tensors,
             average,
             name,
@@ -323,7 +323,7 @@ def grouped_allreduce(
             prescale_factor,
             postscale_factor,
             process_set,
-            door.NEW,
+            fast_path.NEW,
         )
         if taken is not None:
             return taken
@@ -353,8 +353,8 @@ def grouped_allreduce_async(
         >>> loss, accuracy = hvd.synchronize(handle)
     """
     if weight is None:
-        taken = door.handle_of(
-            door.allreduce(
+        taken = fast_path.handle_of(
+            fast_path.allreduce(
                 tensors,
                 average,
                 name,
@@ -362,7 +362,7 @@ def grouped_allreduce_async(
                 prescale_factor,
                 postscale_factor,
                 process_set,
-                door.NEW_ASYNC,
+                fast_path.NEW_ASYNC,
             )
         )
         if taken is not None:
@@ -392,7 +392,7 @@ def grouped_allreduce_(
         >>> hvd.grouped_allreduce_([running_mean, running_var])
     """
     if weight is None:
-        taken: list[torch.Tensor] | None = door.allreduce(
+        taken: list[torch.Tensor] | None = fast_path.allreduce(
             tensors,
             average,
             name,
@@ -400,7 +400,7 @@ def grouped_allreduce_(
             prescale_factor,
             postscale_factor,
             process_set,
-            door.IN_PLACE,
+            fast_path.IN_PLACE,
         )
         if taken is not None:
             return taken
@@ -434,8 +434,8 @@ def grouped_allreduce_async_(
         >>> hvd.synchronize(handle)
     """
     if weight is None:
-        taken = door.handle_of(
-            door.allreduce(
+        taken = fast_path.handle_of(
+            fast_path.allreduce(
                 tensors,
                 average,
                 name,
@@ -443,7 +443,7 @@ def grouped_allreduce_async_(
                 prescale_factor,
                 postscale_factor,
                 process_set,
-                door.IN_PLACE_ASYNC,
+                fast_path.IN_PLACE_ASYNC,
             )
         )
         if taken is not None:

@@ -7,7 +7,7 @@ import torch
 from hvdlite import basics
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
-from hvdlite.torch.collectives import door
+from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.allreduce import averaged
 from hvdlite.torch.collectives.gradients import tie
 from hvdlite.torch.collectives.handle import Handle
@@ -71,7 +71,7 @@ def broadcast(
     Example:
         >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
     """
-    taken = door.broadcast(tensor, root_rank, name, process_set, door.NEW)
+    taken = fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.NEW)
     if taken is not None:
         return taken
     return _start_broadcasting(tensor, root_rank, name, process_set, False, True).wait()
@@ -92,7 +92,9 @@ def broadcast_async(
         >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
         >>> shared = hvd.synchronize(handle)
     """
-    taken = door.handle_of(door.broadcast(tensor, root_rank, name, process_set, door.NEW_ASYNC))
+    taken = fast_path.handle_of(
+        fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.NEW_ASYNC)
+    )
     if taken is not None:
         return taken
     return _start_broadcasting(tensor, root_rank, name, process_set, False, False)
@@ -112,7 +114,7 @@ def broadcast_(
     Example:
         >>> hvd.broadcast_(running_mean, root_rank=0)
     """
-    taken = door.broadcast(tensor, root_rank, name, process_set, door.IN_PLACE)
+    taken = fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.IN_PLACE)
     if taken is not None:
         return taken
     return _start_broadcasting(tensor, root_rank, name, process_set, True, True).wait()
@@ -132,8 +134,8 @@ def broadcast_async_(
     Example:
         >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
     """
-    taken = door.handle_of(
-        door.broadcast(tensor, root_rank, name, process_set, door.IN_PLACE_ASYNC)
+    taken = fast_path.handle_of(
+        fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.IN_PLACE_ASYNC)
     )
     if taken is not None:
         return taken
@@ -154,7 +156,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     Example:
         >>> hvd.barrier()
     """
-    if door.barrier(process_set, name):
+    if fast_path.barrier(process_set, name):
         return
     number = member_id(process_set)
     name = name or next_name("barrier", number)

@@ -22,7 +22,7 @@ from hvdlite import _core, ops
 from hvdlite.compression import NoneCompressor, cast_in_core, is_packed, of_rows
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
-from hvdlite.torch.collectives import door
+from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
@@ -122,7 +122,7 @@ class Bucket(GradientBucket):
         self._layout = layout
         self._places: BucketPlaces | None = None  # of this trip
         self._trips: list[_Trip] = []  # none while `_plain` is
-        self._plain: Any = None  # all gradients, if they are plain: see `door.read_gradients`
+        self._plain: Any = None  # all gradients, if they are plain: see `fast_path.read_gradients`
         self._plain_specs: dict[int | None, list[_core.Tensor]] = {}  # of them, by the cast
         self._flags = torch.empty(0, device="cpu")
         self._device_steps: DeviceSteps | None = None  # of flags that are not waited for
@@ -188,7 +188,7 @@ class Bucket(GradientBucket):
             return None
         if self._cast not in self._plain_specs:
             self._plain_specs[self._cast] = self._describe_plain()
-        return door.read_gradients(self.params, self._plain_specs[self._cast])
+        return fast_path.read_gradients(self.params, self._plain_specs[self._cast])
 
     def _describe_plain(self) -> list[_core.Tensor]:
         """Describe gradients that lie like their parameters; nothing if a parameter is special."""

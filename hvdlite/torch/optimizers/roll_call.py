@@ -2,7 +2,7 @@
 
 The coordinator decides, at the first bucket of a step, whose gradients are in it: it waits for a
 quorum, and then for the grace. A rank that is late takes part in the data plane all the same, from
-the engine's thread, and its result is *parked* until its training thread asks for it. Its own
+the engine's thread, and its result *waits* until its training thread asks for it. Its own
 gradient is *folded* into the next sum of that bucket. So all ranks get the same results in the same
 order. The sources are backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016)
 and eager-SGD (Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial
@@ -115,7 +115,7 @@ class RollCall:
     @property
     def behind(self) -> int:
         """How many steps of the others wait for this rank."""
-        return basics.engine().parked(self.key) if self._process_set.included() else 0
+        return basics.engine().waiting_results(self.key) if self._process_set.included() else 0
 
     def attendance(self) -> list[Attendance]:
         """Return a row for each member, as far as this rank knows."""

@@ -1,5 +1,5 @@
-// Elastic worlds in one process: each worker is a thread with an engine and a lobby, and a test can
-// let one of them die at a chosen point. The test itself plays the registrar.
+// Elastic worlds in one process: each worker is a thread with an engine and pending operations, and
+// a test can let one of them die at a chosen point. The test itself plays the registrar.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include "base/mutex.h"
 #include "check.h"
 #include "engine/engine_worlds.h"
-#include "engine/lobby.h"
+#include "engine/pending_operations.h"
 
 namespace hvdlite::testing {
 
@@ -147,7 +147,7 @@ class ElasticJob {
  public:
   struct Worker {
     int number = 0;
-    std::shared_ptr<Lobby> lobby = std::make_shared<Lobby>();
+    std::shared_ptr<PendingOperations> pending = std::make_shared<PendingOperations>();
     std::atomic<bool> dead{false};
     Mutex mutex;                                   // guards the rest
     std::vector<std::unique_ptr<Engine>> engines;  // of all epochs
@@ -251,7 +251,7 @@ class ElasticJob {
             std::make_unique<FaultyBackend>(*fabrics[rank], config_, worker.number, victim_rank,
                                             fault, meeting, [&worker] { worker.dead = true; });
       }
-      const Engine::Elastic elastic{{epoch, worker.lobby->process_sets(rank_of)}, worker.lobby};
+      const Engine::Elastic elastic{{epoch, worker.pending->process_sets(rank_of)}, worker.pending};
       auto engine = std::make_unique<Engine>(std::move(fabrics[rank]), std::move(backend), config_,
                                              libraries_, std::make_unique<Trace>(), elastic);
       {
@@ -259,14 +259,14 @@ class ElasticJob {
         const MutexLock lock(worker.mutex);
         worker.members.push_back(members_);
       }
-      worker.lobby->resume(*engine, rank_of);
+      worker.pending->resume(*engine, rank_of);
       const MutexLock lock(worker.mutex);
       worker.engines.push_back(std::move(engine));
     }
   }
 
-  // The registrar's part: once a member has died, all others are parked, the cut is taken and given
-  // out, and the next epoch is formed.
+  // The registrar's part: once a member has died, all others are suspended, the cut is taken and
+  // given out, and the next epoch is formed.
   void recover() {
     std::vector<int> gone;
     std::vector<int> alive;
@@ -279,16 +279,16 @@ class ElasticJob {
     for (const int number : alive) {
       Worker& worker = *workers_[number];
       worker.engine().suspend("a worker has died");
-      const Lobby::Report report = worker.lobby->report(gone);
+      const PendingOperations::Report report = worker.pending->report(gone);
       if (!report.stuck.empty()) stuck_ = report.stuck;
       for (const auto& [set, count] : report.commits) cut[set] = std::max(cut[set], count);
     }
     for (const int number : alive) {
-      Lobby& lobby = *workers_[number]->lobby;
+      PendingOperations& pending = *workers_[number]->pending;
       if (stuck_.empty()) {
-        lobby.deliver(cut);
+        pending.deliver(cut);
       } else {
-        lobby.fail(Status(StatusCode::kRankFailed, stuck_));
+        pending.fail(Status(StatusCode::kRankFailed, stuck_));
       }
     }
     const std::vector<int> former = std::exchange(members_, alive);

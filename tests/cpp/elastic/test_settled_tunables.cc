@@ -69,7 +69,7 @@ TEST(elastic_settings_that_were_found_hold_in_later_epochs_without_a_search) {
   CHECK(last.engines[1]->settled() == found);
   CHECK(last.engines[2]->settled() == found);
   CHECK(job.workers()[1]->engines[1]->tunables() == *found);
-  CHECK(last.lobby->settled() == found);
+  CHECK(last.pending->settled() == found);
   // Who was rank 1 saw rank 0 die, and was rank 0 itself then.
   Engine& before = *job.workers()[1]->engines[0];
   Engine& after = *job.workers()[1]->engines[1];

@@ -24,7 +24,7 @@ EntryPtr bucket(const std::string& name, std::vector<float>& values, RollCall ca
 }
 
 bool waits(Engine& engine, int steps) {
-  return soon([&] { return engine.parked(kKey) == steps; });
+  return soon([&] { return engine.waiting_results(kKey) == steps; });
 }
 
 // A step of one bucket of floats: what this rank gets for `own`, and whether it was late.
@@ -60,7 +60,7 @@ TEST(engine_roll_goes_on_without_a_late_rank_and_folds_its_gradient) {
         outcome = step_of(engine, sleeps ? 6.0F : 2.0F, call_of(1));
         CHECK_EQ(outcome.value, 2.0F);
         CHECK_EQ(outcome.late, sleeps);
-        CHECK_EQ(engine.parked(kKey), 0);
+        CHECK_EQ(engine.waiting_results(kKey), 0);
         met.arrive_and_wait();
         if (sleeps) CHECK(waits(engine, 1));
         outcome = step_of(engine, sleeps ? 9.0F : 3.0F, call_of(2));
@@ -135,8 +135,8 @@ TEST(engine_roll_lets_no_rank_be_further_behind_than_the_bound) {
       CHECK_OK(finish(engine, entry));
     } else {
       met.arrive_and_wait();
-      CHECK_EQ(engine.parked(kKey), kBound);
-      for (int step = 1; engine.parked(kKey) > 0; ++step) {
+      CHECK_EQ(engine.waiting_results(kKey), kBound);
+      for (int step = 1; engine.waiting_results(kKey) > 0; ++step) {
         const Outcome outcome = step_of(engine, 77.0F, call_of(step, 1, kBound), 1, true);
         CHECK_EQ(outcome.value, step <= kBound ? static_cast<float>(step) : 8.0F);
         CHECK(outcome.late);
@@ -243,7 +243,7 @@ void run_at_random(const Hosts& hosts, unsigned seed) {
   run_world(hosts, [&](int rank, Engine& engine) {
     std::mt19937 random(seed + static_cast<unsigned>(rank));
     for (int step = 0; step < kSteps; ++step) {
-      const bool skips = engine.parked(kKey) > 0 && random() % 2 == 0;
+      const bool skips = engine.waiting_results(kKey) > 0 && random() % 2 == 0;
       gave[rank].push_back(!skips);
       if (!skips && random() % 4 == 0) std::this_thread::sleep_for(1ms * (random() % 6));
       Steps values(kBuckets, std::vector<double>(static_cast<std::size_t>(size * kSteps)));

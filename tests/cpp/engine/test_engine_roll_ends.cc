@@ -4,7 +4,7 @@
 
 #include "backend/self_backend.h"
 #include "check.h"
-#include "engine/lobby.h"
+#include "engine/pending_operations.h"
 #include "engine_worlds.h"
 
 namespace hvdlite::testing::roll_ends {
@@ -31,7 +31,7 @@ Status step_of(Engine& engine, int step, float* value = nullptr, int grace_us = 
 }
 
 bool waits(Engine& engine, int steps) {
-  return soon([&] { return engine.parked(kKey) == steps; });
+  return soon([&] { return engine.waiting_results(kKey) == steps; });
 }
 
 TEST(engine_roll_refuses_ranks_that_differ) {
@@ -133,7 +133,7 @@ TEST(engine_roll_counts_joined_ranks_as_absent) {
         CHECK_EQ(value, 5.0F);
         join();
       }
-      CHECK_EQ(engine.parked(kKey), 0);
+      CHECK_EQ(engine.waiting_results(kKey), 0);
       met.arrive_and_wait();
     }
   });
@@ -197,14 +197,14 @@ TEST(engine_roll_gives_results_after_the_others_have_left) {
       CHECK_OK(step_of(behind, step, &value));
       CHECK_EQ(value, 1.0F);
     }
-    CHECK_EQ(behind.parked(kKey), 0);
+    CHECK_EQ(behind.waiting_results(kKey), 0);
   }
 }
 
 TEST(engine_roll_is_refused_in_elastic_jobs) {
   Engine engine(nullptr, std::make_unique<SelfBackend>(), quick_config(),
                 GpuLibraries::search(Config(), {}), std::make_unique<Trace>(),
-                Engine::Elastic{{}, std::make_shared<Lobby>()});
+                Engine::Elastic{{}, std::make_shared<PendingOperations>()});
   std::vector<float> values(3);
   const Status status = engine.enqueue(bucket(values, call_of(0)), false);
   CHECK_STATUS(status, StatusCode::kInvalidArgument);

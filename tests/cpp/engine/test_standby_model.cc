@@ -1,4 +1,4 @@
-// The turn, the waiter's flag and its bell in all interleavings: from every state that threads can
+// The turn, the waiter's flag and its event in all interleavings: from every state that threads can
 // reach, they can still come to their end, and none of them sleeps for ever beside its work.
 //
 // A model of one rank, with the real Turn: the background, two callers that block, a thread that
@@ -23,7 +23,13 @@ using namespace hvdlite::testing;
 
 namespace {
 
-enum class Fault { kNone, kNoLookWhenArmed, kNoLookBeforeStandby, kNoRingForHolder, kNoKnock };
+enum class Fault {
+  kNone,
+  kNoLookWhenArmed,
+  kNoLookBeforeStandby,
+  kNoWakeUpForHolder,
+  kSleeperNotWoken
+};
 
 struct Program {
   int callers = 1;
@@ -56,10 +62,10 @@ enum class At : signed char {
   kTaken,
   kStandBy,
   kResume,
-  // Any thread that wakes others: looks at the flag, and rings.
+  // Any thread that wakes others: looks at the flag, and sends.
   kWake,
   kLoad,
-  kRing,
+  kWakeUp,
   kEnd,
 };
 
@@ -82,7 +88,7 @@ struct World {
   bool soon = false;  // a release lies within the grace
   bool requested = false;
   bool sleeping = false;
-  bool bell = false;  // an event that no sleeper has had
+  bool event = false;  // an event that no sleeper has had
   bool ending = false;
   signed char queue_of_others = 0;     // entries without a caller
   signed char frames = 0;              // of the peer's own, not handled
@@ -180,9 +186,9 @@ class Steps {
   }
   // In epoll, as the runner or standing by: one event wakes one sleeper.
   void sleep(int i) {
-    if (!from_.bell) return;
+    if (!from_.event) return;
     go(i, [&](World& world, Thread&) {
-      world.bell = false;
+      world.event = false;
       if (i == kBackground) return At::kResume;
       world.sleeping = false;
       return At::kRun;
@@ -227,15 +233,15 @@ class Steps {
       case At::kResume:
         return go(i, [&](World& world, Thread&) {
           if (!world.turn.resume()) {
-            return program_.fault == Fault::kNoRingForHolder ? At::kTake : At::kLoad;
+            return program_.fault == Fault::kNoWakeUpForHolder ? At::kTake : At::kLoad;
           }
           world.requested = world.sleeping = false;
           return At::kRun;
         });
       case At::kLoad:
-        return go(i, from_.sleeping ? At::kRing : At::kTake);
-      case At::kRing:
-        return ring(i, At::kTake);
+        return go(i, from_.sleeping ? At::kWakeUp : At::kTake);
+      case At::kWakeUp:
+        return send(i, At::kTake);
       default:
         CHECK(false);
     }
@@ -282,8 +288,8 @@ class Steps {
         const bool pending = from_.entry[0] == 2 || from_.entry[1] == 2;
         return release(i, !self.armed && (pending || from_.queued()), self.armed, At::kSubmit);
       }
-      case At::kRing:
-        return ring(i, At::kSubmit);
+      case At::kWakeUp:
+        return send(i, At::kSubmit);
       default:
         CHECK(false);
     }
@@ -299,18 +305,18 @@ class Steps {
     go(i, [&](World& world, Thread& self) {
       self.armed = false;
       world.soon = true;
-      const bool knock = world.turn.release(work_left, armed);
-      return knock && program_.fault != Fault::kNoKnock ? At::kRing : then;
+      const bool wakes_sleeper = world.turn.release(work_left, armed);
+      return wakes_sleeper && program_.fault != Fault::kSleeperNotWoken ? At::kWakeUp : then;
     });
   }
-  void ring(int i, At then) {
+  void send(int i, At then) {
     go(i, [&](World& world, Thread&) {
-      world.bell = true;
+      world.event = true;
       return then;
     });
   }
 
-  // Those that only bring work: they store it, wake the background, and ring where that is asked.
+  // Those that only bring work: they store it, wake the background, and send where that is asked.
   void other(int i) {
     switch (from_.threads[i].at) {
       case At::kSubmit:
@@ -323,9 +329,9 @@ class Steps {
           return At::kLoad;
         });
       case At::kLoad:
-        return go(i, from_.sleeping ? At::kRing : At::kSubmit);
+        return go(i, from_.sleeping ? At::kWakeUp : At::kSubmit);
       default:
-        return ring(i, At::kSubmit);
+        return send(i, At::kSubmit);
     }
   }
   void bring(int i) {
@@ -436,7 +442,7 @@ TEST(no_wake_up_is_lost_while_the_background_stands_by) {
 
 TEST(the_model_of_standby_finds_a_lost_wake_up) {
   for (const Fault fault : {Fault::kNoLookWhenArmed, Fault::kNoLookBeforeStandby,
-                            Fault::kNoRingForHolder, Fault::kNoKnock}) {
+                            Fault::kNoWakeUpForHolder, Fault::kSleeperNotWoken}) {
     CHECK(explore({.callers = 1, .calls = 1, .frames = 1, .fault = fault}).lost > 0);
   }
 }

@@ -43,7 +43,7 @@ struct Pair {
 
 void make_waiters(Pair& pair) {
   for (End& end : pair.ends) {
-    auto waiter = Waiter::make(&end.sleeping, make_bell(), AwakeTimes{}, 2);
+    auto waiter = Waiter::make(&end.sleeping, make_event(), AwakeTimes{}, 2);
     CHECK_OK(waiter.status());
     end.waiter = std::move(waiter.value());
   }
@@ -61,7 +61,7 @@ std::unique_ptr<Pair> make_inproc() {
   const auto link = std::make_shared<InprocLink>(kCapacity);
   for (int i = 0; i < 2; ++i) {
     pair->ends[i].channel =
-        std::make_unique<InprocChannel>(1 - i, i, link, pair->ends[1 - i].waiter->bell());
+        std::make_unique<InprocChannel>(1 - i, i, link, pair->ends[1 - i].waiter->wake_up());
   }
   return pair;
 }
@@ -77,7 +77,7 @@ std::unique_ptr<Pair> make_shm() {
                              {memory + ByteRing::footprint(kCapacity), kCapacity}};
   for (int i = 0; i < 2; ++i) {
     pair->ends[i].channel = std::make_unique<ShmChannel>(
-        1 - i, rings[i], rings[1 - i], pair->ends[1 - i].waiter->bell(),
+        1 - i, rings[i], rings[1 - i], pair->ends[1 - i].waiter->wake_up(),
         std::move(i == 0 ? sockets.first : sockets.second));
   }
   return pair;
@@ -398,10 +398,10 @@ TEST(waiter_can_be_lent_while_a_thread_stands_by) {
   work = false;
   std::thread sleeper([&] { CHECK(stand_by()); });
   while (!given) std::this_thread::yield();
-  waiter.withdraw();  // as who borrows it; a ring does nothing now
-  waiter.bell().ring();
+  waiter.disarm();  // as who borrows it; a ring does nothing now
+  waiter.wake_up().send();
   CHECK_STATUS(waiter.wait(ready, never_fails, Deadline::after(5ms)), StatusCode::kTimeout);
-  waiter.knock();
+  waiter.wake_sleeper();
   sleeper.join();
 }
 

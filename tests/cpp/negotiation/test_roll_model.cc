@@ -132,9 +132,9 @@ class Model {
     }
     for (const EntryPtr& entry : one.handles) check_result(rank, *entry);
     one.handles.clear();
-    CHECK(one.attendance.parked(case_.call.key) <= static_cast<int>(case_.call.bound));
+    CHECK(one.attendance.waiting(case_.call.key) <= static_cast<int>(case_.call.bound));
     if (++one.step == steps_of(rank)) return join(rank);
-    one.skips = one.attendance.parked(case_.call.key) > 0;
+    one.skips = one.attendance.waiting(case_.call.key) > 0;
     for (int bucket = 0; bucket < case_.buckets; ++bucket) one.left.push_back(bucket);
     std::shuffle(one.left.begin(), one.left.end(), random_);
     one.values.assign(static_cast<std::size_t>(case_.buckets), std::vector<double>(elements()));

@@ -64,7 +64,7 @@ def test_latency_prints_a_row_per_size_and_pause_and_one_per_way() -> None:
     assert single == [(4, 0), (4, 0.5), (4096, 0), (4096, 0.5)]
     assert [row["way"] for row in rows[len(single) :]] == ["one by one", "in flight", "grouped"]
     for row in rows:
-        for contestant in ("hvdlite", "without_door", "gloo"):
+        for contestant in ("hvdlite", "without_fast_path", "gloo"):
             assert row[f"{contestant}_us"] >= row[f"{contestant}_best_us"] > 0
             assert row[f"{contestant}_switches"] >= 0
     for row in printed[len(rows) :]:

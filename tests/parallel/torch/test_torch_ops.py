@@ -11,7 +11,7 @@ import torch
 
 import hvdlite.torch as hvd
 from harness import run_world
-from hvdlite.torch.collectives import door
+from hvdlite.torch.collectives import fast_path
 from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
@@ -447,13 +447,13 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-def body_without_door() -> dict[str, str]:
-    with door.shut():
+def body_without_fast_path() -> dict[str, str]:
+    with fast_path.off():
         return run_all(globals())
 
 
 test_ops = make_tests(body, sizes(1, 3))
-test_ops_without_the_fast_door = make_tests(body_without_door, sizes(2))
+test_ops_without_the_fast_path = make_tests(body_without_fast_path, sizes(2))
 
 
 def alone() -> list[float]:

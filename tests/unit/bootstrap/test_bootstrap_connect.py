@@ -84,15 +84,15 @@ def connected(results: list[object]) -> list[Connection]:
 @pytest.mark.parametrize(
     "hosts", [["a"] * 2, ["a"] * 3, ["a"] * 8, ["a", "b"], ["a", "a", "b", "b"]]
 )
-def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
+def test_mesh_carries_bytes_memory_and_events(hosts: list[str]) -> None:
     before = open_descriptors()
     with Store.start(len(hosts), JOB) as store:
         world = connected(make_world(hosts, store.address))
     for own in world:
-        for rank, control, data, segment, bell in own.links:
+        for rank, control, data, segment, event in own.links:
             back = next(link for link in world[rank].links if link[0] == own.rank)
             local = hosts[rank] == hosts[own.rank]
-            assert (data < 0, segment >= 0, bell >= 0) == (local, local, local)
+            assert (data < 0, segment >= 0, event >= 0) == (local, local, local)
             for mine, theirs in ((control, back[1]), (data, back[2])):
                 if not local:
                     os.write(mine, b"hello")
@@ -105,8 +105,8 @@ def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
                 ):
                     theirs_here[0] = own.rank + 1
                     assert theirs_there[0] == own.rank + 1
-                os.eventfd_write(bell, 1)
-                assert os.eventfd_read(world[rank].bell_fd) == 1
+                os.eventfd_write(event, 1)
+                assert os.eventfd_read(world[rank].event_fd) == 1
     for connection in world:
         connection.close()
     assert open_descriptors() <= before  # A former test may have closed some meanwhile.

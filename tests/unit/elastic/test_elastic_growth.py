@@ -1,4 +1,4 @@
-"""The membership of an elastic job: who joins and leaves, limits, ends, and accusations."""
+"""The membership of an elastic job: who joins and leaves, limits, ends, and suspicions."""
 
 from __future__ import annotations
 
@@ -384,50 +384,50 @@ def test_clean_end_without_goodbye() -> None:
     assert story.none_of(Failed)
 
 
-# Accusations.
+# Suspicions.
 
 
-def test_broken_link_without_a_death_evicts_who_has_most_accusers() -> None:
+def test_broken_link_without_a_death_evicts_who_is_suspected_most() -> None:
     story = formed(3)
-    story.ready(0, "lost", accused=1, reason="timed out")
-    story.ready(0, "lost", accused=1, reason="timed out")
-    story.ready(1, "lost", accused=0)
-    story.ready(2, "lost", accused=1)
+    story.ready(0, "lost", suspect=1, reason="timed out")
+    story.ready(0, "lost", suspect=1, reason="timed out")
+    story.ready(1, "lost", suspect=0)
+    story.ready(2, "lost", suspect=1)
     assert story.none_of(Evict)
     story.waits(0.4)
     assert story.event(Evict) == Evict(1, "worker 0 and 1 more reported: timed out")
     assert story.last(0, "epoch")["mode"] == "resume"
 
 
-def test_two_that_accuse_each_other_lose_the_higher_one() -> None:
+def test_two_that_suspect_each_other_lose_the_higher_one() -> None:
     story = formed(2)
-    story.ready(1, "lost", accused=0)
-    lost(story, 1, accused=0)
-    lost(story, 0, accused=1)
+    story.ready(1, "lost", suspect=0)
+    lost(story, 1, suspect=0)
+    lost(story, 0, suspect=1)
     story.waits(0.4)
     assert story.event(Evict).worker == 1
 
 
-def test_death_makes_accusations_moot() -> None:
+def test_death_makes_suspicions_moot() -> None:
     story = formed(3)
-    story.ready(0, "lost", accused=1)
+    story.ready(0, "lost", suspect=1)
     story.dies(2)
-    lost(story, 1, accused=0)
-    lost(story, 0, accused=1)
+    lost(story, 1, suspect=0)
+    lost(story, 0, suspect=1)
     story.waits(1.0)
     assert story.none_of(Evict)
     story.dies(1)  # While forming: what the last engines saw is repeated, and counts no more.
     assert story.last(0, "gather")
 
 
-def test_repeated_accusation_that_was_moot_stays_moot() -> None:
+def test_repeated_suspicion_that_was_moot_stays_moot() -> None:
     story = formed(4)
     story.dies(3)
-    lost(story, 0, 1, accused=2)
+    lost(story, 0, 1, suspect=2)
     lost(story, 2)
     story.says(0, "unreachable", epoch=1, worker=1, reason="refused")
     story.waits(0.4)
-    lost(story, 0, 1, accused=2)
+    lost(story, 0, 1, suspect=2)
     lost(story, 2)
     assert story.event(Evict).worker == 1
 
@@ -454,7 +454,7 @@ def test_silent_way_is_held_against_both_of_its_ends() -> None:
     story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
     story.waits(0.4)
     # What the former engine reported does not change who is at the ends of the way.
-    story.ready(1, "lost", accused=7)
+    story.ready(1, "lost", suspect=7)
     lost(story, 0, 2)
     evicted = story.event(Evict)
     assert evicted == Evict(2, "worker 2 reported: cannot reach worker 1 (host a): timed out")
@@ -475,7 +475,7 @@ def test_silent_way_explains_what_others_report() -> None:
 
 
 def test_silent_host_loses_fewer_workers_than_the_other_one() -> None:
-    """While the accusations come in, nobody's attempt to connect is ended by GATHER."""
+    """While the suspicions come in, nobody's attempt to connect is ended by GATHER."""
     story = formed(4)
     lost(story, 0, 0, 1, 2, 3)
     story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
@@ -488,7 +488,7 @@ def test_silent_host_loses_fewer_workers_than_the_other_one() -> None:
     assert story.numbers == [0, 2, 3]
 
 
-def test_lost_world_without_a_death_or_an_accused_is_formed_again() -> None:
+def test_lost_world_without_a_death_or_a_suspect_is_formed_again() -> None:
     story = formed(2)
     story.ready(0, "lost", reason="ENOMEM")
     lost(story, 0, 1)

@@ -18,7 +18,7 @@ def test_training_thread_is_told_when_the_membership_thread_fails() -> None:
     def follow(
         connection: Connection,
         epoch: int,
-        lobby: _core.Lobby,
+        pending: _core.PendingOperations,
         rank_of: Sequence[int],
         resumes: bool,
     ) -> _core.Engine | None:

@@ -165,7 +165,8 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
     launcher = make(2)
     first, second = start(launcher, 2)
 
-    # A death: the survivor parks, hands out what the dead one may have handed out, and goes on.
+    # A death: the survivor suspends its engine, hands out what the dead one may have handed out,
+    # and goes on.
     second.connection.close()
     gather = first.expect("gather")
     assert (gather["epoch"], gather["gone"][0][0]) == (1, 1)

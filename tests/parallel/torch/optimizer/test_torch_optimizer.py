@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.collectives import door
+from hvdlite.torch.collectives import fast_path
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import (
     Branches,
@@ -437,13 +437,13 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-def body_without_door() -> dict[str, str]:
-    with door.shut():
+def body_without_fast_path() -> dict[str, str]:
+    with fast_path.off():
         return body()
 
 
 test_optimizer = make_tests(body, sizes(1, 2, 3))
-test_optimizer_without_the_fast_door = make_tests(body_without_door, sizes(2))
+test_optimizer_without_the_fast_path = make_tests(body_without_fast_path, sizes(2))
 
 
 def test_needs_init() -> None:

@@ -12,15 +12,15 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import hvdlite.torch as hvd
-from hvdlite.torch.collectives import door
+from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.tensors import spec
 from hvdlite.torch.exchange import bucket
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import Branches, backward, gradients, inputs, make, make_model
-from parallel.torch.test_torch_door import Watching
+from parallel.torch.test_torch_fast_path import Watching
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no door"
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no fast path"
 )
 PRELOAD = ("torch._dynamo",)
 
@@ -36,7 +36,7 @@ def parameters() -> list[nn.Parameter]:
 def read(params: list[nn.Parameter], dtype: torch.dtype = torch.float32) -> Any:
     """Read gradients as a bucket does, for tensors of the parameters' shapes and a dtype."""
     tensors = [spec("p", torch.zeros(param.shape, dtype=dtype), None) for param in params]
-    return door.read_gradients(params, tensors)
+    return fast_path.read_gradients(params, tensors)
 
 
 @contextmanager
@@ -49,11 +49,11 @@ def counted() -> Iterator[list[bool]]:
         taken.append(found is not None)
         return found
 
-    before, bucket.door.read_gradients = bucket.door.read_gradients, look
+    before, bucket.fast_path.read_gradients = bucket.fast_path.read_gradients, look
     try:
         yield taken
     finally:
-        bucket.door.read_gradients = before
+        bucket.fast_path.read_gradients = before
 
 
 def scenario_gradients_are_plain() -> None:
@@ -82,8 +82,8 @@ def scenario_gradients_are_not_plain() -> None:
         assert read(params) is None
     params = parameters()
     assert read(params, torch.float64) is None
-    assert door.read_gradients(params, []) is None
-    with door.shut():
+    assert fast_path.read_gradients(params, []) is None
+    with fast_path.off():
         assert read(params) is None
     with Watching():
         assert read(params) is None
@@ -147,7 +147,7 @@ def scenario_both_ways_give_the_same_bits() -> None:
         with counted() as taken:
             fast = trained(**options)
         assert taken and all(taken), options
-        with door.shut(), counted() as taken:
+        with fast_path.off(), counted() as taken:
             slow = trained(**options)
         assert taken and not any(taken)
         assert all(map(torch.equal, fast, slow)), options

@@ -7,15 +7,16 @@ using namespace hvdlite::testing;
 
 namespace {
 
-// One process that goes through several worlds alone, with lobbies of its peers beside it.
+// One process that goes through several worlds alone, with the pending operations of its peers
+// beside it.
 struct Chain {
-  explicit Chain(std::size_t size) : lobbies(size) {
-    for (auto& lobby : lobbies) lobby = std::make_shared<Lobby>();
+  explicit Chain(std::size_t size) : pending(size) {
+    for (auto& one : pending) one = std::make_shared<PendingOperations>();
   }
   // Makes the next world, of the workers `members`, without resuming it.
   void make(const std::vector<int>& members) {
     const int epoch = static_cast<int>(worlds.size());
-    worlds.emplace_back(lobbies.size());
+    worlds.emplace_back(pending.size());
     std::vector<std::unique_ptr<Fabric>> fabrics(1);
     if (members.size() > 1) {
       auto made = make_inproc_world(Hosts(members.size()), config);
@@ -26,16 +27,16 @@ struct Chain {
       std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
       if (fabrics[rank]) backend = std::make_unique<HostBackend>(*fabrics[rank], config);
       const auto worker = static_cast<std::size_t>(members[rank]);
-      const Engine::Elastic elastic{{epoch, lobbies[worker]->process_sets(rank_of)},
-                                    lobbies[worker]};
+      const Engine::Elastic elastic{{epoch, pending[worker]->process_sets(rank_of)},
+                                    pending[worker]};
       worlds.back()[worker] = std::make_unique<Engine>(std::move(fabrics[rank]), std::move(backend),
                                                        config, GpuLibraries::search(Config(), {}),
                                                        std::make_unique<Trace>(), elastic);
     }
   }
   void resume() {
-    for (std::size_t i = 0; i < lobbies.size(); ++i) {
-      if (worlds.back()[i]) lobbies[i]->resume(*worlds.back()[i], rank_of);
+    for (std::size_t i = 0; i < pending.size(); ++i) {
+      if (worlds.back()[i]) pending[i]->resume(*worlds.back()[i], rank_of);
     }
   }
   void suspend() {
@@ -53,7 +54,7 @@ struct Chain {
   }
 
   Config config = quick_config();
-  std::vector<std::shared_ptr<Lobby>> lobbies;               // by worker
+  std::vector<std::shared_ptr<PendingOperations>> pending;   // by worker
   std::vector<int> rank_of;                                  // of the next world
   std::vector<std::vector<std::unique_ptr<Engine>>> worlds;  // by epoch and worker
 };
@@ -79,7 +80,7 @@ EntryPtr broadcast_entry(const std::string& name, std::vector<float>& values, in
 
 }  // namespace
 
-TEST(elastic_lobby_takes_what_is_submitted_between_two_worlds) {
+TEST(elastic_pending_takes_what_is_submitted_between_two_worlds) {
   Chain chain(2);
   chain.make({0, 1});
   chain.resume();
@@ -102,7 +103,7 @@ TEST(elastic_lobby_takes_what_is_submitted_between_two_worlds) {
   chain.leave();
 }
 
-TEST(elastic_lobby_knows_the_ranks_of_engines_of_long_ago) {
+TEST(elastic_pending_knows_the_ranks_of_engines_of_long_ago) {
   Chain chain(4);
   chain.make({0, 1, 2, 3});
   chain.resume();
@@ -113,14 +114,14 @@ TEST(elastic_lobby_knows_the_ranks_of_engines_of_long_ago) {
   chain.suspend();
   // Worker 3 was rank 3, then rank 2, and will be rank 1.
   std::vector<float> a = {0}, b = {5}, lost = {0};
-  const EntryPtr parked = broadcast_entry("x", a, 3);
-  CHECK_OK(chain.engine(0, 2).enqueue(parked, false));
+  const EntryPtr suspended = broadcast_entry("x", a, 3);
+  CHECK_OK(chain.engine(0, 2).enqueue(suspended, false));
   chain.rank_of = {-1, 0, 1};
   chain.make({2, 3});
   chain.resume();
   const EntryPtr root = broadcast_entry("x", b, 2);
   CHECK_OK(chain.engine(1, 3).enqueue(root, false));
-  CHECK_OK(outcome_of(parked));
+  CHECK_OK(outcome_of(suspended));
   CHECK_OK(outcome_of(root));
   CHECK_EQ(a[0], 5.0F);
   CHECK_EQ(root->request.root, 1);
@@ -177,10 +178,10 @@ TEST(elastic_world_that_ends_before_it_is_resumed_leaves_the_rest_to_the_next) {
   chain.engine(1, 1).suspend("gone before anybody has resumed");
   CHECK(ends_soon(chain.engine(1, 0), std::chrono::minutes(2)));
   chain.resume();
-  CHECK(soon([&] { return readable(chain.lobbies[0]->lost_fd()); }));  // resume() has not reset it
+  CHECK(soon([&] { return readable(chain.pending[0]->lost_fd()); }));  // resume() has not reset it
   CHECK(!first->completion->done());
   chain.suspend();
-  CHECK(!chain.lobbies[0]->report({1}).cause.ok());
+  CHECK(!chain.pending[0]->report({1}).cause.ok());
   chain.rank_of = {0, -1};
   chain.make({0});
   chain.resume();
@@ -194,36 +195,36 @@ TEST(elastic_lost_fd_is_for_worlds_that_end_by_themselves) {
   chain.make({0, 1});
   chain.resume();
   chain.engine(0, 1).suspend("asked to");
-  CHECK(!readable(chain.lobbies[1]->lost_fd()));
-  CHECK(soon([&] { return readable(chain.lobbies[0]->lost_fd()); }));
+  CHECK(!readable(chain.pending[1]->lost_fd()));
+  CHECK(soon([&] { return readable(chain.pending[0]->lost_fd()); }));
   chain.rank_of = {0, 1};
   chain.make({0, 1});
   chain.resume();
   chain.engine(1, 0).suspend("asked to");
   CHECK(ends_soon(chain.engine(1, 1), std::chrono::minutes(2)));
-  chain.suspend();  // all have parked
+  chain.suspend();  // all are suspended
   chain.make({0, 1});
   chain.resume();  // nobody has read the signal of the world before
-  CHECK(!readable(chain.lobbies[1]->lost_fd()));
+  CHECK(!readable(chain.pending[1]->lost_fd()));
   chain.leave();
 }
 
-TEST(elastic_shutdown_ends_what_waits_in_the_lobby) {
+TEST(elastic_shutdown_ends_what_is_pending) {
   Chain chain(2);
   chain.make({0, 1});
   chain.resume();
   std::vector<float> a = {1}, b = {2}, c = {3};
-  const EntryPtr parked = allreduce_entry("a", a);
+  const EntryPtr suspended = allreduce_entry("a", a);
   const EntryPtr late = allreduce_entry("b", b);
-  CHECK_OK(chain.engine(0, 0).enqueue(parked, false));
+  CHECK_OK(chain.engine(0, 0).enqueue(suspended, false));
   chain.suspend();
   CHECK_OK(chain.engine(0, 0).enqueue(late, false));
   std::thread waits([&] {
-    CHECK(chain.engine(0, 0).wait(*parked, true, Deadline::after(std::chrono::minutes(2))));
+    CHECK(chain.engine(0, 0).wait(*suspended, true, Deadline::after(std::chrono::minutes(2))));
   });
   chain.engine(0, 0).shutdown();
   waits.join();
-  CHECK_STATUS(outcome_of(parked), StatusCode::kShutdown);
+  CHECK_STATUS(outcome_of(suspended), StatusCode::kShutdown);
   CHECK_STATUS(outcome_of(late), StatusCode::kShutdown);
   CHECK_STATUS(chain.engine(0, 0).enqueue(allreduce_entry("c", c), false), StatusCode::kShutdown);
 }
@@ -253,9 +254,9 @@ TEST(elastic_abort_fails_the_own_entries_and_parks_those_of_the_others) {
   chain.engine(0, 1).abort("rank 1 raised ValueError");
   CHECK_STATUS(outcome_of(own), StatusCode::kRankFailed);
   CHECK_STATUS(chain.engine(0, 1).enqueue(allreduce_entry("c", c), false), StatusCode::kRankFailed);
-  CHECK(soon([&] { return readable(chain.lobbies[0]->lost_fd()); }));
-  CHECK(!readable(chain.lobbies[1]->lost_fd()));
-  const Lobby::Report report = chain.lobbies[0]->report({1});
+  CHECK(soon([&] { return readable(chain.pending[0]->lost_fd()); }));
+  CHECK(!readable(chain.pending[1]->lost_fd()));
+  const PendingOperations::Report report = chain.pending[0]->report({1});
   CHECK_EQ(report.cause.failed_rank(), 1);
   CHECK(has(report.cause.message(), "rank 1 raised ValueError"));
   CHECK(!other->completion->done());
@@ -266,7 +267,7 @@ TEST(elastic_abort_fails_the_own_entries_and_parks_those_of_the_others) {
   chain.leave();
 }
 
-TEST(elastic_failed_lobby_refuses_until_the_next_world) {
+TEST(elastic_failed_pending_refuses_until_the_next_world) {
   Chain chain(1);
   chain.make({0});
   chain.resume();
@@ -274,7 +275,7 @@ TEST(elastic_failed_lobby_refuses_until_the_next_world) {
   std::vector<float> a = {1}, b = {2};
   const EntryPtr waits = allreduce_entry("a", a);
   CHECK_OK(chain.engine(0, 0).enqueue(waits, false));
-  chain.lobbies[0]->fail(Status(StatusCode::kRankFailed, "something cannot be redone"));
+  chain.pending[0]->fail(Status(StatusCode::kRankFailed, "something cannot be redone"));
   CHECK_STATUS(outcome_of(waits), StatusCode::kRankFailed);
   CHECK_STATUS(chain.engine(0, 0).enqueue(allreduce_entry("a", a), false), StatusCode::kRankFailed);
   chain.rank_of = {0};
@@ -296,7 +297,7 @@ TEST(elastic_peer_that_shuts_down_in_a_collective_is_a_lost_one) {
   CHECK_OK(chain.engine(0, 1).enqueue(leaver, false));
   chain.engine(0, 1).shutdown();
   CHECK_STATUS(outcome_of(leaver), StatusCode::kShutdown);
-  CHECK(soon([&] { return readable(chain.lobbies[0]->lost_fd()); }));
+  CHECK(soon([&] { return readable(chain.pending[0]->lost_fd()); }));
   CHECK(!waits->completion->done());
   CHECK_STATUS(chain.engine(0, 0).status(), StatusCode::kRankFailed);
   chain.rank_of = {0, -1};
@@ -306,7 +307,7 @@ TEST(elastic_peer_that_shuts_down_in_a_collective_is_a_lost_one) {
   chain.leave();
 }
 
-TEST(elastic_stall_accuses_the_rank_that_is_waited_for_and_parks) {
+TEST(elastic_stall_suspects_the_rank_that_is_waited_for_and_parks) {
   Chain chain(3);
   chain.config.stall_shutdown = 0.1;
   chain.make({0, 1, 2});
@@ -316,10 +317,10 @@ TEST(elastic_stall_accuses_the_rank_that_is_waited_for_and_parks) {
   const EntryPtr second = allreduce_entry("a", b);
   CHECK_OK(chain.engine(0, 0).enqueue(first, false));
   CHECK_OK(chain.engine(0, 2).enqueue(second, false));
-  CHECK(soon([&] { return readable(chain.lobbies[0]->lost_fd()); }));
-  CHECK(soon([&] { return readable(chain.lobbies[2]->lost_fd()); }));
-  CHECK_STATUS(chain.lobbies[0]->report({}).cause, StatusCode::kStalled);
-  CHECK_EQ(chain.lobbies[0]->report({}).cause.failed_rank(), 1);
+  CHECK(soon([&] { return readable(chain.pending[0]->lost_fd()); }));
+  CHECK(soon([&] { return readable(chain.pending[2]->lost_fd()); }));
+  CHECK_STATUS(chain.pending[0]->report({}).cause, StatusCode::kStalled);
+  CHECK_EQ(chain.pending[0]->report({}).cause.failed_rank(), 1);
   CHECK(!first->completion->done());
   CHECK(!second->completion->done());
   chain.suspend();

@@ -1,12 +1,12 @@
 // Where the collectives of an elastic job wait between two worlds: entries without an engine.
 //
-// When a world of the job ends by a failure, its engine *parks* here what it has not handed out,
+// When a world of the job ends by a failure, its engine *suspends* here what it has not handed out,
 // with its commit book. Waiters sleep on: a completion belongs to its entry, whichever engine ends
 // it. Then the membership thread (Python) reports to the registrar, which answers with the cut;
 // deliver() hands out what some survivor has handed out, and resume() submits all else to the next
 // engine. If something cannot be redone, fail() ends everything with an error instead.
 //
-// All engines of a process share the lobby with its Python object. Any thread may call it. Its
+// All engines of a process share this with its Python object. Any thread may call it. Its
 // mutex is held while an engine takes an entry, and never while a completion is finished or a
 // continuation runs.
 #pragma once
@@ -30,12 +30,12 @@ namespace hvdlite {
 
 class Engine;
 
-class Lobby {
+class PendingOperations {
  public:
-  Lobby();
+  PendingOperations();
 
   // The world of this engine has ended, and leaves this.
-  void park(const Engine& engine, Parked parked);
+  void suspend(const Engine& engine, Suspended suspended);
   // Becomes readable when a world has ended by itself. Reading the eventfd resets it, and so does
   // resume().
   int lost_fd() const { return lost_.get(); }
@@ -87,7 +87,7 @@ class Lobby {
   Status give(const EntryPtr& entry, Continuations& then) HVDLITE_REQUIRES(mutex_);
   // Notes by which numbers later submissions to ended engines go.
   void renumber(const std::vector<int>& rank_of) HVDLITE_REQUIRES(mutex_);
-  // Notes what later worlds have of this engine, of which a world that parks may know the first
+  // Notes what later worlds have of this engine, of which a world that suspends may know the first
   // only: the ids of its process sets, its settings.
   void note_sets(const Engine& engine) HVDLITE_REQUIRES(mutex_);
   void note(const Engine& engine) HVDLITE_REQUIRES(mutex_);
@@ -95,7 +95,7 @@ class Lobby {
   const Fd lost_;
   mutable Mutex mutex_;
   Engine* world_ HVDLITE_GUARDED_BY(mutex_) = nullptr;  // the last that was resumed; borrowed
-  Parked parked_ HVDLITE_GUARDED_BY(mutex_);            // what that world left, once it has ended
+  Suspended suspended_ HVDLITE_GUARDED_BY(mutex_);      // what that world left, once it has ended
   std::vector<EntryPtr> late_ HVDLITE_GUARDED_BY(mutex_);  // submitted after its end
   Status refusal_ HVDLITE_GUARDED_BY(mutex_);  // of what is submitted then; OK: it waits
   int highest_set_ HVDLITE_GUARDED_BY(mutex_) = 0;
@@ -104,7 +104,7 @@ class Lobby {
   std::map<const Engine*, std::vector<int>> earlier_ HVDLITE_GUARDED_BY(mutex_);
   // A world that ended before it was resumed.
   const Engine* early_ HVDLITE_GUARDED_BY(mutex_) = nullptr;
-  Parked left_early_ HVDLITE_GUARDED_BY(mutex_);
+  Suspended left_early_ HVDLITE_GUARDED_BY(mutex_);
 };
 
 }  // namespace hvdlite

@@ -1,14 +1,14 @@
-"""The fast door: collectives of ordinary tensors in host memory, in one call of the core.
+"""The fast path: collectives of ordinary tensors in host memory, in one call of the core.
 
 A submission in Python takes any tensor and any argument, and costs ten times what the engine needs
 for a small tensor. The public functions of `allreduce` and `broadcast` ask here first. The core
-(csrc/bindings/door.cc) takes the call if it is plain: contiguous tensors of the class torch.Tensor
-in host memory that do not require a gradient, without a weight, a compression or a torch dispatch
-mode. Otherwise these functions return None without any effect, and the caller goes on as if there
-were no door. Both ways have the same results and errors.
+(csrc/bindings/fast_path.cc) takes the call if it is plain: contiguous tensors of the class
+torch.Tensor in host memory that do not require a gradient, without a weight, a compression or a
+torch dispatch mode. Otherwise these functions return None without any effect, and the caller goes
+on as if there were no fast path. Both ways have the same results and errors.
 
 The core reads tensors through DLPack's C exchange interface. Torch releases without this interface
-have no door.
+have no fast path.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ IN_PLACE = 3
 # These take the arguments of the public functions by position. They return the result, or, of the
 # forms with a handle, the core's handle and a function that makes the result when it has completed.
 # allreduce(tensor or list, average, name, op, prescale, postscale, process_set, form)
-allreduce: Callable[..., Any] = _core.door.allreduce
+allreduce: Callable[..., Any] = _core.fast_path.allreduce
 # broadcast(tensor, root_rank, name, process_set, form)
-broadcast: Callable[..., Any] = _core.door.broadcast
+broadcast: Callable[..., Any] = _core.fast_path.broadcast
 # barrier(process_set, name) returns True when all ranks have called it.
-barrier: Callable[..., Any] = _core.door.barrier
+barrier: Callable[..., Any] = _core.fast_path.barrier
 # read_gradients(params, tensors) lets each of the core's tensors say where the gradient of its
 # parameter lies. It returns None unless all gradients are plain, and of the tensors' dtypes and
 # shapes; otherwise an object that keeps their memory alive and has them as `gradients`. Its
 # `first_changed()` returns the position of the first one that the script replaced or wrote
 # meanwhile, or -1.
-read_gradients: Callable[..., Any] = _core.door.read_gradients
+read_gradients: Callable[..., Any] = _core.fast_path.read_gradients
 
 
 def handle_of(started: tuple[_core.Handle, Any] | None) -> Handle | None:
-    """Return the handle of a collective that the door has started; None if it did not take it."""
+    """Return the handle of a collective that the fast path has started, or None."""
     return None if started is None else Handle(*started)
 
 
@@ -58,7 +58,7 @@ def _install() -> None:
     dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
     if exchange is None or increment_version is None or dispatch_modes is None:
         return
-    _core.door.install(
+    _core.fast_path.install(
         exchange=exchange,
         tensor_type=torch.Tensor,
         dispatch_modes=dispatch_modes,
@@ -73,13 +73,13 @@ def _install() -> None:
 
 
 @contextmanager
-def shut() -> Iterator[None]:
-    """Shut the door, to compare both ways: all threads of this process go without it meanwhile."""
-    was_open = _core.door.set_open(open=False)
+def off() -> Iterator[None]:
+    """Switch the fast path off for all threads of this process, to compare both ways."""
+    was_on = _core.fast_path.switch(on=False)
     try:
         yield
     finally:
-        _core.door.set_open(open=was_open)
+        _core.fast_path.switch(on=was_on)
 
 
 _install()

@@ -1,4 +1,4 @@
-#include "engine/lobby.h"
+#include "engine/pending_operations.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -99,50 +99,50 @@ void finish_all(const std::vector<EntryPtr>& entries, const Status& why) {
 
 }  // namespace
 
-Lobby::Lobby() : lost_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+PendingOperations::PendingOperations() : lost_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-void Lobby::park(const Engine& engine, Parked parked) {
+void PendingOperations::suspend(const Engine& engine, Suspended suspended) {
   MutexLock lock(mutex_);
   note_sets(engine);
-  const bool by_itself = parked.by_itself;
-  if (parked.settled) settled_ = parked.settled;
+  const bool by_itself = suspended.by_itself;
+  if (suspended.settled) settled_ = suspended.settled;
   if (world_ == &engine) {
-    parked_ = std::move(parked);
+    suspended_ = std::move(suspended);
   } else {
     early_ = &engine;
-    left_early_ = std::move(parked);
+    left_early_ = std::move(suspended);
   }
   if (!by_itself) return;
   const std::uint64_t one = 1;
   (void)!::write(lost_.get(), &one, sizeof(one));
 }
 
-std::vector<const Entry*> Lobby::waiting() const {
+std::vector<const Entry*> PendingOperations::waiting() const {
   std::vector<const Entry*> waiting;
-  if (parked_.commits != nullptr) waiting = parked_.commits->rest();
-  for (const EntryPtr& entry : parked_.entries) waiting.push_back(entry.get());
+  if (suspended_.commits != nullptr) waiting = suspended_.commits->rest();
+  for (const EntryPtr& entry : suspended_.entries) waiting.push_back(entry.get());
   for (const EntryPtr& entry : late_) waiting.push_back(entry.get());
   return waiting;
 }
 
-Lobby::Report Lobby::report(const std::vector<int>& gone) const {
+PendingOperations::Report PendingOperations::report(const std::vector<int>& gone) const {
   MutexLock lock(mutex_);
   Report report;
-  report.cause = parked_.cause;
-  if (parked_.commits != nullptr) report.commits = parked_.commits->counts();
+  report.cause = suspended_.cause;
+  if (suspended_.commits != nullptr) report.commits = suspended_.commits->counts();
   for (const Entry* entry : waiting()) {
-    report.stuck = obstacle(*entry, parked_.process_sets, gone);
+    report.stuck = obstacle(*entry, suspended_.process_sets, gone);
     if (!report.stuck.empty()) break;
   }
   return report;
 }
 
-void Lobby::deliver(const CommitCounts& cut) {
+void PendingOperations::deliver(const CommitCounts& cut) {
   std::vector<EntryPtr> handed_out;
   {
     MutexLock lock(mutex_);
-    if (parked_.commits == nullptr) return;
-    handed_out = parked_.commits->complete_up_to(cut);
+    if (suspended_.commits == nullptr) return;
+    handed_out = suspended_.commits->complete_up_to(cut);
   }
   for (const EntryPtr& entry : handed_out) {
     entry->kept.clear();
@@ -150,11 +150,11 @@ void Lobby::deliver(const CommitCounts& cut) {
   }
 }
 
-std::vector<std::pair<int, std::vector<int>>> Lobby::process_sets(
+std::vector<std::pair<int, std::vector<int>>> PendingOperations::process_sets(
     const std::vector<int>& rank_of) const {
   MutexLock lock(mutex_);
   std::map<int, std::vector<std::int64_t>> sets;
-  for (const GroupPtr& set : parked_.process_sets) {
+  for (const GroupPtr& set : suspended_.process_sets) {
     sets[set->id] = {set->ranks.begin(), set->ranks.end()};
   }
   for (const Entry* entry : waiting()) {  // what it changed is not committed: it did not happen
@@ -176,29 +176,29 @@ std::vector<std::pair<int, std::vector<int>>> Lobby::process_sets(
   return alive;
 }
 
-int Lobby::highest_set() const {
+int PendingOperations::highest_set() const {
   MutexLock lock(mutex_);
   return highest_set_;
 }
 
-std::optional<Tunables> Lobby::settled() const {
+std::optional<Tunables> PendingOperations::settled() const {
   MutexLock lock(mutex_);
   return settled_;
 }
 
-void Lobby::note_sets(const Engine& engine) {
+void PendingOperations::note_sets(const Engine& engine) {
   highest_set_ = std::max(highest_set_, engine.highest_set());
 }
 
-void Lobby::note(const Engine& engine) {
+void PendingOperations::note(const Engine& engine) {
   note_sets(engine);
   if (const auto settled = engine.settled()) settled_ = settled;
 }
 
-std::vector<EntryPtr> Lobby::take_all() {
-  std::vector<EntryPtr> all = std::exchange(parked_.entries, {});
-  if (parked_.commits != nullptr) {
-    for (EntryPtr& entry : parked_.commits->take_rest()) all.push_back(std::move(entry));
+std::vector<EntryPtr> PendingOperations::take_all() {
+  std::vector<EntryPtr> all = std::exchange(suspended_.entries, {});
+  if (suspended_.commits != nullptr) {
+    for (EntryPtr& entry : suspended_.commits->take_rest()) all.push_back(std::move(entry));
   }
   std::sort(all.begin(), all.end(),
             [](const EntryPtr& a, const EntryPtr& b) { return a->order < b->order; });
@@ -206,7 +206,7 @@ std::vector<EntryPtr> Lobby::take_all() {
   return all;
 }
 
-Status Lobby::give(const EntryPtr& entry, Continuations& then) {
+Status PendingOperations::give(const EntryPtr& entry, Continuations& then) {
   HVDLITE_RETURN_IF_ERROR(world_->check(*entry));
   std::function<void()> continuation;
   if (world_->size() == 1) continuation = entry->completion->take_continuation();
@@ -223,14 +223,14 @@ Status Lobby::give(const EntryPtr& entry, Continuations& then) {
   return Status();
 }
 
-void Lobby::renumber(const std::vector<int>& rank_of) {
+void PendingOperations::renumber(const std::vector<int>& rank_of) {
   for (auto& [engine, numbers] : earlier_) {
     for (int& rank : numbers) rank = static_cast<int>(translated(rank, rank_of));
   }
   if (world_ != nullptr) earlier_[world_] = rank_of;
 }
 
-void Lobby::resume(Engine& next, const std::vector<int>& rank_of) {
+void PendingOperations::resume(Engine& next, const std::vector<int>& rank_of) {
   std::vector<std::pair<EntryPtr, Status>> failed;
   Continuations then;
   {
@@ -240,7 +240,7 @@ void Lobby::resume(Engine& next, const std::vector<int>& rank_of) {
     world_ = &next;
     refusal_ = Status();
     const bool has_ended = early_ == &next;
-    parked_ = has_ended ? std::exchange(left_early_, {}) : Parked();
+    suspended_ = has_ended ? std::exchange(left_early_, {}) : Suspended();
     std::uint64_t signals = 0;
     if (!has_ended) (void)!::read(lost_.get(), &signals, sizeof(signals));
     for (const EntryPtr& entry : entries) {
@@ -253,7 +253,7 @@ void Lobby::resume(Engine& next, const std::vector<int>& rank_of) {
   for (auto& [entry, status] : failed) entry->completion->finish(std::move(status));
 }
 
-void Lobby::fail(const Status& why) {
+void PendingOperations::fail(const Status& why) {
   std::vector<EntryPtr> all;
   {
     MutexLock lock(mutex_);
@@ -263,7 +263,7 @@ void Lobby::fail(const Status& why) {
   finish_all(all, why);
 }
 
-void Lobby::close(const Engine& engine, const Status& why) {
+void PendingOperations::close(const Engine& engine, const Status& why) {
   std::vector<EntryPtr> all;
   {
     MutexLock lock(mutex_);
@@ -275,7 +275,7 @@ void Lobby::close(const Engine& engine, const Status& why) {
   finish_all(all, why);
 }
 
-Status Lobby::admit(const Engine& ended, const EntryPtr& entry) {
+Status PendingOperations::admit(const Engine& ended, const EntryPtr& entry) {
   Status status;
   Continuations then;
   {
@@ -296,19 +296,19 @@ Status Lobby::admit(const Engine& ended, const EntryPtr& entry) {
   return status;
 }
 
-void Lobby::note_blocked(std::vector<EntryPtr> waits) {
+void PendingOperations::note_blocked(std::vector<EntryPtr> waits) {
   MutexLock lock(mutex_);
   if (world_ != nullptr) world_->pass_blocked(std::move(waits));
 }
 
-void Lobby::forget(const Engine& engine) {
+void PendingOperations::forget(const Engine& engine) {
   MutexLock lock(mutex_);
   note(engine);
   earlier_.erase(&engine);
   if (world_ == &engine) world_ = nullptr;
   if (early_ == &engine) {
     early_ = nullptr;
-    left_early_ = Parked();
+    left_early_ = Suspended();
   }
 }
 

@@ -1,4 +1,4 @@
-// The fast door: collectives of ordinary torch tensors in host memory, in one call of a C function.
+// The fast path: collectives of ordinary torch tensors in host memory, in one call of a C function.
 //
 // A public function of hvdlite/torch/collectives asks here first. Where anything about the call is
 // unusual, a function of this file returns None before it has had any effect, and Python's way goes
@@ -23,7 +23,7 @@ namespace py = pybind11;
 namespace hvdlite {
 namespace {
 
-// What of Python the door uses. Never destroyed: Python may end before this library does.
+// What of Python the fast path uses. Never destroyed: Python may end before this library does.
 struct Callbacks {
   py::object increment_version;  // tells autograd that tensors were overwritten
   py::object empty_like;
@@ -34,7 +34,7 @@ struct Callbacks {
   py::object raise_moved;  // takes a name; raises the error of a tensor that has other memory now
 };
 const Callbacks* python = nullptr;
-bool opened = false;
+bool is_on = false;
 
 double scale_of(PyObject* value) {
   require(PyFloat_CheckExact(value) || PyLong_CheckExact(value));
@@ -180,7 +180,7 @@ py::tuple Call::memory() const {
 
 [[noreturn]] void raise_moved(const std::string& name) {
   const py::str of(name);
-  parked_at_the_end([&] { (void)PyObject_CallOneArg(python->raise_moved.ptr(), of.ptr()); });
+  asleep_at_the_end([&] { (void)PyObject_CallOneArg(python->raise_moved.ptr(), of.ptr()); });
   throw py::error_already_set();
 }
 
@@ -196,7 +196,7 @@ py::object Call::finish() const {
 }
 
 // Calls the work and returns what it returns: null with a Python error where it throws one, and
-// None where the call is not the door's.
+// None where the fast path does not take the call.
 template <typename Work>
 PyObject* guarded(Work&& work) {
   try {
@@ -230,13 +230,13 @@ py::object Call::run(std::unique_ptr<Call> self, const Target& target, EntryBuil
   return py::make_tuple(std::move(handle), later);
 }
 
-// The functions of the module, see hvdlite/torch/collectives/door.py. Their arguments are those of
-// the public functions, in one order, and the form.
+// The functions of the module, see hvdlite/torch/collectives/fast_path.py. Their arguments are
+// those of the public functions, in one order, and the form.
 
-PyObject* door_allreduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* fast_allreduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   enum { kTensors, kAverage, kName, kOp, kPrescale, kPostscale, kProcessSet, kForm, kCount };
   return guarded([&] {
-    require(opened && count == kCount);
+    require(is_on && count == kCount);
     const int op = op_of(arguments[kAverage], arguments[kOp]);
     const double prescale = scale_of(arguments[kPrescale]);
     const double postscale = scale_of(arguments[kPostscale]);
@@ -249,10 +249,10 @@ PyObject* door_allreduce(PyObject*, PyObject* const* arguments, Py_ssize_t count
   });
 }
 
-PyObject* door_broadcast(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* fast_broadcast(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   enum { kTensor, kRoot, kName, kProcessSet, kForm, kCount };
   return guarded([&] {
-    require(opened && count == kCount && PyLong_CheckExact(arguments[kRoot]));
+    require(is_on && count == kCount && PyLong_CheckExact(arguments[kRoot]));
     const long root = number<long>(arguments[kRoot], &PyLong_AsLong);
     auto call = std::make_unique<Call>(arguments[kTensor], arguments[kForm]);
     require(!call->grouped());
@@ -267,10 +267,10 @@ PyObject* door_broadcast(PyObject*, PyObject* const* arguments, Py_ssize_t count
   });
 }
 
-PyObject* door_barrier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* fast_barrier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   enum { kProcessSet, kName, kCount };
   return guarded([&] {
-    require(opened && count == kCount);
+    require(is_on && count == kCount);
     const Target target = target_of(arguments[kProcessSet]);
     EntryBuilder entry(Kind::kBarrier,
                        name_of_call(arguments[kName], name_of(Kind::kBarrier), target),
@@ -283,7 +283,7 @@ PyObject* door_barrier(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
 // None where not all gradients are plain, see gradients.h.
 py::object read_gradients(py::list params, const std::vector<TensorArgument*>& tensors) {
   try {
-    require(opened && modes_are_off());
+    require(is_on && modes_are_off());
     return py::cast(Gradients::read(std::move(params), tensors));
   } catch (const NotPlain&) {
     return py::none();
@@ -300,11 +300,11 @@ bool install(const py::object& exchange, py::object tensor_type, py::object disp
   python = new Callbacks{std::move(increment_version), std::move(empty_like), std::move(engine),
                          std::move(world_set),         std::move(member_id),  std::move(next_name),
                          std::move(raise_moved)};
-  return opened = true;
+  return is_on = true;
 }
 
-// Opens or shuts a door that is installed; returns whether it was open.
-bool set_open(bool open) { return std::exchange(opened, open && python != nullptr); }
+// Switches a fast path that is installed on or off; returns whether it was on.
+bool switch_to(bool on) { return std::exchange(is_on, on && python != nullptr); }
 
 PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -312,24 +312,24 @@ PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssiz
 
 }  // namespace
 
-void register_door(py::module_& module) {
+void register_fast_path(py::module_& module) {
   static PyMethodDef functions[] = {
-      {"allreduce", as_method(&door_allreduce), METH_FASTCALL, nullptr},
-      {"broadcast", as_method(&door_broadcast), METH_FASTCALL, nullptr},
-      {"barrier", as_method(&door_barrier), METH_FASTCALL, nullptr},
+      {"allreduce", as_method(&fast_allreduce), METH_FASTCALL, nullptr},
+      {"broadcast", as_method(&fast_broadcast), METH_FASTCALL, nullptr},
+      {"barrier", as_method(&fast_barrier), METH_FASTCALL, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
-  py::module_ door = module.def_submodule("door");
-  if (PyModule_AddFunctions(door.ptr(), functions) != 0) throw py::error_already_set();
-  door.def("install", &install, py::kw_only(), py::arg("exchange"), py::arg("tensor_type"),
-           py::arg("dispatch_modes"), py::arg("increment_version"), py::arg("empty_like"),
-           py::arg("engine"), py::arg("world_set"), py::arg("member_id"), py::arg("next_name"),
-           py::arg("raise_moved"));
-  door.def("set_open", &set_open, py::arg("open"));
-  py::class_<Gradients>(door, "Gradients", py::is_final())
+  py::module_ fast_path = module.def_submodule("fast_path");
+  if (PyModule_AddFunctions(fast_path.ptr(), functions) != 0) throw py::error_already_set();
+  fast_path.def("install", &install, py::kw_only(), py::arg("exchange"), py::arg("tensor_type"),
+                py::arg("dispatch_modes"), py::arg("increment_version"), py::arg("empty_like"),
+                py::arg("engine"), py::arg("world_set"), py::arg("member_id"), py::arg("next_name"),
+                py::arg("raise_moved"));
+  fast_path.def("switch", &switch_to, py::arg("on"));
+  py::class_<Gradients>(fast_path, "Gradients", py::is_final())
       .def_property_readonly("gradients", &Gradients::gradients)
       .def("first_changed", &Gradients::first_changed);
-  door.def("read_gradients", &read_gradients, py::arg("params"), py::arg("tensors"));
+  fast_path.def("read_gradients", &read_gradients, py::arg("params"), py::arg("tensors"));
 }
 
 }  // namespace hvdlite

@@ -1,4 +1,4 @@
-"""The fast door takes plain calls, leaves the others alone, and does what Python's way does."""
+"""The fast path takes plain calls, leaves the others alone, and does what Python's way does."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
 from hvdlite.process_sets import global_process_set
-from hvdlite.torch.collectives import door
+from hvdlite.torch.collectives import fast_path
 from parallel.scenarios import make_tests, run_all, sizes
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no door"
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no fast path"
 )
 PRELOAD = ("torch._dynamo",)
 COPIED = [
@@ -49,10 +49,10 @@ def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
 
 
 def took(tensor: Any, name: str | None = "asked", **changed: Any) -> bool:
-    """Ask the door itself for a sum, and say whether it took the call."""
+    """Ask the fast path itself for a sum, and say whether it took the call."""
     arguments = {"average": None, "name": name, "op": hvd.Sum, "prescale": 1.0, "postscale": 1.0}
     arguments |= {"process_set": global_process_set, **changed}
-    return door.allreduce(tensor, *arguments.values(), door.IN_PLACE) is not None
+    return fast_path.allreduce(tensor, *arguments.values(), fast_path.IN_PLACE) is not None
 
 
 def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
@@ -76,7 +76,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def same_both_ways(call: Callable[[], Any]) -> None:
     fast = outcome(call)
-    with door.shut():
+    with fast_path.off():
         slow = outcome(call)
     assert str(fast) == str(slow)
 
@@ -86,8 +86,8 @@ def scenario_plain_calls_are_taken() -> None:
     assert took(mine(2), op=None) and took(mine(2), op=None, average=False)
     assert took(torch.arange(6.0).reshape(2, 3)[1]) and took(mine(2).requires_grad_().detach())
     assert took(torch.empty(3, 0).t()) and took(mine(2, 1).t())
-    assert door.broadcast(mine(2), 0, None, global_process_set, door.NEW) is not None
-    assert door.barrier(global_process_set, None)
+    assert fast_path.broadcast(mine(2), 0, None, global_process_set, fast_path.NEW) is not None
+    assert fast_path.barrier(global_process_set, None)
 
 
 class Watching(TorchDispatchMode):
@@ -119,7 +119,7 @@ def scenario_unusual_calls_are_left_alone() -> None:
         assert not took(mine(2))
     torch.func.vmap(lambda one: [one, took(one)][0])(mine(2))
     for root in (-1, hvd.size(), 0.0, None):
-        assert door.broadcast(mine(2), root, "x", global_process_set, door.NEW) is None
+        assert fast_path.broadcast(mine(2), root, "x", global_process_set, fast_path.NEW) is None
     hvd.allreduce(mine(1), name="counted")  # It ends after what was submitted before it.
     assert basics.engine().counters()["tensors"] == before + 1
 
@@ -189,9 +189,9 @@ def scenario_names_are_used_again_with_other_tensors() -> None:
                 ).all()
 
 
-def scenario_numbers_go_on_through_both_doors() -> None:
+def scenario_numbers_go_on_through_both_ways() -> None:
     for i in range(4):
-        with door.shut() if (i + hvd.rank()) % 2 else contextlib.nullcontext():
+        with fast_path.off() if (i + hvd.rank()) % 2 else contextlib.nullcontext():
             assert hvd.allreduce(mine(1), op=hvd.Max) == hvd.size()
             hvd.barrier()
 
@@ -312,7 +312,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_door = make_tests(body, sizes(1, 3))
+test_fast_path = make_tests(body, sizes(1, 3))
 
 
 def forked_then_killed() -> str:

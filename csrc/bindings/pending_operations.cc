@@ -1,4 +1,4 @@
-#include "bindings/lobby.h"
+#include "bindings/pending_operations.h"
 
 #include <pybind11/stl.h>
 
@@ -7,49 +7,50 @@
 #include <vector>
 
 #include "bindings/handle.h"
-#include "engine/lobby.h"
+#include "engine/pending_operations.h"
 
 namespace py = pybind11;
 
 namespace hvdlite {
 namespace {
 
-py::dict report(const Lobby& self, const std::vector<int>& gone) {
-  const Lobby::Report report = self.report(gone);
+py::dict report(const PendingOperations& self, const std::vector<int>& gone) {
+  const PendingOperations::Report report = self.report(gone);
   py::dict row;
   row["commits"] = report.commits;
   row["stuck"] = report.stuck.empty() ? py::object(py::none()) : py::str(report.stuck);
-  row["accused"] = report.cause.failed_rank() < 0 ? py::object(py::none())
+  row["suspect"] = report.cause.failed_rank() < 0 ? py::object(py::none())
                                                   : py::int_(report.cause.failed_rank());
   row["reason"] = report.cause.message();
   return row;
 }
 
-void deliver(Lobby& self, const CommitCounts& cut) {
+void deliver(PendingOperations& self, const CommitCounts& cut) {
   const Unlocked unlocked;
   self.deliver(cut);
 }
 
-void resume(Lobby& self, const EngineHolder& next, const std::vector<int>& rank_of) {
+void resume(PendingOperations& self, const EngineHolder& next, const std::vector<int>& rank_of) {
   Engine& engine = next.engine();
   const Unlocked unlocked;
   self.resume(engine, rank_of);
 }
 
-void fail(Lobby& self, const std::string& reason) {
+void fail(PendingOperations& self, const std::string& reason) {
   const Unlocked unlocked;
   self.fail(Status(StatusCode::kRankFailed, reason));
 }
 
 }  // namespace
 
-void register_lobby(py::module_& module) {
-  py::class_<Lobby, std::shared_ptr<Lobby>>(module, "Lobby", py::is_final())
+void register_pending_operations(py::module_& module) {
+  py::class_<PendingOperations, std::shared_ptr<PendingOperations>>(module, "PendingOperations",
+                                                                    py::is_final())
       .def(py::init<>())
-      .def_property_readonly("lost_fd", &Lobby::lost_fd)
+      .def_property_readonly("lost_fd", &PendingOperations::lost_fd)
       .def("report", &report, py::arg("gone"))
       .def("deliver", &deliver, py::arg("cut"))
-      .def("process_sets", &Lobby::process_sets, py::arg("rank_of"))
+      .def("process_sets", &PendingOperations::process_sets, py::arg("rank_of"))
       .def("resume", &resume, py::arg("engine"), py::arg("rank_of"))
       .def("fail", &fail, py::arg("reason"));
 }

@@ -1,0 +1,12 @@
+// The pending operations as Python's membership thread holds them, see engine/pending_operations.h.
+// Any thread that holds the GIL may call it; it releases the GIL while it ends or submits
+// collectives.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hvdlite {
+
+void register_pending_operations(pybind11::module_& module);
+
+}  // namespace hvdlite
