@@ -19,9 +19,9 @@ one thread per rank:
   (zero_grad(set_to_none=False)).
 - `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2.
 
-With --sentinel there are `hvdlite` and `watched`, the same with HVDLITE_CHECK_REPLICAS=100, alone.
-They take turns of 100 steps, of which one compares. Their figures are means, and `watched_ratio` is
-the median over the turns.
+With --check-replicas there are `hvdlite` and `watched`, the same with HVDLITE_CHECK_REPLICAS=100,
+alone. They take turns of 100 steps, of which one compares. Their figures are means, and
+`watched_ratio` is the median over the turns.
 
 With --modes the row also has `check_ms`: the time of one hvd.check_replicas() of the model, which a
 ReplicaWatch runs in one step of `every`.
@@ -58,8 +58,8 @@ STEPS_PER_TURN = 5
 SETTLING_STEPS = overlap.WARMUP + 2 * overlap.PAIRS
 QUICK_ROUNDS = 1
 QUICK_STEPS_PER_TURN = 1
-SENTINEL_STEPS = 100
-SENTINEL_ROUNDS = 7
+CHECK_STEPS = 100
+CHECK_ROUNDS = 7
 
 
 @dataclass
@@ -115,12 +115,14 @@ def main() -> int:
         "--together", action="store_true", help="also overlap=True, False, and a bare allreduce"
     )
     parser.add_argument("--modes", action="store_true", help="also with what docs/modes.md has")
-    parser.add_argument("--sentinel", action="store_true", help="only: hvdlite with and without it")
+    parser.add_argument(
+        "--check-replicas", action="store_true", help="only: hvdlite with and without it"
+    )
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
         passed_on += ["--together"] * arguments.together
-        passed_on += ["--modes"] * arguments.modes + ["--sentinel"] * arguments.sentinel
+        passed_on += ["--modes"] * arguments.modes + ["--check-replicas"] * arguments.check_replicas
         if arguments.model:
             passed_on += ["--model", arguments.model]
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
@@ -137,8 +139,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
     join_gloo(arguments.store, hvd.rank(), hvd.size())
     for name in [arguments.model] if arguments.model else MODELS:
         make_model, make_batch = MODELS[name]
-        if arguments.sentinel:
-            measure_sentinel(name, arguments.quick)
+        if arguments.check_replicas:
+            measure_check(name, arguments.quick)
             continue
         contestants = make_contestants(make_model)
         contestants |= with_views(make_model) if arguments.views else {}
@@ -228,23 +230,27 @@ def sharded(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
     return contestants
 
 
-def measure_sentinel(name: str, quick: bool) -> None:
+def measure_check(name: str, quick: bool) -> None:
     """Measure steps with and without HVDLITE_CHECK_REPLICAS, by turns; print a row on rank 0."""
     import hvdlite.torch as hvd
 
     make_model, make_batch = MODELS[name]
     contestants = {}
-    for contestant, every in (("hvdlite", "0"), ("watched", str(SENTINEL_STEPS))):
+    for contestant, every in (("hvdlite", "0"), ("watched", str(CHECK_STEPS))):
         torch.manual_seed(0)
         model = make_model()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         os.environ["HVDLITE_CHECK_REPLICAS"] = every
         distributed = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
         contestants[contestant] = Contestant(model, distributed, lambda: None)
-    steps = 2 if quick else SENTINEL_STEPS
-    turns = measure(contestants, make_batch, QUICK_ROUNDS if quick else SENTINEL_ROUNDS, steps)
+    steps = 2 if quick else CHECK_STEPS
+    turns = measure(contestants, make_batch, QUICK_ROUNDS if quick else CHECK_ROUNDS, steps)
     model = contestants["hvdlite"].model
-    row: dict[str, object] = {"benchmark": "sentinel", "model": name, "np": gloo.get_world_size()}
+    row: dict[str, object] = {
+        "benchmark": "check_replicas",
+        "model": name,
+        "np": gloo.get_world_size(),
+    }
     row["check_ms"] = round(check_time(model), 2)
     means = {one: slowest([statistics.mean(turn.times) for turn in turns[one]]) for one in turns}
     ratios = [b / a for a, b in zip(means["hvdlite"], means["watched"], strict=True)]

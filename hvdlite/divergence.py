@@ -262,19 +262,19 @@ def _tell_view(divergence: Divergence, text: str, process_set: ProcessSet) -> No
         basics.engine().note("diverged", next(iter(divergence.groups)), text)
 
 
-def sentinel_interval() -> int:
+def check_interval() -> int:
     """Return after how many steps HVDLITE_CHECK_REPLICAS has replicas compared; 0 is never."""
     return int(_core.knob_values()["check_replicas"])
 
 
 @functools.cache
-def warn_of_no_sentinel(what: str) -> None:
+def warn_of_no_check(what: str) -> None:
     """Warn on rank 0, once, if HVDLITE_CHECK_REPLICAS is set and does not reach into something.
 
     Args:
         what: is not compared.
     """
-    every = sentinel_interval()
+    every = check_interval()
     if every > 0 and basics.rank() == 0:
         warnings.warn(
             f"HVDLITE_CHECK_REPLICAS={every} does not compare what {what} trains; call "
@@ -284,11 +284,11 @@ def warn_of_no_sentinel(what: str) -> None:
         )
 
 
-def sentinel_name(where: str) -> str:
-    """Return what messages call the sentinel that HVDLITE_CHECK_REPLICAS sets.
+def check_name(where: str) -> str:
+    """Return what messages call the replica check that HVDLITE_CHECK_REPLICAS sets.
 
     Example:
-        >>> sentinel_name("step 100 of 'gradients'")
+        >>> check_name("step 100 of 'gradients'")
         "HVDLITE_CHECK_REPLICAS, step 100 of 'gradients'"
     """
     return f"HVDLITE_CHECK_REPLICAS, {where}"

@@ -29,9 +29,9 @@ from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.keras.observing import ObserveCallback
+from hvdlite.keras.replica_check import check_of
 from hvdlite.keras.replica_watch import ReplicaWatchCallback
 from hvdlite.keras.resuming import RecordCallback, StopCallback
-from hvdlite.keras.sentinel import sentinel_of
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 
 __all__ = [
@@ -63,9 +63,9 @@ class _ChecksReductions(Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Read the counts before the first step."""
         warn_of_own_models(self.model, self.params, self.process_set, batch)
-        sentinel = sentinel_of(self)
-        if sentinel is not None:
-            sentinel.begin_batch(self.model, self.process_set)
+        check = check_of(self)
+        if check is not None:
+            check.begin_batch(self.model, self.process_set)
         if batch == 0:
             self._check = ReductionCheck(self.model.optimizer)
 
@@ -74,9 +74,9 @@ class _ChecksReductions(Callback):
         if self._check is not None:
             self._check.check(steps=batch + 1)
             self._check = None
-        sentinel = sentinel_of(self)
-        if sentinel is not None:
-            sentinel.end_batch(self.process_set)
+        check = check_of(self)
+        if check is not None:
+            check.end_batch(self.process_set)
 
 
 class BroadcastGlobalVariablesCallback(_ChecksReductions):

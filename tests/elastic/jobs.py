@@ -38,7 +38,7 @@ def run_job(
 ) -> Job:
     """Run workers of this folder's script under hvdlite-run; they may die down to the last one.
 
-    The sentinel compares their replicas, also in steps in which some die.
+    The replica check compares their replicas, also in steps in which some die.
     """
     result = run_launcher(
         *("-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), *flags),

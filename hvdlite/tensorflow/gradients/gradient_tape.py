@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops
-from hvdlite.divergence import warn_of_no_sentinel
+from hvdlite.divergence import warn_of_no_check
 from hvdlite.errors import ArgumentError
 from hvdlite.local_variables import variables_of
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -122,7 +122,7 @@ def DistributedGradientTape(
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    warn_of_no_sentinel("a tape")
+    warn_of_no_check("a tape")
     settings = source_gradients(
         compression,
         sparse_as_dense,

@@ -5,8 +5,8 @@ ranks compare the checksums in the first step, and in the first step after `join
 no updates meanwhile). They warn if these differ. Later steps cost nothing.
 
 With HVDLITE_CHECK_REPLICAS=k ranks also compare sums of the parameters' words in every k-th step,
-the *sentinel*, and all raise an error if these differ. The comparison is under way while gradients
-are, and is over before them, so that no rank waits for it.
+the *replica check*, and all raise an error if these differ. The comparison is under way while
+gradients are, and is over before them, so that no rank waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from hvdlite import operation_names
-from hvdlite.divergence import Comparison, refuse, sentinel_interval, sentinel_name
+from hvdlite.divergence import Comparison, check_interval, check_name, refuse
 from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import SILENCE, Exchange, difference, set_text, speaks
@@ -40,7 +40,7 @@ class ReplicaCheck:
         name: str,
         process_set: ProcessSet,
         read_options: Callable[[], list[int]],
-        has_sentinel: bool = True,
+        repeats: bool = True,
     ) -> None:
         """Make it.
 
@@ -48,17 +48,17 @@ class ReplicaCheck:
             name: the name of the owner, unique on this rank.
             process_set: its members compare among themselves.
             read_options: returns `options.numbers_of` the optimizer, which ranks compare, too.
-            has_sentinel: whether HVDLITE_CHECK_REPLICAS has them compared in later steps, too.
+            repeats: whether HVDLITE_CHECK_REPLICAS has them compared in later steps, too.
         """
         self._name = name
         self._read_options = read_options
         self._process_set = process_set
-        self._every = sentinel_interval() if has_sentinel else 0
+        self._every = check_interval() if repeats else 0
         self._steps = 0  # that have begun since the first one
         self._begun = False  # whether the step is counted
         self._compared_after = -1  # restarts of the numbering; -1: not yet
         self._exchange: Exchange | None = None
-        self._sentinel: Comparison | None = None
+        self._comparison: Comparison | None = None
         self._names: list[str] = []
 
     def start(self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:
@@ -86,28 +86,28 @@ class ReplicaCheck:
             numbers = checksums(params) + self._read_options()
             self._exchange = Exchange(name, numbers, self._process_set, blocking=False)
         else:
-            self._sentinel = Comparison(
+            self._comparison = Comparison(
                 name, self._names, word_sums(params), self._process_set, blocking=False
             )
 
     @property
     def operations(self) -> list[str]:
         """The name of the operation in flight, if there is one."""
-        return [one.name for one in (self._exchange, self._sentinel) if one is not None]
+        return [one.name for one in (self._exchange, self._comparison) if one is not None]
 
     def finish(self) -> str | None:
         """Wait for the comparison; return the text of this rank's warning, or None.
 
         Raises:
-            DivergenceError: parameters differ in a step of the sentinel; on every rank.
+            DivergenceError: parameters differ in a step of the replica check; on every rank.
             HvdliteError: the comparison failed.
         """
-        exchange, sentinel = self._exchange, self._sentinel
+        exchange, comparison = self._exchange, self._comparison
         self.forget()
-        if sentinel is not None:
-            divergence = sentinel.finish()
+        if comparison is not None:
+            divergence = comparison.finish()
             if divergence is not None:
-                owner = sentinel_name(f"step {self._steps} of '{self._name}'")
+                owner = check_name(f"step {self._steps} of '{self._name}'")
                 refuse(divergence, owner, self._process_set)
         if exchange is None:
             return None
@@ -136,7 +136,7 @@ class ReplicaCheck:
 
     def forget(self) -> None:
         """Forget the operation in flight, because the cycle is over."""
-        self._exchange = self._sentinel = None
+        self._exchange = self._comparison = None
         self._begun = False
 
 

@@ -104,7 +104,7 @@ class Rounds:
         self._flights: dict[int, _Flight] = {}  # by fragment
         self._moved: set[int] = set()  # fragments in which ranks may differ
         self._replicas = ReplicaCheck(
-            name, settings.process_set, lambda: numbers_of(name, ()), has_sentinel=False
+            name, settings.process_set, lambda: numbers_of(name, ()), repeats=False
         )  # Ranks step for themselves, perhaps by options of their own.
 
     @property

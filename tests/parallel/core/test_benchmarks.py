@@ -103,8 +103,8 @@ def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
             assert row[figure] > 0
 
 
-def test_sentinel_is_measured_beside_the_same_steps_without_it() -> None:
-    [row] = rows_of("step.py", "--np", "2", "--model", "transformer", "--sentinel")
+def test_replica_check_is_measured_beside_the_same_steps_without_it() -> None:
+    [row] = rows_of("step.py", "--np", "2", "--model", "transformer", "--check-replicas")
     assert row["check_ms"] > 0 and row["watched_ratio"] > 0
 
 

@@ -1,4 +1,4 @@
-"""`check_replicas` of TensorFlow, and the sentinel that does not reach into a tape."""
+"""`check_replicas` of TensorFlow, and the replica check that does not reach into a tape."""
 
 from __future__ import annotations
 

@@ -91,4 +91,4 @@ WORLDS = {
     f"{n}-{backend}": {"n": n, "env": {**environment(backend), "HVDLITE_CHECK_REPLICAS": "3"}}
     for n, backend in zip((2, 3), BACKENDS, strict=True)
 }
-test_sentinel = make_tests(body, WORLDS)
+test_replica_check = make_tests(body, WORLDS)

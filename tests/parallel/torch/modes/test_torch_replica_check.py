@@ -20,11 +20,11 @@ from parallel.torch.small_models import backward, inputs, make, make_model
 pytestmark = pytest.mark.long
 
 EVERY = 5
-SENTINEL = {"HVDLITE_CHECK_REPLICAS": str(EVERY)}
+CHECKED = {"HVDLITE_CHECK_REPLICAS": str(EVERY)}
 
 
 def train(way: dict[str, Any]) -> tuple[nn.Module, Any]:
-    """Make a model and its optimizer, in one of the ways of which the sentinel is a part."""
+    """Make a model and its optimizer, in one of the ways of which the replica check is a part."""
     model = make_model()
     if way.get("sharded"):
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -185,8 +185,8 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=forms)
 
 
-WORLDS = {str(n): {"n": n, "env": SENTINEL} for n in (2, 3)}
-test_sentinel = make_tests(body, WORLDS)
+WORLDS = {str(n): {"n": n, "env": CHECKED} for n in (2, 3)}
+test_replica_check = make_tests(body, WORLDS)
 
 
 def init_only() -> None:

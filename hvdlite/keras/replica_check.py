@@ -1,7 +1,7 @@
-"""The sentinel of HVDLITE_CHECK_REPLICAS in `fit`: replicas are compared while batches train.
+"""The replica check of HVDLITE_CHECK_REPLICAS in `fit`: replicas are compared while batches train.
 
 The hooks of hvdlite's callbacks call it, so that scripts need no callback of their own for it. All
-callbacks of one `fit` share the sentinel, as they share `params`.
+callbacks of one `fit` share the replica check, as they share `params`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from hvdlite.divergence import Comparison, refuse, sentinel_interval, sentinel_name
+from hvdlite.divergence import Comparison, check_interval, check_name, refuse
 from hvdlite.keras.distribution import first_wire_name
 from hvdlite.keras.replica_watch import named_replicas, word_sum
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 
 
-class Sentinel:
+class ReplicaCheck:
     """Compares the trained variables of all ranks, in every so many batches of one `fit`.
 
     The comparison begins before a batch and ends after it, so that no rank waits for it. The first
@@ -32,7 +32,7 @@ class Sentinel:
         """
         self.params = params
         self.owner = weakref.ref(owner)
-        self._every = sentinel_interval()
+        self._every = check_interval()
         self._batches = 0  # that have begun
         self._comparison: Comparison | None = None
 
@@ -65,17 +65,17 @@ class Sentinel:
         comparison, self._comparison = self._comparison, None
         divergence = None if comparison is None else comparison.finish()
         if divergence is not None:
-            refuse(divergence, sentinel_name(f"batch {self._batches} of fit()"), process_set)
+            refuse(divergence, check_name(f"batch {self._batches} of fit()"), process_set)
 
 
-_sentinel: Sentinel | None = None  # of the last fit()
+_check: ReplicaCheck | None = None  # of the last fit()
 
 
-def sentinel_of(callback: Any) -> Sentinel | None:
-    """Return the sentinel of the `fit` that has this callback, if the callback's hooks call it."""
-    global _sentinel
+def check_of(callback: Any) -> ReplicaCheck | None:
+    """Return the check of the `fit` that has this callback, if the callback's hooks call it."""
+    global _check
     if callback.params is None:
         return None  # The script calls the hooks itself.
-    if _sentinel is None or _sentinel.params is not callback.params:
-        _sentinel = Sentinel(callback.params, callback)
-    return _sentinel if _sentinel.owner() is callback else None
+    if _check is None or _check.params is not callback.params:
+        _check = ReplicaCheck(callback.params, callback)
+    return _check if _check.owner() is callback else None
