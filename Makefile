@@ -34,7 +34,7 @@ help:
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md and the table of error codes'
 	@echo 'make docs-site         build the site from docs/ and the docstrings: build/site/html/index.html'
-	@echo 'make ptx               compile the GPU kernels (csrc/cuda/kernels/*.cu) and assemble them'
+	@echo 'make ptx               compile the GPU kernels (csrc/gpu/cuda/kernels/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
 	@echo 'make clean             remove what was built; .venv stays'

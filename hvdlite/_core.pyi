@@ -444,7 +444,7 @@ class Engine:
         """Write the rest of the events and the closing bracket; does nothing when none are."""
 
     def core_table(self) -> int:
-        """Return the address of this engine's C functions (capi/c_api.h), valid while it lives."""
+        """Return the address of this engine's C functions (api/c_api.h), valid while it lives."""
 
     def counters(self) -> dict[str, int]:
         """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent.

@@ -29,13 +29,13 @@ CPP_LAYERS = (
     ("base",),
     ("os",),
     ("trace", "transport", "wire", "kernels"),
-    ("backend", "cuda", "negotiation"),
-    ("plane", "nccl", "entry"),
+    ("backend", "gpu/cuda", "negotiation"),
+    ("plane", "gpu/nccl", "entry"),
     ("host", "gpu"),
     ("execution",),
     ("engine",),
-    ("capi",),
-    ("bindings", "tensorflow", "testing"),
+    ("api",),
+    ("python", "tensorflow", "testing"),
 )
 CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for folder in folders}
 
@@ -217,7 +217,13 @@ def _without_comments(text: str) -> str:
 
 def _cpp_folder(path: str) -> str | None:
     parts = path.split("/")
-    return parts[1] if parts[0] == "csrc" and len(parts) > 2 else None
+    return _in_csrc(parts[1:]) if parts[0] == "csrc" and len(parts) > 2 else None
+
+
+def _in_csrc(parts: list[str]) -> str:
+    """Return the folder of a file below csrc: two names if it is a part of another one."""
+    both = "/".join(parts[:2])
+    return both if both in CPP_LAYER_OF else parts[0]
 
 
 def _matches(source: Source, pattern: str) -> Iterator[tuple[int, str]]:
@@ -234,7 +240,7 @@ def _check_includes(source: Source) -> Iterator[Violation]:
         yield source.violation(1, "layer", f"csrc/{folder} is not in CPP_LAYERS")
         return
     for number, line in _matches(source, r'^\s*#\s*include\s*"'):
-        target = line.split('"')[1].split("/")[0]
+        target = _in_csrc(line.split('"')[1].split("/"))
         if target == folder:
             continue
         if target not in CPP_LAYER_OF:
@@ -249,7 +255,7 @@ def _check_cpp_words(source: Source) -> Iterator[Violation]:
     if path != "csrc/base/config.cc" and folder is not None:
         for number, line in _matches(source, r"\b(secure_)?getenv\b|\b(un)?setenv\b|\bputenv\b"):
             yield source.violation(number, "environment", line)
-    if folder not in (None, "bindings"):
+    if folder not in (None, "python"):
         for number, line in _matches(source, r"\bpybind11\b|\bPython\.h\b"):
             yield source.violation(number, "pybind11", line)
     if folder != "base":

@@ -20,7 +20,7 @@
 #include "base/deadline.h"
 #include "base/mutex.h"
 #include "base/status.h"
-#include "cuda/device_memory_pool.h"
+#include "gpu/cuda/device_memory_pool.h"
 
 namespace hvdlite {
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda_device.h"
 #include "entry/completion.h"
+#include "gpu/cuda/cuda_device.h"
 #include "kernels/pieces.h"
 #include "wire/message.h"
 

@@ -1,6 +1,6 @@
 // Makes an entry from what a caller of another language says: numbers for ops and dtypes,
 // addresses, the ordinal of a GPU. Both ways into the engine build with it, Python's
-// (bindings/engine.cc) and that of the C functions (capi/c_api.cc).
+// (python/engine.cc) and that of the C functions (api/c_api.cc).
 //
 // A builder remembers the first thing that is wrong, and build() returns it. It belongs to one
 // thread. The memory that tensors point to is not the builder's: the caller keeps it alive as Entry

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "backend/backend.h"
-#include "cuda/device_trace.h"
 #include "entry/entry.h"
 #include "execution/fusion_plan.h"
+#include "gpu/cuda/device_trace.h"
 #include "negotiation/observer.h"
 #include "trace/trace.h"
 

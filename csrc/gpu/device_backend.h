@@ -11,8 +11,8 @@
 #include <span>
 
 #include "backend/backend.h"
-#include "cuda/cuda_device.h"
-#include "cuda/finite_words.h"
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/cuda/finite_words.h"
 
 namespace hvdlite {
 

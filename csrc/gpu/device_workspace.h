@@ -6,12 +6,12 @@
 
 #include <memory>
 
-#include "cuda/cuda_device.h"
-#include "cuda/device_memory_pool.h"
-#include "cuda/finite_words.h"
-#include "cuda/segment_copies.h"
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/cuda/device_memory_pool.h"
+#include "gpu/cuda/finite_words.h"
+#include "gpu/cuda/segment_copies.h"
 #include "gpu/gradient_memory.h"
-#include "nccl/nccl_api.h"
+#include "gpu/nccl/nccl_api.h"
 
 namespace hvdlite {
 

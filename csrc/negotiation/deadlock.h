@@ -16,7 +16,7 @@
 // report says how many operations of the rank had no answer when it was made, and the coordinator
 // counts them anew. The rank takes the report back if a thread stops waiting for another reason.
 //
-// The proof assumes what a rank says of its threads; bindings/long_waits.h says how it knows. An
+// The proof assumes what a rank says of its threads; python/long_waits.h says how it knows. An
 // operation with a roll (roll.h) is never stuck, because time alone may answer it; nor is a join,
 // because nobody waits for a rank that has joined: it gets its answer when the others go on.
 //

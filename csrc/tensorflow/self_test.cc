@@ -5,9 +5,9 @@
 #include <memory>
 #include <thread>
 
+#include "api/c_api.h"
 #include "base/dtype.h"
 #include "base/thread.h"
-#include "capi/c_api.h"
 
 namespace hvdlite::tensorflow {
 namespace {

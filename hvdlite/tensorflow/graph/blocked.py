@@ -1,4 +1,4 @@
-"""A thread that looks whether all of this process waits: csrc/bindings/native_waits.h."""
+"""A thread that looks whether all of this process waits: csrc/python/native_waits.h."""
 
 from __future__ import annotations
 

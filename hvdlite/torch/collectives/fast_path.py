@@ -2,7 +2,7 @@
 
 A submission in Python takes any tensor and any argument, and costs ten times what the engine needs
 for a small tensor. The public functions of `allreduce` and `broadcast` ask here first. The core
-(csrc/bindings/fast_path.cc) takes the call if it is plain: contiguous tensors of the class
+(csrc/python/fast_path.cc) takes the call if it is plain: contiguous tensors of the class
 torch.Tensor in host memory that do not require a gradient, without a weight, a compression or a
 torch dispatch mode. Otherwise these functions return None without any effect, and the caller goes
 on as if there were no fast path. Both ways have the same results and errors.

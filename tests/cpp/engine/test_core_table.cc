@@ -3,8 +3,8 @@
 #include <limits>
 #include <thread>
 
+#include "api/c_api.h"
 #include "backend/self_backend.h"
-#include "capi/c_api.h"
 #include "check.h"
 #include "engine/engine.h"
 #include "host/host_backend.h"

@@ -12,9 +12,9 @@
 #include "base/half.h"
 #include "check.h"
 #include "cuda/cuda_abi.h"
-#include "cuda/kernel_args.h"
-#include "cuda/pack_ptx.h"
 #include "fake_gpu.h"
+#include "gpu/cuda/kernel_args.h"
+#include "gpu/cuda/pack_ptx.h"
 #include "hooks.h"
 
 using namespace hvdlite;

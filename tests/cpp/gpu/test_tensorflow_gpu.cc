@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-#include "capi/c_api.h"
+#include "api/c_api.h"
 #include "fakes/tensorflow/hooks.h"
 #include "gpu_engines.h"
 

@@ -1,5 +1,5 @@
-// The names that CUDA has built in and that csrc/cuda/kernels uses, so that the kernels compile as
-// C++. A launch runs on one thread of the host, which sets the indices.
+// The names that CUDA has built in and that csrc/gpu/cuda/kernels uses, so that the kernels compile
+// as C++. A launch runs on one thread of the host, which sets the indices.
 #pragma once
 
 namespace fakegpu {

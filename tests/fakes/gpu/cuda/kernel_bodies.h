@@ -1,10 +1,10 @@
-// Host bodies of the kernels of csrc/cuda/kernels.
+// Host bodies of the kernels of csrc/gpu/cuda/kernels.
 #pragma once
 
 #include <map>
 #include <string>
 
-#include "cuda/kernel_args.h"
+#include "gpu/cuda/kernel_args.h"
 #include "hooks.h"
 
 namespace fakegpu {

@@ -1,4 +1,4 @@
-// Compiles csrc/cuda/kernels/pack.cu as C++ and runs it one thread after the other: its kernels
+// Compiles csrc/gpu/cuda/kernels/pack.cu as C++ and runs it one thread after the other: its kernels
 // have no barriers, so the order does not matter.
 #include <bit>
 
@@ -7,7 +7,7 @@
 #include "cuda/cuda_abi.h"
 #include "cuda/kernel_bodies.h"
 // clang-format off: after what it needs.
-#include "cuda/kernels/pack.cu"
+#include "gpu/cuda/kernels/pack.cu"
 // clang-format on
 
 namespace fakegpu {

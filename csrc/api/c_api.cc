@@ -1,0 +1,173 @@
+#include "api/c_api.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "api/in_flight.h"
+#include "base/mutex.h"
+#include "engine/engine.h"
+#include "entry/entry_builder.h"
+#include "os/fd.h"
+
+namespace hvdlite {
+namespace {
+
+std::span<const HvdliteTensor> tensors_of(const HvdliteCall& call) {
+  return {call.tensors, static_cast<std::size_t>(call.count)};
+}
+
+// The GPU that the call's tensors are on, all on the same one; kHostMemory where none is on any.
+Result<int> gpu_of(const HvdliteCall& call, Engine& engine) {
+  bool on_gpu = false;
+  const void* somewhere = nullptr;
+  for (const HvdliteTensor& tensor : tensors_of(call)) {
+    if (tensor.device == static_cast<std::int32_t>(DeviceType::kHost)) continue;
+    on_gpu = true;
+    const bool empty = std::count(tensor.dims, tensor.dims + tensor.ndim, 0) > 0;
+    if (!empty) somewhere = tensor.input;
+  }
+  return on_gpu ? engine.gpu_of(somewhere) : kHostMemory;
+}
+
+Result<EntryPtr> make_entry(const HvdliteCall& call, Engine& engine) {
+  HVDLITE_RETURN_IF_ERROR(check_not_forked());
+  if (call.kind < 0 || call.kind > static_cast<int>(kLastKind)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "kind " + std::to_string(call.kind) + " is unknown");
+  }
+  EntryBuilder builder(static_cast<Kind>(call.kind), call.name, call.process_set);
+  builder.root(call.root).reduce(call.op, call.prescale, call.postscale);
+  if (!std::isnan(call.weight)) builder.weigh(call.weight);
+  const std::vector<std::int64_t> numbers(call.splits, call.splits + call.split_count);
+  if (call.kind == static_cast<int>(Kind::kSend)) {
+    if (numbers.size() != 2) return Status(StatusCode::kInternal, "a send without its two ranks");
+    const auto rank = [&](std::int64_t number) {
+      return number == kThisRank ? engine.rank() : static_cast<int>(number);
+    };
+    builder.ends(rank(numbers[0]), rank(numbers[1]));
+  } else {
+    builder.splits(numbers);
+  }
+  const Result<int> gpu = gpu_of(call, engine);
+  if (!gpu.ok()) return builder.refused(gpu.status());
+  for (const HvdliteTensor& tensor : tensors_of(call)) {
+    Result<TensorShape> shape = make_shape(tensor.name, tensor.dtype, tensor.wire,
+                                           {tensor.dims, tensor.dims + tensor.ndim});
+    HVDLITE_RETURN_IF_ERROR(shape.status());
+    const bool on_host = tensor.device == static_cast<std::int32_t>(DeviceType::kHost);
+    builder.tensor(std::move(shape.value()), tensor.input, tensor.output,
+                   on_host ? kHostMemory : gpu.value(), static_cast<CudaStream>(call.stream));
+  }
+  return builder.build();
+}
+
+// What the result of a call refers to while `done` runs.
+struct Ended {
+  Completion* completion;
+  CudaStream stream;
+};
+
+bool copy_output(const HvdliteResult* result, std::int32_t i, void* target) {
+  const auto& ended = *static_cast<const Ended*>(result->core);
+  return ended.completion->copy_output(static_cast<std::size_t>(i), target, ended.stream).ok();
+}
+
+// The call's stream goes on only after what this operation does on the device, however it ended.
+Status let_stream_wait(const HvdliteCall& call, const Completion& completion) {
+  if (completion.on_device == nullptr) return Status();
+  const CudaEvent& end = *completion.on_device;
+  return end.device().wait(static_cast<CudaStream>(call.stream), end);
+}
+
+void report(const HvdliteCall& call, Status status, Completion* completion) {
+  if (completion != nullptr) {
+    const Status waits = let_stream_wait(call, *completion);
+    if (status.ok()) status = waits;
+  }
+  HvdliteResult result{};
+  result.code = static_cast<std::int32_t>(status.code());
+  result.failed_rank = status.failed_rank();
+  result.message = status.message().c_str();
+  Ended ended{completion, static_cast<CudaStream>(call.stream)};
+  result.core = &ended;
+  std::vector<std::uint64_t> bytes;
+  if (completion != nullptr && !completion->outputs.empty()) {
+    for (const auto& output : completion->outputs) bytes.push_back(output.bytes);
+    result.first_dimensions = completion->first_dimensions.data();
+    result.parts = static_cast<std::int32_t>(completion->first_dimensions.size() / bytes.size());
+    result.count = static_cast<std::int32_t>(bytes.size());
+    result.output_bytes = bytes.data();
+    result.copy_output = &copy_output;
+  }
+  call.done(call.context, &result);
+}
+
+// See native_entries(). It keeps no entry alive.
+class InFlight {
+ public:
+  void add(const EntryPtr& entry) {
+    MutexLock lock(mutex_);
+    entries_.emplace(entry.get(), entry);
+  }
+  void remove(const Entry* entry) {
+    MutexLock lock(mutex_);
+    entries_.erase(entry);
+  }
+  std::vector<EntryPtr> list() const {
+    std::vector<EntryPtr> entries;
+    MutexLock lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      if (EntryPtr alive = entry.lock()) entries.push_back(std::move(alive));
+    }
+    return entries;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::unordered_map<const Entry*, std::weak_ptr<Entry>> entries_ HVDLITE_GUARDED_BY(mutex_);
+};
+
+// Never destroyed: threads of TensorFlow may outlive main.
+InFlight& in_flight() {
+  static auto* const instance = new InFlight;
+  return *instance;
+}
+
+void submit(void* engine, const HvdliteCall* call) {
+  auto& self = *static_cast<Engine*>(engine);
+  const Result<EntryPtr> entry = make_entry(*call, self);
+  Status status = entry.status();
+  if (status.ok()) {
+    // The continuation belongs to the completion, which the entry keeps until it has run.
+    const Entry* own = entry.value().get();
+    Completion* completion = own->completion.get();
+    completion->then([call = *call, completion, own] {
+      report(call, completion->status(), completion);
+      in_flight().remove(own);  // Not before: the caller's threads are awake by now.
+    });
+    in_flight().add(entry.value());
+    status = self.enqueue(entry.value(), /*blocking=*/false);
+    if (!status.ok()) in_flight().remove(own);
+  }
+  if (!status.ok()) report(*call, status, nullptr);
+}
+
+bool find(void* engine, std::uint32_t process_set, HvdlitePlace* place) {
+  const auto* self = static_cast<const Engine*>(engine);
+  const GroupPtr group = self->process_set(process_set);
+  if (group == nullptr) return false;
+  *place = {group->index_of(self->rank()), static_cast<std::int32_t>(group->ranks.size())};
+  return true;
+}
+
+}  // namespace
+
+std::vector<EntryPtr> native_entries() { return in_flight().list(); }
+
+HvdliteCore make_core_table(Engine& engine) { return {kCoreTableVersion, &engine, &submit, &find}; }
+
+}  // namespace hvdlite

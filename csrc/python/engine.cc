@@ -1,0 +1,429 @@
+#include "engine/engine.h"
+
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/self_backend.h"
+#include "base/log.h"
+#include "entry/entry_builder.h"
+#include "host/host_backend.h"
+#include "os/fd.h"
+#include "python/gradient_memory.h"
+#include "python/handle.h"
+#include "python/long_waits.h"
+#include "python/name.h"
+#include "python/native_waits.h"
+#include "python/pending_operations.h"
+#include "python/tensor_argument.h"
+#include "python/unlocked.h"
+#include "transport/fabric.h"
+
+namespace py = pybind11;
+
+namespace hvdlite {
+namespace {
+
+using HolderPtr = std::shared_ptr<EngineHolder>;
+
+using Tensors = std::vector<const TensorArgument*>;
+
+std::unique_ptr<TensorArgument> make_tensor(Name name, int dtype, std::vector<std::int64_t> shape,
+                                            std::uintptr_t input, std::uintptr_t output, int gpu,
+                                            std::optional<int> wire, std::uint64_t capacity) {
+  Result<TensorShape> made =
+      make_shape(std::move(name.text), dtype, wire.value_or(dtype), std::move(shape));
+  raise_if_error(made.status());
+  auto tensor = std::make_unique<TensorArgument>();
+  tensor->shape = std::move(made.value());
+  tensor->input = reinterpret_cast<const void*>(input);  // NOLINT: an address from Python
+  tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
+  tensor->gpu = gpu;
+  tensor->capacity = capacity;
+  return tensor;
+}
+
+EntryBuilder call_of(Kind kind, Name name, std::uint32_t process_set, const Tensors& tensors,
+                     std::uintptr_t stream) {
+  EntryBuilder call(kind, std::move(name.text), process_set);
+  for (const TensorArgument* tensor : tensors) {
+    call.tensor(tensor->shape, tensor->input, tensor->output, tensor->gpu, stream_of(stream))
+        .capacity(tensor->capacity);
+  }
+  return call;
+}
+
+// The parameters of the functions below are those of Python, see _core.pyi.
+
+// Key, step, quorum, grace in microseconds, bound, whether to fold, and whether to skip.
+using RollTuple =
+    std::tuple<std::string, std::uint64_t, std::uint32_t, std::int64_t, std::uint32_t, bool, bool>;
+
+void add_roll(EntryBuilder& call, const py::tuple& roll) {
+  auto [key, step, quorum, grace_us, bound, fold, skips] = roll.cast<RollTuple>();
+  call.roll({std::move(key), step, quorum, grace_us, bound, fold}, skips);
+}
+
+HandlePtr allreduce(const HolderPtr& self, Name name, const Tensors& tensors, int op,
+                    double prescale, double postscale, std::optional<double> weight,
+                    std::uint32_t process_set, py::object keep, bool blocking,
+                    std::uintptr_t stream, std::string transaction,
+                    const std::optional<py::tuple>& roll) {
+  EntryBuilder call = call_of(Kind::kAllreduce, std::move(name), process_set, tensors, stream);
+  call.reduce(op, prescale, postscale).weigh(weight).transaction(std::move(transaction));
+  if (roll) add_roll(call, *roll);
+  return submit(self, call, std::move(keep), blocking);
+}
+
+HandlePtr allgather(const HolderPtr& self, Name name, const Tensors& tensors,
+                    std::uint32_t process_set, py::object keep, bool blocking,
+                    std::uintptr_t stream, std::string transaction) {
+  EntryBuilder call = call_of(Kind::kAllgather, std::move(name), process_set, tensors, stream);
+  return submit(self, call.transaction(std::move(transaction)), std::move(keep), blocking);
+}
+
+HandlePtr reducescatter(const HolderPtr& self, Name name, const Tensors& tensors, int op,
+                        double prescale, double postscale, std::uint32_t process_set,
+                        py::object keep, bool blocking, std::uintptr_t stream,
+                        std::vector<std::int64_t> splits) {
+  EntryBuilder call = call_of(Kind::kReducescatter, std::move(name), process_set, tensors, stream);
+  call.reduce(op, prescale, postscale).splits(std::move(splits));
+  return submit(self, call, std::move(keep), blocking);
+}
+
+HandlePtr alltoall(const HolderPtr& self, Name name, const TensorArgument& tensor,
+                   std::vector<std::int64_t> splits, std::uint32_t process_set, py::object keep,
+                   bool blocking, std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kAlltoall, std::move(name), process_set, {&tensor}, stream);
+  return submit(self, call.splits(std::move(splits)), std::move(keep), blocking);
+}
+
+HandlePtr broadcast(const HolderPtr& self, Name name, const Tensors& tensors, int root,
+                    std::uint32_t process_set, py::object keep, bool blocking,
+                    std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kBroadcast, std::move(name), process_set, tensors, stream);
+  return submit(self, call.root(root), std::move(keep), blocking);
+}
+
+HandlePtr send(const HolderPtr& self, Name name, const TensorArgument& tensor, int to,
+               std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
+  return submit(self, call.ends(self->engine().rank(), to), std::move(keep), blocking);
+}
+
+HandlePtr recv(const HolderPtr& self, Name name, const TensorArgument& tensor, int source,
+               std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
+  return submit(self, call.ends(source, self->engine().rank()), std::move(keep), blocking);
+}
+
+HandlePtr barrier(const HolderPtr& self, Name name, std::uint32_t process_set, bool blocking) {
+  EntryBuilder call(Kind::kBarrier, std::move(name.text), process_set);
+  return submit(self, call, py::none(), blocking);
+}
+
+HandlePtr commit(const HolderPtr& self, Name name, std::string transaction,
+                 std::uint32_t process_set, bool blocking) {
+  EntryBuilder call(Kind::kCommit, std::move(name.text), process_set);
+  return submit(self, call.transaction(std::move(transaction)), py::none(), blocking);
+}
+
+HandlePtr join(const HolderPtr& self, bool blocking) {
+  EntryBuilder call(Kind::kJoin, std::string(kJoinName));
+  return submit(self, call, py::none(), blocking);
+}
+
+HandlePtr add_process_set(const HolderPtr& self, Name name, std::vector<std::int64_t> ranks) {
+  EntryBuilder call(Kind::kAddProcessSet, std::move(name.text));
+  return submit(self, call.ranks(std::move(ranks)), py::none(), /*blocking=*/true);
+}
+
+HandlePtr remove_process_set(const HolderPtr& self, Name name, std::uint32_t process_set) {
+  EntryBuilder call(Kind::kRemoveProcessSet, std::move(name.text));
+  return submit(self, call.removes(process_set), py::none(), /*blocking=*/true);
+}
+
+using LinkTuple = std::tuple<int, int, int, int, int>;
+using ProcessSetList = std::vector<std::pair<int, std::vector<int>>>;  // ids and ranks
+
+HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
+                      const std::vector<LinkTuple>& links, int segment_fd, int event_fd,
+                      int lifeline_fd, std::vector<std::string> nccl_folders, int trace_file,
+                      bool trace_rounds, std::shared_ptr<PendingOperations> pending, int epoch,
+                      ProcessSetList process_sets, std::int64_t clock_offset, bool control_tree) {
+  Fd trace_fd(trace_file);
+  OwnLink own{Fd(segment_fd), Fd(event_fd), Fd(lifeline_fd)};
+  std::vector<PeerLink> peers;
+  for (const auto& [peer, control, data, peer_segment, peer_wake_up] : links) {
+    peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_wake_up)});
+  }
+  Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  set_log_level(parse_log_level(config.value().log_level));
+  auto trace = std::make_unique<Trace>();
+  if (trace_fd.valid()) raise_if_error(trace->start(std::move(trace_fd), rank, trace_rounds));
+  std::unique_ptr<Fabric> fabric;
+  std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
+  if (size > 1) {
+    Result<std::unique_ptr<Fabric>> connected =
+        connect_fabric({rank, size, std::move(host_of), control_tree}, std::move(own),
+                       std::move(peers), config.value());
+    raise_if_error(connected.status());
+    fabric = std::move(connected.value());
+    backend = std::make_unique<HostBackend>(*fabric, config.value());
+  }
+  GpuLibraries gpus = GpuLibraries::search(config.value(), std::move(nccl_folders));
+  std::optional<Engine::Elastic> elastic;
+  if (pending != nullptr) elastic = {{epoch, std::move(process_sets)}, std::move(pending)};
+  return std::make_shared<EngineHolder>(
+      std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value()),
+                               std::move(gpus), std::move(trace), elastic, clock_offset));
+}
+
+py::dict row_of_counters(const Counters& counters) {
+  py::dict row;
+  row["batches"] = counters.batches.get();
+  row["tensors"] = counters.tensors.get();
+  row["bytes"] = counters.bytes.get();
+  row["cache_hits"] = counters.cache_hits.get();
+  row["full_requests"] = counters.full_requests.get();
+  row["messages_sent"] = counters.messages_sent.get();
+  row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
+  row["bytes_unstaged"] = counters.bytes_unstaged.get();
+  row["nonfinite"] = counters.nonfinite.get();
+  row["exchange_us"] = counters.exchange_us.get();
+  return row;
+}
+
+py::dict counters(const HolderPtr& self) { return row_of_counters(self->engine().counters()); }
+
+py::dict lateness(const HolderPtr& self) {
+  const Lateness::Report report = self->engine().lateness();
+  py::list ranks;
+  for (const Lateness::Rank& one : report.ranks) {
+    ranks.append(py::make_tuple(one.late, one.before_backward, one.last));
+  }
+  py::dict row;
+  row["steps"] = report.steps;
+  row["step_seconds"] = report.step_seconds;
+  row["ranks"] = ranks;
+  return row;
+}
+
+// Texts that come from programs and peers may be cut within a character.
+py::str text_of(const std::string& text) {
+  PyObject* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
+py::list list_of(const std::vector<int>& ranks) {
+  py::list list;
+  for (const int rank : ranks) list.append(rank);
+  return list;
+}
+
+template <typename... Values>
+py::list row_of(Values&&... values) {
+  py::list row;
+  (row.append(std::forward<Values>(values)), ...);
+  return row;
+}
+
+double seconds_of(StepClock::Duration time) { return std::chrono::duration<double>(time).count(); }
+
+py::object steps_of(const Live& live) {
+  if (!live.steps) return py::none();
+  py::list ranks;
+  for (const StepClock::Rank& one : live.steps->ranks) {
+    ranks.append(row_of(seconds_of(one.backward), seconds_of(one.waiting),
+                        seconds_of(one.communicating), seconds_of(one.between), one.last,
+                        seconds_of(one.late_between), seconds_of(one.late_backward)));
+  }
+  py::dict row;
+  row["count"] = live.steps->steps;
+  row["seconds"] = live.steps->seconds();
+  row["ranks"] = ranks;
+  return row;
+}
+
+py::dict live(const HolderPtr& self) {
+  Engine& engine = self->engine();
+  const Live live = engine.live();
+  const auto on_rank_0 = [&](LiveFigures::Clock::time_point when) {
+    return seconds_of(when.time_since_epoch() + std::chrono::nanoseconds(engine.clock_offset()));
+  };
+  py::list events;
+  for (const Event& event : live.events) {
+    events.append(row_of(on_rank_0(event.time), text_of(event.kind), event.rank,
+                         text_of(event.name), text_of(event.text)));
+  }
+  py::list stalled;
+  for (const Stall& stall : live.stalls) {
+    stalled.append(row_of(text_of(stall.name), seconds_of(live.now - stall.since),
+                          list_of(stall.submitted), list_of(stall.missing)));
+  }
+  py::dict row;
+  row["time"] = on_rank_0(live.now);
+  row["began"] = on_rank_0(live.began);
+  row["counters"] = row_of_counters(live.counters);
+  row["events"] = events;
+  row["dropped_events"] = live.dropped_events;
+  row["steps"] = steps_of(live);
+  row["stalled"] = stalled;
+  return row;
+}
+
+void note(const HolderPtr& self, std::string kind, std::string name, std::string text) {
+  self->engine().note(std::move(kind), std::move(name), std::move(text));
+}
+
+py::list attendance(const HolderPtr& self, const std::string& key) {
+  py::list rows;
+  for (const Attendance::Row& row : self->engine().attendance(key)) {
+    rows.append(py::make_tuple(row.late, row.skipped, row.folded, row.oldest));
+  }
+  return rows;
+}
+
+py::dict tunables(const HolderPtr& self) {
+  const Tunables current = self->engine().tunables();
+  py::dict row;
+  for (const Tunable& one : kTunables) row[one.name] = current.*one.field;
+  return row;
+}
+
+void shutdown(const HolderPtr& self) {
+  if (forked()) return;  // the parent's world is not the child's to leave
+  {
+    const Unlocked unlocked;
+    self->engine().shutdown();
+  }
+  self->release_orphans();
+}
+
+void start_trace(const HolderPtr& self, int file, bool rounds) {
+  Fd owned(file);
+  Engine& engine = self->engine();
+  raise_if_error(engine.trace().start(std::move(owned), engine.rank(), rounds));
+}
+
+void stop_trace(const HolderPtr& self) {
+  if (forked()) return;  // its writer lives in the parent only
+  Trace& trace = self->engine().trace();
+  const Unlocked unlocked;
+  trace.stop();
+}
+
+void abort(const HolderPtr& self, const std::string& reason) {
+  Engine& engine = self->engine();
+  const Unlocked unlocked;
+  engine.abort(reason);
+}
+
+void suspend(const HolderPtr& self, const std::string& reason) {
+  Engine& engine = self->engine();
+  const Unlocked unlocked;
+  engine.suspend(reason);
+}
+
+std::unique_ptr<GradientMemoryObject> allocate_gradient_memory(const HolderPtr& self, int gpu,
+                                                               std::size_t bytes) {
+  Engine& engine = self->engine();
+  Result<GradientMemory::Holder> memory = [&] {
+    const Unlocked unlocked;
+    return engine.allocate_gradient_memory(gpu, bytes);
+  }();
+  raise_if_error(memory.status());
+  return std::make_unique<GradientMemoryObject>(std::move(memory.value()));
+}
+
+std::unique_ptr<SharedGradientMemoryObject> lend_gradient_memory(const HolderPtr& self,
+                                                                 std::size_t bytes) {
+  GradientArea::Part part = self->engine().lend_gradient_memory(bytes);
+  if (part == nullptr) return nullptr;
+  return std::make_unique<SharedGradientMemoryObject>(std::move(part));
+}
+
+}  // namespace
+
+void register_engine(py::module_& module) {
+  py::class_<TensorArgument>(module, "Tensor", py::is_final())
+      .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
+           py::arg("input"), py::arg("output"), py::arg("gpu") = -1, py::arg("wire") = py::none(),
+           py::arg("capacity") = 0)
+      .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
+      .def_readonly("gpu", &TensorArgument::gpu);
+  module.def(
+      "utf8_of_name", [](const Name& name) { return py::bytes(name.text); }, py::arg("name"));
+  register_handle(module);
+  register_gradient_memory(module);
+  register_pending_operations(module);
+  register_native_waits(module);
+  module.def("threads_that_may_submit", &LongWait::threads_that_may_submit);
+  const py::arg_v process_set = py::arg("process_set") = 0;
+  const py::arg_v keep = py::arg("keep") = py::none();
+  const py::arg_v blocking = py::arg("blocking") = false;
+  const py::arg_v stream = py::arg("stream") = 0;
+  const py::arg_v transaction = py::arg("transaction") = "";
+  py::class_<EngineHolder, HolderPtr>(module, "Engine", py::is_final())
+      .def(py::init(&make_engine), py::arg("rank"), py::arg("size"), py::arg("host_of"),
+           py::arg("links") = std::vector<LinkTuple>(), py::arg("segment_fd") = -1,
+           py::arg("event_fd") = -1, py::arg("lifeline_fd") = -1,
+           py::arg("nccl_folders") = std::vector<std::string>(), py::arg("trace_file") = -1,
+           py::arg("trace_rounds") = false, py::arg("pending") = py::none(), py::arg("epoch") = 0,
+           py::arg("process_sets") = ProcessSetList(), py::arg("clock_offset") = 0,
+           py::arg("control_tree") = false)
+      .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
+           process_set, keep, blocking, stream, transaction, py::arg("roll") = py::none())
+      .def("allgather", &allgather, py::arg("name"), py::arg("tensors"), process_set, keep,
+           blocking, stream, transaction)
+      .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, process_set, keep, blocking,
+           stream, py::arg("splits") = std::vector<std::int64_t>())
+      .def("alltoall", &alltoall, py::arg("name"), py::arg("tensor"),
+           py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking, stream)
+      .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
+           process_set, keep, blocking, stream)
+      .def("send", &send, py::arg("name"), py::arg("tensor"), py::arg("to"), process_set, keep,
+           blocking, stream)
+      .def("recv", &recv, py::arg("name"), py::arg("tensor"), py::arg("source"), process_set, keep,
+           blocking, stream)
+      .def("barrier", &barrier, py::arg("name"), process_set, blocking)
+      .def("commit", &commit, py::arg("name"), py::arg("transaction"), process_set, blocking)
+      .def("join", &join, blocking)
+      .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
+      .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
+      .def("allocate_gradient_memory", &allocate_gradient_memory, py::arg("gpu"), py::arg("bytes"))
+      .def("lend_gradient_memory", &lend_gradient_memory, py::arg("bytes"))
+      .def("abort", &abort, py::arg("reason"))
+      .def("suspend", &suspend, py::arg("reason"))
+      .def("commit_counts", [](const HolderPtr& self) { return self->engine().commit_counts(); })
+      .def("shutdown", &shutdown)
+      .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)
+      .def("stop_trace", &stop_trace)
+      .def("core_table",
+           [](const EngineHolder& self) {
+             LongWait::note_native_submitters();
+             return self.core_table();
+           })
+      .def("counters", &counters)
+      .def("lateness", &lateness)
+      .def("live", &live)
+      .def("note_gradient", [](const HolderPtr& self) { self->engine().note_gradient(); })
+      .def("note", &note, py::arg("kind"), py::arg("name"), py::arg("text"))
+      .def(
+          "waiting_results",
+          [](const HolderPtr& self, const std::string& key) {
+            return self->engine().waiting_results(key);
+          },
+          py::arg("key"))
+      .def("attendance", &attendance, py::arg("key"))
+      .def("tunables", &tunables);
+}
+
+}  // namespace hvdlite

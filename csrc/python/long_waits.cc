@@ -1,0 +1,139 @@
+#include "python/long_waits.h"
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace hvdlite {
+namespace {
+
+bool g_native_submitters = false;
+
+// Never destroyed: Python may end before it.
+std::vector<LongWait*>& long_waits() {
+  static auto* const waits = new std::vector<LongWait*>;
+  return *waits;
+}
+
+// Modules whose functions begin threads that run no code of the user which could submit.
+constexpr const char* kQuietModules[] = {
+    "multiprocessing.queues",                       // feeds what a process puts into a queue
+    "torch.utils.data._utils.pin_memory",           // of a DataLoader
+    "torch._inductor.compile_worker.subproc_pool",  // reads what torch.compile's processes say
+    "tqdm._monitor",                                // redraws progress bars
+    "tensorboard.summary.writer.event_file_writer",
+};
+constexpr const char* kThreading = "threading";
+constexpr const char* kPool = "concurrent.futures.thread";
+constexpr const char* kOurs = "hvdlite.";
+// Waits, in a thread of autograd's own, after all functions of a backward have run.
+constexpr const char* kBackwardEnd = "hvdlite.torch.optimizers.backward";
+// Its thread waits for operations, and then calls the user's functions.
+constexpr const char* kWaiter = "hvdlite.torch.distributed.work";
+
+std::string module_of(const py::object& frame) {
+  const py::dict globals = frame.attr("f_globals");
+  if (!globals.contains("__name__")) return "";
+  const py::object name = globals["__name__"];
+  return py::isinstance<py::str>(name) ? name.cast<std::string>() : "";
+}
+
+// The modules of a thread's functions, from the one that called all others.
+std::vector<std::string> modules_of(py::object frame) {
+  std::vector<std::string> modules;
+  for (; !frame.is_none(); frame = frame.attr("f_back")) modules.push_back(module_of(frame));
+  std::reverse(modules.begin(), modules.end());
+  return modules;
+}
+
+// Whether a thread is inside of autograd's engine, or about to enter it.
+bool is_in_backward(const std::vector<std::string>& modules) {
+  return modules.back() == "torch.autograd.graph" || modules.back() == "torch.autograd";
+}
+
+// hvdlite itself, or the standard library.
+bool is_ours_or_standard(const std::string& module) {
+  if (module.starts_with(kOurs)) return true;
+  PyObject* const standard = PySys_GetObject("stdlib_module_names");  // borrowed
+  const py::str top(module.substr(0, module.find('.')));
+  return standard != nullptr && PySet_Contains(standard, top.ptr()) == 1;
+}
+
+// Whether a thread submits nothing, because of the code that it runs.
+bool is_quiet(const std::vector<std::string>& modules) {
+  const auto first = std::find_if(modules.begin(), modules.end(),
+                                  [](const auto& module) { return module != kThreading; });
+  if (first == modules.begin() || first == modules.end()) return false;
+  if (std::count(std::begin(kQuietModules), std::end(kQuietModules), *first) > 0) return true;
+  if (*first == kPool) return first + 1 == modules.end();
+  if (*first == kWaiter && modules.back() != kThreading) return false;
+  return first->starts_with(kOurs) && std::all_of(first, modules.end(), is_ours_or_standard);
+}
+
+}  // namespace
+
+LongWait::~LongWait() {
+  if (thread_ == 0) return;
+  std::erase(long_waits(), this);
+  if (!entry_->completion->done()) engine_.note_blocked({});
+}
+
+void LongWait::note_native_submitters() { g_native_submitters = true; }
+
+void LongWait::goes_on(std::chrono::nanoseconds slice) {
+  const auto enough = engine_.long_wait();
+  if (returns_ || !enough) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (!begun_) begun_ = now - slice;
+  if (now - *begun_ < *enough) return;
+  if (thread_ == 0) {
+    thread_ = PyThread_get_thread_ident();
+    long_waits().push_back(this);
+  }
+  if (g_native_submitters) return;
+  engine_.note_blocked(threads_that_may_submit().empty() ? waits_of_all(engine_)
+                                                         : std::vector<EntryPtr>());
+}
+
+std::vector<EntryPtr> LongWait::waits_of_all(const Engine& engine) {
+  std::vector<EntryPtr> entries;
+  for (const LongWait* wait : long_waits()) {
+    if (wait->entry_->completion->done() || !engine.shares_entries_with(wait->engine_)) return {};
+    entries.push_back(wait->entry_);
+  }
+  return entries;
+}
+
+bool LongWait::any() { return !long_waits().empty(); }
+
+std::vector<unsigned long> LongWait::threads_that_may_submit() {
+  std::vector<unsigned long> threads;
+  std::vector<unsigned long> in_backward;
+  std::size_t backward_ends = 0;
+  const py::object current_frames =
+      py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"));
+  for (const auto& [identifier, frame] : py::dict(current_frames())) {
+    const auto thread = identifier.cast<unsigned long>();
+    const bool waits = std::any_of(long_waits().begin(), long_waits().end(),
+                                   [&](const LongWait* wait) { return wait->thread_ == thread; });
+    const auto modules = modules_of(py::reinterpret_borrow<py::object>(frame));
+    if (waits) {
+      backward_ends += modules.front() == kBackwardEnd ? 1 : 0;
+    } else if (is_in_backward(modules)) {
+      in_backward.push_back(thread);
+    } else if (!is_quiet(modules)) {
+      threads.push_back(thread);
+    }
+  }
+  // The one thread that called backward() waits for the one that is at the backward's end.
+  if (in_backward.size() > 1 || backward_ends != 1) {
+    threads.insert(threads.end(), in_backward.begin(), in_backward.end());
+  }
+  return threads;
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,122 @@
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "base/config.h"
+#include "base/dtype.h"
+#include "python/bindings.h"
+#include "python/unlocked.h"
+#include "transport/segment.h"
+
+namespace py = pybind11;
+
+namespace hvdlite {
+namespace {
+
+py::dict dtype_table() {
+  py::dict table;
+  for (int i = 0; i < kDataTypeCount; ++i) {
+    table[py::str(std::string(name_of(static_cast<DataType>(i))))] = i;
+  }
+  return table;
+}
+
+py::set reducible_names() {
+  py::set names;
+  for (int i = 0; i < kDataTypeCount; ++i) {
+    const auto dtype = static_cast<DataType>(i);
+    if (computes(dtype)) names.add(py::str(std::string(name_of(dtype))));
+  }
+  return names;
+}
+
+py::dict op_table() {
+  py::dict table;
+  for (int i = 0; i <= static_cast<int>(ReduceOp::kProduct); ++i) {
+    if (is_valid_op(i)) table[py::str(std::string(name_of(static_cast<ReduceOp>(i))))] = i;
+  }
+  return table;
+}
+
+py::list knob_rows() {
+  py::list rows;
+  for (const Knob& knob : knobs()) {
+    py::dict row;
+    row["name"] = knob.name;
+    row["environment"] = knob.environment;
+    row["horovod"] = knob.horovod;
+    row["type"] = knob.type;
+    row["default"] = knob.fallback;
+    row["unit"] = knob.unit;
+    row["help"] = knob.help;
+    row["range"] =
+        knob.range ? std::to_string(knob.range->least) + " to " + std::to_string(knob.range->most)
+                   : "";
+    rows.append(row);
+  }
+  return rows;
+}
+
+std::map<std::string, std::string> agreed_knobs() {
+  const Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  const auto rows = config.value().agreed();
+  return {rows.begin(), rows.end()};
+}
+
+py::dict knob_values() {
+  const Result<Config> read = Config::from_environment();
+  raise_if_error(read.status());
+  const Config& config = read.value();
+  py::dict values;
+#define HVDLITE_VALUE(type, field, fallback, unit, horovod, help) values[#field] = config.field;
+  HVDLITE_KNOBS(HVDLITE_VALUE)
+#undef HVDLITE_VALUE
+  return values;
+}
+
+int create_segment(int local_size) {
+  if (local_size < 1)
+    raise_status(Status(StatusCode::kInvalidArgument, "local_size is at least 1"));
+  const Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  Result<Fd> memfd = Segment::create(SegmentLayout::make(local_size, config.value()));
+  raise_if_error(memfd.status());
+  return memfd.value().release();
+}
+
+double memcpy_speed(std::size_t bytes, int repeats) {
+  if (bytes == 0 || repeats < 1) {
+    raise_status(Status(StatusCode::kInvalidArgument, "bytes and repeats are at least 1"));
+  }
+  const Unlocked unlocked;
+  const auto from = std::make_unique<std::byte[]>(bytes);
+  const auto to = std::make_unique<std::byte[]>(bytes);
+  std::memcpy(to.get(), from.get(), bytes);  // first touch
+  double best = 0;
+  for (int i = 0; i < repeats; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::memcpy(to.get(), from.get(), bytes);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    best = std::max(best, static_cast<double>(bytes) / took.count() / 1e9);
+  }
+  return best;
+}
+
+}  // namespace
+
+void register_tables(py::module_& module) {
+  module.attr("DTYPES") = dtype_table();
+  module.attr("REDUCIBLE") = py::frozenset(reducible_names());
+  module.attr("REDUCE_OPS") = op_table();
+  module.def("knobs", &knob_rows);
+  module.def("knob_values", &knob_values);
+  module.def("agreed_knobs", &agreed_knobs);
+  module.def("create_segment", &create_segment, py::arg("local_size"));
+  module.def("memcpy_speed", &memcpy_speed, py::arg("bytes"), py::arg("repeats"));
+}
+
+}  // namespace hvdlite
