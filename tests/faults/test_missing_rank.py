@@ -77,9 +77,9 @@ def test_missing_rank_fails_the_job_after_the_stall_shutdown_time(tmp_path: Path
         assert result.value["kind"] == "StalledError"
         assert TENSOR in result.value["message"]
         assert "rank 2" in result.value["message"]
-    for result in results[:2]:
-        assert result.value["waited"] >= limit
-        assert result.value["seconds"] <= limit + 1
+    # The time runs from the first submission; the other rank may have come later.
+    assert max(result.value["waited"] for result in results[:2]) >= limit
+    assert all(result.value["seconds"] <= limit + 1 for result in results[:2])
 
 
 def raise_in_rank_one(noted: str) -> dict[str, Any]:
