@@ -160,6 +160,19 @@ TEST(wire_ranks_sets_and_joins_travel_as_other_numbers_do) {
   }
 }
 
+TEST(wire_refuses_a_set_that_no_number_of_a_set_can_be) {
+  Response response;
+  response.form = Response::Form::kFull;
+  response.request.kind = Kind::kAddProcessSet;
+  response.request.ranks = {0, 2};
+  for (const std::int64_t number : {std::int64_t{INT32_MAX}, std::int64_t{INT32_MAX} + 1}) {
+    response.first_dimensions = {number};
+    std::vector<Response> read;
+    const Bytes frame = encode_respond({response});
+    CHECK_EQ(decode_respond(body_of(frame), read), number <= INT32_MAX);
+  }
+}
+
 TEST(wire_every_truncation_is_refused) {
   Submit submit;
   submit.cached = {1};
