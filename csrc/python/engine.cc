@@ -156,8 +156,8 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
   Fd trace_fd(trace_file);
   OwnLink own{Fd(segment_fd), Fd(event_fd), Fd(lifeline_fd)};
   std::vector<PeerLink> peers;
-  for (const auto& [peer, control, data, peer_segment, peer_wake_up] : links) {
-    peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_wake_up)});
+  for (const auto& [peer, control, data, peer_segment, peer_event] : links) {
+    peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_event)});
   }
   Result<Config> config = Config::from_environment();
   raise_if_error(config.status());

@@ -1,5 +1,5 @@
 // The pending operations as Python's membership thread holds them, see engine/pending_operations.h.
-// Any thread that holds the GIL may call it; it releases the GIL while it ends or submits
+// Any thread that holds the GIL may call them; they release the GIL while they end or submit
 // collectives.
 #pragma once
 
