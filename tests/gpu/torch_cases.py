@@ -393,8 +393,6 @@ def scenario_ranks_at_different_steps_are_noticed(device: torch.device) -> None:
             model(inputs).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if device.type == "cuda":
-                torch.cuda.synchronize()  # So both ranks see it in the same step.
 
 
 def scenario_a_scaler_skips_the_same_step_on_all_ranks(device: torch.device) -> None:

@@ -413,10 +413,10 @@ class Bucket(GradientBucket):
         """
         size, ways = len(self.params), self._ways
         if ways.dense_for_good and counts and all(trip.present for trip in self._trips):
-            self._device_steps = self._device_steps or DeviceSteps(self._flags)
+            self._device_steps = self._device_steps or DeviceSteps()
             steps = self._device_steps.look(self._flags, self._step)
             return [True] * size, [0.0] * size, steps
-        self._device_steps = None  # It may hold what a world left that has failed.
+        self._device_steps = None
         factor = members if op == ops.Average else 1
         *flags, step, ones = self._flags.tolist()
         if self.low_rank is not None:

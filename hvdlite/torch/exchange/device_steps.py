@@ -1,41 +1,52 @@
-"""The steps that ranks were at, read from flags on a GPU without waiting for the GPU."""
+"""The steps that ranks were at, read from flags on a GPU two steps later."""
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
+from hvdlite import basics
 from hvdlite.torch.exchange.gradient_memory import COMMON_FLAGS
+
+# The host may be as many steps ahead of its GPU.
+BEHIND = 2
 
 
 class DeviceSteps:
-    """Copies a bucket's last flags to the host, and reads them when they have arrived there.
+    """Copies a bucket's last flags to the host, and reads them `BEHIND` steps later.
 
-    One copy is on its way at a time, so what it tells is of an earlier step, usually of the last
-    one. Ranks that are at different steps stay so, and a later copy tells what this one missed.
+    So the host seldom waits for the GPU, and all ranks learn of a step in the same later step.
+    Ranks that are at different steps stay so, and all of them raise an error there.
     """
 
-    def __init__(self, flags: torch.Tensor) -> None:
-        """Make room for the last flags of a vector on a GPU."""
-        self._copy = torch.empty(COMMON_FLAGS, dtype=flags.dtype, device="cpu", pin_memory=True)
-        self._arrived = torch.cuda.Event()
-        self._step: int | None = None  # this rank's, of the copy on its way
+    def __init__(self) -> None:
+        """Begin with no copy on its way."""
+        self._copies: deque[tuple[int, torch.Tensor, torch.cuda.Event]] = deque()
+        self._engine: object = None  # of the world that they are of
 
     def look(self, flags: torch.Tensor, step: int) -> tuple[int, list[float]] | None:
-        """Start a copy, unless one is on its way.
+        """Start a copy, and read the one of `BEHIND` steps ago.
 
         Args:
             flags: the reduced flags, as of the current stream.
             step: this rank's step.
 
         Returns:
-            If the copy before has arrived: this rank's step then, and the flags.
+            This rank's step when the old copy was started, and the flags; None: there is none yet.
         """
         found = None
-        if self._step is not None:
-            if not self._arrived.query():
-                return None
-            found = self._step, self._copy.tolist()
-        self._copy.copy_(flags[-COMMON_FLAGS:], non_blocking=True)
-        self._arrived.record(torch.cuda.current_stream(flags.device))
-        self._step = step
+        if self._engine is not basics.engine():
+            self._engine = basics.engine()
+            self._copies.clear()  # What a world that failed has left may be anything.
+        if len(self._copies) == BEHIND:
+            then, copy, arrived = self._copies.popleft()
+            arrived.synchronize()
+            found = then, copy.tolist()
+        else:
+            copy = torch.empty(COMMON_FLAGS, dtype=flags.dtype, device="cpu", pin_memory=True)
+            arrived = torch.cuda.Event()
+        copy.copy_(flags[-COMMON_FLAGS:], non_blocking=True)
+        arrived.record(torch.cuda.current_stream(flags.device))
+        self._copies.append((step, copy, arrived))
         return found
