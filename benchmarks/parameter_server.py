@@ -81,7 +81,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def seat(rank: int, size: int, servers: int, rendezvous: str, token: str) -> dict[str, str]:
+def variables_of(rank: int, size: int, servers: int, rendezvous: str, token: str) -> dict[str, str]:
     """Return what hvdlite-run would tell a process."""
     numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "NODE": 0}
     numbers["SERVERS"] = servers
@@ -126,8 +126,8 @@ def hvdlite_exchange(
 
     token = secrets.token_hex(32)
     rendezvous = f"127.0.0.1:{free_port()}"
-    server = seat(0, 2, 1, rendezvous, token)
-    worker = seat(1, 2, 1, rendezvous, token)
+    server = variables_of(0, 2, 1, rendezvous, token)
+    worker = variables_of(1, 2, 1, rendezvous, token)
     if tcp:  # Processes of two hosts do not use Unix sockets.
         server["HVDLITE_HOST_ID"], worker["HVDLITE_HOST_ID"] = "a", "b"
     stack.enter_context(job([("hvdlite-server", server)], quick))

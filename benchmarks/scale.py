@@ -64,7 +64,7 @@ def start(ranks: int, hosts: int, gated: bool = True) -> dict[str, float]:
     token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
     with Store.start(ranks, Job(token, job_id, 0)) as store:
         begun = time.monotonic()
-        seats = {
+        common = {
             "HVDLITE_SIZE": str(ranks),
             "HVDLITE_RENDEZVOUS": store.address,
             "HVDLITE_TOKEN": token.hex(),
@@ -72,10 +72,10 @@ def start(ranks: int, hosts: int, gated: bool = True) -> dict[str, float]:
         }
         processes = []
         for rank in range(ranks):
-            seat = {**seats, "HVDLITE_RANK": str(rank)}
+            own = {**common, "HVDLITE_RANK": str(rank)}
             if hosts > 1:
-                seat["HVDLITE_HOST_ID"] = f"host{rank * hosts // ranks}"
-            processes.append(spawn({**os.environ, **seat, "OMP_NUM_THREADS": "1"}))
+                own["HVDLITE_HOST_ID"] = f"host{rank * hosts // ranks}"
+            processes.append(spawn({**os.environ, **own, "OMP_NUM_THREADS": "1"}))
         try:
             told = run_world(processes, gated)
         finally:

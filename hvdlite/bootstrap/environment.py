@@ -160,32 +160,36 @@ def host_name() -> str:
     return os.environ.get("HVDLITE_HOSTNAME") or socket.gethostname()
 
 
-def give_seat(worker: WorkerEnvironment | None) -> None:
-    """Have `detect`, and so `hvd.init()`, take this seat instead of the variables of a launcher.
+def assign_rank(worker: WorkerEnvironment | None) -> None:
+    """Have `detect`, and so `hvd.init()`, take this assignment instead of a launcher's variables.
 
     For programs that call a training function in a process that no launcher has started as a rank.
-    No variable is set, so the programs that this process starts do not inherit the seat.
+    No variable is set, so the programs that this process starts do not inherit the assignment.
 
     Args:
-        worker: what `meeting.seat_for` returns for this rank; None takes the seat away again.
+        worker: what `meeting.assignment_for` returns for this rank; None takes the assignment away
+            again.
 
     Example:
-        >>> give_seat(WorkerEnvironment(launcher="a program", host_id="a"))
+        >>> assign_rank(WorkerEnvironment(launcher="a program", host_id="a"))
         >>> detect().launcher
         'a program'
-        >>> give_seat(None)
+        >>> assign_rank(None)
     """
     global _given
     _given = None if worker is None else with_own_settings(worker)
 
 
+give_seat = assign_rank  # its name until 0.1.0
+
+
 def with_own_settings(
     worker: WorkerEnvironment, environment: Mapping[str, str] | None = None
 ) -> WorkerEnvironment:
-    """Complete a seat by what the variables of this process say of its host and its patience.
+    """Complete an assignment by what this process's variables say of its host and its patience.
 
     HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES, HVDLITE_BIND_ADDRESS and HVDLITE_START_TIMEOUT
-    count where the seat has the default.
+    count where the assignment has the default.
 
     Example:
         >>> with_own_settings(WorkerEnvironment(), {"HVDLITE_START_TIMEOUT": "5"}).start_timeout
@@ -229,8 +233,8 @@ def detect(
     """Recognise hvdlite-run or another launcher; without a launcher, return a world of one.
 
     Args:
-        environment: the variables to read; by default those of this process, unless `give_seat`
-            has given it a seat.
+        environment: the variables to read; by default those of this process, unless `assign_rank`
+            has given it one.
         with_servers: whether the script asks for parameter servers, or for a world of ranks.
 
     Raises:

@@ -2,16 +2,16 @@
 
 Such a program starts functions, not programs, so it cannot describe the ranks by environment
 variables. It learns where each rank runs, has rank 0's process start the store, and sends each rank
-its seat: what `detect` would otherwise read from the variables of a launcher. Each rank passes its
-seat to `environment.give_seat`, or to `connect.connect`. The program draws a fresh secret and sends
-it by its own means, because nobody else may read it.
+its assignment: what `detect` would otherwise read from the variables of a launcher. Each rank
+passes its assignment to `environment.assign_rank`, or to `connect.connect`. The program draws a
+fresh secret and sends it by its own means, because nobody else may read it.
 
 Example:
     >>> import secrets
     >>> token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
     >>> places = [Place("a", "10.0.0.1"), Place("a", "10.0.0.1"), Place("b", "10.0.0.2")]
-    >>> given = seats(places, "10.0.0.1:5000", token, job_id, epoch=0)
-    >>> [(seat.rank, seat.local_rank, seat.local_size, seat.node) for seat in given]
+    >>> given = assignments(places, "10.0.0.1:5000", token, job_id, epoch=0)
+    >>> [(one.rank, one.local_rank, one.local_size, one.node) for one in given]
     [(0, 0, 2, 0), (1, 1, 2, 0), (2, 0, 1, 1)]
 """
 
@@ -25,7 +25,7 @@ from hvdlite.bootstrap.handshake import EPOCHS, Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.errors import ArgumentError
 
-__all__ = ["JOB_ID_BYTES", "TOKEN_BYTES", "Place", "seat_for", "seats", "start_store"]
+__all__ = ["JOB_ID_BYTES", "TOKEN_BYTES", "Place", "assignment_for", "assignments", "start_store"]
 
 _STARTED_BY = "a program"
 
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 
 def start_store(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> Store:
-    """Serve the store of a job, in rank 0's process; its `address` belongs in the seats.
+    """Serve the store of a job, in rank 0's process; its `address` belongs in the assignments.
 
     The store listens at the address of rank 0's host; if all ranks share a host, at a Unix socket.
 
@@ -75,25 +75,27 @@ def start_store(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int
     return Store.start(len(places), Job(token, job_id, epoch), address)
 
 
-def seats(
+def assignments(
     places: Sequence[Place], store: str, token: bytes, job_id: bytes, epoch: int
 ) -> list[WorkerEnvironment]:
-    """Return the seats of all ranks; see `seat_for`."""
+    """Return the assignments of all ranks; see `assignment_for`."""
     _check(places, token, job_id, epoch)
-    return [seat_for(places, rank, store, token, job_id, epoch) for rank in range(len(places))]
+    return [
+        assignment_for(places, rank, store, token, job_id, epoch) for rank in range(len(places))
+    ]
 
 
-def seat_for(
+def assignment_for(
     places: Sequence[Place], rank: int, store: str, token: bytes, job_id: bytes, epoch: int
 ) -> WorkerEnvironment:
-    """Return the seat of one rank.
+    """Return the assignment of one rank.
 
     The local rank is the number of earlier ranks of the same node, and nodes are numbered in order
     of first appearance.
 
     Args:
         places: by rank, where it runs; the same on all ranks.
-        rank: the rank that gets the seat.
+        rank: the rank that gets the assignment.
         store: the address of the store.
         token: the job's secret.
         job_id: the public number of the job.
@@ -104,7 +106,9 @@ def seat_for(
     """
     _check(places, token, job_id, epoch)
     if not 0 <= rank < len(places):
-        raise ArgumentError(f"rank {rank} has no seat: there are places for {len(places)} ranks")
+        raise ArgumentError(
+            f"rank {rank} has no assignment: there are places for {len(places)} ranks"
+        )
     nodes = [place.node for place in places]
     own = nodes[rank]
     return WorkerEnvironment(
@@ -131,3 +135,6 @@ def _check(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> 
         )
     if epoch not in EPOCHS:
         raise ArgumentError(f"epoch {epoch} cannot be used: give a number from 0 to {EPOCHS[-1]}")
+
+
+seats, seat_for = assignments, assignment_for  # their names until 0.1.0

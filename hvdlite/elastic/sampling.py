@@ -1,14 +1,15 @@
-"""Deals the samples of one pass over a data set to workers, and again when the world changes.
+"""Distributes the samples of one pass over a data set to workers, and again when the world changes.
 
-The *order* of the samples is the same on all ranks. A *segment* lasts from one deal to the next:
-what remains then is dealt to n *seats*, one for each worker of the world. Seat s gets the positions
-s, s+n, s+2n, ... of what remains. All seats get equally many, so some of them repeat a sample at
-the end: the *padding*, at most n-1 samples for one segment.
+The *order* of the samples is the same on all ranks. A *segment* lasts from one distribution to the
+next: what remains then is distributed to n *replicas*, one for each worker of the world. Replica s
+gets the positions s, s+n, s+2n, ... of what remains. All replicas get equally many, so some of them
+repeat a sample at the end: the *padding*, at most n-1 samples for one segment.
 
-For a segment it is enough to know how many samples each seat has done, because a seat does its own
-in order. These numbers are the same on all ranks: in a step every rank of the step's world does
-equally many samples, so each rank also knows what the others did, even those that have died since.
-A *record* of a batch therefore counts for the seats of the workers that made the batch's step.
+For a segment it is enough to know how many samples each replica has done, because a replica does
+its own in order. These numbers are the same on all ranks: in a step every rank of the step's world
+does equally many samples, so each rank also knows what the others did, even those that have died
+since. A *record* of a batch therefore counts for the replicas of the workers that made the batch's
+step.
 
 Nothing here knows of threads, engines or frameworks.
 
@@ -31,12 +32,12 @@ from hvdlite.elastic.steps import Progress
 
 Item = TypeVar("Item")
 
-# Of a segment that is over: how many samples each of its seats has done.
+# Of a segment that is over: how many samples each of its replicas has done.
 Done = tuple[int, ...]
 
 
 def remaining(order: Sequence[Item], closed: Sequence[Done]) -> list[Item]:
-    """Return the samples that no seat of the closed segments has done, in their order.
+    """Return the samples that no replica of the closed segments has done, in their order.
 
     Example:
         >>> remaining(range(8), [(2, 1, 1)])
@@ -49,11 +50,11 @@ def remaining(order: Sequence[Item], closed: Sequence[Done]) -> list[Item]:
 
 
 def _without(items: list[Item], done: Done) -> list[Item]:
-    seats = len(done)
+    replicas = len(done)
     # Before `low` everything is done, and from `high` on nothing.
-    low, high = min(done) * seats, max(done) * seats
+    low, high = min(done) * replicas, max(done) * replicas
     between = enumerate(items[low:high], start=low)
-    return [item for j, item in between if j // seats >= done[j % seats]] + items[high:]
+    return [item for j, item in between if j // replicas >= done[j % replicas]] + items[high:]
 
 
 def left_over(samples: int, closed: Sequence[Done]) -> int:
@@ -73,42 +74,42 @@ def _done_once(samples: int, done: Sequence[int]) -> int:
     return sum(min(one, _own(samples, len(done), s)) for s, one in enumerate(done))
 
 
-def _own(samples: int, seats: int, seat: int) -> int:
-    """Count the positions that a seat gets, without the padding."""
-    return (samples - seat + seats - 1) // seats
+def _own(samples: int, replicas: int, replica: int) -> int:
+    """Count the positions that a replica gets, without the padding."""
+    return (samples - replica + replicas - 1) // replicas
 
 
 def take(
-    left: Sequence[Item], seats: int, seat: int, padding: Sequence[Item] | None = None
+    left: Sequence[Item], replicas: int, replica: int, padding: Sequence[Item] | None = None
 ) -> list[Item]:
-    """Return what a seat gets of the samples that remain, with the padding.
+    """Return what a replica gets of the samples that remain, with the padding.
 
     Args:
         left: the samples that remain.
-        seats: how many seats there are.
-        seat: which of them this is.
+        replicas: how many replicas there are.
+        replica: which of them this is.
         padding: the samples that are repeated, beginning with the first one; by default `left`.
 
     Example:
-        >>> [take("abcde", 3, seat) for seat in range(3)]
+        >>> [take("abcde", 3, replica) for replica in range(3)]
         [['a', 'd'], ['b', 'e'], ['c', 'a']]
-        >>> [take("a", 3, seat) for seat in range(3)]
+        >>> [take("a", 3, replica) for replica in range(3)]
         [['a'], ['a'], ['a']]
         >>> take("de", 3, 2, padding="abcde")
         ['a']
     """
-    own = list(left[seat::seats])
-    if len(own) < -(-len(left) // seats):
+    own = list(left[replica::replicas])
+    if len(own) < -(-len(left) // replicas):
         repeated = left if padding is None else padding
-        own.append(repeated[(seat + len(own) * seats - len(left)) % len(repeated)])
+        own.append(repeated[(replica + len(own) * replicas - len(left)) % len(repeated)])
     return own
 
 
 def close(closed: tuple[Done, ...], segment: Segment) -> tuple[Done, ...]:
     """Return the closed segments with this one as the last.
 
-    Where all seats have done equally many samples, the samples are simply the first ones. Then one
-    number is kept, and neighbours are added up: most jobs need a single number for an epoch.
+    Where all replicas have done equally many samples, the samples are simply the first ones. Then
+    one number is kept, and neighbours are added up: most jobs need a single number for an epoch.
 
     Example:
         >>> segment = Segment(10, workers=(0, 1))
@@ -133,11 +134,11 @@ class _Record:
 
     size: int
     step: int  # its number; 0: a step of `epoch`
-    epoch: int | None  # of the step, or of the time of the record; None: all seats
+    epoch: int | None  # of the step, or of the time of the record; None: all replicas
 
 
 class Segment:
-    """What is dealt in one segment, and what its seats have done of it.
+    """What is distributed in one segment, and what its replicas have done of it.
 
     A record belongs to the last step, or to the next one, whose gradients may be under way: scripts
     record a batch after `optimizer.step()`, before it, at the top of their loop, or after each of
@@ -147,9 +148,9 @@ class Segment:
     does not count. If the step is dropped and the script goes on, it counts with the step after it.
 
     Attributes:
-        samples: how many samples are dealt.
-        workers: the worker of each seat.
-        done: how many samples each seat has done, with the padding.
+        samples: how many samples are distributed.
+        workers: the worker of each replica.
+        done: how many samples each replica has done, with the padding.
 
     Example:
         >>> segment = Segment(6, workers=(4, 7))
@@ -163,7 +164,7 @@ class Segment:
     """
 
     def __init__(self, samples: int, workers: Sequence[int], ended: int = 0) -> None:
-        """Deal samples.
+        """Distribute samples.
 
         Args:
             samples: how many remain.
@@ -179,12 +180,12 @@ class Segment:
 
     @property
     def share(self) -> int:
-        """How many samples each seat gets, with the padding."""
+        """How many samples each replica gets, with the padding."""
         return -(-self.samples // len(self.workers))
 
     @property
     def padded(self) -> int:
-        """How many samples are repeated so that all seats get equally many."""
+        """How many samples are repeated so that all replicas get equally many."""
         return self.share * len(self.workers) - self.samples
 
     @property
@@ -198,16 +199,16 @@ class Segment:
             self._ended = ended
 
     def count(self, size: int, workers: Collection[int] | None = None) -> None:
-        """Count samples as done by the seats of these workers; None: by all seats.
+        """Count samples as done by the replicas of these workers; None: by all replicas.
 
-        A last batch is often recorded with the size of a full one, so a seat has done its share
+        A last batch is often recorded with the size of a full one, so a replica has done its share
         at most.
         """
         share = self.share
         chosen = None if workers is None or workers == self.workers else set(workers)
-        for seat, worker in enumerate(self.workers):
+        for replica, worker in enumerate(self.workers):
             if chosen is None or worker in chosen:
-                self.done[seat] = min(share, self.done[seat] + size)
+                self.done[replica] = min(share, self.done[replica] + size)
 
     def record(self, size: int, progress: Progress, epoch: int) -> None:
         """Note samples that this rank has done, or is about to do; `settle` counts them.
@@ -247,11 +248,12 @@ class Segment:
                     continue
             self.count(record.size, None if epoch is None else workers_in(epoch))
 
-    def missed(self, seat: int, workers: Collection[int]) -> dict[int, int]:
+    def missed(self, replica: int, workers: Collection[int]) -> dict[int, int]:
         """Return how far workers that are gone have stayed behind this rank, in samples.
 
         Args:
-            seat: the seat of this rank. If it has not done anything, it is taken to have done all.
+            replica: the replica of this rank. If it has not done anything, it is taken to have done
+                all.
             workers: the workers of the present world.
 
         Returns:
@@ -264,7 +266,7 @@ class Segment:
             >>> segment.missed(0, workers=(0,))
             {1: 3}
         """
-        reached = self.done[seat] or self.share
+        reached = self.done[replica] or self.share
         missed: dict[int, int] = {}
         for other, worker in enumerate(self.workers):
             own = _own(self.samples, len(self.workers), other)

@@ -1,4 +1,4 @@
-"""Arrays that are dealt to the ranks of `model.fit`, which resumes in the middle of an epoch."""
+"""Arrays distributed to the ranks of `model.fit`, which resumes in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdlite.elastic.dealing import Dealer
 from hvdlite.elastic.sampling import Done
+from hvdlite.elastic.sharding import ShardedData
 from hvdlite.errors import ArgumentError, HvdliteError
 
 
-class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
+class Shards(ShardedData, keras.utils.PyDataset):  # type: ignore[misc]
     """This rank's batches of some arrays, the same number on every rank; for Keras 3.
 
     Give it to `fit` with `shuffle=False` (it shuffles itself, on all ranks alike), and with
@@ -27,7 +27,8 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
     Attributes:
         shuffle: whether each epoch has an order of its own.
         seed: decides these orders, together with the epoch.
-        drop_last: whether samples that cannot be dealt evenly are left out, instead of repeated.
+        drop_last: whether samples that cannot be distributed evenly are left out, instead of
+            repeated.
         epoch: the number of the epoch.
         batch_size: the number of samples in each batch of a rank, but for the last one.
 
@@ -52,7 +53,7 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """Deal the samples of epoch 0.
+        """Distribute the samples of epoch 0.
 
         Args:
             x: an array with a row for each sample, or a list, tuple or dict of such arrays; all
@@ -61,7 +62,8 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
             batch_size: how many samples a rank's batch has.
             shuffle: whether to shuffle, each epoch in another way.
             seed: the same on all ranks.
-            drop_last: leave out the samples that cannot be dealt evenly, instead of repeating some.
+            drop_last: leave out the samples that cannot be distributed evenly, instead of repeating
+                some.
 
         Raises:
             ArgumentError: arrays have different numbers of rows, or the batch size is not at
@@ -89,7 +91,7 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
         order = np.arange(self._rows)
         if self.shuffle:
             np.random.default_rng((self.seed, self.epoch)).shuffle(order)
-        self._dealt = np.array(self._own(order.tolist()), dtype=np.int64)
+        self._distributed = np.array(self._own(order.tolist()), dtype=np.int64)
 
     def begin_fit(self) -> None:
         """Expect the batches in their order, from the first one on; for `RecordCallback`."""
@@ -141,6 +143,6 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
                 "is known for one order only; give fit() shuffle=False (Shards shuffles itself)"
             )
         self._loaded[index] = self.epoch
-        rows = self._dealt[index * self.batch_size : (index + 1) * self.batch_size]
+        rows = self._distributed[index * self.batch_size : (index + 1) * self.batch_size]
         batch: tuple[Any, ...] = keras.tree.map_structure(lambda one: one[rows], self._arrays)
         return batch

@@ -199,7 +199,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class NodeSeat:
+class ThisNode:
     """What one node is told.
 
     Attributes:

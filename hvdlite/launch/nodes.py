@@ -24,7 +24,7 @@ from hvdlite.bootstrap.serving import bound_to, listen_patiently
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent import attend
 from hvdlite.launch.agent_loop import Link, tell_signals
-from hvdlite.launch.description import Description, NodeSeat
+from hvdlite.launch.description import Description, ThisNode
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.inbox import SignalInbox
@@ -39,11 +39,11 @@ _LOOK_SECONDS = 0.25  # between looks at signals
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost")
 
 
-def run_node(seat: NodeSeat, what: Description) -> int:
+def run_node(here: ThisNode, what: Description) -> int:
     """Run this node's part of a job; return the exit status of the job.
 
     Args:
-        seat: which node this is.
+        here: which node this is.
         what: the job, with the number of ranks of this node alone.
 
     Raises:
@@ -51,26 +51,26 @@ def run_node(seat: NodeSeat, what: Description) -> int:
         OSError: the job cannot run on a node.
         KeyboardInterrupt: a signal came before the ranks were started.
     """
-    if seat.nodes == 1:
+    if here.nodes == 1:
         return run_job(what).status
-    return _launch(seat, what) if seat.node == 0 else _join(seat, what)
+    return _launch(here, what) if here.node == 0 else _join(here, what)
 
 
-def _launch(seat: NodeSeat, what: Description) -> int:
+def _launch(here: ThisNode, what: Description) -> int:
     """Wait for the other nodes, and launch the job on all of them."""
-    deadline = Deadline(seat.start_timeout)
-    address = bound_to(seat.bind_address, seat.meet)
+    deadline = Deadline(here.start_timeout)
+    address = bound_to(here.bind_address, here.meet)
     listener = listen_patiently(lambda: listen(address), address, "node 0", _REMEDY, deadline)
     _refuse_loopback(listener, address)
-    nodes = gather(listener, seat.job, seat.nodes, deadline, seat.meet)
+    nodes = gather(listener, here.job, here.nodes, deadline, here.meet)
     own = Host(f"{socket.gethostname()} [node 0]", what.ranks, here=True)
     hosts = [own, *(Host(node.name, node.ranks, here=False) for node in nodes)]
     whole = replace(
         what,
         ranks=sum(host.slots for host in hosts),
         hosts=hosts,
-        way=NodeLines(nodes, seat.start_timeout),
-        job=Job(seat.token, secrets.token_bytes(JOB_ID_BYTES), seat.epoch),
+        way=NodeLines(nodes, here.start_timeout),
+        job=Job(here.token, secrets.token_bytes(JOB_ID_BYTES), here.epoch),
     )
     return run_job(whole).status
 
@@ -91,11 +91,11 @@ def _refuse_loopback(listener: socket.socket, address: str) -> None:
         )
 
 
-def _join(seat: NodeSeat, what: Description) -> int:
+def _join(here: ThisNode, what: Description) -> int:
     """Connect to node 0, and be its agent."""
-    line = _connect(seat, what.ranks)
+    line = _connect(here, what.ranks)
     link = Link(line.read_fd, line.write_fd)
-    me = f"node {seat.node} of {seat.nodes}"
+    me = f"node {here.node} of {here.nodes}"
 
     def environment(part: dict[str, Any]) -> dict[str, str]:
         ranks = part["ranks"]
@@ -106,9 +106,9 @@ def _join(seat: NodeSeat, what: Description) -> int:
         part["folder"], part["command"] = str(Path.cwd()), list(what.command)
         part["compat"] = what.compat
         hostname = socket.gethostname()
-        for own in ranks.values():
-            own["HVDLITE_TOKEN"] = seat.token.hex()
-            own["HVDLITE_HOSTNAME"] = own["HOROVOD_HOSTNAME"] = hostname
+        for variables in ranks.values():
+            variables["HVDLITE_TOKEN"] = here.token.hex()
+            variables["HVDLITE_HOSTNAME"] = variables["HOROVOD_HOSTNAME"] = hostname
         return what.shared_environment(threads_per_rank(available_cores(), len(ranks)))
 
     try:
@@ -118,7 +118,7 @@ def _join(seat: NodeSeat, what: Description) -> int:
         line.end()
     if link.outcome is None:
         raise BootstrapError(
-            f"{me} has lost node 0 at {seat.meet}: {line.said() or 'it is silent'}; its ranks here "
+            f"{me} has lost node 0 at {here.meet}: {line.said() or 'it is silent'}; its ranks here "
             "have been ended"
         )
     status, why = link.outcome
@@ -136,17 +136,17 @@ def _wait_for_outcome(link: Link, inbox: SignalInbox) -> None:
         link.receive()
 
 
-def _connect(seat: NodeSeat, ranks: int) -> SealedLine:
+def _connect(here: ThisNode, ranks: int) -> SealedLine:
     """Connect to node 0, which may not listen yet, or whose name may not be known yet.
 
     Raises:
         BootstrapError: node 0 cannot be reached in time, or refuses this node.
     """
-    deadline = Deadline(seat.start_timeout)
+    deadline = Deadline(here.start_timeout)
     while True:
         try:
             connection, handshake = reach(
-                "node 0", seat.meet, seat.job, seat.node, Role.NODE, deadline
+                "node 0", here.meet, here.job, here.node, Role.NODE, deadline
             )
             break
         except OtherEpochError:  # After a restart, the earlier node 0 may be about to end.
@@ -155,8 +155,8 @@ def _connect(seat: NodeSeat, ranks: int) -> SealedLine:
             deadline.sleep(_AGAIN_SECONDS)
         except BootstrapError as error:
             raise BootstrapError(
-                f"{error}; is node 0's address {seat.meet}, and is HVDLITE_TOKEN the same there?"
+                f"{error}; is node 0's address {here.meet}, and is HVDLITE_TOKEN the same there?"
             ) from error
-    from_client, from_server = session_keys(seat.job, handshake.transcript)
+    from_client, from_server = session_keys(here.job, handshake.transcript)
     keys = (from_server, from_client)
-    return SealedLine(connection, keys, LAUNCHER_SILENCE, introduction(seat.nodes, ranks))
+    return SealedLine(connection, keys, LAUNCHER_SILENCE, introduction(here.nodes, ranks))

@@ -44,21 +44,21 @@ class Group:
         servers: the number of servers.
     """
 
-    def __init__(self, seat: WorkerEnvironment) -> None:
+    def __init__(self, environment: WorkerEnvironment) -> None:
         """Connect a worker to all servers; a server is reached when it serves.
 
         Args:
-            seat: what the launcher says of this process.
+            environment: what the launcher says of this process.
 
         Raises:
             BootstrapError: the servers cannot be reached in time.
         """
-        self._seat = seat
+        self._environment = environment
         self._open = contextlib.ExitStack()
-        self._job = Job(seat.token, seat.job_id, seat.epoch)
-        self.servers = seat.servers
-        self.serves = seat.rank < seat.servers
-        self.index = seat.rank if self.serves else seat.process - seat.servers
+        self._job = Job(environment.token, environment.job_id, environment.epoch)
+        self.servers = environment.servers
+        self.serves = environment.rank < environment.servers
+        self.index = environment.rank if self.serves else environment.process - environment.servers
         self.knows_workers = False
         self._client: Client | None = None
         self._store: StoreClient | None = None
@@ -67,7 +67,7 @@ class Group:
             if self.serves:
                 self._store = self._reach_store()
             else:
-                self._client = reach_servers(seat, self._job)
+                self._client = reach_servers(environment, self._job)
                 self._show(self._watched)
         except BaseException:
             self._open.close()
@@ -77,7 +77,7 @@ class Group:
     def workers(self) -> int:
         """The number of workers that the job begins with; the rate is divided by it."""
         self.knows_workers = True
-        return self._seat.size - self._seat.servers
+        return self._environment.size - self._environment.servers
 
     @property
     def client(self) -> Client:
@@ -139,7 +139,7 @@ class Group:
         saving = Saving(self.index, self.servers, _text(save), save_every, _text(load))
         store, self._store = self._store, None
         with contextlib.ExitStack() as stack:
-            offer = stack.enter_context(Offer(self._seat, store.local_host, {}))
+            offer = stack.enter_context(Offer(self._environment, store.local_host, {}))
             write = None
             if log is not None:
                 file = file_of(fspath(log), self.index, self.servers)
@@ -147,13 +147,13 @@ class Group:
             server = Server(
                 self.index,
                 self.servers,
-                self._seat.size - self._seat.servers,
+                self._environment.size - self._environment.servers,
                 self._job,
                 offer.listeners(),
                 make_storage,
                 saving,
                 write,
-                self._seat.start_timeout,
+                self._environment.start_timeout,
             )
             publish(store, self.index, offer)
             self._show(Watched(lambda: figures_of(server.report())))
@@ -174,21 +174,23 @@ class Group:
     def _show(self, watched: Watched) -> None:
         """Report on this process, if a view of the job wants it."""
         self._watched = watched
-        reporting.follow(watched, self._seat.rank, self._seat.size)
+        reporting.follow(watched, self._environment.rank, self._environment.size)
 
     def _reach_store(self) -> StoreClient:
         """Connect a server to the store, which server 0 serves if the launcher does not."""
-        seat = self._seat
-        deadline = Deadline(seat.start_timeout)
-        address = seat.rendezvous
-        if seat.serves_store:
-            address = self._open.enter_context(serve_store(seat, self._job, deadline)).address
+        environment = self._environment
+        deadline = Deadline(environment.start_timeout)
+        address = environment.rendezvous
+        if environment.serves_store:
+            address = self._open.enter_context(
+                serve_store(environment, self._job, deadline)
+            ).address
         assert address is not None
-        client = StoreClient(address, self._job, seat.rank, deadline)
+        client = StoreClient(address, self._job, environment.rank, deadline)
         return self._open.enter_context(client)
 
 
-def seat_of_this_process() -> WorkerEnvironment:
+def environment_of_this_process() -> WorkerEnvironment:
     """Return what the launcher says of this process.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, seats
+from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, assignments
 from hvdlite.errors import BootstrapError, CollectiveError, RankFailedError
 from hvdlite.launch.api import RemoteTraceback
 from hvdlite.launch.call import Returned, unpack_error
@@ -66,7 +66,7 @@ class Group:
             raise
 
     def _meet(self, interfaces: Sequence[str]) -> None:
-        """Number the workers, those of one node side by side, and give them their seats."""
+        """Number the workers, those of one node side by side, and give them their assignments."""
         arrivals: list[Arrival] = self._get([one.arrive.remote() for one in self.actors])
         nodes = list(dict.fromkeys(one.place.node for one in arrivals))
         order = sorted(range(len(arrivals)), key=lambda i: nodes.index(arrivals[i].place.node))
@@ -76,16 +76,16 @@ class Group:
         token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
         (store,) = self._get([self.actors[0].serve.remote(places, token, job_id)])
         pending = []
-        for actor, seat in zip(
-            self.actors, seats(places, store, token, job_id, epoch=0), strict=True
+        for actor, assignment in zip(
+            self.actors, assignments(places, store, token, job_id, epoch=0), strict=True
         ):
             own = replace(
-                seat,
+                assignment,
                 launcher="hvdlite.ray",
                 interfaces=tuple(interfaces),
                 start_timeout=self._meeting_timeout,
             )
-            pending.append(actor.sit.remote(own, self._gpus_of(places[seat.rank].node)))
+            pending.append(actor.sit.remote(own, self._gpus_of(places[assignment.rank].node)))
         self._get(pending)
 
     def _gpus_of(self, node: str) -> list[str]:

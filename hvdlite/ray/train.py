@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from hvdlite import basics, stop
-from hvdlite.bootstrap.environment import give_seat
-from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, Place, seats, start_store
+from hvdlite.bootstrap.environment import assign_rank
+from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, Place, assignments, start_store
 from hvdlite.bootstrap.store import Store
 from hvdlite.errors import ArgumentError
 from hvdlite.ray.cluster import import_ray, own_place
@@ -131,20 +131,20 @@ class HvdliteBackend(Backend):  # type: ignore[misc]
         self._starts = 0
 
     def on_start(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
-        """Let the workers meet: each gets its seat, and rank 0 serves the store."""
+        """Let the workers meet: each gets its assignment, and rank 0 serves the store."""
         places: list[Place] = worker_group.execute(own_place)
         token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
         epoch, self._starts = self._starts, self._starts + 1
         store = worker_group.execute_single(0, _serve, places, token, job_id, epoch)
         pending = []
-        for seat in seats(places, store, token, job_id, epoch):
+        for assignment in assignments(places, store, token, job_id, epoch):
             own = replace(
-                seat,
+                assignment,
                 launcher="Ray Train",
                 interfaces=backend_config.interfaces,
                 start_timeout=float(backend_config.start_timeout_s),
             )
-            pending.append(worker_group.execute_single_async(seat.rank, give_seat, own))
+            pending.append(worker_group.execute_single_async(assignment.rank, assign_rank, own))
         ray.get(pending)
 
     def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
@@ -168,7 +168,7 @@ def _leave() -> None:
     """Leave the world, and stop serving the store."""
     global _store
     basics.shutdown()
-    give_seat(None)
+    assign_rank(None)
     if _store is not None:
         _store.close()
         _store = None

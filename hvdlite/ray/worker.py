@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite import basics
-from hvdlite.bootstrap.environment import WorkerEnvironment, give_seat, show_gpus
+from hvdlite.bootstrap.environment import WorkerEnvironment, assign_rank, show_gpus
 from hvdlite.bootstrap.meeting import Place, start_store
 from hvdlite.bootstrap.store import Store
 from hvdlite.errors import RankFailedError
@@ -67,16 +67,16 @@ class Worker:
         self._store = start_store(places, token, job_id, epoch=0)
         return self._store.address
 
-    def sit(self, seat: WorkerEnvironment, gpus: Sequence[str]) -> None:
+    def sit(self, assignment: WorkerEnvironment, gpus: Sequence[str]) -> None:
         """Take a rank, and see all GPUs of the workers of this node.
 
         Ray shows each worker its own GPUs alone. With those of its neighbours, local ranks number
         the GPUs, as under any other launcher, and NCCL can use memory of the neighbours.
         """
-        self._rank = seat.rank
+        self._rank = assignment.rank
         if gpus:
             show_gpus(gpus)
-        give_seat(seat)
+        assign_rank(assignment)
 
     def build(
         self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -19,9 +19,9 @@ from typing import Any
 
 from hvdlite.bootstrap.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import JOB_ID_BYTES, WorkerEnvironment, give_seat
+from hvdlite.bootstrap.environment import JOB_ID_BYTES, WorkerEnvironment, assign_rank
 from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.meeting import Place, seat_for, start_store
+from hvdlite.bootstrap.meeting import Place, assignment_for, start_store
 from hvdlite.bootstrap.offer import host_identity
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
@@ -79,9 +79,11 @@ def run_task(plan: Plan, context: Any) -> Report:
         if "error" in served:
             failure = None if rank else _did_not_start(rank, served["error"])
             return Report(rank, failure, status=1)
-        seat = seat_for(places, rank, served["store"], plan.token, plan.job_id, plan.attempt)
-        seat = replace(seat, start_timeout=plan.start_timeout)
-        return _watch(plan, _Rank(seat, job, places, served["hub"], listener), context)
+        assignment = assignment_for(
+            places, rank, served["store"], plan.token, plan.job_id, plan.attempt
+        )
+        assignment = replace(assignment, start_timeout=plan.start_timeout)
+        return _watch(plan, _Rank(assignment, job, places, served["hub"], listener), context)
 
 
 def _serve(
@@ -112,7 +114,7 @@ def _serve(
 class _Rank:
     """One rank, and where its task meets the others."""
 
-    seat: WorkerEnvironment
+    assignment: WorkerEnvironment
     job: Job
     places: list[Place]
     hub: str
@@ -120,7 +122,7 @@ class _Rank:
 
 
 def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
-    rank = one.seat.rank
+    rank = one.assignment.rank
     # The processes of this rank are found by a number that no other task of this host has.
     own = token_bytes(JOB_ID_BYTES)
     nodes = list(dict.fromkeys(place.node for place in one.places))
@@ -128,7 +130,7 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
     more = {**_gpus(context), "PYTHONUNBUFFERED": "1", **plan.env, "HVDLITE_JOB_ID": own.hex()}
     environment = inherited_environment(more)
     command = [sys.executable, "-m", "hvdlite.launch.call"]
-    stdin = pack(_seated, (one.seat, plan.call), {})
+    stdin = pack(_assigned, (one.assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
         supervisor = _TaskSupervisor(console, inbox, own, reports=False)
 
@@ -163,7 +165,7 @@ class _TaskSupervisor(Supervisor):
             size = len(one.places)
             self._alarm = Hub(one.listener.dup(), one.job, size, self.selector, self._end)
         else:
-            rank = one.seat.rank
+            rank = one.assignment.rank
             self._alarm = Line(one.hub, one.job, rank, self.selector, self._end, deadline)
 
     def part(self) -> None:
@@ -209,11 +211,11 @@ class _TaskSupervisor(Supervisor):
             self._stop = Stop(at, at + GRACE)
 
 
-def _seated(seat: WorkerEnvironment, call: bytes) -> Any:
+def _assigned(assignment: WorkerEnvironment, call: bytes) -> Any:
     """Call the user's function in the process of the rank."""
     path, inner = pickle.loads(call)
     sys.path += [entry for entry in path if entry not in sys.path]
-    give_seat(seat)
+    assign_rank(assignment)
     fn, args, kwargs = pickle.loads(inner)
     return fn(*args, **kwargs)
 

@@ -1,6 +1,6 @@
 """A distributed sampler that resumes in the middle of an epoch, also with another number of ranks.
 
-What it shares with other data sets is in `hvdlite.elastic.dealing`.
+What it shares with other data sets is in `hvdlite.elastic.sharding`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from hvdlite.elastic.dealing import Dealer
 from hvdlite.elastic.sampling import Done, close
+from hvdlite.elastic.sharding import ShardedData
 from hvdlite.errors import UnrecordedSamplesWarning
 
 
-class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: ignore[misc]
-    """Deals the samples of an epoch to the ranks as torch's sampler does, and can be resumed.
+class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # type: ignore[misc]
+    """Distributes the samples of an epoch to the ranks as torch's sampler does, and can be resumed.
 
     The indices of a fresh epoch are those of `torch.utils.data.DistributedSampler`. In your loop:
 
@@ -28,8 +28,8 @@ class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: 
        loads ahead of the training loop, so the sampler cannot count them itself.)
     3. Put `state_dict()` into the checkpoint. It is the same on all ranks.
 
-    After `load_state_dict` the sampler deals what is left of the epoch. With the same number of
-    ranks these are exactly the batches that the stopped job would have had. With another number
+    After `load_state_dict` the sampler distributes what is left of the epoch. With the same number
+    of ranks these are exactly the batches that the stopped job would have had. With another number
     each sample that is left comes once, and only the end of the epoch is padded.
 
     torchdata's `StatefulDataLoader` saves and loads this sampler by itself; then leave out
@@ -39,7 +39,8 @@ class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: 
         dataset: the data set, whose length stays the same.
         shuffle: whether each epoch has an order of its own.
         seed: decides these orders, together with the epoch.
-        drop_last: whether samples that cannot be dealt evenly are left out, instead of repeated.
+        drop_last: whether samples that cannot be distributed evenly are left out, instead of
+            repeated.
         epoch: the number of the epoch.
 
     Example:
@@ -71,7 +72,8 @@ class DistributedSampler(Dealer, torch.utils.data.DistributedSampler):  # type: 
             rank: which of them this is; by default `hvd.rank()`.
             shuffle: whether to shuffle, each epoch in another way.
             seed: the same on all ranks.
-            drop_last: leave out the samples that cannot be dealt evenly, instead of repeating some.
+            drop_last: leave out the samples that cannot be distributed evenly, instead of repeating
+                some.
 
         Raises:
             ArgumentError: there is no such rank.

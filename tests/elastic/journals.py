@@ -166,14 +166,14 @@ def check_samples(journeys: Mapping[int, Journey], tried: list[list[Record]], ep
         seen = Counter(index for record in records for index in record["indices"])
         missing = set(range(SAMPLES)).difference(seen)
         assert not missing, f"nobody has seen samples {sorted(missing)} of epoch {epoch}"
-        deals = [
+        distributions = [
             (record["at"], record["padded"])
             for journey in journeys.values()
             for record in journey.records
-            if record["kind"] == "deal" and record["epoch"] == epoch
+            if record["kind"] == "distribution" and record["epoch"] == epoch
         ]
         repeated = sum(count - 1 for count in seen.values())
-        allowed = sum({padded for _, padded in deals})
+        allowed = sum({padded for _, padded in distributions})
         assert repeated <= allowed, f"epoch {epoch} repeats {repeated} samples, not {allowed}"
 
 

@@ -29,7 +29,7 @@ def test_worker_that_died_is_replaced(hosts: int, tmp_path: Path) -> None:
     job = run_with_joiners(tmp_path, 2, 2, Fault(0, "some buckets", 10), hosts=hosts)
     assert job.journeys[2].end is not None
     assert job.journeys[2].entered == [13]
-    assert job.journeys[1].entered == [0, 12, 13]  # again because data is dealt anew at 12
+    assert job.journeys[1].entered == [0, 12, 13]  # again because data is distributed anew at 12
 
 
 @pytest.mark.long

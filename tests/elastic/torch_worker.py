@@ -109,7 +109,7 @@ class Trainer:
         """Make all epochs that are left."""
         self.journal.write("enter", step=state.step, size=hvd.size())
         while state.epoch < self.plan.steps:
-            self.journal.write("deal", epoch=state.epoch, padded=self.sampler.padded)
+            self.journal.write("distribution", epoch=state.epoch, padded=self.sampler.padded)
             for indices in self.loader:
                 self.make_step(state, indices)
                 self.sampler.record_batch(0, len(indices))

@@ -7,8 +7,8 @@ import pytest
 from hvdlite.bootstrap import environment as own_environment
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command.flags import build_parser
-from hvdlite.launch.command.node_flags import node_seat
-from hvdlite.launch.description import NodeSeat
+from hvdlite.launch.command.node_flags import this_node
+from hvdlite.launch.description import ThisNode
 from hvdlite.launch.process.resources import available_cores
 
 STEP = {
@@ -34,32 +34,32 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def seat(*arguments: str, **variables: str) -> tuple[NodeSeat | None, int | None]:
+def flags(*arguments: str, **variables: str) -> tuple[ThisNode | None, int | None]:
     options = build_parser().parse_args([*arguments, "true"])
-    found = node_seat(options, variables)
+    found = this_node(options, variables)
     return found, options.num_proc
 
 
 def test_without_the_flag_there_is_no_node_mode() -> None:
-    assert seat("-np", "2", **KUBEFLOW) == (None, 2)
+    assert flags("-np", "2", **KUBEFLOW) == (None, 2)
 
 
 def test_flags_say_everything() -> None:
-    found, ranks = seat(
+    found, ranks = flags(
         *("--nodes", "3", "--node-rank", "2", "--meet", "[fe80::1]:5", "-np", "4"),
         *("--start-timeout", "9"),
         HVDLITE_EPOCH="3",
     )
-    assert found == NodeSeat(3, 2, "[fe80::1]:5", b"\xab" * 32, epoch=3, start_timeout=9)
+    assert found == ThisNode(3, 2, "[fe80::1]:5", b"\xab" * 32, epoch=3, start_timeout=9)
     assert ranks == 4
 
 
 def test_variables_of_kubeflow() -> None:
-    found, ranks = seat("--nodes", "auto", **KUBEFLOW)
+    found, ranks = flags("--nodes", "auto", **KUBEFLOW)
     assert found is not None
     assert (found.nodes, found.node, found.meet) == (2, 1, "train-node-0-0.train:29500")
     assert ranks == 4
-    found, ranks = seat("--nodes", "auto", "-np", "3", **{**KUBEFLOW, "PET_MASTER_PORT": "77"})
+    found, ranks = flags("--nodes", "auto", "-np", "3", **{**KUBEFLOW, "PET_MASTER_PORT": "77"})
     assert found is not None and found.meet.endswith(":77")
     assert ranks == 3
 
@@ -75,28 +75,28 @@ def test_variables_of_kubeflow() -> None:
 )
 def test_words_for_the_number_of_ranks(word: str, visible: str, ranks: int) -> None:
     more = {"PET_NPROC_PER_NODE": word, "CUDA_VISIBLE_DEVICES": visible}
-    assert seat("--nodes", "auto", **{**KUBEFLOW, **more})[1] == ranks
+    assert flags("--nodes", "auto", **{**KUBEFLOW, **more})[1] == ranks
 
 
 def test_one_node_needs_neither_token_nor_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HVDLITE_TOKEN")
     monkeypatch.setattr(own_environment, "_kept_token", None)
-    assert seat("--nodes", "auto", PET_NNODES="1", PET_NPROC_PER_NODE="2")[1] == 2
-    assert seat("--nodes", "1", "-np", "2")[0] == NodeSeat(1, 0, "")
+    assert flags("--nodes", "auto", PET_NNODES="1", PET_NPROC_PER_NODE="2")[1] == 2
+    assert flags("--nodes", "1", "-np", "2")[0] == ThisNode(1, 0, "")
 
 
 def test_one_task_of_slurm_on_each_node() -> None:
-    found, _ = seat("--nodes", "auto", "-np", "2", **STEP, SLURM_RESTART_COUNT="4")
+    found, _ = flags("--nodes", "auto", "-np", "2", **STEP, SLURM_RESTART_COUNT="4")
     assert found is not None
     assert (found.nodes, found.node, found.epoch) == (3, 2, 4)
     host, _, port = found.meet.partition(":")
     assert host == "rack4" and 20000 <= int(port) < 30000
-    other, _ = seat("--nodes", "auto", "-np", "2", **{**STEP, "SLURM_STEP_ID": "2"})
+    other, _ = flags("--nodes", "auto", "-np", "2", **{**STEP, "SLURM_STEP_ID": "2"})
     assert other is not None and other.meet != found.meet
 
 
 def test_index_of_a_pod_is_the_node_rank() -> None:
-    found, _ = seat("--nodes", "4", "--meet", "train-0:5", JOB_COMPLETION_INDEX="3")
+    found, _ = flags("--nodes", "4", "--meet", "train-0:5", JOB_COMPLETION_INDEX="3")
     assert found is not None and found.node == 3
 
 
@@ -120,7 +120,7 @@ def test_index_of_a_pod_is_the_node_rank() -> None:
 )
 def test_flags_that_do_not_suffice(arguments: str, variables: dict[str, str], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        seat(*arguments.split(), **variables)
+        flags(*arguments.split(), **variables)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_variables_that_cannot_be_used(
     arguments: str, variables: dict[str, str], message: str
 ) -> None:
     with pytest.raises(BootstrapError, match=message):
-        seat(*arguments.split(), **variables)
+        flags(*arguments.split(), **variables)
 
 
 def test_missing_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HVDLITE_TOKEN")
     monkeypatch.setattr(own_environment, "_kept_token", None)
     with pytest.raises(BootstrapError, match="HVDLITE_TOKEN is missing, by which the nodes"):
-        seat("--nodes", "2", "--node-rank", "1", "--meet", "a:1")
+        flags("--nodes", "2", "--node-rank", "1", "--meet", "a:1")

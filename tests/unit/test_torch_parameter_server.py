@@ -416,7 +416,7 @@ def test_servers_fill_a_table_alike_at_any_number() -> None:
 def test_a_momentum_at_an_undivided_rate_is_warned_of(divided: bool, count: int) -> None:
     group = Group.__new__(Group)
     group.index, group.knows_workers = 0, False
-    group._seat = WorkerEnvironment(size=6, servers=2)
+    group._environment = WorkerEnvironment(size=6, servers=2)
 
     def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.1 / (group.workers if divided else 1), momentum=0.9)

@@ -15,15 +15,15 @@ from parameter_servers import Servers, storage_of
 ROWS, WIDTH = 5000, 32  # large enough to be divided
 
 
-class Seat:
+class Worker:
     """What RemoteEmbedding needs of a group."""
 
     def __init__(self, servers: Servers) -> None:
         self.client = servers.client()
 
 
-def seat_in(servers: Servers) -> Group:
-    return cast(Group, Seat(servers))
+def worker_of(servers: Servers) -> Group:
+    return cast(Group, Worker(servers))
 
 
 def sgd(params: Any) -> Any:
@@ -38,7 +38,7 @@ def batches() -> list[torch.Tensor]:
 @pytest.mark.parametrize("servers", [1, 3])
 def test_one_worker_has_the_bits_of_an_embedding_of_its_own(servers: int) -> None:
     with Servers(servers, storage_of(sgd)) as service:
-        table = RemoteEmbedding(ROWS, WIDTH, seat_in(service), seed=5)
+        table = RemoteEmbedding(ROWS, WIDTH, worker_of(service), seed=5)
         with torch.no_grad():
             first = table(torch.arange(ROWS))
         own = torch.nn.Embedding(ROWS, WIDTH, _weight=first.clone(), sparse=True)
@@ -58,7 +58,7 @@ def test_first_values_depend_on_the_seed_alone() -> None:
     found = []
     for servers, seed in ((1, 7), (3, 7), (1, 8)):
         with Servers(servers, storage_of(sgd)) as service, torch.no_grad():
-            table = RemoteEmbedding(ROWS, WIDTH, seat_in(service), seed=seed, std=0.1)
+            table = RemoteEmbedding(ROWS, WIDTH, worker_of(service), seed=seed, std=0.1)
             found.append(table(torch.tensor([0, 4095, 4096, 4999, 4095])))
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
     assert torch.equal(found[0][1], found[0][4])
@@ -66,7 +66,7 @@ def test_first_values_depend_on_the_seed_alone() -> None:
 
 def test_tables_are_counted_and_two_workers_share_them() -> None:
     with Servers(1, storage_of(sgd), workers=2) as service:
-        groups = [seat_in(service) for _ in range(2)]
+        groups = [worker_of(service) for _ in range(2)]
         ours, other = (RemoteEmbedding(4, 2, group, std=0.0) for group in groups)
         second = RemoteEmbedding(4, 3, groups[0])
         assert (ours.name, other.name, second.name) == ("embedding.0",) * 2 + ("embedding.1",)
@@ -94,7 +94,7 @@ def test_arguments_that_cannot_be_used(arguments: dict[str, Any], message: str) 
 
 def test_numbers_that_are_not_rows() -> None:
     with Servers(1, storage_of(sgd)) as service:
-        table = RemoteEmbedding(4, 2, seat_in(service))
+        table = RemoteEmbedding(4, 2, worker_of(service))
         with pytest.raises(ArgumentError, match="has the rows 0 to 3, and a batch has the"):
             table(torch.tensor([1, 4]))
         with pytest.raises(ArgumentError, match="takes numbers of rows as integers, not as torch"):
@@ -106,7 +106,7 @@ def pushed(scale: float, overflow: bool = False, **arguments: Any) -> list[float
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     given = {name: scaler if value == "this" else value for name, value in arguments.items()}
     with Servers(1, storage_of(lambda params: torch.optim.SGD(params, lr=1.0))) as service:
-        table = RemoteEmbedding(4, 2, seat_in(service), std=0.0, **given)
+        table = RemoteEmbedding(4, 2, worker_of(service), std=0.0, **given)
         factor = float("inf") if overflow else 1.0
         scaler.scale(table(torch.tensor([1])).sum() * factor).backward()
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`hvd.DistributedSampler` deals what torch deals, and resumes with any number of ranks."""
+"""`hvd.DistributedSampler` gives what torch's gives, and resumes with any number of ranks."""
 
 from __future__ import annotations
 

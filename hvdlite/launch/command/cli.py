@@ -22,7 +22,7 @@ from hvdlite.launch.command.config_file import ConfigError, arguments_from
 from hvdlite.launch.command.elastic_flags import describe_elastic
 from hvdlite.launch.command.emit_flags import emit_request
 from hvdlite.launch.command.live_flags import viewers
-from hvdlite.launch.command.node_flags import node_seat
+from hvdlite.launch.command.node_flags import this_node
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
@@ -206,21 +206,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if request is not None:
             sys.stdout.write(emit(options.emit, request))
             return 0
-        seat = node_seat(options, environment)
+        here = this_node(options, environment)
         hosts = choose_hosts(parser, options, environment)
         if options.doctor:
             from hvdlite.launch.command.doctor import examine
 
             return examine(environment, reach(options, hosts), len(hosts))
         check(parser, options, environment.get("PATH", os.defpath))
-        what = describe_job(options, hosts, environment, seat is None or seat.node == 0)
+        what = describe_job(options, hosts, environment, here is None or here.node == 0)
         for flag, why in options.needless.items():
             print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
-        if seat is None:
+        if here is None:
             return run_job(what).status
         from hvdlite.launch.nodes import run_node
 
-        return run_node(seat, what)
+        return run_node(here, what)
     except KeyboardInterrupt:
         return 130
     except (ArgumentError, ConfigError, HostsError) as error:

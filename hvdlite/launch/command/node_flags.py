@@ -14,7 +14,7 @@ from hvdlite.bootstrap.environment import surroundings
 from hvdlite.bootstrap.launchers import first_of_node_list
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import ArgumentError, BootstrapError
-from hvdlite.launch.description import NodeSeat
+from hvdlite.launch.description import ThisNode
 from hvdlite.launch.process.resources import available_cores
 
 _AUTO = "auto"
@@ -55,7 +55,7 @@ def add_node_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def node_seat(options: argparse.Namespace, environment: Mapping[str, str]) -> NodeSeat | None:
+def this_node(options: argparse.Namespace, environment: Mapping[str, str]) -> ThisNode | None:
     """Return which node this is, and set the number of its ranks if -np does not; None without.
 
     Args:
@@ -83,19 +83,19 @@ def node_seat(options: argparse.Namespace, environment: Mapping[str, str]) -> No
     if options.num_proc is None and options.nproc_per_node is None:
         options.num_proc = found.ranks
     if nodes == 1:
-        return NodeSeat(1, 0, "")
+        return ThisNode(1, 0, "")
     if node is None:
         raise ArgumentError(f"--nodes {nodes}: say which one this is with --node-rank, from 0")
     if not 0 <= node < nodes:
         raise ArgumentError(f"--node-rank {node}: give a number from 0 to {nodes - 1}")
     if meet is None:
         raise ArgumentError(f"--nodes {nodes}: say where they meet with --meet HOST:PORT of node 0")
-    return _seat(nodes, node, meet, options, variables)
+    return _of_flags(nodes, node, meet, options, variables)
 
 
-def _seat(
+def _of_flags(
     nodes: int, node: int, meet: str, options: argparse.Namespace, variables: Variables
-) -> NodeSeat:
+) -> ThisNode:
     if split_host(meet)[1] == 0:
         raise ArgumentError(f"--meet {meet}: give a port that is free on node 0's host")
     around = surroundings()
@@ -105,7 +105,7 @@ def _seat(
             "of them the same 64 random hexadecimal digits, from `openssl rand -hex 32`"
         )
     timeout = options.start_timeout
-    return NodeSeat(
+    return ThisNode(
         nodes,
         node,
         meet,

@@ -80,8 +80,8 @@ def company_until(joiners: Sequence[Worker], starting: Sequence[Worker]) -> floa
 class Notices:
     """When the members are told to come to the next boundary.
 
-    A notice says that somebody joins or leaves, or that data is to be dealt anew because a worker
-    has gone. It is due once for each such reason, and again in each new epoch.
+    A notice says that somebody joins or leaves, or that data is to be distributed anew because a
+    worker has gone. It is due once for each such reason, and again in each new epoch.
 
     Attributes:
         complete_at: when joiners that are ready stop waiting for others; None if none does.
@@ -94,7 +94,7 @@ class Notices:
         self._told: object = None
 
     def begin(self, at_boundary: bool) -> None:
-        """Begin anew: an epoch was formed, or goes on; data was dealt anew if at a boundary."""
+        """Begin anew: an epoch was formed, or goes on; at a boundary with data distributed anew."""
         self._told = None
         if at_boundary:
             self.deal_anew = False

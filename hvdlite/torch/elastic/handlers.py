@@ -28,7 +28,7 @@ class _Stateful(Protocol):
 
 @runtime_checkable
 class _Sampler(_Stateful, Protocol):
-    """A sampler that deals its samples to the ranks: `ElasticSampler`, or one like it."""
+    """A sampler that distributes its samples to the ranks: `ElasticSampler`, or one like it."""
 
     def record_batch(self, batch_idx: int, batch_size: int) -> Any: ...
     def reset(self) -> Any: ...
@@ -135,7 +135,7 @@ class OptimizerStateHandler(StateDictHandler):
                 param.grad = None
 
     def reset(self) -> None:
-        """Drop the gradients of batches that no step has used; their samples are dealt again."""
+        """Drop the gradients of batches that no step has used; their samples come again."""
         if isinstance(self.value, DistributedAdasum):
             self.value.drop_accumulated()
         else:
@@ -173,12 +173,12 @@ class SamplerStateHandler(StateDictHandler):
     """Handles an `ElasticSampler`, or what has its methods."""
 
     def sync(self) -> None:
-        """Load rank 0's state, and deal what remains to the present ranks."""
+        """Load rank 0's state, and distribute what remains to the present ranks."""
         super().sync()
         self.value.reset()
 
     def reset(self) -> None:
-        """Deal what remains to the present ranks."""
+        """Distribute what remains to the present ranks."""
         self.value.reset()
 
 

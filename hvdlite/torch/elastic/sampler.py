@@ -1,4 +1,4 @@
-"""A sampler that deals the samples of an epoch anew when ranks come or go, and forgets none."""
+"""A sampler that distributes an epoch anew when ranks come or go, and forgets no sample."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 
 from hvdlite import basics
 from hvdlite.elastic import epochs, steps
-from hvdlite.elastic.dealing import checked, refuse_other_keys, refuse_other_order
 from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
+from hvdlite.elastic.sharding import checked, refuse_other_keys, refuse_other_order
 from hvdlite.errors import ElasticSamplerWarning
 from hvdlite.torch.sampler import DistributedSampler
 
 
 class ElasticSampler(DistributedSampler):
-    """Deals the indices of a data set to the ranks, and what remains of them after each change.
+    """Distributes the indices of a data set to the ranks, and what remains after each change.
 
-    Give it to a `DataLoader` and to `hvd.elastic.TorchState`, so that what remains is dealt anew
-    whenever the function under `hvd.elastic.run` is entered again. In your loop:
+    Give it to a `DataLoader` and to `hvd.elastic.TorchState`, so that what remains is distributed
+    anew whenever the function under `hvd.elastic.run` is entered again. In your loop:
 
     1. Call `record_batch` for each batch, with the same sizes on all ranks. It may stand anywhere
        in the loop: a batch counts when its step is committed, for the ranks that made the step.
     2. Call `state.commit()` or `state.check_host_updates()` at the end of an epoch, too: if a rank
-       died in the epoch, the rest of its samples is then dealt to the others.
+       died in the epoch, the rest of its samples is then distributed to the others.
     3. Call `set_epoch` after that, at the end of the epoch rather than at its beginning.
 
-    Then every sample of an epoch is seen exactly once, except that each deal repeats at most
-    size()-1 samples so that all ranks get equally many (`padded`). A batch that was loaded ahead
-    and not recorded comes again after a deal. Without hvd.DistributedOptimizer nobody reports
-    steps: a batch then counts when it is recorded, for the ranks of that moment.
+    Then every sample of an epoch is seen exactly once, except that each distribution repeats at
+    most size()-1 samples so that all ranks get equally many (`padded`). A batch that was loaded
+    ahead and not recorded comes again after a distribution. Without hvd.DistributedOptimizer nobody
+    reports steps: a batch then counts when it is recorded, for the ranks of that moment.
 
     The order is the one of Horovod's ElasticSampler, for every seed and epoch, so its checkpoints
     can be loaded. Unlike `hvd.DistributedSampler`, `set_epoch` begins the epoch anew even if the
@@ -61,7 +61,7 @@ class ElasticSampler(DistributedSampler):
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        """Deal the samples of epoch 0.
+        """Distribute the samples of epoch 0.
 
         Args:
             dataset: anything with a length; the same on all ranks.
@@ -73,17 +73,17 @@ class ElasticSampler(DistributedSampler):
         """
         self._excluded: frozenset[int] = frozenset()  # as an older Horovod has recorded them
         self._order: list[int] | None = None  # of this epoch; made when it is needed
-        self._dealt: list[int] | None = None  # what this segment deals; made when it is needed
+        self._distributed: list[int] | None = None  # of this segment; made when it is needed
         super().__init__(dataset, shuffle=shuffle, seed=seed)
 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
         now = epochs.current()
-        self._seat = basics.rank() if now is None else now.rank
+        self._replica = basics.rank() if now is None else now.rank
         workers = tuple(range(basics.size())) if now is None else now.workers
         self._closed = closed
         samples = left_over(len(self.dataset) - len(self._excluded), closed)
         self._segment = Segment(samples, workers, steps.progress().ended)
-        self._dealt = None
+        self._distributed = None
         self._loop_began = False
         self._checked = now  # the epoch that was checked for joiners
 
@@ -124,7 +124,7 @@ class ElasticSampler(DistributedSampler):
             self._warn_of_joiners(now)
 
     def reset(self) -> None:
-        """Deal what remains of the epoch to the ranks of the present world.
+        """Distribute what remains of the epoch to the ranks of the present world.
 
         `hvd.elastic.TorchState` calls it. All ranks call it at the same place.
         """
@@ -132,7 +132,7 @@ class ElasticSampler(DistributedSampler):
         self._begin_epoch(close(self._closed, self._segment))
 
     def __iter__(self) -> Iterator[int]:
-        """Return the indices of this rank; the sampler deals the same ones until `reset`."""
+        """Return the indices of this rank; the sampler distributes the same ones until `reset`."""
         self._segment.begin(steps.progress().ended)
         self._loop_began = True
         return iter(take(self._indices(), self.num_replicas, self.rank))
@@ -140,7 +140,7 @@ class ElasticSampler(DistributedSampler):
     # The state.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what another rank needs to deal the same samples: a few integers.
+        """Return what another rank needs to distribute the same samples: a few integers.
 
         The state holds what all ranks have done, so the state of one rank is enough.
 
@@ -167,7 +167,7 @@ class ElasticSampler(DistributedSampler):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state, and deal what remains to the ranks of the present world.
+        """Take over a state, and distribute what remains to the ranks of the present world.
 
         All ranks load the same state: that of rank 0, or that of a checkpoint.
 
@@ -215,7 +215,7 @@ class ElasticSampler(DistributedSampler):
 
     @property
     def remaining_indices(self) -> list[int]:
-        """What was dealt last, in order: what remained of the epoch then."""
+        """What was distributed last, in order: what remained of the epoch then."""
         return list(self._indices())
 
     # Inside.
@@ -236,10 +236,10 @@ class ElasticSampler(DistributedSampler):
         return self._order
 
     def _indices(self) -> list[int]:
-        if self._dealt is None:
+        if self._distributed is None:
             order = self._full_order()
-            self._dealt = remaining(order, self._closed) if self._closed else order
-        return self._dealt
+            self._distributed = remaining(order, self._closed) if self._closed else order
+        return self._distributed
 
     def _settle(self) -> None:
         self._segment.settle(steps.progress().announced, steps.epoch_of, _workers_in)
@@ -249,15 +249,15 @@ class ElasticSampler(DistributedSampler):
         recorded = any(self._segment.done)
         if now is None or now.rank != 0 or not (recorded or self._loop_began):
             return
-        missed = self._segment.missed(self._seat, now.workers)
+        missed = self._segment.missed(self._replica, now.workers)
         if missed:
             count = f"{sum(missed.values())} samples"
             warnings.warn(
                 f"ElasticSampler.set_epoch({epoch}): {count if recorded else f'up to {count}'} of "
-                f"epoch {self.epoch} were dealt to workers that are gone, and no rank has seen "
-                f"them: {_reasons(missed)}. Call state.commit() or state.check_host_updates() at "
-                "the end of each epoch, before set_epoch(): such samples are then dealt to the "
-                "ranks that are left",
+                f"epoch {self.epoch} were distributed to workers that are gone, and no rank has "
+                f"seen them: {_reasons(missed)}. Call state.commit() or state.check_host_updates() "
+                "at the end of each epoch, before set_epoch(): such samples are then distributed "
+                "to the ranks that are left",
                 ElasticSamplerWarning,
                 stacklevel=3,
             )
@@ -266,7 +266,7 @@ class ElasticSampler(DistributedSampler):
         done = len(self.dataset) - self._segment.samples
         fresh = not any(self._segment.done) and self._segment.samples > 0
         now = epochs.current()
-        speaks = (self._seat if now is None else now.rank) == 0
+        speaks = (self._replica if now is None else now.rank) == 0
         if epoch == self.epoch and done > 0 and fresh and speaks:
             warnings.warn(
                 f"ElasticSampler.set_epoch({epoch}): {done} samples of epoch {epoch} were done "
@@ -285,8 +285,8 @@ class ElasticSampler(DistributedSampler):
         if joined and now.rank == 0:
             warnings.warn(
                 f"ElasticSampler: workers {joined} have joined since the samples of epoch "
-                f"{self.epoch} were dealt, so ranks see the same samples twice. Give the sampler "
-                "to hvd.elastic.TorchState, or call its reset() in a reset callback",
+                f"{self.epoch} were distributed, so ranks see the same samples twice. Give the "
+                "sampler to hvd.elastic.TorchState, or call its reset() in a reset callback",
                 ElasticSamplerWarning,
                 stacklevel=3,
             )

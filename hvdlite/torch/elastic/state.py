@@ -117,7 +117,7 @@ class TorchState(TensorState):
         return checksums(parameters)
 
     def reset(self) -> None:
-        """Let the samplers deal their samples to the present ranks."""
+        """Let the samplers distribute their samples to the present ranks."""
         for handler in self._handlers.values():
             handler.reset()
 

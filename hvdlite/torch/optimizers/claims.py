@@ -40,7 +40,7 @@ def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
 def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
     """Drop gradients of these parameters that were accumulated and not sent, at a boundary.
 
-    The samples of an elastic job that are in no finished step are dealt again.
+    The samples of an elastic job that are in no finished step are distributed again.
     """
     wanted = set(params)
     for reducer in list(_reducers):

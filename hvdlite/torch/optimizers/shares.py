@@ -56,8 +56,8 @@ class Shares:
     Attributes:
         workers: those among whom the state is divided; empty: it has to be divided.
         version: the number of steps that the state has made.
-        held: the parameters that this worker holds though they were not dealt to it, by index:
-            after a restore, and in a worker that joins. None: what was dealt counts.
+        held: the parameters that this worker holds though they were not distributed to it, by
+            index: after a restore, and in a worker that joins. None: what was distributed counts.
     """
 
     def __init__(self, name: str) -> None:

@@ -121,4 +121,4 @@ def connect() -> Group:
         with hvd.parameter_server.connect() as group:
             ...
     """
-    return Group(neutral.seat_of_this_process())
+    return Group(neutral.environment_of_this_process())

@@ -20,7 +20,7 @@ from hvdlite.bootstrap.meeting import (
     JOB_ID_BYTES,
     TOKEN_BYTES,
     Place,
-    seat_for,
+    assignment_for,
     start_store,
 )
 from hvdlite.gather_bytes import gather_bytes
@@ -51,8 +51,8 @@ class Meeting:
         told = self._told
         token, job_id = bytes.fromhex(told["token"]), bytes.fromhex(told["job"])
         rank = self.members.index(self._own)
-        seat = seat_for(self._places, rank, told["store"], token, job_id, epoch=0)
-        connection = connect(seat, _core.create_segment)
+        assignment = assignment_for(self._places, rank, told["store"], token, job_id, epoch=0)
+        connection = connect(assignment, _core.create_segment)
         if self._store is not None:
             self._store.close()
         return make_world(connection, Deadline(0), job_id).engine

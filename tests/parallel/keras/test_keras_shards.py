@@ -1,4 +1,4 @@
-"""`hvd.Shards` deals arrays to the ranks of `fit`, which resumes with any number of ranks."""
+"""`hvd.Shards` distributes arrays to the ranks of `fit`, which resumes with any number of ranks."""
 
 from __future__ import annotations
 

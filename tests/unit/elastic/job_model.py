@@ -63,7 +63,7 @@ class Job:
         self.epoch = -1
         self.born = 0
         self.calm = False
-        self.dealt_anew = False  # whether data is to be dealt anew
+        self.distributed_anew = False  # whether data is to be distributed anew
         self.restored = False
         self.trained: Counter[int] = Counter()
         self.repeated = 0
@@ -100,7 +100,7 @@ class Job:
         if gone and len(gone) < len(self.alive):
             self.alive = [one for one in self.alive if one not in gone]
             self.form(f"workers {[one.worker for one in gone]} died")
-            self.dealt_anew = True
+            self.distributed_anew = True
 
     def save(self) -> None:
         self.at_save = (self.trained.copy(), self.repeated, set(self.skipped))
@@ -110,7 +110,7 @@ class Job:
 
     def commit(self) -> None:
         self.save()
-        if self.dealt_anew or self.happens(0.1):
+        if self.distributed_anew or self.happens(0.1):
             raise Boundary
 
     def fail(self) -> None:
@@ -127,7 +127,7 @@ class Job:
         raise Boundary
 
     def cross_boundary(self) -> None:
-        """Let workers leave and join, and deal anew, with a sync or without."""
+        """Let workers leave and join, and distribute anew, with a sync or without."""
         while len(self.alive) > 1 and self.happens(0.2):
             self.alive.remove(self.chance.choice(self.alive))
         joiners = [self.start() for _ in range(self.chance.randint(0, 2)) if self.happens(0.5)]
@@ -147,10 +147,10 @@ class Job:
                 with one:
                     one.sampler.load_state_dict(pickle.loads(state))
             self.save()
-        self.dealt_anew = self.restored = False
+        self.distributed_anew = self.restored = False
 
     def enter(self) -> None:
-        """Begin the loops; all workers must deal in the same way."""
+        """Begin the loops; all workers must distribute in the same way."""
         self.declared += self.alive[0].sampler.padded
         states = []
         others = self.chance.choice([0, 0, 2])  # steps of another optimizer
@@ -163,10 +163,10 @@ class Job:
                 own = list(one.sampler)
                 assert own == list(one.sampler)
                 assert len(own) == len(one.sampler)
-                seats, seat = one.sampler.num_replicas, one.sampler.rank
-                assert (seats, seat) == (len(self.alive), self.alive.index(one))
+                replicas, replica = one.sampler.num_replicas, one.sampler.rank
+                assert (replicas, replica) == (len(self.alive), self.alive.index(one))
             left = len(one.sampler.remaining_indices)
-            marked = [(x, seat + i * seats >= left) for i, x in enumerate(own)]
+            marked = [(x, replica + i * replicas >= left) for i, x in enumerate(own)]
             one.batches = [marked[i : i + self.batch] for i in range(0, len(marked), self.batch)]
         assert all(state == states[0] for state in states)
 

@@ -58,7 +58,7 @@ def test_notice_comes_again_after_a_death() -> None:
     assert story.last(0, "go")
 
 
-def test_data_is_dealt_anew_after_a_shrink_only_in_run() -> None:
+def test_data_is_distributed_anew_after_a_shrink_only_in_run() -> None:
     story = formed(3, in_run=False)
     story.dies(2)
     lost(story, 0, 1)

@@ -174,7 +174,7 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
     first.ready("lost", 0, commits=7)
     epoch = first.connect(1)
     assert (epoch["mode"], epoch["rank"], epoch["cut"]) == ("resume", 0, {"0": 7})
-    # Data is to be dealt anew, at a boundary; nobody joins.
+    # Data is to be distributed anew, at a boundary; nobody joins.
     assert first.expect("notice") == {"kind": "notice", "version": 1, "removed": True}
     first.expect("go")
     formed = launcher.wait(EpochFormed)

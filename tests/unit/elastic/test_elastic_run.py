@@ -108,7 +108,7 @@ def test_function_is_called_once_after_the_first_boundary() -> None:
     assert state.calls == ["enter", "sync", "call"]
 
 
-def test_without_a_sync_samplers_are_dealt_anew_all_the_same() -> None:
+def test_without_a_sync_samplers_are_distributed_anew_all_the_same() -> None:
     state, _ = in_job(GOES_ON)
     train(state, 6)
     assert state.calls == ["enter", "reset", "call"]

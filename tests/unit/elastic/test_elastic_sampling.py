@@ -1,4 +1,4 @@
-"""Samples are dealt so that each is seen once, whatever workers die, join or are interrupted."""
+"""Each sample is seen once, whatever workers die, join or are interrupted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def done_counts() -> st.SearchStrategy[list[tuple[int, ...]]]:
 
 @FREQUENT
 @given(st.integers(0, 40), done_counts())
-def test_what_remains_is_what_no_seat_has_done(samples: int, closed: list[tuple[int, ...]]) -> None:
+def test_what_remains_is_what_no_replica_has_done(
+    samples: int, closed: list[tuple[int, ...]]
+) -> None:
     expected = remaining_by_definition(list(range(samples)), closed)
     assert sampling.remaining(range(samples), closed) == expected
     assert sampling.left_over(samples, closed) == len(expected)
@@ -62,13 +64,13 @@ def test_what_remains_is_what_no_seat_has_done(samples: int, closed: list[tuple[
 
 @FREQUENT
 @given(st.integers(0, 40), st.integers(1, 9))
-def test_all_seats_get_equally_many_and_together_everything(samples: int, seats: int) -> None:
-    segment = sampling.Segment(samples, range(seats))
-    taken = [sampling.take(range(samples), seats, seat) for seat in range(seats)]
+def test_all_replicas_get_equally_many_and_together_everything(samples: int, replicas: int) -> None:
+    segment = sampling.Segment(samples, range(replicas))
+    taken = [sampling.take(range(samples), replicas, replica) for replica in range(replicas)]
     assert {len(one) for one in taken} == {segment.share}
     assert set(itertools.chain(*taken)) == set(range(samples))
     assert sum(map(len, taken)) == samples + segment.padded
-    assert segment.padded < seats
+    assert segment.padded < replicas
 
 
 @FREQUENT
@@ -95,7 +97,7 @@ def test_closing_keeps_what_remains_and_says_it_shortly(
     assert len(closed) <= length + 1
 
 
-def test_a_seat_does_its_share_at_most() -> None:
+def test_a_replica_does_its_share_at_most() -> None:
     segment = sampling.Segment(10, (0, 1, 2))
     segment.count(3)
     segment.count(3)  # The last batch has one sample, and is recorded as a full one.
@@ -104,8 +106,8 @@ def test_a_seat_does_its_share_at_most() -> None:
 
 
 def test_a_large_world_is_exact() -> None:
-    samples, seats = 10**7 + 3, 1024
-    segment = sampling.Segment(samples, range(seats))
+    samples, replicas = 10**7 + 3, 1024
+    segment = sampling.Segment(samples, range(replicas))
     segment.count(5000)
     segment.count(17, range(1000))
     closed = sampling.close((), segment)
@@ -306,7 +308,7 @@ def test_set_epoch_tells_that_it_begins_a_partly_done_epoch_anew() -> None:
         assert len(one.sampler) == 10
 
 
-def test_a_sampler_that_was_not_dealt_anew_tells_of_joiners() -> None:
+def test_a_sampler_that_was_not_distributed_anew_tells_of_joiners() -> None:
     job = Workers(1, 10)
     joiner = Process(1)
     job.alive.append(joiner)

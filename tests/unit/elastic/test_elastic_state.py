@@ -235,7 +235,7 @@ class Sampler:
         self.resets += 1
 
 
-def test_samplers_are_dealt_anew_at_every_reset() -> None:
+def test_samplers_are_distributed_anew_at_every_reset() -> None:
     sampler = Sampler()
     state = TorchState(sampler=sampler)
     sampler.record_batch(0, 4)

@@ -1,8 +1,8 @@
-"""What a sampler and a data set have in common that deal the samples of an epoch to the ranks.
+"""What a sampler and a data set share that distribute the samples of an epoch to the ranks.
 
 Rank r of n gets the positions r, r+n, r+2n, ... of the epoch's order. When each rank has done k of
 its samples, the first k*n positions are done: one number says what is left, whatever n was. What is
-left is dealt in the same way to the ranks that there are then.
+left is distributed in the same way to the ranks that there are then.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ _VERSION = 1
 _KEYS = {"version", "epoch", "consumed", "length", "seed", "shuffle"}
 
 
-class Dealer:
-    """Deals the samples of an epoch, and knows how many of them are done.
+class ShardedData:
+    """Distributes the samples of an epoch, and knows how many of them are done.
 
     Attributes:
         shuffle: whether each epoch has an order of its own.
         seed: decides these orders, together with the epoch.
-        drop_last: whether samples that cannot be dealt evenly are left out, instead of repeated.
+        drop_last: whether samples that cannot be distributed evenly are left out, instead of
+            repeated.
         epoch: the number of the epoch.
     """
 
@@ -34,7 +35,7 @@ class Dealer:
     epoch: int
     _closed: tuple[Done, ...]  # the segments of the epoch that are over
     _segment: Segment
-    _seat: int
+    _replica: int
     _fixed: tuple[int | None, int | None]  # size and rank, where the user gave them
 
     def _start(
@@ -45,7 +46,7 @@ class Dealer:
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """Deal the samples of epoch 0."""
+        """Distribute the samples of epoch 0."""
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
@@ -114,7 +115,7 @@ class Dealer:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Deal what was left of an epoch to the ranks of the present world.
+        """Distribute what was left of an epoch to the ranks of the present world.
 
         All ranks load the same state.
 
@@ -140,13 +141,13 @@ class Dealer:
 
     @property
     def num_replicas(self) -> int:
-        """Among how many ranks the samples were dealt."""
+        """Among how many ranks the samples were distributed."""
         return len(self._segment.workers)
 
     @property
     def rank(self) -> int:
-        """This rank's number when the samples were dealt."""
-        return self._seat
+        """This rank's number when the samples were distributed."""
+        return self._replica
 
     @property
     def num_samples(self) -> int:
@@ -160,18 +161,18 @@ class Dealer:
 
     @property
     def padded(self) -> int:
-        """How many samples this deal repeats so that all ranks get equally many."""
+        """How many samples this distribution repeats so that all ranks get equally many."""
         return self._segment.padded
 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
-        """Deal what the closed segments have left of the epoch."""
+        """Distribute what the closed segments have left of the epoch."""
         size, rank = self._fixed
         size = basics.size() if size is None else size
-        self._seat = basics.rank() if rank is None else rank
-        if not 0 <= self._seat < size:
+        self._replica = basics.rank() if rank is None else rank
+        if not 0 <= self._replica < size:
             raise ArgumentError(
-                f"{type(self).__name__}(num_replicas={size}, rank={self._seat}): the ranks are 0 "
-                f"to {size - 1}; leave both out to use those of hvdlite"
+                f"{type(self).__name__}(num_replicas={size}, rank={self._replica}): the ranks are "
+                f"0 to {size - 1}; leave both out to use those of hvdlite"
             )
         left = left_over(self._length(), closed)
         samples = left - left % size if self.drop_last else left
@@ -184,7 +185,7 @@ class Dealer:
         The end of the epoch repeats its beginning, also when it was resumed in between.
         """
         left = remaining(order, self._closed)[: self._segment.samples]
-        return take(left, self.num_replicas, self._seat, padding=order)
+        return take(left, self.num_replicas, self._replica, padding=order)
 
 
 def refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:
