@@ -66,7 +66,7 @@ class Engine {
   bool wait(const Entry& entry, bool blocking, Deadline deadline) {
     return world_->wait(entry, blocking, deadline);
   }
-  // This thread's program has waited for a result, of any engine: a step has a seam here
+  // This thread's program has waited for a result, of any engine: a step has a boundary here
   // (StepClock).
   static void note_wait();
   // The program has its first gradient of a step, and submits it later: backward began by now.

@@ -1,4 +1,4 @@
-// The end of one collective: the only crossing from the engine to the threads that wait for it.
+// The end of one collective: the only way from the engine to the threads that wait for it.
 //
 // The entry owns its completion, and threads that wait keep the entry alive. The runner finishes it
 // once; any number of threads wait. What an allgather, an alltoall or a reducescatter received

@@ -1,4 +1,4 @@
-// Where submitted collectives wait for the runner: the only crossing from callers to the engine.
+// Where submitted collectives wait for the runner: the only way from callers to the engine.
 //
 // Any thread pushes; the runner takes all at once. The queue knows which names are in flight on
 // this rank, so that a duplicate is refused at the call; so is everything while this rank waits in

@@ -93,29 +93,31 @@ Status HostAllreduce::reduce_crossing_pieces(const Batch& batch) {
       1,
       piece_bytes(elements * batch.element_bytes, batch.layout.hosts.size()) / batch.element_bytes);
   const std::uint64_t count = chunk_count(elements, per_piece);
-  Crossing crossing(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
-  std::vector<Crossing::Slot>& slots = slots_[0];
+  InterHostExchange inter_host(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
+  std::vector<InterHostExchange::Slot>& slots = slots_[0];
   slots.resize(std::max<std::size_t>(slots.size(), 2 * kAhead));
-  const auto slot = [&](std::uint64_t k) -> Crossing::Slot& { return slots[k % (2 * kAhead)]; };
+  const auto slot = [&](std::uint64_t k) -> InterHostExchange::Slot& {
+    return slots[k % (2 * kAhead)];
+  };
   for (std::uint64_t k = 0; k < count + 2 * kAhead; ++k) {
     if (k >= 2 * kAhead && k - 2 * kAhead < count) {
-      HVDLITE_RETURN_IF_ERROR(crossing.take(slot(k)));
+      HVDLITE_RETURN_IF_ERROR(inter_host.take(slot(k)));
     }
     if (k < count) {
-      Crossing::Slot& next = slot(k);
+      InterHostExchange::Slot& next = slot(k);
       next.range = chunk_at(elements, per_piece, k);
       batch.save_inputs(next.range);
       next.lies_at = nullptr;
-      if (!Crossing::travels_from_tensors(batch, next.range)) {
+      if (!InterHostExchange::travels_from_tensors(batch, next.range)) {
         const std::size_t bytes = next.range.count() * batch.element_bytes;
         if (next.buffer.size() < bytes) next.buffer.resize(bytes);
         next.lies_at = next.buffer.data();
         batch.copy_in(next.range, next.lies_at);
       }
-      crossing.scatter(next, count == 1);
+      inter_host.scatter(next, count == 1);
     }
     if (k >= kAhead && k - kAhead < count) {
-      HVDLITE_RETURN_IF_ERROR(crossing.reduce(slot(k - kAhead)));
+      HVDLITE_RETURN_IF_ERROR(inter_host.reduce(slot(k - kAhead)));
     }
   }
   return Status();
@@ -126,7 +128,7 @@ Status HostAllreduce::reduce_crossing_chunks(const Batch& batch) {
   const std::uint64_t elements = batch.pieces.elements();
   const std::uint64_t per_chunk = batch.elements_per_chunk(plane_.chunk_bytes(layout));
   const std::uint64_t count = chunk_count(elements, per_chunk);
-  Crossing crossing(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
+  InterHostExchange inter_host(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
   Staging::Step steps[2];  // of this chunk and the next one
   const auto chunk = [&](std::uint64_t k) {
     return Chunk{batch, steps[k % 2], chunk_at(elements, per_chunk, k)};
@@ -134,12 +136,12 @@ Status HostAllreduce::reduce_crossing_chunks(const Batch& batch) {
   const auto begin = [&](std::uint64_t k) -> Status {
     steps[k % 2] = plane_.staging().begin(layout.locals, batch.patience, kAllreduce);
     HVDLITE_RETURN_IF_ERROR(publish(chunk(k)));
-    return scatter_slice(chunk(k), count == 1, crossing, slots_[k % 2]);
+    return scatter_slice(chunk(k), count == 1, inter_host, slots_[k % 2]);
   };
   HVDLITE_RETURN_IF_ERROR(begin(0));
   for (std::uint64_t k = 0; k < count; ++k) {
     if (k + 1 < count) HVDLITE_RETURN_IF_ERROR(begin(k + 1));
-    HVDLITE_RETURN_IF_ERROR(gather_slice(chunk(k), crossing, slots_[k % 2]));
+    HVDLITE_RETURN_IF_ERROR(gather_slice(chunk(k), inter_host, slots_[k % 2]));
     HVDLITE_RETURN_IF_ERROR(take_results(chunk(k)));
   }
   return Status();
@@ -191,8 +193,8 @@ Status HostAllreduce::reduce_slice(const Chunk& chunk) {
   return Status();
 }
 
-Status HostAllreduce::scatter_slice(const Chunk& chunk, bool alone, Crossing& crossing,
-                                    std::vector<Crossing::Slot>& slots) {
+Status HostAllreduce::scatter_slice(const Chunk& chunk, bool alone, InterHostExchange& inter_host,
+                                    std::vector<InterHostExchange::Slot>& slots) {
   const Batch& batch = chunk.batch;
   const HostLayout& layout = batch.layout;
   if (!layout.driver()) return Status();
@@ -211,16 +213,16 @@ Status HostAllreduce::scatter_slice(const Chunk& chunk, bool alone, Crossing& cr
     slots[i].lies_at = staging.own_buffer(chunk.step) + offset;
     batch.reduction.within_host(staging.buffers(chunk.step, offset), slots[i].lies_at,
                                 slots[i].range.count());
-    crossing.scatter(slots[i], alone && slots.size() == 1);
+    inter_host.scatter(slots[i], alone && slots.size() == 1);
   }
   return Status();
 }
 
-Status HostAllreduce::gather_slice(const Chunk& chunk, Crossing& crossing,
-                                   std::vector<Crossing::Slot>& slots) {
+Status HostAllreduce::gather_slice(const Chunk& chunk, InterHostExchange& inter_host,
+                                   std::vector<InterHostExchange::Slot>& slots) {
   if (!chunk.batch.layout.driver()) return Status();
-  for (Crossing::Slot& slot : slots) HVDLITE_RETURN_IF_ERROR(crossing.reduce(slot));
-  for (Crossing::Slot& slot : slots) HVDLITE_RETURN_IF_ERROR(crossing.take(slot));
+  for (InterHostExchange::Slot& slot : slots) HVDLITE_RETURN_IF_ERROR(inter_host.reduce(slot));
+  for (InterHostExchange::Slot& slot : slots) HVDLITE_RETURN_IF_ERROR(inter_host.take(slot));
   plane_.staging().reduced(chunk.step);
   return Status();
 }

@@ -5,7 +5,8 @@
 //   (1) publishes its input in its staging buffer (and saves it, where a piece asks for a copy:
 //       then the input is read from memory once);
 //   (2) if it is a driver, reduces its slice over the locals, in ascending rank order;
-//   (3) exchanges the slice with its peers, in pieces that overlap (crossing.h). A batch of which
+//   (3) exchanges the slice with its peers, in pieces that overlap (inter_host_exchange.h). A batch
+//   of which
 //       something is packed takes packed_exchange.h instead;
 //   (4) finishes the result, takes it, and leaves it in its staging buffer;
 //   (5) copies the other drivers' slices out of their buffers.
@@ -23,7 +24,7 @@
 
 #include "backend/backend.h"
 #include "host/allreduce_batch.h"
-#include "host/crossing.h"
+#include "host/inter_host_exchange.h"
 #include "host/packed_exchange.h"
 #include "host/shared_gradients.h"
 #include "kernels/chunks.h"
@@ -64,9 +65,10 @@ class HostAllreduce {
   Status reduce_slice(const Chunk& chunk);
   // As a driver: (2) and the scatter of (3), piece by piece, into these slots (`alone`: the batch
   // has no other chunk); then the rest of (3) and (4).
-  Status scatter_slice(const Chunk& chunk, bool alone, Crossing& crossing,
-                       std::vector<Crossing::Slot>& slots);
-  Status gather_slice(const Chunk& chunk, Crossing& crossing, std::vector<Crossing::Slot>& slots);
+  Status scatter_slice(const Chunk& chunk, bool alone, InterHostExchange& inter_host,
+                       std::vector<InterHostExchange::Slot>& slots);
+  Status gather_slice(const Chunk& chunk, InterHostExchange& inter_host,
+                      std::vector<InterHostExchange::Slot>& slots);
   // (5) Takes the results of the other drivers, and ends the step.
   Status take_results(const Chunk& chunk);
   // Bytes of a piece that crosses, of a run that is so long.
@@ -78,8 +80,8 @@ class HostAllreduce {
   // Memory that is kept between batches. What is in it belongs to the one function that fills it,
   // and to what that calls.
   PieceList pieces_;
-  std::vector<Crossing::Slot> slots_[2];  // pieces on their way, of two chunks
-  std::vector<std::byte> narrow_;         // a small result before it is cast back
+  std::vector<InterHostExchange::Slot> slots_[2];  // pieces on their way, of two chunks
+  std::vector<std::byte> narrow_;                  // a small result before it is cast back
 };
 
 }  // namespace hvdlite

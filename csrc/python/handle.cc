@@ -83,18 +83,18 @@ EngineHolder::~EngineHolder() {
     engine_.reset();
   }
   for (auto& orphan : orphans_) {
-    if (!orphan.first->completion->done()) heirless().push_back(std::move(orphan));
+    if (!orphan.first->completion->done()) unowned().push_back(std::move(orphan));
   }
 }
 
 // Never destroyed: Python may end before it.
-EngineHolder::Orphans& EngineHolder::heirless() {
+EngineHolder::Orphans& EngineHolder::unowned() {
   static auto* const orphans = new Orphans;
   return *orphans;
 }
 
 void EngineHolder::release_orphans() {
-  for (auto& orphan : std::exchange(heirless(), {})) orphans_.push_back(std::move(orphan));
+  for (auto& orphan : std::exchange(unowned(), {})) orphans_.push_back(std::move(orphan));
   // Released last, because the code that a release runs may drop handles too.
   Orphans released;
   const auto ended = std::stable_partition(

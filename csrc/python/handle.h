@@ -98,7 +98,7 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
  private:
   using Orphans = std::vector<std::pair<EntryPtr, pybind11::object>>;
   // Those of engines that are gone, whose operations go on in the next world of an elastic job.
-  static Orphans& heirless();
+  static Orphans& unowned();
 
   std::unique_ptr<Engine> engine_;
   const HvdliteCore core_table_;

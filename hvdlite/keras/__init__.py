@@ -23,7 +23,7 @@ from hvdlite.api import *
 from hvdlite.join import join
 from hvdlite.keras import callbacks, elastic
 from hvdlite.keras import parameter_server as parameter_server
-from hvdlite.keras.adapters import import_adapter, seam
+from hvdlite.keras.adapters import backend_adapter, import_adapter
 from hvdlite.keras.collectives import (
     allgather,
     allreduce,
@@ -86,5 +86,5 @@ def broadcast_global_variables(root_rank: int = 0) -> None:
 def __getattr__(name: str) -> Any:
     """Look up `Compression` in the adapter of Keras's backend, at first use."""
     if name == "Compression":
-        return seam().Compression
+        return backend_adapter().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

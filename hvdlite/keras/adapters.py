@@ -25,7 +25,7 @@ def import_adapter() -> None:
 
 
 @functools.cache
-def seam() -> Any:
+def backend_adapter() -> Any:
     """Return the module of Keras's backend, which has `allreduce_gradients` and `Compression`.
 
     Raises:

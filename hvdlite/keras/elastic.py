@@ -39,7 +39,7 @@ from hvdlite.elastic.state import State
 from hvdlite.elastic.variables import VariableState
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.keras.adapters import keras_2, seam
+from hvdlite.keras.adapters import backend_adapter, keras_2
 from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import broadcast_variables, checksum
 from hvdlite.keras.distribution import distributed_part
@@ -73,7 +73,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def translated(state: State, *args: Any, **kwargs: Any) -> Any:
-        adapter = keras_2(getattr(state, "model", None)) or seam()
+        adapter = keras_2(getattr(state, "model", None)) or backend_adapter()
         with adapter.collective_errors():
             return func(state, *args, **kwargs)
 

@@ -133,12 +133,12 @@ class FitEnd(Callback):
             numbers = Exchange(name, mine, self.process_set, blocking=True).finish()
         if any(stops for stops, _ in numbers.values()):
             self._stop(numbers, f"epoch {epoch}")
-        parted = rates_difference({rank: bits for rank, (_, bits) in numbers.items()})
-        if parted is not None and not self._warned:
+        difference = rates_difference({rank: bits for rank, (_, bits) in numbers.items()})
+        if difference is not None and not self._warned:
             self._warned = True
             if speaks(numbers) and not has_warned_of(self.params):
                 warnings.warn(
-                    f"fit(): after epoch {epoch} {parted}, so that ranks train models of their "
+                    f"fit(): after epoch {epoch} {difference}, so that ranks train models of their "
                     "own; give fit() the same callbacks on all ranks, after "
                     f"hvd.callbacks.MetricAverageCallback(); {SILENCE}",
                     ReplicasDifferWarning,

@@ -16,7 +16,7 @@ from hvdlite import ops
 from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.keras.adapters import keras_2, seam
+from hvdlite.keras.adapters import backend_adapter, keras_2
 from hvdlite.keras.distribution import (
     Distributed,
     Distribution,
@@ -137,7 +137,7 @@ def DistributedOptimizer(
     """
     registered_id(process_set)  # raises without init(), here rather than in the first batch
     older = keras_2(optimizer)
-    framework = older or seam()
+    framework = older or backend_adapter()
     _check(optimizer, op, gradient_predivide_factor)
     passes = ops.check_passes(backward_passes_per_step)
     distribution = Distribution(
@@ -163,7 +163,7 @@ def DistributedOptimizer(
 
 def _distribute(optimizer: Any, distribution: Distribution) -> None:
     distribute(optimizer, _Applies, distribution)
-    seam().keep_apply(optimizer)
+    backend_adapter().keep_apply(optimizer)
 
 
 def PartialDistributedOptimizer(
@@ -197,7 +197,7 @@ def PartialDistributedOptimizer(
 
 def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
     older = keras_2(optimizer)
-    (older or seam()).refuse_strategy()
+    (older or backend_adapter()).refuse_strategy()
     accepted = (older or keras.optimizers).Optimizer
     if not isinstance(optimizer, accepted):
         raise ArgumentError(

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.adapters import seam
+from hvdlite.keras.adapters import backend_adapter
 from hvdlite.parameter_server.client import Client, RemoteCollection, Rows
 from hvdlite.parameter_server.clocks import check_pace
 from hvdlite.parameter_server.tensors import ITEM_BYTES, TensorSpec
@@ -68,7 +68,7 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._values: list[Any] = []  # by variable, the array that pulls fill
         self._sums: dict[int, Any] = {}  # by variable, what is not pushed yet
         self._collection: RemoteCollection | None = None
-        seam().keep_apply(self)
+        backend_adapter().keep_apply(self)
 
     @property
     def learning_rate(self) -> Any:
@@ -95,7 +95,7 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        with seam().outside_of_graphs():
+        with backend_adapter().outside_of_graphs():
             specs = [_spec(i, one) for i, one in enumerate(self._trainable_variables)]
             self._values = [_array(variable) for variable in self._trainable_variables]
             memory = [_bytes(value) for value in self._values]
@@ -128,7 +128,7 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             return self._exchange(dict(zip(indices, arrays, strict=True)))
 
         some = self._clip_gradients(some)
-        values = seam().call_with_arrays(exchange, some, self._trainable_variables)
+        values = backend_adapter().call_with_arrays(exchange, some, self._trainable_variables)
         for variable, value in zip(self._trainable_variables, values, strict=True):
             variable.assign(value)
         self.iterations.assign_add(1)

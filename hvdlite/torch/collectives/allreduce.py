@@ -16,7 +16,15 @@ import torch
 from hvdlite import ops as neutral
 from hvdlite.compression import cast_in_core, send_compressed
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
-from hvdlite.torch.collectives import compiled, fast_path
+from hvdlite.torch.collectives import compiled
+from hvdlite.torch.collectives.fast_path import (
+    IN_PLACE,
+    IN_PLACE_ASYNC,
+    NEW,
+    NEW_ASYNC,
+    OVERWRITING,
+)
+from hvdlite.torch.collectives.fast_path import allreduce as _fast_allreduce
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
@@ -102,14 +110,38 @@ def send_named(
     )
 
 
-def _reduce_compressed(sent: Named, reduction: Reduction, compression: Any) -> list[torch.Tensor]:
-    wire, compression = cast_in_core(compression, reduction.op)
+def _allreduce(
+    named: Callable[..., Named],
+    form: int,
+    tensors: Any,
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    weight: float | None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Make one of the eight forms: `named` is `single` or `grouped`, `form` one of fast_path."""
+    if weight is None and compression is Compression.none:
+        taken = _fast_allreduce(tensors, average, name, op, prescale, postscale, process_set, form)
+        if taken is not None:
+            return taken if form >= NEW else Handle(*taken)
+    blocking = form >= NEW
+    sent = named("allreduce", tensors, name, process_set)
+    wire, by_hand = cast_in_core(compression, neutral.choose_op(average, op))
+    reduction = reduction_of(average, op, prescale, postscale, weight, process_set)
     reduction = reduction._replace(wire=wire)
-    return send_named(
-        sent,
-        compression,
-        lambda wires: start_reducing(wires, reduction, in_place=False, blocking=True),
-    )
+
+    def start(wires: Named) -> Handle:
+        return start_reducing(wires, reduction, form in OVERWRITING, blocking)
+
+    if form == NEW:
+        results = send_named(sent, by_hand, start)
+        return results if named is grouped else results[0]
+    handle = start(sent) if named is grouped else start(sent).first()
+    return handle.wait() if blocking else handle
 
 
 def allreduce(
@@ -151,26 +183,15 @@ def allreduce(
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
     """
-    if weight is None and compression is Compression.none:
-        if compiled.in_graph():
-            chosen, number = neutral.choose_op(average, op), member_id(process_set)
-            factors = prescale_factor, postscale_factor
-            return compiled.allreduce(tensor, name, chosen, *factors, number)
-        taken = fast_path.allreduce(
-            tensor,
-            average,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-            fast_path.NEW,
-        )
-        if taken is not None:
-            return taken
-    sent = single("allreduce", tensor, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return _reduce_compressed(sent, reduction, compression)[0]
+    if weight is None and compression is Compression.none and compiled.in_graph():
+        chosen, number = neutral.choose_op(average, op), member_id(process_set)
+        factors = prescale_factor, postscale_factor
+        return compiled.allreduce(tensor, name, chosen, *factors, number)
+    result: torch.Tensor = _allreduce(
+        single, NEW, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight, compression,
+    )  # fmt: skip
+    return result
 
 
 def allreduce_async(
@@ -193,24 +214,11 @@ def allreduce_async(
         >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
         >>> mean_loss = hvd.synchronize(handle)
     """
-    if weight is None:
-        taken = fast_path.handle_of(
-            fast_path.allreduce(
-                tensor,
-                average,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-                fast_path.NEW_ASYNC,
-            )
-        )
-        if taken is not None:
-            return taken
-    sent = single("allreduce", tensor, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing(sent, reduction, in_place=False).first()
+    result: Handle = _allreduce(
+        single, NEW_ASYNC, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+    return result
 
 
 def allreduce_(
@@ -232,22 +240,11 @@ def allreduce_(
     Example:
         >>> hvd.allreduce_(running_mean)
     """
-    if weight is None:
-        taken = fast_path.allreduce(
-            tensor,
-            average,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-            fast_path.IN_PLACE,
-        )
-        if taken is not None:
-            return taken
-    sent = single("allreduce", tensor, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing(sent, reduction, in_place=True, blocking=True).wait()[0]
+    result: torch.Tensor = _allreduce(
+        single, IN_PLACE, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+    return result
 
 
 def allreduce_async_(
@@ -272,24 +269,11 @@ def allreduce_async_(
         >>> hvd.synchronize(handle) is running_mean
         True
     """
-    if weight is None:
-        taken = fast_path.handle_of(
-            fast_path.allreduce(
-                tensor,
-                average,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-                fast_path.IN_PLACE_ASYNC,
-            )
-        )
-        if taken is not None:
-            return taken
-    sent = single("allreduce", tensor, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing(sent, reduction, in_place=True).first()
+    result: Handle = _allreduce(
+        single, IN_PLACE_ASYNC, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+    return result
 
 
 def grouped_allreduce(
@@ -314,22 +298,11 @@ def grouped_allreduce(
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
-    if weight is None and compression is Compression.none:
-        taken: list[torch.Tensor] | None = fast_path.allreduce(
-            tensors,
-            average,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-            fast_path.NEW,
-        )
-        if taken is not None:
-            return taken
-    sent = grouped("allreduce", tensors, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return _reduce_compressed(sent, reduction, compression)
+    result: list[torch.Tensor] = _allreduce(
+        grouped, NEW, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight, compression,
+    )  # fmt: skip
+    return result
 
 
 def grouped_allreduce_async(
@@ -352,24 +325,11 @@ def grouped_allreduce_async(
         >>> handle = hvd.grouped_allreduce_async([loss, accuracy], name="metrics")
         >>> loss, accuracy = hvd.synchronize(handle)
     """
-    if weight is None:
-        taken = fast_path.handle_of(
-            fast_path.allreduce(
-                tensors,
-                average,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-                fast_path.NEW_ASYNC,
-            )
-        )
-        if taken is not None:
-            return taken
-    sent = grouped("allreduce", tensors, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing(sent, reduction, in_place=False)
+    result: Handle = _allreduce(
+        grouped, NEW_ASYNC, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+    return result
 
 
 def grouped_allreduce_(
@@ -391,25 +351,11 @@ def grouped_allreduce_(
     Example:
         >>> hvd.grouped_allreduce_([running_mean, running_var])
     """
-    if weight is None:
-        taken: list[torch.Tensor] | None = fast_path.allreduce(
-            tensors,
-            average,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-            fast_path.IN_PLACE,
-        )
-        if taken is not None:
-            return taken
-    sent = grouped("allreduce", tensors, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    results: list[torch.Tensor] = start_reducing(
-        sent, reduction, in_place=True, blocking=True
-    ).wait()
-    return results
+    result: list[torch.Tensor] = _allreduce(
+        grouped, IN_PLACE, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+    return result
 
 
 def grouped_allreduce_async_(
@@ -433,21 +379,8 @@ def grouped_allreduce_async_(
         >>> handle = hvd.grouped_allreduce_async_([running_mean, running_var])
         >>> hvd.synchronize(handle)
     """
-    if weight is None:
-        taken = fast_path.handle_of(
-            fast_path.allreduce(
-                tensors,
-                average,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-                fast_path.IN_PLACE_ASYNC,
-            )
-        )
-        if taken is not None:
-            return taken
-    sent = grouped("allreduce", tensors, name, process_set)
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing(sent, reduction, in_place=True)
+    result: Handle = _allreduce(
+        grouped, IN_PLACE_ASYNC, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+    return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hvdlite import basics
@@ -15,25 +17,26 @@ from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
 
 
-def _start_broadcasting(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet,
-    in_place: bool,
-    blocking: bool,
-) -> Handle:
-    name = name or next_name("broadcast", member_id(process_set))
+def _broadcast(
+    form: int, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Any:
+    """Make one of the four forms, as `fast_path` numbers them."""
+    blocking, in_place = form >= fast_path.NEW, form in fast_path.OVERWRITING
+    taken = fast_path.broadcast(tensor, root_rank, name, process_set, form)
+    if taken is not None:
+        return taken if blocking else Handle(*taken)
+    key = name or next_name("broadcast", member_id(process_set))
     check_root(root_rank, process_set)
-    source, output = read_and_written(tensor, name, "broadcast", in_place)
-    specs = [spec(name, source, output)]
-    core = start_broadcast(name, specs, root_rank, process_set, (source, output), blocking)
+    source, output = read_and_written(tensor, key, "broadcast", in_place)
+    specs = [spec(key, source, output)]
+    core = start_broadcast(key, specs, root_rank, process_set, (source, output), blocking)
 
     def finish(_: Submission) -> torch.Tensor:
-        result = result_of(tensor, output, name, in_place)
-        return tie(tensor, result, _gradient, name, root_rank, process_set)
+        result = result_of(tensor, output, key, in_place)
+        return tie(tensor, result, _gradient, key, root_rank, process_set)
 
-    return Handle(core, finish)
+    handle = Handle(core, finish)
+    return handle.wait() if blocking else handle
 
 
 def _gradient(
@@ -71,10 +74,8 @@ def broadcast(
     Example:
         >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
     """
-    taken = fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.NEW)
-    if taken is not None:
-        return taken
-    return _start_broadcasting(tensor, root_rank, name, process_set, False, True).wait()
+    result: torch.Tensor = _broadcast(fast_path.NEW, tensor, root_rank, name, process_set)
+    return result
 
 
 def broadcast_async(
@@ -92,12 +93,8 @@ def broadcast_async(
         >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
         >>> shared = hvd.synchronize(handle)
     """
-    taken = fast_path.handle_of(
-        fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.NEW_ASYNC)
-    )
-    if taken is not None:
-        return taken
-    return _start_broadcasting(tensor, root_rank, name, process_set, False, False)
+    result: Handle = _broadcast(fast_path.NEW_ASYNC, tensor, root_rank, name, process_set)
+    return result
 
 
 def broadcast_(
@@ -114,10 +111,8 @@ def broadcast_(
     Example:
         >>> hvd.broadcast_(running_mean, root_rank=0)
     """
-    taken = fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.IN_PLACE)
-    if taken is not None:
-        return taken
-    return _start_broadcasting(tensor, root_rank, name, process_set, True, True).wait()
+    result: torch.Tensor = _broadcast(fast_path.IN_PLACE, tensor, root_rank, name, process_set)
+    return result
 
 
 def broadcast_async_(
@@ -134,12 +129,8 @@ def broadcast_async_(
     Example:
         >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
     """
-    taken = fast_path.handle_of(
-        fast_path.broadcast(tensor, root_rank, name, process_set, fast_path.IN_PLACE_ASYNC)
-    )
-    if taken is not None:
-        return taken
-    return _start_broadcasting(tensor, root_rank, name, process_set, True, False)
+    result: Handle = _broadcast(fast_path.IN_PLACE_ASYNC, tensor, root_rank, name, process_set)
+    return result
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:

@@ -22,14 +22,14 @@ import torch
 from hvdlite import _core, basics
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import global_process_set, member_id
-from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.tensors import raise_moved
 
-# How a public function returns its result, as the core numbers it.
+# How a public function returns its result, as the core numbers it. From NEW on it blocks.
 NEW_ASYNC = 0  # a handle of a new tensor
 IN_PLACE_ASYNC = 1  # a handle of the same tensor
 NEW = 2
 IN_PLACE = 3
+OVERWRITING = (IN_PLACE_ASYNC, IN_PLACE)
 
 # These take the arguments of the public functions by position. They return the result, or, of the
 # forms with a handle, the core's handle and a function that makes the result when it has completed.
@@ -45,11 +45,6 @@ barrier: Callable[..., Any] = _core.fast_path.barrier
 # `first_changed()` returns the position of the first one that the script replaced or wrote
 # meanwhile, or -1.
 read_gradients: Callable[..., Any] = _core.fast_path.read_gradients
-
-
-def handle_of(started: tuple[_core.Handle, Any] | None) -> Handle | None:
-    """Return the handle of a collective that the fast path has started, or None."""
-    return None if started is None else Handle(*started)
 
 
 def _install() -> None:

@@ -23,7 +23,7 @@
 
 namespace hvdlite {
 
-class Crossing {
+class InterHostExchange {
  public:
   // A piece on its way. Its memory is kept, for the next piece in its place.
   struct Slot {
@@ -38,7 +38,7 @@ class Crossing {
   };
 
   // The caller has begun an exchange of the plane. All are borrowed.
-  Crossing(HostPlane& plane, Exchange& exchange, const AllreduceBatch& batch)
+  InterHostExchange(HostPlane& plane, Exchange& exchange, const AllreduceBatch& batch)
       : plane_(plane), exchange_(exchange), batch_(batch) {}
 
   // Whether elements can travel as they lie in the tensors: they are neither scaled nor cast on

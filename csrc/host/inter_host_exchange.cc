@@ -1,4 +1,4 @@
-#include "host/crossing.h"
+#include "host/inter_host_exchange.h"
 
 namespace hvdlite {
 namespace {
@@ -10,7 +10,7 @@ constexpr std::uint64_t kLittle = 64 << 10;
 
 }  // namespace
 
-bool Crossing::travels_from_tensors(const AllreduceBatch& batch, Range range) {
+bool InterHostExchange::travels_from_tensors(const AllreduceBatch& batch, Range range) {
   if (batch.types.cast() || batch.pieces.prescaled()) return false;
   std::uint64_t runs = 0;
   batch.pieces.for_each(range, [&](auto&&...) { ++runs; });
@@ -18,7 +18,7 @@ bool Crossing::travels_from_tensors(const AllreduceBatch& batch, Range range) {
 }
 
 template <typename Visit>
-void Crossing::for_each_span(const Slot& slot, Range part, Visit visit) const {
+void InterHostExchange::for_each_span(const Slot& slot, Range part, Visit visit) const {
   const std::uint64_t element_bytes = batch_.element_bytes;
   if (slot.lies_at != nullptr) {
     std::byte* at = slot.lies_at + (part.begin - slot.range.begin) * element_bytes;
@@ -29,7 +29,7 @@ void Crossing::for_each_span(const Slot& slot, Range part, Visit visit) const {
                              std::uint64_t count) { visit(input, output, count * element_bytes); });
 }
 
-void Crossing::scatter(Slot& slot, bool alone) {
+void InterHostExchange::scatter(Slot& slot, bool alone) {
   const HostLayout& layout = batch_.layout;
   const std::size_t hosts = layout.hosts.size();
   slot.little = alone && slot.range.count() * batch_.element_bytes * (hosts - 1) <= kLittle;
@@ -50,7 +50,7 @@ void Crossing::scatter(Slot& slot, bool alone) {
   exchange_.send_some();
 }
 
-Status Crossing::reduce(Slot& slot) {
+Status InterHostExchange::reduce(Slot& slot) {
   const HostLayout& layout = batch_.layout;
   const Range own = slot.parts[layout.host];
   // What is sent from an output must have left before the result overwrites it.
@@ -80,7 +80,7 @@ Status Crossing::reduce(Slot& slot) {
   return Status();
 }
 
-Status Crossing::take(Slot& slot) {
+Status InterHostExchange::take(Slot& slot) {
   HVDLITE_RETURN_IF_ERROR(plane_.await_moved(slot.gathered));
   if (slot.lies_at == nullptr) return Status();
   if (slot.little) {
