@@ -82,7 +82,7 @@ lint: style tidy
 
 # Clang's -Wthread-safety over the annotations of base/mutex.h, and the checks of .clang-tidy.
 tidy: build/cpp/hvdlite_tests $(DONE)/dev
-	$(IN_VENV) python tools/tidy.py --jobs $(JOBS) build/cpp
+	$(IN_VENV) python tools/tidy.py --jobs $(JOBS) --without /_core.dir/ build/cpp
 
 sanitize: tsan asan
 
@@ -151,14 +151,19 @@ $(DONE)/demo $(DONE)/demo-keras $(DONE)/docs $(DONE)/test $(DONE)/test-clusters 
 	$(if $(filter test,$*),$(INSTALL) --no-deps tf-keras)
 	touch $@
 
-# The C++ test program, three ways. Sixteen sources are compiled as one, in less than half of the time.
+# The C++ test program, three ways: with the core of the module, in its build folder, and with sanitizers.
+# Sixteen sources are compiled as one, in less than half of the time.
 
-build/cpp/hvdlite_tests: FLAGS := -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
+build/cpp/hvdlite_tests: $(CSRC) $(CPP_TESTS) | $(DONE)/core
+	$(IN_VENV) cmake -DHVDLITE_TESTS=ON --log-level=WARNING build/cpp
+	$(IN_VENV) cmake --build build/cpp --target hvdlite_tests --parallel $(JOBS)
+	touch $@
+
 build/tsan/hvdlite_tests: FLAGS := -DHVDLITE_SANITIZE=thread
 build/asan/hvdlite_tests: FLAGS := -DHVDLITE_SANITIZE=address
-build/%/hvdlite_tests: $(CSRC) $(CPP_TESTS) | $(DONE)/tools
+build/tsan/hvdlite_tests build/asan/hvdlite_tests: build/%/hvdlite_tests: $(CSRC) $(CPP_TESTS) | $(DONE)/tools
 	$(IN_VENV) cmake -S csrc -B build/$* -G Ninja -DHVDLITE_MODULE=OFF -DHVDLITE_TESTS=ON \
 	  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 \
 	  $(FLAGS) -DCMAKE_MAKE_PROGRAM="$(CURDIR)/.venv/bin/ninja" --log-level=WARNING
-	$(IN_VENV) cmake --build build/$* --parallel $(JOBS)
+	$(IN_VENV) cmake --build build/$* --target hvdlite_tests --parallel $(JOBS)
 	touch $@

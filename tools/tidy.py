@@ -26,15 +26,16 @@ def tidy(build: Path, source: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Check every source of the build folder that matches; return the exit status."""
+    """Check every source of the build folder; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path, help="folder of compile_commands.json")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="check only paths that hold this text")
+    parser.add_argument("--without", help="leave out paths that hold this text")
     options = parser.parse_args()
 
     commands = json.loads((options.build / "compile_commands.json").read_text())
-    sources = sorted({entry["file"] for entry in commands if options.only in entry["file"]})
+    files = {entry["file"] for entry in commands}
+    sources = sorted(one for one in files if not options.without or options.without not in one)
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for source, complaint in pool.map(lambda name: tidy(options.build, name), sources):
