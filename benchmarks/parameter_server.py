@@ -121,7 +121,7 @@ def hvdlite_exchange(
 
     import torch
 
-    from hvdlite.bootstrap.environment import detect
+    from hvdlite.rendezvous.environment import detect
     from hvdlite.torch.parameter_server import Group
 
     token = secrets.token_hex(32)

@@ -58,8 +58,8 @@ def main() -> int:
 
 def start(ranks: int, hosts: int, gated: bool = True) -> dict[str, float]:
     """Start a world of light ranks, and return what the start took."""
-    from hvdlite.bootstrap.handshake import Job
-    from hvdlite.bootstrap.store import Store
+    from hvdlite.rendezvous.handshake import Job
+    from hvdlite.rendezvous.store import Store
 
     token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
     with Store.start(ranks, Job(token, job_id, 0)) as store:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hvdlite.bootstrap.environment import take_live_pipe, take_token
+from hvdlite.rendezvous.environment import take_live_pipe, take_token
 
 if TYPE_CHECKING:
     from hvdlite.launch.api import run

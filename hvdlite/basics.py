@@ -29,12 +29,12 @@ from types import TracebackType
 from typing import Any
 
 from hvdlite import _core, operation_names, process_sets, reporting
-from hvdlite.bootstrap.connect import Connection, connect
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, StaticSets
+from hvdlite.rendezvous.connect import Connection, connect
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.environment import WorkerEnvironment, detect
 from hvdlite.timeline.recorder import Gather
 from hvdlite.world import World, as_planned, make_world
 

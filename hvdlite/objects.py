@@ -11,11 +11,11 @@ import pickle
 from typing import Any
 
 from hvdlite import basics
-from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
+from hvdlite.rendezvous import environment
 
 _FAILED = b"!"  # sent by a rank that could not pickle its object; every pickle is longer
 

@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import observed
-from hvdlite.bootstrap.environment import host_name, live_pipe, live_service
 from hvdlite.errors.codes import with_code
+from hvdlite.rendezvous.environment import host_name, live_pipe, live_service
 
 if TYPE_CHECKING:
     from hvdlite.live.reporter import Reporter

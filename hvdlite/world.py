@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from hvdlite import _core, gpu, reporting
-from hvdlite.bootstrap.connect import Connection
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import WorkerEnvironment, timeline_parts
 from hvdlite.errors import ArgumentError
+from hvdlite.rendezvous.connect import Connection
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.environment import WorkerEnvironment, timeline_parts
 from hvdlite.timeline.recorder import Recorder
 
 

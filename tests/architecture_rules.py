@@ -43,7 +43,7 @@ CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for fo
 # folder or a single module; "hvdlite" stands for the modules directly in it. Modules of an adapter
 # that scripts for Horovod import by name stand beside its folders, although these import them.
 NEUTRAL = (
-    *("hvdlite", "hvdlite.bootstrap", "hvdlite.elastic", "hvdlite.errors"),
+    *("hvdlite", "hvdlite.rendezvous", "hvdlite.elastic", "hvdlite.errors"),
     "hvdlite.parameter_server",
 )
 TORCH = (
@@ -75,12 +75,12 @@ LAUNCH = (
 )
 PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.errors": (),
-    "hvdlite.bootstrap": ("hvdlite.errors",),
-    "hvdlite.timeline": ("hvdlite.errors", "hvdlite.bootstrap"),
-    "hvdlite": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite.timeline"),
-    "hvdlite.elastic": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
-    "hvdlite.live": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
-    "hvdlite.parameter_server": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
+    "hvdlite.rendezvous": ("hvdlite.errors",),
+    "hvdlite.timeline": ("hvdlite.errors", "hvdlite.rendezvous"),
+    "hvdlite": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite.timeline"),
+    "hvdlite.elastic": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
+    "hvdlite.live": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
+    "hvdlite.parameter_server": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
     "hvdlite.numpy": NEUTRAL,
     **{part: (*NEUTRAL, *TORCH[:i]) for i, part in enumerate(TORCH)},
@@ -125,7 +125,7 @@ PACKAGES_OF_PART = {
     "hvdlite.keras._keras2": {"tensorflow", "keras", "tf_keras"},
 }
 
-ENVIRONMENT_READERS = ("hvdlite/bootstrap/environment.py", "hvdlite/launch/")
+ENVIRONMENT_READERS = ("hvdlite/rendezvous/environment.py", "hvdlite/launch/")
 FORBIDDEN_WORDS = re.compile(r"(?i)util|helper|manager")
 
 

@@ -176,7 +176,7 @@ class Job:
             "why": why,
             "heard": worker.heard,
             "synced": worker.synced,
-            "offer": {"number": worker.number},
+            "endpoint": {"number": worker.number},
             "commits": {"0": worker.commits} if worker.epoch >= 0 else {},
             "stuck": None,
             "suspect": None,

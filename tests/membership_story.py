@@ -50,7 +50,7 @@ class Story:
         message: dict[str, Any] = {
             "epoch": self.membership._formed,
             "why": why,
-            "offer": {"port": worker, "agreed": {"fusion": "64"}},
+            "endpoint": {"port": worker, "agreed": {"fusion": "64"}},
             "commits": commits if isinstance(commits, dict) else {"0": commits},
             "stuck": None,
             "suspect": None,

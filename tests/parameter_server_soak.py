@@ -20,14 +20,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from hvdlite.bootstrap.environment import detect
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.store import Store
 from hvdlite.launch.process.local import job_environment
 from hvdlite.launch.process.placement import place
 from hvdlite.parameter_server.checkpoint import file_of
 from hvdlite.parameter_server.group import Group
 from hvdlite.parameter_server.tensors import TensorSpec
+from hvdlite.rendezvous.environment import detect
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store
 
 SERVERS = 2
 WORKERS = 4

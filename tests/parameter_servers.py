@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job, Role
-from hvdlite.bootstrap.introduction import introduce
 from hvdlite.parameter_server.client import Client, Link
 from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.storage import MakeStorage, Storage
+from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import introduce
+from hvdlite.rendezvous.handshake import Job, Role
 from patience import HANG
 
 

@@ -1,15 +1,8 @@
-"""Start-up: the ranks of a job find, authenticate and connect to each other.
+"""What `hvdlite.rendezvous` was until 0.1.0, for programs that start functions."""
 
-The way of one start is this: `launchers` and `environment` read this rank's numbers and the address
-of the store from its launcher's variables. If there are none, `others` refuses to train alone where
-a variable speaks of other processes. Programs that start functions make the numbers by `meeting`,
-and set no variable. `serving` starts the store in rank 0 if the launcher does not. `store` lets the
-ranks exchange their offers: an `offer` is the listeners of a process and what others need to know
-of it. `connect` then builds the `connection` that the C++ engine uses, by way of the `mesh`.
-`topology` numbers the hosts, and `clock` compares their clocks. Every connection begins with a
-`handshake`; `introduction` dials, and `acceptor` accepts. One `deadline` limits the whole start.
-`forked` keeps descriptors out of forked children.
+import sys
 
-In an elastic job, the registrar of hvdlite-run takes the place of the store: `registrar_client` is
-a worker's connection to it.
-"""
+from hvdlite.rendezvous import assignments, environment
+
+sys.modules[f"{__name__}.environment"] = environment
+sys.modules[f"{__name__}.meeting"] = assignments

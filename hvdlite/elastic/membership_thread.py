@@ -18,18 +18,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdlite import _core, process_sets
-from hvdlite.bootstrap.clock import SAME_CLOCK
-from hvdlite.bootstrap.connect import Connection, Offer, UnreachableError, connect_members
-from hvdlite.bootstrap.deadline import Deadline, GivenUpError
-from hvdlite.bootstrap.environment import WorkerEnvironment, tell_scripts
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.registrar_client import RegistrarClient
 from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.epochs import Epoch
 from hvdlite.elastic.inbox import Inbox, Message
 from hvdlite.elastic.membership import Decision, has_state, install_membership, last_error
 from hvdlite.elastic.run import notify
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.clock import SAME_CLOCK
+from hvdlite.rendezvous.connect import Connection, Endpoint, UnreachableError, connect_members
+from hvdlite.rendezvous.deadline import Deadline, GivenUpError
+from hvdlite.rendezvous.environment import WorkerEnvironment, tell_scripts
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.registrar_client import RegistrarClient
 
 _NO_EPOCH = -1
 # How long another host's kernel may take to answer, at least: it repeats what was lost after 1 s.
@@ -68,7 +68,7 @@ class MembershipThread:
         self._follow = follow
         self._inbox = Inbox(self.pending.lost_fd)
         self._thread = threading.Thread(target=self._run, name="hvdlite-membership", daemon=True)
-        self._offer: Offer | None = None
+        self._endpoint: Endpoint | None = None
         self._client: RegistrarClient | None = None
         # The membership thread's, once it runs.
         self._epoch = _NO_EPOCH  # of the last world that was formed
@@ -114,7 +114,7 @@ class MembershipThread:
             self._lose_registrar,
             self._worker.heartbeat,
         )
-        self._offer = Offer(self._worker, self._client.local_host, self._agreed)
+        self._endpoint = Endpoint(self._worker, self._client.local_host, self._agreed)
 
     def _await_first(self, deadline: Deadline) -> Connection:
         self._thread.start()
@@ -190,8 +190,8 @@ class MembershipThread:
                 self._send({"kind": "bye", "commits": _as_text(commits), "status": "done"})
         if self._client is not None:
             self._client.close()
-        if self._offer is not None:
-            self._offer.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
 
     # The thread that reads from the registrar.
 
@@ -269,7 +269,7 @@ class MembershipThread:
 
     def _ready(self, why: str, gone: Sequence[int] = ()) -> None:
         """Say where this worker is, and what it has handed out."""
-        assert self._offer is not None
+        assert self._endpoint is not None
         ranks = [rank for rank, worker in enumerate(self._members) if worker in gone]
         report = self.pending.report(ranks) if self._suspended else None
         commits = report["commits"] if report else self._commits()
@@ -284,7 +284,7 @@ class MembershipThread:
                 "why": why,
                 "heard": self._heard,
                 "synced": has_state() or not self._worker.joiner,
-                "offer": self._offer.description,
+                "endpoint": self._endpoint.description,
                 "commits": _as_text(commits),
                 "stuck": report["stuck"] if report else None,
                 "suspect": self._suspect(report["suspect"]) if report else None,
@@ -320,7 +320,7 @@ class MembershipThread:
             self._fail(str(error))
 
     def _connect(self, message: Message, members: Sequence[int]) -> Connection:
-        assert self._offer is not None
+        assert self._endpoint is not None
         epoch: int = message["epoch"]
         attempt = self._attempt = Deadline(self._worker.start_timeout)
         if epoch < self._called_off:
@@ -335,13 +335,13 @@ class MembershipThread:
                 meet(list(SAME_CLOCK))
                 return Connection(local_rank=self._worker.local_rank or 0)
             job = Job(self._worker.token, self._worker.job_id, epoch)
-            offers = [offer for _, offer in message["members"]]
+            endpoints = [endpoint for _, endpoint in message["members"]]
             # A member may be late, but a kernel is not, once the processes live and listen.
             answer_seconds = max(self._worker.heartbeat, _LEAST_ANSWER_SECONDS)
             return connect_members(
-                self._offer,
+                self._endpoint,
                 message["rank"],
-                offers,
+                endpoints,
                 job,
                 _core.create_segment,
                 attempt,

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdlite import basics
-from hvdlite.bootstrap import environment
 from hvdlite.elastic.state import ObjectState
 from hvdlite.errors import MismatchError
 from hvdlite.objects import broadcast_object
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import global_process_set
+from hvdlite.rendezvous import environment
 from hvdlite.replicas import Exchange, ranks_text
 
 

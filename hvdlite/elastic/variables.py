@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hvdlite.bootstrap import environment
 from hvdlite.elastic.tensor_state import TensorState
 from hvdlite.errors import ArgumentError
+from hvdlite.rendezvous import environment
 
 
 class VariableCopies:

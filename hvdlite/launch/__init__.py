@@ -5,7 +5,7 @@ One job goes through these modules:
 1. `command.cli` reads the command line (`command.flags`, `command.config_file`), or `api` takes the
    arguments of `hvdlite.run`. Both make a `job.Description`.
 2. `job` spreads the ranks over the hosts (`hosts`), gives each its placement (`process.placement`),
-   and serves the store where the ranks meet (`hvdlite.bootstrap.store`).
+   and serves the store where the ranks meet (`hvdlite.rendezvous.store`).
 3. `process.local` starts the ranks of this host, each through `process.shim`, and
    `process.orphan_reaper` kills them if the launcher dies. For every other host `remote.remote`
    opens a line to an `agent` there by one of the ways (`remote.ways`), of which ssh is the first

@@ -19,10 +19,6 @@ from functools import partial
 from typing import Any
 
 import hvdlite
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job, Role
-from hvdlite.bootstrap.introduction import reach
-from hvdlite.bootstrap.store import StoreClient
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent_loop import Agent, Link
@@ -32,6 +28,10 @@ from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
 from hvdlite.launch.remote.ssh import SAFE_PATH
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import reach
+from hvdlite.rendezvous.handshake import Job, Role
+from hvdlite.rendezvous.store import StoreClient
 
 _CHECK_SECONDS = 10.0  # how long the agent tries to reach the launcher's store
 # Variables that belong to a host or a login, and not to the job.

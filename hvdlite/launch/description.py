@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdlite.bootstrap.environment import JOB_ID_BYTES
-from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host, HostProvider
 from hvdlite.launch.output.report import Failure
@@ -17,6 +15,8 @@ from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.remote.ways import Way
 from hvdlite.launch.view import MakeViewer
+from hvdlite.rendezvous.environment import JOB_ID_BYTES
+from hvdlite.rendezvous.handshake import Job
 
 DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
 

@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job, Role, session_keys
-from hvdlite.bootstrap.introduction import reach
 from hvdlite.launch.agent import attend
 from hvdlite.launch.agent_loop import Link
 from hvdlite.launch.description import Description
 from hvdlite.launch.process import shim
 from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE
 from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import reach
+from hvdlite.rendezvous.handshake import Job, Role, session_keys
 
 _DIAL_SECONDS = 10.0
 _AGENTS_TOKEN = "HVDLITE_AGENT_TOKEN"  # an import of hvdlite takes HVDLITE_TOKEN away

@@ -12,7 +12,6 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from hvdlite.bootstrap.registrar_client import PATIENCE
 from hvdlite.launch.agent_loop import GONE, Agent, Link
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
@@ -21,6 +20,7 @@ from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.launch.remote.messages import Frame, Kind, data_frame, frame
+from hvdlite.rendezvous.registrar_client import PATIENCE
 
 # An agent may end while others go on, maybe on the same machine under another name. So it ends its
 # own workers alone, which have this variable.

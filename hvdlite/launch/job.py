@@ -14,9 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from hvdlite.bootstrap.address import split_host
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
 from hvdlite.launch.description import Description, Outcome, share_cores
 from hvdlite.launch.elastic.job import ElasticRun
@@ -36,6 +33,9 @@ from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
 from hvdlite.live.viewer import About, End
+from hvdlite.rendezvous.address import split_host
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store
 
 
 class _Run:

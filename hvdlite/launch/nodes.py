@@ -15,12 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvdlite.bootstrap.address import is_loopback, listen, split_host
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import JOB_ID_BYTES
-from hvdlite.bootstrap.handshake import Job, OtherEpochError, Role, session_keys
-from hvdlite.bootstrap.introduction import reach
-from hvdlite.bootstrap.serving import bound_to, listen_patiently
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent import attend
 from hvdlite.launch.agent_loop import Link, tell_signals
@@ -32,6 +26,12 @@ from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE, NodeLines, gather, introduction
 from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.rendezvous.address import is_loopback, listen, split_host
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import reach
+from hvdlite.rendezvous.environment import JOB_ID_BYTES
+from hvdlite.rendezvous.handshake import Job, OtherEpochError, Role, session_keys
+from hvdlite.rendezvous.serving import bound_to, listen_patiently
 
 _REMEDY = "give all nodes the address and a free port of node 0's host with --meet"
 _AGAIN_SECONDS = 0.5  # until a node of another epoch is tried again, which may be a leftover

@@ -10,8 +10,8 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdlite.bootstrap.address import address_of, is_loopback, listen, split_host
 from hvdlite.errors import ArgumentError, BootstrapError
+from hvdlite.rendezvous.address import address_of, is_loopback, listen, split_host
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 _TOKEN_BYTES = 32

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from hvdlite.bootstrap import forked
 from hvdlite.errors import (
     ArgumentError,
     CollectiveError,
@@ -42,6 +41,7 @@ from hvdlite.parameter_server.wire import (
     send,
     tune,
 )
+from hvdlite.rendezvous import forked
 
 # A server shows a sign of life each second while a worker waits, so that one without is stuck.
 _SILENCE_SECONDS = 120

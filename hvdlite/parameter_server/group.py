@@ -14,12 +14,6 @@ from types import FrameType, TracebackType
 from typing import TypeVar
 
 from hvdlite import reporting
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import WorkerEnvironment, detect
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.offer import Offer
-from hvdlite.bootstrap.serving import serve_store
-from hvdlite.bootstrap.store import StoreClient
 from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.checkpoint import file_of
 from hvdlite.parameter_server.client import Client
@@ -30,6 +24,12 @@ from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.storage import MakeStorage
 from hvdlite.parameter_server.view import Watched, figures_of
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.endpoint import Endpoint
+from hvdlite.rendezvous.environment import WorkerEnvironment, detect
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.serving import serve_store
+from hvdlite.rendezvous.store import StoreClient
 
 _Self = TypeVar("_Self", bound="Group")
 
@@ -139,7 +139,7 @@ class Group:
         saving = Saving(self.index, self.servers, _text(save), save_every, _text(load))
         store, self._store = self._store, None
         with contextlib.ExitStack() as stack:
-            offer = stack.enter_context(Offer(self._environment, store.local_host, {}))
+            endpoint = stack.enter_context(Endpoint(self._environment, store.local_host, {}))
             write = None
             if log is not None:
                 file = file_of(fspath(log), self.index, self.servers)
@@ -149,13 +149,13 @@ class Group:
                 self.servers,
                 self._environment.size - self._environment.servers,
                 self._job,
-                offer.listeners(),
+                endpoint.listeners(),
                 make_storage,
                 saving,
                 write,
                 self._environment.start_timeout,
             )
-            publish(store, self.index, offer)
+            publish(store, self.index, endpoint)
             self._show(Watched(lambda: figures_of(server.report())))
             with _stopped_by_sigterm(server):
                 server.run()

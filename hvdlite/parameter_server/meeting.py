@@ -6,23 +6,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import WorkerEnvironment
-from hvdlite.bootstrap.handshake import Job, Role
-from hvdlite.bootstrap.introduction import reach
-from hvdlite.bootstrap.offer import Offer, host_identity
-from hvdlite.bootstrap.store import PublisherGoneError, StoreClient
 from hvdlite.errors import BootstrapError
 from hvdlite.parameter_server.client import Client, Link
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import reach
+from hvdlite.rendezvous.endpoint import Endpoint, host_identity
+from hvdlite.rendezvous.environment import WorkerEnvironment
+from hvdlite.rendezvous.handshake import Job, Role
+from hvdlite.rendezvous.store import PublisherGoneError, StoreClient
 
 
 def _key(index: int) -> str:
     return f"parameter_server/{index}"
 
 
-def publish(client: StoreClient, index: int, offer: Offer) -> None:
+def publish(client: StoreClient, index: int, endpoint: Endpoint) -> None:
     """Tell workers where a server listens, for as long as the connection to the store lasts."""
-    client.publish(_key(index), json.dumps(offer.description).encode())
+    client.publish(_key(index), json.dumps(endpoint.description).encode())
 
 
 def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:

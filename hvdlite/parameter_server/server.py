@@ -13,10 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdlite.bootstrap import forked
-from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.deadline import is_never
-from hvdlite.bootstrap.handshake import EPOCHS, Job, Role, ServerHandshake
 from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.collection import Collection
 from hvdlite.parameter_server.placement import place
@@ -26,6 +22,10 @@ from hvdlite.parameter_server.session import Session
 from hvdlite.parameter_server.storage import MakeStorage
 from hvdlite.parameter_server.tensors import TensorSpec
 from hvdlite.parameter_server.wire import tune
+from hvdlite.rendezvous import forked
+from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous.deadline import is_never
+from hvdlite.rendezvous.handshake import EPOCHS, Job, Role, ServerHandshake
 
 _TICK_SECONDS = 0.25
 _MAX_COLLECTIONS = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdlite.bootstrap.meeting import Place
+from hvdlite.rendezvous.assignments import Place
 
 NEEDS_RAY = (
     "hvdlite.ray needs Ray, which is not installed here; install it by "

@@ -6,8 +6,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.api import results_of
 from hvdlite.launch.call import pack
@@ -19,6 +17,8 @@ from hvdlite.ray.cluster import import_ray
 from hvdlite.ray.nodes import RayHosts, Share
 from hvdlite.ray.placement import Demand
 from hvdlite.ray.way import RayWay
+from hvdlite.rendezvous.assignments import JOB_ID_BYTES, TOKEN_BYTES
+from hvdlite.rendezvous.handshake import Job
 
 _COMMAND = ("python", "-m", "hvdlite.launch.call")  # each node has its own Python
 

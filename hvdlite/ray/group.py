@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, assignments
 from hvdlite.errors import BootstrapError, CollectiveError, RankFailedError
 from hvdlite.launch.api import RemoteTraceback
 from hvdlite.launch.call import Returned, unpack_error
 from hvdlite.ray.cluster import import_ray, ray_says
 from hvdlite.ray.placement import Demand, Reservation
 from hvdlite.ray.worker import Answer, Arrival, Worker
+from hvdlite.rendezvous.assignments import JOB_ID_BYTES, TOKEN_BYTES, assignments
 
 _CAUSE_SECONDS = 1.0  # after a cause, until the other ranks are not waited for any more
 _CONSEQUENCE_SECONDS = 10.0  # after a consequence, until no cause is expected any more

@@ -16,11 +16,17 @@ from types import TracebackType
 from typing import Any
 
 from hvdlite import basics, stop
-from hvdlite.bootstrap.environment import assign_rank
-from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, Place, assignments, start_store
-from hvdlite.bootstrap.store import Store
 from hvdlite.errors import ArgumentError
 from hvdlite.ray.cluster import import_ray, own_place
+from hvdlite.rendezvous.assignments import (
+    JOB_ID_BYTES,
+    TOKEN_BYTES,
+    Place,
+    assignments,
+    start_store,
+)
+from hvdlite.rendezvous.environment import assign_rank
+from hvdlite.rendezvous.store import Store
 
 import_ray()
 

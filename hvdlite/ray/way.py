@@ -14,14 +14,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.address import address_of, listen
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake, session_keys
 from hvdlite.launch import dialling
 from hvdlite.launch.remote.sealed import SealedLine
 from hvdlite.ray.cluster import import_ray, own_place, ray_says
 from hvdlite.ray.nodes import RayHosts, Share
+from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous.address import address_of, listen
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
 
 _SILENCE = 10.0  # seconds until a node is given up; the agents' heartbeat usually ends first
 _LOOK_SECONDS = 0.1

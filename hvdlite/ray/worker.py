@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite import basics
-from hvdlite.bootstrap.environment import WorkerEnvironment, assign_rank, show_gpus
-from hvdlite.bootstrap.meeting import Place, start_store
-from hvdlite.bootstrap.store import Store
 from hvdlite.errors import RankFailedError
 from hvdlite.launch.call import Returned, pickled_error
 from hvdlite.ray.cluster import import_ray, own_place
+from hvdlite.rendezvous.assignments import Place, start_store
+from hvdlite.rendezvous.environment import WorkerEnvironment, assign_rank, show_gpus
+from hvdlite.rendezvous.store import Store
 
 
 @dataclass(frozen=True)

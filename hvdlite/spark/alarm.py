@@ -12,10 +12,10 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
-from hvdlite.bootstrap.introduction import reach
+from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import reach
+from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake
 
 _DONE = b"d"
 

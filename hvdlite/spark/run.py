@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from secrets import token_bytes
 from typing import Any
 
-from hvdlite.bootstrap.environment import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.api import results_of
 from hvdlite.launch.call import pack
 from hvdlite.launch.description import Outcome
 from hvdlite.launch.output.report import root_failure
+from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.spark import session as sessions
 from hvdlite.spark.report import SCHEMA, Report
 from hvdlite.spark.task import Plan, rows, run_task

@@ -17,12 +17,6 @@ from dataclasses import dataclass, field, replace
 from secrets import token_bytes
 from typing import Any
 
-from hvdlite.bootstrap.address import address_of, fresh_unix_address, is_loopback, listen
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import JOB_ID_BYTES, WorkerEnvironment, assign_rank
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.meeting import Place, assignment_for, start_store
-from hvdlite.bootstrap.offer import host_identity
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
 from hvdlite.launch.loop import GRACE, Stop
@@ -33,6 +27,12 @@ from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import inherited_environment, start_worker
 from hvdlite.launch.process.placement import place_as
 from hvdlite.launch.supervisor import AnyRank, Supervisor
+from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
+from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.endpoint import host_identity
+from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, assign_rank
+from hvdlite.rendezvous.handshake import Job
 from hvdlite.spark.alarm import Hub, Line
 from hvdlite.spark.report import Report
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from hvdlite.bootstrap.clock import ClockOffset
 from hvdlite.errors import ArgumentError, ForkedError
+from hvdlite.rendezvous.clock import ClockOffset
 from hvdlite.timeline.merge import Header, merge_session, opening_lines
 
 Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]

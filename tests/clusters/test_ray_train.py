@@ -34,7 +34,7 @@ def train_in_steps(config: dict[str, Any]) -> None:
     from ray.train.v2._internal.execution.context import get_train_context
 
     import hvdlite.torch as hvd
-    from hvdlite.bootstrap.environment import detect
+    from hvdlite.rendezvous.environment import detect
 
     hvd.init()
     first, checkpoint = 0, train.get_checkpoint()

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdlite import _core, basics
-from hvdlite.bootstrap.handshake import Job
 from hvdlite.elastic import ObjectState, epochs, run, steps
 from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Limits
 from hvdlite.launch.elastic.fleet import Start
@@ -37,6 +36,7 @@ from hvdlite.launch.process.local import job_environment
 from hvdlite.launch.process.placement import place
 from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.objects import broadcast_object
+from hvdlite.rendezvous.handshake import Job
 
 HEARTBEAT = 1.5
 ANCHORS = 2

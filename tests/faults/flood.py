@@ -16,7 +16,7 @@ from pathlib import Path
 
 from faults.jobs import Address
 
-HELLO = struct.Struct("<4sHBx16sII32s")  # the same as in hvdlite/bootstrap/handshake.py
+HELLO = struct.Struct("<4sHBx16sII32s")  # the same as in hvdlite/rendezvous/handshake.py
 
 
 class Touch:

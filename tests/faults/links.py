@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.store import Store
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store
 
 _MARK = os.getpid() % 100_000  # It makes the names different in two runs on one machine.
 _BRIDGE = f"hvdl-br-{_MARK}"

@@ -19,7 +19,7 @@ from faults.arrays import (
 )
 from harness import run_world
 from hvdlite import basics
-from hvdlite.bootstrap import mesh
+from hvdlite.rendezvous import mesh
 
 HOSTS = [0, 0, 1, 1, 2, 2, 3]  # host 3 hangs on host 1
 BOUND = 1.0

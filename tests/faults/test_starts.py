@@ -18,11 +18,11 @@ from faults.arrays import works
 from faults.ports import free_port
 from harness import run_world
 from hvdlite import basics
-from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, Job
-from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.handshake import HANDSHAKE_SECONDS, Job
+from hvdlite.rendezvous.store import Store, StoreClient
 from patience import HANG, Stopwatch, wait_until
 
 JOB = Job(bytes(range(32)), bytes(range(16)), 0)
@@ -60,7 +60,7 @@ def test_fixed_port_is_used_again_and_again() -> None:
 
 def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
     """Stop rank 0 in the moment in which rank 1 dials it, for longer than a handshake may take."""
-    from hvdlite.bootstrap.mesh import Mesh
+    from hvdlite.rendezvous.mesh import Mesh
 
     pid = Path(folder) / "pid"
     if os.environ["HVDLITE_RANK"] == "0":
@@ -189,7 +189,7 @@ def test_ranks_that_try_again_meet_though_one_has_failed_before(
 
 def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
     """Interrupt rank 0 while it waits for rank 1 to dial it; then let both start again."""
-    from hvdlite.bootstrap.mesh import Mesh
+    from hvdlite.rendezvous.mesh import Mesh
 
     told: dict[str, Any] = {"failures": 0}
     dialled, interrupted = Path(folder) / "dialled", Path(folder) / "interrupted"

@@ -25,11 +25,11 @@ from faults.jobs import (
 )
 from harness import World
 from hvdlite import basics
-from hvdlite.bootstrap.address import address_of, dial
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.address import address_of, dial
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store, StoreClient
 from patience import HANG, Stopwatch, wait_until
 
 CONNECTIONS = 10_000

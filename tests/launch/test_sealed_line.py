@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.bootstrap.frames import FrameWriter
 from hvdlite.launch.remote import sealed
 from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.rendezvous.frames import FrameWriter
 from patience import wait_until
 
 KEYS = (secrets.token_bytes(32), secrets.token_bytes(32))

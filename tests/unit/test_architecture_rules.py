@@ -68,7 +68,11 @@ VIOLATIONS = {
     "adapter imports launcher": ("layer", "hvdlite/torch/a.py", "from hvdlite import launch\n"),
     "neutral imports adapter": ("layer", "hvdlite/ops.py", "def f():\n    import hvdlite.torch\n"),
     "relative import of an adapter": ("layer", "hvdlite/ops.py", "from .torch import ops\n"),
-    "bootstrap imports launcher": ("layer", "hvdlite/bootstrap/a.py", "from ..launch import cli\n"),
+    "rendezvous imports launcher": (
+        "layer",
+        "hvdlite/rendezvous/a.py",
+        "from ..launch import cli\n",
+    ),
     "launcher imports adapter": ("layer", "hvdlite/launch/a.py", "import hvdlite.tensorflow\n"),
     "neutral imports a framework": ("package", "hvdlite/ops.py", "import torch.nn\n"),
     "adapter imports a foreign framework": ("package", "hvdlite/torch/a.py", "import keras\n"),
@@ -98,7 +102,7 @@ INNOCENT = {
         "csrc/base/a.cc",
         "namespace n {\n" + "int a(int b) {\n  return b;\n}\n" * 40 + "}\n",
     ),
-    "environment in its module": ("hvdlite/bootstrap/environment.py", "import os\nos.environ\n"),
+    "environment in its module": ("hvdlite/rendezvous/environment.py", "import os\nos.environ\n"),
     "adapter imports downwards": (
         "hvdlite/torch/a.py",
         "import torch\nfrom hvdlite import basics\nfrom ..ops import Sum\nfrom . import ops\n",

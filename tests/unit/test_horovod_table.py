@@ -16,10 +16,10 @@ import pytest
 
 from harness import run_world
 from hvdlite import _core
-from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError
 from hvdlite.launch import description
 from hvdlite.launch.command import elastic_flags, flags
+from hvdlite.rendezvous import environment
 from launcher import run_launcher
 from unit.horovod_names import NAMES
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.handshake import Job
 from hvdlite.spark.alarm import Hub, Line
 from patience import HANG
 

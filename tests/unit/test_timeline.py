@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.bootstrap.clock import ROUNDS, ClockOffset, answer_readings, measure_offset
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import timeline_parts
 from hvdlite.errors import ArgumentError, ForkedError
+from hvdlite.rendezvous.clock import ROUNDS, ClockOffset, answer_readings, measure_offset
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.environment import timeline_parts
 from hvdlite.timeline import merge
 from hvdlite.timeline.recorder import Recorder
 from patience import HANG

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.errors import ArgumentError, MismatchError, RankFailedError, UndividedRateWarning
 from hvdlite.parameter_server import server
 from hvdlite.parameter_server.placement import place
 from hvdlite.parameter_server.tensors import Filling, TensorSpec
+from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.parameter_server.group import Group

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdlite.bootstrap.address import split_host
-from hvdlite.bootstrap.environment import surroundings
-from hvdlite.bootstrap.launchers import first_of_node_list
-from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.description import ThisNode
 from hvdlite.launch.process.resources import available_cores
+from hvdlite.rendezvous.address import split_host
+from hvdlite.rendezvous.environment import surroundings
+from hvdlite.rendezvous.launchers import first_of_node_list
+from hvdlite.rendezvous.variables import Variables
 
 _AUTO = "auto"
 _FIRST_PORT, _PORTS = 20000, 10000

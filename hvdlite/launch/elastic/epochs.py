@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.elastic.actions import (
     Action,
     Close,
@@ -31,6 +30,7 @@ from hvdlite.launch.elastic.record import Change, Formed, Record
 from hvdlite.launch.elastic.roster import Departed, Phase, Place, Worker
 from hvdlite.launch.elastic.suspicions import Suspicions
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
+from hvdlite.rendezvous.deadline import is_never
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
 _EXPLAINED_SECONDS = 0.25  # usually, from the end of a connection, or a goodbye, to the process's
@@ -337,7 +337,7 @@ class Epochs:
         common = {
             "kind": "epoch",
             "epoch": self.epoch,
-            "members": [[one.number, one.offer] for one in members],
+            "members": [[one.number, one.endpoint] for one in members],
             "cut": dict(self._record.cut) if mode == "resume" else {},
             "mode": mode,
             "sync": sync,

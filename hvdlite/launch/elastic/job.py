@@ -16,9 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvdlite.bootstrap.address import interface_address
-from hvdlite.bootstrap.deadline import is_never
-from hvdlite.bootstrap.handshake import Job
 from hvdlite.compat import on_path
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
 from hvdlite.launch.elastic.actions import Limits
@@ -46,6 +43,9 @@ from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
+from hvdlite.rendezvous.address import interface_address
+from hvdlite.rendezvous.deadline import is_never
+from hvdlite.rendezvous.handshake import Job
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default

@@ -19,7 +19,7 @@ Example:
     >>> membership = Membership(Limits(np=1, min_np=1))
     >>> membership.expect(0, "a", joiner=False, now=0.0)
     []
-    >>> ready = {"kind": "ready", "epoch": -1, "why": "start", "offer": {}, "commits": {}}
+    >>> ready = {"kind": "ready", "epoch": -1, "why": "start", "endpoint": {}, "commits": {}}
     >>> membership.received(0, ready, now=0.1)[0].message["kind"]
     'epoch'
     >>> membership.received(0, {"kind": "connected", "epoch": 0, "clock": []}, now=0.2)[1].line
@@ -168,7 +168,7 @@ class Membership(Epochs):
         """A worker is ready to start or to join, or repeats it."""
         if one.place is Place.STARTING:
             one.ready_at = now
-        one.place, one.offer = Place.WAITING, message["offer"]
+        one.place, one.endpoint = Place.WAITING, message["endpoint"]
         if not one.joiner:
             return
         if one.draining is not None:
@@ -189,7 +189,7 @@ class Membership(Epochs):
             self._entered = True
             self._out.append(Entered())
         one.place, one.stuck = Place.BOUNDARY, None
-        one.offer = message["offer"]
+        one.endpoint = message["endpoint"]
         self._record.sign(now)
         if message.get("restored") and not one.restored:
             one.restored = True
@@ -197,7 +197,7 @@ class Membership(Epochs):
             self._record.symptom(one.name, why)
 
     def _suspended(self, one: Worker, message: Message) -> None:
-        one.place, one.offer = Place.SUSPENDED, message["offer"]
+        one.place, one.endpoint = Place.SUSPENDED, message["endpoint"]
         one.stuck = message.get("stuck")
         self._record.symptom(one.name, f"lost its world: {message['reason'] or 'a link broke'}")
 

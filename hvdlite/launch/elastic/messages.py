@@ -52,7 +52,7 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
         "why": (_is_why, _ABSENT),
         "heard": (_is_number, _ABSENT),
         "synced": (_is(bool), _ABSENT),
-        "offer": (_is(dict), _ABSENT),
+        "endpoint": (_is(dict), _ABSENT),
         "commits": (_or_none(_is_commits), None),
         "stuck": (_or_none(_is(str)), None),
         "suspect": (_or_none(_is_number), None),

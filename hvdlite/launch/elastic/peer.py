@@ -11,11 +11,11 @@ import json
 import socket
 import time
 
-from hvdlite.bootstrap.frames import FrameReader, FrameWriter
-from hvdlite.bootstrap.handshake import Job, ServerHandshake, session_keys
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.elastic.actions import Message
 from hvdlite.launch.elastic.messages import MAX_MESSAGE_BYTES
+from hvdlite.rendezvous.frames import FrameReader, FrameWriter
+from hvdlite.rendezvous.handshake import Job, ServerHandshake, session_keys
 
 _MAX_BACKLOG_BYTES = 4 << 20
 _READ_BYTES = 1 << 16

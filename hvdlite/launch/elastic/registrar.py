@@ -24,10 +24,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
-from hvdlite.bootstrap.deadline import is_never
-from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
 from hvdlite.launch.elastic.actions import (
     Action,
     Close,
@@ -47,6 +43,10 @@ from hvdlite.launch.elastic.actions import (
 from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.messages import MalformedError, parse
 from hvdlite.launch.elastic.peer import BacklogError, Peer, TooLongError
+from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
+from hvdlite.rendezvous.deadline import is_never
+from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake
 
 __all__ = [
     "Entered",

@@ -46,7 +46,7 @@ class Worker:
         host: where it runs, for sentences.
         joiner: whether it was started after the first epoch.
         place: where it is.
-        offer: how others reach it; opaque but for "agreed".
+        endpoint: how others reach it; opaque but for "agreed".
         stuck: why a collective of it cannot be redone; None if all can.
         restored: whether it came to the boundary through HorovodInternalError.
         fresh: whether it has not passed a boundary yet.
@@ -65,7 +65,7 @@ class Worker:
     host: str
     joiner: bool
     place: Place = Place.STARTING
-    offer: dict[str, Any] = field(default_factory=dict)
+    endpoint: dict[str, Any] = field(default_factory=dict)
     stuck: str | None = None
     restored: bool = False
     fresh: bool = True
@@ -122,9 +122,9 @@ def listed(texts: Sequence[str], separator: str) -> str:
 def mismatch(joiner: Worker, member: Worker) -> str | None:
     """Return how the settings of a joiner differ from those of a member; None if they agree.
 
-    Both offers carry their settings, by name, under "agreed".
+    Both endpoints carry their settings, by name, under "agreed".
     """
-    theirs, ours = joiner.offer.get("agreed"), member.offer.get("agreed")
+    theirs, ours = joiner.endpoint.get("agreed"), member.endpoint.get("agreed")
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         return None
     different = [

@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hvdlite.bootstrap.handshake import Job
 from hvdlite.launch.process import orphan_reaper, shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.nameless import nameless_file
 from hvdlite.launch.process.orphan_reaper import signal_group
 from hvdlite.launch.process.placement import Placement
+from hvdlite.launch.process.signal_target import ask_group
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
-from hvdlite.launch.process.told import ask_group
+from hvdlite.rendezvous.handshake import Job
 
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
 _PIPE_BYTES = 1 << 20
@@ -161,7 +161,7 @@ class Worker:
         return self.ending
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the worker's group, which may outlive the worker; see `told`."""
+        """Send a signal to the worker's group, which may outlive it; see `signal_target`."""
         if number == signal.SIGKILL:
             signal_group(self.pid, number)
         else:

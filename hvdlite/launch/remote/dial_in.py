@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake, session_keys
 from hvdlite.launch.remote.messages import Kind, data_frame
 from hvdlite.launch.remote.remote import LaunchError
 from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
 
 LAUNCHER_SILENCE = 30.0  # seconds until a node gives node 0 up, as agents do over ssh
 _NODE_SILENCE = 10.0  # seconds until node 0 gives another node up

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from hvdlite.bootstrap.address import interface_address, interface_addresses
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.remote.remote import LaunchError, RemoteHost
+from hvdlite.rendezvous.address import interface_address, interface_addresses
 
 
 def placement_numbers(placement: Placement) -> list[int]:

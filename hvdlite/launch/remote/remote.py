@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import hvdlite
-from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.ways import Way, last_line
+from hvdlite.rendezvous.deadline import is_never
 
 ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left

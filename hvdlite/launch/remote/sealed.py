@@ -14,8 +14,8 @@ import socket
 import threading
 import time
 
-from hvdlite.bootstrap.frames import FrameReader, FrameWriter
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.frames import FrameReader, FrameWriter
 
 _BEAT_SECONDS = 2.5
 _LONGEST_FAREWELL = 5.0  # seconds in which the other end reads none of the rest, nor hangs up

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.remote.ways import ProcessLine, last_line
+from hvdlite.rendezvous.deadline import is_never
 
 SAFE_PATH = "PYTHONSAFEPATH"
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3  # ssh gives a silent host up after about ten seconds

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
 from hvdlite.launch.description import Description, Outcome, Servers, share_cores
 from hvdlite.launch.elastic.agents import AgentHost, Agents
@@ -34,6 +32,8 @@ from hvdlite.launch.servers.supervisor import ServersSupervisor, kind_of
 from hvdlite.launch.servers.worker_ranks import WorkerRanks
 from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.view import View
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store
 
 _SILENCE = 15.0  # seconds that a host may be silent until its processes count as dead
 

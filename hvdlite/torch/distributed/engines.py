@@ -1,6 +1,6 @@
 """Connects the members of a process group, and starts their engine.
 
-The first member serves a store (`hvdlite.bootstrap.store`) while the members connect. Its address
+The first member serves a store (`hvdlite.rendezvous.store`) while the members connect. Its address
 goes through torch.distributed's store, which any process that reaches it may read and write. So no
 secret goes there: the members prove to each other that they know HVDLITE_TOKEN. Without a token all
 members have to be on one host, where the kernel tells them that their peers are of this user.
@@ -27,15 +27,15 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from hvdlite import _core, reporting
-from hvdlite.bootstrap.address import fresh_unix_address, interface_address, resolve
-from hvdlite.bootstrap.connect import connect
-from hvdlite.bootstrap.connection import Connection
-from hvdlite.bootstrap.deadline import LONGEST_SECONDS, Deadline
-from hvdlite.bootstrap.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.offer import host_identity
-from hvdlite.bootstrap.store import Store
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.address import fresh_unix_address, interface_address, resolve
+from hvdlite.rendezvous.connect import connect
+from hvdlite.rendezvous.connection import Connection
+from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline
+from hvdlite.rendezvous.endpoint import host_identity
+from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store
 from hvdlite.world import make_world
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import distributed
 
-from hvdlite.bootstrap.address import (
+from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.address import (
     UNIX,
     address_of,
     interface_address,
@@ -21,12 +22,11 @@ from hvdlite.bootstrap.address import (
     listen_on_loopback,
     split_host,
 )
-from hvdlite.bootstrap.deadline import LONGEST_SECONDS, Deadline, is_never, seconds_of
-from hvdlite.bootstrap.environment import WorkerEnvironment, detect
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.serving import serve_store
-from hvdlite.bootstrap.store import StoreClient
-from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline, is_never, seconds_of
+from hvdlite.rendezvous.environment import WorkerEnvironment, detect
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.serving import serve_store
+from hvdlite.rendezvous.store import StoreClient
 
 _SUFFIX = "-torch"  # of the store's Unix address, so that a hvd.init() meanwhile has its own
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from hvdlite import _core
-from hvdlite.bootstrap.deadline import Deadline, seconds_of
 from hvdlite.errors import CollectiveTimeoutError, HvdliteError
+from hvdlite.rendezvous.deadline import Deadline, seconds_of
 from hvdlite.torch.distributed.numbering import Numbering
 from hvdlite.torch.distributed.origins import Origin
 from hvdlite.torch.distributed.work import Finish, Work

@@ -15,9 +15,9 @@ import torch
 from torch import distributed
 
 from hvdlite import _core
-from hvdlite.bootstrap.deadline import seconds_of
 from hvdlite.errors import CollectiveTimeoutError, HvdliteError
 from hvdlite.errors.passing import pass_on
+from hvdlite.rendezvous.deadline import seconds_of
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
 

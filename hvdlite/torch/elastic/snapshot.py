@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError
+from hvdlite.rendezvous import environment
 
 
 class Snapshot:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.bootstrap import environment
+from hvdlite.rendezvous import environment
 
 
 def serialized(state: Any) -> bytes:

@@ -16,11 +16,11 @@ import threading
 import time
 from pathlib import Path
 
-from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.store import Store
 from hvdlite.launch.command.cli import main
 from hvdlite.launch.elastic import actions, first_meeting, job
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Evict, Leaving, Limits
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store
 
 
 class FakeRegistrar:

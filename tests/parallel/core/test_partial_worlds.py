@@ -14,16 +14,16 @@ import numpy as np
 
 from harness import run_world
 from hvdlite import _core, basics
-from hvdlite.bootstrap.connect import connect
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.meeting import (
+from hvdlite.gather_bytes import gather_bytes
+from hvdlite.rendezvous.assignments import (
     JOB_ID_BYTES,
     TOKEN_BYTES,
     Place,
     assignment_for,
     start_store,
 )
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.rendezvous.connect import connect
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.world import make_world
 
 NP = 3

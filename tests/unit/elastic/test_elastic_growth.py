@@ -113,7 +113,7 @@ def test_joiner_is_a_member_in_the_next_attempt() -> None:
 def test_joiner_with_other_settings_is_refused() -> None:
     story = formed(1)
     story.expect(1)
-    story.ready(1, "join", epoch=-1, offer={"agreed": {"fusion": "32", "cycle": "1"}})
+    story.ready(1, "join", epoch=-1, endpoint={"agreed": {"fusion": "32", "cycle": "1"}})
     reason = story.event(Refused).reason
     assert "cycle is 1 on worker 1 (host b), and unset on worker 0 (host a)" in reason
     assert "fusion is 32 on worker 1 (host b), and 64 on worker 0 (host a)" in reason

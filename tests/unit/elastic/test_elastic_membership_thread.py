@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from hvdlite import _core
-from hvdlite.bootstrap.connect import Connection
-from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.elastic import epochs
 from hvdlite.elastic.membership_thread import MembershipThread
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.connect import Connection
+from hvdlite.rendezvous.environment import WorkerEnvironment
 
 
 def test_training_thread_is_told_when_the_membership_thread_fails() -> None:

@@ -14,11 +14,6 @@ from typing import Any
 
 import pytest
 
-from hvdlite.bootstrap.address import dial
-from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.frames import FrameReader, FrameWriter
-from hvdlite.bootstrap.handshake import Job, Role, session_keys
-from hvdlite.bootstrap.introduction import introduce
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.elastic.actions import (
     Entered,
@@ -32,6 +27,11 @@ from hvdlite.launch.elastic.actions import (
     Warn,
 )
 from hvdlite.launch.elastic.registrar import Registrar
+from hvdlite.rendezvous.address import dial
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import introduce
+from hvdlite.rendezvous.frames import FrameReader, FrameWriter
+from hvdlite.rendezvous.handshake import Job, Role, session_keys
 from patience import HANG
 
 JOB = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
@@ -64,8 +64,8 @@ class Client:
 
     def ready(self, why: str, epoch: int, commits: int | None = None, **more: Any) -> None:
         counts = {} if commits is None else {"0": commits}
-        offer = {"port": 1000 + self.worker, "agreed": {"fusion": more.pop("fusion", "64")}}
-        self.send(kind="ready", epoch=epoch, why=why, offer=offer, commits=counts, **more)
+        endpoint = {"port": 1000 + self.worker, "agreed": {"fusion": more.pop("fusion", "64")}}
+        self.send(kind="ready", epoch=epoch, why=why, endpoint=endpoint, commits=counts, **more)
 
     def next(self) -> dict[str, Any] | None:
         """Return the next message but heartbeats; None at the end of the connection."""
@@ -252,7 +252,7 @@ def test_second_connection_of_a_worker_is_refused(make: Callable[..., Launcher])
 
 def ready_but(**wrong: Any) -> bytes:
     """Return a READY of which some fields are wrong."""
-    fields: dict[str, Any] = {"kind": "ready", "epoch": 0, "why": "lost", "offer": {}}
+    fields: dict[str, Any] = {"kind": "ready", "epoch": 0, "why": "lost", "endpoint": {}}
     fields |= {"heard": -1, "synced": True, "commits": {}}
     return json.dumps({**fields, **wrong}).encode()
 
@@ -269,7 +269,7 @@ def ready_but(**wrong: Any) -> bytes:
         b'{"kind": "connected", "epoch": "0", "clock": []}',
         b'{"kind": "connected", "epoch": true, "clock": []}',
         b'{"kind": "connected", "epoch": 0}',
-        ready_but(offer=[]),
+        ready_but(endpoint=[]),
         ready_but(why=["lost"]),
         ready_but(commits={"0": 1.5}),
         ready_but().replace(b'"commits": {}', b'"commits": {"0": 1e400}'),
@@ -325,17 +325,17 @@ def raw(client: Client) -> list[bytes]:
 def test_worker_that_does_not_read_blocks_nobody(make: Callable[..., Launcher]) -> None:
     launcher = make(2)
     first, second = start(launcher, 2)
-    offer = {"names": "x" * 500_000}
+    endpoint = {"names": "x" * 500_000}
     # Both lose their links again and again, and the second one does not read its messages.
     for epoch in range(20):
-        first.send(kind="ready", epoch=epoch, why="lost", offer=offer, commits={"0": epoch})
+        first.send(kind="ready", epoch=epoch, why="lost", endpoint=endpoint, commits={"0": epoch})
         message = first.next()
         for kind in ("gather", "epoch", "go"):
             assert message is not None
             if message["kind"] != kind or message.get("gone"):
                 break
             if kind == "gather":
-                lost = {"kind": "ready", "epoch": epoch, "why": "lost", "offer": offer}
+                lost = {"kind": "ready", "epoch": epoch, "why": "lost", "endpoint": endpoint}
                 first.send(**lost, commits={"0": epoch})
                 second.send(**lost, heard=message["epoch"], commits={})
             if kind == "epoch":
@@ -354,8 +354,8 @@ def test_world_too_large_to_describe_fails_the_job(make: Callable[..., Launcher]
     launcher = make(2)
     for worker in (0, 1):
         client = Client(launcher.registrar, worker)
-        offer = {"names": "x" * 600_000}
-        client.send(kind="ready", epoch=-1, why="start", offer=offer, commits={})
+        endpoint = {"names": "x" * 600_000}
+        client.send(kind="ready", epoch=-1, why="start", endpoint=endpoint, commits={})
     reason = launcher.wait(Failed).reason
     assert "message 'epoch' to the workers has 12" in reason
     assert "use fewer workers" in reason

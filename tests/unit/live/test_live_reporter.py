@@ -273,7 +273,7 @@ SCRIPT = """
 import json, os, subprocess, sys, threading
 taken = "HVDLITE_LIVE_FD" in os.environ
 import hvdlite.basics as hvd
-from hvdlite.bootstrap.environment import live_pipe
+from hvdlite.rendezvous.environment import live_pipe
 hvd.init()
 child = os.fork()
 if child == 0:

@@ -1,0 +1,140 @@
+"""Make the launcher environments of ranks that a program starts: Ray, Spark, torch.distributed.
+
+Such a program starts functions, not programs, so it cannot describe the ranks by environment
+variables. It learns where each rank runs, has rank 0's process start the store, and sends each rank
+its assignment: what `detect` would otherwise read from the variables of a launcher. Each rank
+passes its assignment to `environment.assign_rank`, or to `connect.connect`. The program draws a
+fresh secret and sends it by its own means, because nobody else may read it.
+
+Example:
+    >>> import secrets
+    >>> token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
+    >>> places = [Place("a", "10.0.0.1"), Place("a", "10.0.0.1"), Place("b", "10.0.0.2")]
+    >>> given = assignments(places, "10.0.0.1:5000", token, job_id, epoch=0)
+    >>> [(one.rank, one.local_rank, one.local_size, one.node) for one in given]
+    [(0, 0, 2, 0), (1, 1, 2, 0), (2, 0, 1, 1)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hvdlite.errors import ArgumentError
+from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES, WorkerEnvironment
+from hvdlite.rendezvous.handshake import EPOCHS, Job
+from hvdlite.rendezvous.store import Store
+
+__all__ = ["JOB_ID_BYTES", "TOKEN_BYTES", "Place", "assignment_for", "assignments", "start_store"]
+
+_STARTED_BY = "a program"
+
+
+class Place(NamedTuple):
+    """Where one rank runs.
+
+    Attributes:
+        node: a name that ranks have in common if they share a host and its network namespace.
+        address: the IP address, or the name, at which the other hosts reach this one.
+    """
+
+    node: str
+    address: str
+
+
+def start_store(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> Store:
+    """Serve the store of a job, in rank 0's process; its `address` belongs in the assignments.
+
+    The store listens at the address of rank 0's host; if all ranks share a host, at a Unix socket.
+
+    Args:
+        places: by rank, where it runs.
+        token: the job's secret.
+        job_id: the public number of the job.
+        epoch: the number of this start of the job.
+
+    Returns:
+        The store, which the caller closes when every rank has connected.
+
+    Raises:
+        OSError: the kernel refuses to listen at the address of rank 0.
+        ArgumentError: `token`, `job_id` or `epoch` cannot be used, or there is no place.
+
+    Example:
+        >>> import secrets
+        >>> token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
+        >>> with start_store([Place("a", "10.0.0.1")] * 2, token, job_id, epoch=0) as store:
+        ...     store.address.startswith("unix:")
+        True
+    """
+    _check(places, token, job_id, epoch)
+    address = None
+    if len({place.node for place in places}) > 1:
+        host = places[0].address
+        address = f"[{host}]:0" if ":" in host else f"{host}:0"
+    return Store.start(len(places), Job(token, job_id, epoch), address)
+
+
+def assignments(
+    places: Sequence[Place], store: str, token: bytes, job_id: bytes, epoch: int
+) -> list[WorkerEnvironment]:
+    """Return the assignments of all ranks; see `assignment_for`."""
+    _check(places, token, job_id, epoch)
+    return [
+        assignment_for(places, rank, store, token, job_id, epoch) for rank in range(len(places))
+    ]
+
+
+def assignment_for(
+    places: Sequence[Place], rank: int, store: str, token: bytes, job_id: bytes, epoch: int
+) -> WorkerEnvironment:
+    """Return the assignment of one rank.
+
+    The local rank is the number of earlier ranks of the same node, and nodes are numbered in order
+    of first appearance.
+
+    Args:
+        places: by rank, where it runs; the same on all ranks.
+        rank: the rank that gets the assignment.
+        store: the address of the store.
+        token: the job's secret.
+        job_id: the public number of the job.
+        epoch: the number of this start of the job; ranks of different epochs refuse each other.
+
+    Raises:
+        ArgumentError: `rank`, `token`, `job_id` or `epoch` cannot be used.
+    """
+    _check(places, token, job_id, epoch)
+    if not 0 <= rank < len(places):
+        raise ArgumentError(
+            f"rank {rank} has no assignment: there are places for {len(places)} ranks"
+        )
+    nodes = [place.node for place in places]
+    own = nodes[rank]
+    return WorkerEnvironment(
+        rank=rank,
+        size=len(places),
+        local_rank=nodes[:rank].count(own),
+        local_size=nodes.count(own),
+        node=list(dict.fromkeys(nodes)).index(own),
+        rendezvous=store,
+        token=token,
+        job_id=job_id,
+        epoch=epoch,
+        launcher=_STARTED_BY,
+    )
+
+
+def _check(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> None:
+    if not places:
+        raise ArgumentError("a job needs a place for at least one rank; `places` is empty")
+    if len(token) != TOKEN_BYTES or len(job_id) != JOB_ID_BYTES:
+        raise ArgumentError(
+            f"a job needs a token of {TOKEN_BYTES} and a job id of {JOB_ID_BYTES} random bytes; "
+            f"these have {len(token)} and {len(job_id)}"
+        )
+    if epoch not in EPOCHS:
+        raise ArgumentError(f"epoch {epoch} cannot be used: give a number from 0 to {EPOCHS[-1]}")
+
+
+seats, seat_for = assignments, assignment_for  # their names until 0.1.0

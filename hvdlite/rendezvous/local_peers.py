@@ -1,0 +1,212 @@
+"""How the ranks of one host get each other's memory, events and lifelines.
+
+A rank needs three descriptors of every other rank of its host: its segment, its event (an
+eventfd), and an end of its *lifeline*. This is a pair of connected sockets, of which the rank keeps
+one, and all the others share the other one: when the rank leaves or dies, they see it there.
+
+Every rank hands its three descriptors to the first rank of its host, over a Unix socket. When that
+rank has all of them, it hands to each rank those of the others. So the n ranks of a host shake
+hands n - 1 times, and not n(n-1)/2 times.
+
+What the first rank sends is one or more messages `f` with the descriptors of the others, in the
+order of their ranks; or `!`, and as JSON the rank that it misses, and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from hvdlite.rendezvous.connection import Link, UnreachableError
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.steps import Loop, Pause, Steps
+
+_EACH = 3  # descriptors of a rank
+_RANKS_AT_ONCE = 80  # in one message; Linux passes at most 253 descriptors
+_GIVEN, _MISSED = b"f", b"!"
+_CROWDED_SECONDS = 0.001  # until the next attempt while too many descriptors are on their way
+_GRACE_SECONDS = 1.0  # how long a rank waits after its deadline for what the first rank says
+
+
+class LocalPeers:
+    """The ranks of this host, while they exchange their descriptors.
+
+    Args:
+        rank: this rank.
+        ranks: the ranks of its host, ascending, with itself.
+        links: of the other ranks, which get the descriptors.
+        own: this rank's segment and event; borrowed.
+        loop: runs the steps.
+        deadline: limits the exchange.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        links: Mapping[int, Link],
+        own: tuple[int, int],
+        loop: Loop,
+        deadline: Deadline,
+    ) -> None:
+        self._rank = rank
+        self._ranks = ranks
+        self._links = links
+        self._own = own
+        self._loop = loop
+        self._deadline = deadline
+        self._lifeline, self._end = socket.socketpair()
+        # By rank, the connections over which descriptors pass: those of the first rank.
+        self._members: dict[int, socket.socket] = {}
+        self._ready = 0  # how many of them have handed in theirs
+        self._left = len(ranks) - 1
+
+    @property
+    def first(self) -> int:
+        """The first rank of this host."""
+        return self._ranks[0]
+
+    @property
+    def complete(self) -> bool:
+        """Whether this rank has what it needs, and has given what the others need of it."""
+        return self._left == 0
+
+    def missing(self) -> list[int]:
+        """At the first rank, list the ranks that have not handed in their descriptors."""
+        if self._rank != self.first:
+            return []
+        return [peer for peer in self._ranks[1:] if self._links[peer].lifeline < 0]
+
+    def release(self) -> int:
+        """Give up this rank's end of its lifeline; the others have the other end."""
+        self._end.close()
+        return self._lifeline.detach()
+
+    def close(self) -> None:
+        """Close what was not released."""
+        self._lifeline.close()
+        self._end.close()
+        for connection in self._members.values():
+            connection.close()
+
+    def tell(self, error: UnreachableError) -> None:
+        """At the first rank, say to those who wait for it which rank is missing."""
+        if self._rank != self.first:
+            return
+        words = json.dumps([error.rank, str(error), error.silent]).encode()
+        for connection in self._members.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(_MISSED + words)
+
+    def hand_in(self, connection: socket.socket) -> Steps[None]:
+        """Give the descriptors of this rank to the first one, and take those of all others.
+
+        Raises:
+            UnreachableError: the first rank has gone, or misses some rank.
+        """
+        self._members[self.first] = connection
+        yield from self._send(connection, self.first, [*self._own, self._end.fileno()])
+        for some in _in_parts([peer for peer in self._ranks if peer != self._rank]):
+            yield from self._receive(connection, self.first, some)
+        self._members.pop(self.first).close()
+        self._left = 0
+
+    def welcome(self, peer: int, connection: socket.socket) -> None:
+        """At the first rank, serve another one, which owes its descriptors."""
+        if self._rank != self.first or peer in self._members:
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._members[peer] = connection
+        self._loop.start(self._take(peer, connection))
+
+    def _take(self, peer: int, connection: socket.socket) -> Steps[None]:
+        yield from self._receive(connection, peer, [peer])
+        self._ready += 1
+        if self._ready == len(self._ranks) - 1:
+            for member, its_connection in list(self._members.items()):
+                self._loop.start(self._give(member, its_connection))
+
+    def _give(self, peer: int, connection: socket.socket) -> Steps[None]:
+        own = [*self._own, self._end.fileno()]
+        for some in _in_parts([one for one in self._ranks if one != peer]):
+            of_each = [own if one == self._rank else self._links[one].descriptors() for one in some]
+            yield from self._send(connection, peer, [fd for each in of_each for fd in each])
+        del self._members[peer]
+        connection.close()
+        self._left -= 1
+
+    def _send(
+        self, connection: socket.socket, peer: int, descriptors: Sequence[int]
+    ) -> Steps[None]:
+        while True:
+            try:
+                socket.send_fds(connection, [_GIVEN], list(descriptors))
+                return
+            except BlockingIOError:
+                pause = Pause(self._deadline.at, connection.fileno(), selectors.EVENT_WRITE)
+            except OSError as error:
+                # Linux bounds how many descriptors of a user are on their way. The peers are about
+                # to receive them.
+                if error.errno != errno.ETOOMANYREFS:
+                    raise UnreachableError(
+                        f"rank {peer} did not take memory: {error}", peer
+                    ) from error
+                pause = Pause(time.monotonic() + _CROWDED_SECONDS)
+            self._check(peer)
+            yield pause
+
+    def _receive(self, connection: socket.socket, peer: int, ranks: Sequence[int]) -> Steps[None]:
+        """Receive one message, with the descriptors of these ranks."""
+        until = self._deadline.at + _GRACE_SECONDS
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(
+                    connection, 1, _EACH * len(ranks), socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except BlockingIOError:
+                self._check(peer, _GRACE_SECONDS)
+                yield Pause(until, connection.fileno(), selectors.EVENT_READ)
+            except OSError as error:
+                raise UnreachableError(
+                    f"rank {peer} did not pass its memory: {error}", peer
+                ) from error
+        if data == _MISSED:
+            yield from self._raise_what_is_missed(connection, peer)
+        if data != _GIVEN or len(descriptors) != _EACH * len(ranks):
+            for fd in descriptors:
+                os.close(fd)
+            raise UnreachableError(f"rank {peer} left before it passed its memory", peer)
+        for number, one in enumerate(ranks):
+            self._links[one].take_neighbour(descriptors[_EACH * number : _EACH * (number + 1)])
+
+    def _raise_what_is_missed(self, connection: socket.socket, peer: int) -> Steps[None]:
+        words, until = b"", self._deadline.at + _GRACE_SECONDS
+        while True:
+            try:
+                if not (more := connection.recv(1 << 16)):
+                    break
+                words += more
+            except BlockingIOError:
+                self._check(peer, _GRACE_SECONDS)
+                yield Pause(until, connection.fileno(), selectors.EVENT_READ)
+        rank, text, silent = json.loads(words)
+        raise UnreachableError(text, rank, silent)
+
+    def _check(self, peer: int, grace: float = 0.0) -> None:
+        try:
+            self._deadline.check(grace)
+        except TimeoutError:
+            raise UnreachableError(f"rank {peer} did not pass its memory in time", peer) from None
+
+
+def _in_parts(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
+    for begin in range(0, len(ranks), _RANKS_AT_ONCE):
+        yield ranks[begin : begin + _RANKS_AT_ONCE]

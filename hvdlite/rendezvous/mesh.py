@@ -1,0 +1,334 @@
+"""One rank's connections to all others, while they are made.
+
+The ranks of one host meet at the first of them (`local_peers`). Two ranks of different hosts have
+two TCP connections, one for control and one for data; the higher rank dials the lower one. In a
+world of more than `_LARGEST_STAR` ranks, control messages go through a tree of hosts, and only its
+neighbours have a control connection. One thread makes all of them at once (`steps`).
+
+In an elastic job one epoch follows the other, and the ranks do not begin an epoch at the same time.
+A peer that is still in another epoch refuses this rank's handshake, so this rank dials again until
+the peer has caught up. A peer whose listener has gone has died, so this rank reports it soon: the
+registrar then decides who goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous import forked
+from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous.clock import SAME_CLOCK, ClockOffset, answer_readings, measure_offset
+from hvdlite.rendezvous.connection import Connection, Link, UnreachableError
+from hvdlite.rendezvous.deadline import SLICE_SECONDS, Deadline, GivenUpError
+from hvdlite.rendezvous.descriptors import make_room
+from hvdlite.rendezvous.dial import introducing
+from hvdlite.rendezvous.endpoint import Endpoint
+from hvdlite.rendezvous.handshake import Job, OtherEpochError, RefusedError, Role, ServerHandshake
+from hvdlite.rendezvous.local_peers import LocalPeers
+from hvdlite.rendezvous.steps import Loop, Steps, sleeping
+from hvdlite.rendezvous.topology import LauncherNumbers, are_linked, find_topology
+
+_GONE_SECONDS = 0.3  # how long a listener of an elastic job may refuse before its process is dead
+_AGAIN_SECONDS = 0.02  # until this rank dials a peer again that refused it
+_DIALS_AT_ONCE = 64  # peers that this rank dials at the same time
+_LARGEST_STAR = 64  # ranks to each of which rank 0 can well answer by itself
+# No process of the peer's host causes these: they come from this kernel, or from a router.
+_SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+
+
+def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
+    """Check that all ranks have equal settings; else they would cut the same tensors differently.
+
+    Raises:
+        BootstrapError: two ranks differ.
+    """
+    for rank, own in enumerate(settings):
+        if own == settings[0]:
+            continue
+        for name, value in own.items():
+            first = settings[0].get(name)
+            if value != first:
+                raise BootstrapError(
+                    f"rank 0 has {name}={first}, rank {rank} has {name}={value}; every rank needs "
+                    "the same value"
+                )
+
+
+class Mesh:
+    """This rank's connections of the full mesh, while they are made.
+
+    Args:
+        endpoint: this process's listeners.
+        rank: this rank.
+        peers: by rank, the description of each endpoint; this rank's own one is among them.
+        job: the handshakes carry its epoch.
+        create_segment: see `connect.connect`.
+        deadline: limits everything; another thread may give it up.
+        answer_seconds: see `connect.connect_members`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        rank: int,
+        peers: Sequence[Mapping[str, Any]],
+        job: Job,
+        create_segment: Callable[[int], int],
+        deadline: Deadline,
+        answer_seconds: float = 0.0,
+    ) -> None:
+        check_agreed([peer["agreed"] for peer in peers])
+        self._endpoint = endpoint
+        self._rank = rank
+        self._peers = peers
+        self._job = job
+        self._create_segment = create_segment
+        self._deadline = deadline
+        self._answer_seconds = answer_seconds
+        self._topology = find_topology(
+            [peer["host"] for peer in peers],
+            rank,
+            [LauncherNumbers(*peer["said"]) for peer in peers],
+        )
+        host_of = self._topology.host_of
+        self._tree = len(peers) > _LARGEST_STAR and max(host_of) > 0
+        self._links = {peer: Link() for peer in range(len(peers)) if peer != rank}
+        for peer, link in self._links.items():
+            link.linked = not self._tree or are_linked(host_of, rank, peer)
+        # The peers of other hosts to which this rank is not connected yet.
+        self._distant = {peer for peer in self._links if not self._is_local(peer)}
+        self._segment = self._event = self._lifeline = -1
+        self._local_peers: LocalPeers | None = None
+        self._listeners: list[socket.socket] = []
+        self._loop: Loop | None = None
+
+    def connect(self, meet: Callable[[Any], list[Any]]) -> Connection:
+        """Make all connections, and call `meet`; see `connect.connect_members`."""
+        forked.leave_to_parent(self)
+        try:
+            if self._links:
+                # The launcher may take one host with two names for two hosts, and count less.
+                locals_ = [one for one in range(len(self._peers)) if self._is_local(one)]
+                self._segment = self._create_segment(len(locals_))
+                self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._run(locals_)
+            # No rank's engine starts before all ranks are connected, so that every rank has taken
+            # over its sockets before a peer writes to them.
+            clocks = meet(list(self._compare_clocks()))
+            first = self._topology.host_of.index(self._topology.host_of[self._rank])
+            return self._result(ClockOffset(*clocks[first]))
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            forked.forget(self)
+
+    def close_in_child(self) -> None:
+        """Close the copies of a forked child."""
+        for listener in self._listeners:
+            listener.close()
+        self._close_links()
+
+    def _run(self, locals_: Sequence[int]) -> None:
+        """Make all connections in one thread."""
+        make_room(3 * len(locals_) + 2 * len(self._distant), len(self._peers))
+        loop = self._loop = Loop()
+        own = (self._segment, self._event)
+        local_peers = self._local_peers = LocalPeers(
+            self._rank, locals_, self._links, own, loop, self._deadline
+        )
+        self._listeners = self._endpoint.listeners()
+        acceptors = [
+            Acceptor(
+                listener,
+                self._job,
+                len(self._peers),
+                loop.selector,
+                self._welcome,
+                peers_return=self._endpoint.elastic,
+            )
+            for listener in self._listeners
+        ]
+        try:
+            self._start_dialling(local_peers, loop)
+            while self._distant or not local_peers.complete:
+                self._deadline.refuse_if_given_up()
+                loop.turn(min(SLICE_SECONDS, max(0.0, self._deadline.seconds_left)))
+                for acceptor in acceptors:
+                    acceptor.expire()
+                self._check_missing(local_peers)
+        except UnreachableError as error:
+            local_peers.tell(error)
+            raise
+        finally:
+            for acceptor in acceptors:
+                acceptor.close()
+            loop.close()
+        self._lifeline = local_peers.release()
+
+    def _is_local(self, peer: int) -> bool:
+        return self._topology.host_of[peer] == self._topology.host_of[self._rank]
+
+    def _start_dialling(self, local_peers: LocalPeers, loop: Loop) -> None:
+        if self._rank != local_peers.first:
+            loop.start(self._dial_first(local_peers))
+        lower = iter(sorted(peer for peer in self._distant if peer < self._rank))
+        for _ in range(min(self._rank, _DIALS_AT_ONCE)):
+            loop.start(self._dial_some(lower))
+
+    def _dial_first(self, local_peers: LocalPeers) -> Steps[None]:
+        """Connect to the first rank of this host."""
+        connection = yield from self._reach(local_peers.first, Role.CONTROL)
+        yield from local_peers.hand_in(connection)
+
+    def _dial_some(self, peers: Iterator[int]) -> Steps[None]:
+        """Connect to one peer of another host after the other, as long as there are any."""
+        for peer in peers:
+            link = self._links[peer]
+            if link.linked:
+                link.control = yield from self._reach(peer, Role.CONTROL)
+            link.data = yield from self._reach(peer, Role.DATA)
+            self._distant.discard(peer)
+
+    def _reach(self, peer: int, role: Role) -> Steps[socket.socket]:
+        """Dial a peer and shake hands with it; in an elastic job, dial again as long as it helps.
+
+        Raises:
+            UnreachableError: the peer cannot be reached, or does not answer in time.
+            BootstrapError: the peer is not what its endpoint says.
+            GivenUpError: the deadline was given up.
+        """
+        gone_at = math.inf
+        behind: OtherEpochError | None = None
+        local = self._is_local(peer)
+        address = self._peers[peer]["unix" if local else "tcp"]
+        seconds = 0.0 if local else self._answer_seconds
+        way = (address, self._job, self._rank, role, self._deadline, seconds)
+        while True:
+            try:
+                return (yield from introducing(*way))[0]
+            except GivenUpError:
+                raise
+            except OtherEpochError as error:
+                if not self._endpoint.elastic:
+                    raise self._blame(peer, error) from error
+                gone_at, behind = math.inf, error
+            except (OSError, BootstrapError) as error:
+                gone_at = min(gone_at, time.monotonic() + self._patience(error))
+                if time.monotonic() >= gone_at:
+                    # At the deadline, that the peer is in another epoch says more than that it is
+                    # late.
+                    cause = behind if behind is not None and self._deadline.passed else error
+                    raise self._blame(peer, cause) from error
+            with contextlib.suppress(TimeoutError):  # The next attempt says what is wrong.
+                yield from sleeping(_AGAIN_SECONDS, self._deadline)
+
+    def _patience(self, error: Exception) -> float:
+        """Return how many seconds an error of the way to a peer may last, because it may pass."""
+        if not self._endpoint.elastic:
+            return 0.0
+        if isinstance(error, ConnectionRefusedError):
+            return _GONE_SECONDS
+        return self._answer_seconds if _is_silence(error) else 0.0
+
+    def _blame(self, peer: int, error: Exception) -> BootstrapError:
+        """Name the peer in an error of the way to it."""
+        if isinstance(error, OSError):
+            text = f"rank {self._rank} cannot reach rank {peer}: {error}"
+            silent = isinstance(error, TimeoutError) or _is_silence(error)
+            return UnreachableError(text, peer, silent and not self._is_local(peer))
+        text = f"rank {peer}: {error}"
+        stranger = isinstance(error, RefusedError) and not isinstance(error, OtherEpochError)
+        return BootstrapError(text) if stranger else UnreachableError(text, peer)
+
+    def _check_missing(self, local_peers: LocalPeers) -> None:
+        """At the deadline, name the first rank that should have connected to this one."""
+        if not self._deadline.passed:
+            return
+        missing = [peer for peer in self._distant if peer > self._rank] + local_peers.missing()
+        if missing:
+            raise UnreachableError(
+                f"rank {min(missing)} did not connect to rank {self._rank} in time", min(missing)
+            )
+
+    def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
+        peer, role = handshake.rank, handshake.role
+        link = self._links.get(peer)
+        local = connection.family == socket.AF_UNIX
+        if link is None or peer < self._rank or local != self._is_local(peer):
+            connection.close()
+        elif local and role == Role.CONTROL:
+            assert self._local_peers is not None
+            self._local_peers.welcome(peer, connection)
+        elif role == Role.DATA and link.data is None:
+            link.data = connection
+        elif role == Role.CONTROL and link.control is None and link.linked:
+            link.control = connection
+        else:
+            connection.close()
+        if link is not None and link.connected:
+            self._distant.discard(peer)
+
+    def _compare_clocks(self) -> ClockOffset:
+        """Compare clocks over TCP: the first rank of every other host does so with rank 0."""
+        rank, host_of = self._rank, self._topology.host_of
+        firsts = [host_of.index(host) for host in range(1, max(host_of) + 1)]
+        for peer in firsts if rank == 0 else [0] if rank in firsts else []:
+            connection = self._links[peer].data
+            assert connection is not None
+            try:
+                if rank != 0:
+                    return measure_offset(connection, self._deadline)
+                answer_readings(connection, self._deadline)
+            except GivenUpError:
+                raise
+            except (OSError, BootstrapError) as error:
+                raise UnreachableError(
+                    f"rank {rank} could not compare its clock with rank {peer}'s: {error}", peer
+                ) from error
+        return SAME_CLOCK
+
+    def _close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+        self._close_links()
+
+    def _close_links(self) -> None:
+        if self._local_peers is not None:
+            self._local_peers.close()
+        for link in self._links.values():
+            link.close()
+        for fd in (self._segment, self._event, self._lifeline):
+            if fd >= 0:
+                os.close(fd)
+        self._segment = self._event = self._lifeline = -1
+
+    def _result(self, clock: ClockOffset) -> Connection:
+        topology = self._topology
+        return Connection(
+            rank=self._rank,
+            size=len(self._peers),
+            host_of=topology.host_of,
+            links=tuple(link.release(peer) for peer, link in self._links.items()),
+            segment_fd=self._segment,
+            event_fd=self._event,
+            lifeline_fd=self._lifeline,
+            local_rank=topology.local_rank,
+            local_size=topology.local_size,
+            cross_rank=topology.cross_rank,
+            cross_size=topology.cross_size,
+            clock=clock,
+            control_tree=self._tree,
+        )
+
+
+def _is_silence(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _SILENCE

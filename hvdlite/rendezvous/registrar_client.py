@@ -1,0 +1,230 @@
+"""A worker's connection to the registrar of its elastic job.
+
+Both sides send JSON objects in the frames of `frames`, and `{"kind": "alive"}` when they have
+nothing else to say. So each side notices when the other one, or the network, has gone silent.
+
+Example:
+    client = RegistrarClient(address, job, worker.elastic_worker, deadline, print, print)
+    client.send({"kind": "bye", "commits": {}, "status": "done"})
+    client.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous import forked
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import local_host, reach
+from hvdlite.rendezvous.frames import FrameReader, FrameWriter
+from hvdlite.rendezvous.handshake import Job, Role, session_keys
+
+MAX_MESSAGE_BYTES = 1 << 20
+_BEATS = 4  # messages "alive" in the time after which a side counts as dead
+# How many heartbeats the registrar may be silent: hvdlite-run may be stopped, or get no core, and a
+# worker that lives is worth more than an early end. A launcher that has died hangs up.
+PATIENCE = 20
+_LINGER_SECONDS = 1.0  # how long `close` waits until the registrar has read the last message
+_ALIVE = {"kind": "alive"}
+
+
+class RegistrarClient:
+    """The connection, and the daemon thread that reads from it.
+
+    Any thread may call `send` and `close`. A forked child closes its copy of the connection.
+
+    Attributes:
+        local_host: the IP address from which this host reaches the registrar; None over a Unix
+            socket.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        job: Job,
+        worker: int,
+        deadline: Deadline,
+        on_message: Callable[[dict[str, Any]], None],
+        on_end: Callable[[str], None],
+        heartbeat: float = 3.0,
+    ) -> None:
+        """Connect to the registrar, and start to read.
+
+        Args:
+            address: the address of the registrar.
+            job: the job that this worker belongs to, in epoch 0.
+            worker: the number of this worker.
+            deadline: limits the connecting, and nothing later.
+            on_message: called on the reading thread with each message but "alive". This thread
+                also sends the heartbeat, so the function must return well within `heartbeat`. An
+                exception of it ends the connection.
+            on_end: called once, on the reading thread, with the reason, when the connection has
+                ended. After `close` it is not called.
+            heartbeat: both sides speak four times in these seconds; a registrar that says nothing
+                in twenty times as long counts as dead.
+
+        Raises:
+            BootstrapError: the registrar cannot be reached, or refuses this worker.
+        """
+        self._worker = worker
+        self._connection, handshake = reach(
+            "the registrar", address, job, worker, Role.MEMBERSHIP, deadline
+        )
+        from_client, from_server = session_keys(job, handshake.transcript)
+        self._writer, self._reader = FrameWriter(from_client), FrameReader(from_server)
+        self._on_message, self._on_end = on_message, on_end
+        self._heartbeat = heartbeat
+        # A registrar that does not read for so long is as dead as one that does not write.
+        self._connection.settimeout(PATIENCE * heartbeat)
+        self.local_host = local_host(self._connection)
+        self._sending = threading.Lock()
+        self._closing = False
+        self._end: str | None = None  # why the connection has ended; set once, under `_sending`
+        self._unsent: OSError | None = None  # why nothing can be sent any more; the same
+        forked.leave_to_parent(self)
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-registrar", daemon=True)
+        self._thread.start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message.
+
+        Raises:
+            BootstrapError: the connection has ended, or the message is too long.
+        """
+        body = json.dumps(message).encode()
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise BootstrapError(
+                f"worker {self._worker} cannot send {len(body)} bytes to the registrar: a message "
+                f"has at most {MAX_MESSAGE_BYTES}"
+            )
+        with self._sending:
+            if self._end is None and self._unsent is None:
+                try:
+                    self._connection.sendall(self._writer.wrap(body))
+                    return
+                except OSError as error:
+                    # A part of the frame may be on its way, so nothing can follow it.
+                    self._unsent = error
+                    self._hang_up()
+        # A refusal that has arrived, but was not read yet, says more than the error.
+        if self._end is None and threading.current_thread() is not self._thread:
+            self._thread.join(_LINGER_SECONDS)
+        raise BootstrapError(self._end or self._loss())
+
+    def close(self) -> None:
+        """End the connection, after everything that was sent; `on_end` is not called any more."""
+        self._closing = True
+        with self._sending:
+            self._end = self._end or f"worker {self._worker} has closed this connection"
+            # If this side closed at once with unread messages, TCP would discard what was sent.
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LINGER_SECONDS)
+
+    def close_in_child(self) -> None:
+        """Close the copy of a forked child, where the reading thread does not exist."""
+        self._sending = threading.Lock()
+        self._closing = True
+        self._end = f"process {os.getpid()} is a forked child of worker {self._worker}"
+        self._connection.close()
+
+    def _hang_up(self) -> None:
+        """Make the reading thread notice the end."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _loss(self) -> str:
+        return f"worker {self._worker} lost the registrar: {self._unsent or 'it hung up'}"
+
+    def _serve(self) -> None:
+        try:
+            self._read()
+        except OSError as error:
+            reason = f"worker {self._worker} lost the registrar: {error}"
+        except BootstrapError as error:
+            reason = str(error)
+        closing = self._closing
+        if not closing:
+            self._hang_up()
+            with self._sending:
+                reason = self._end = self._end or reason
+        self._connection.close()
+        if not closing:
+            self._on_end(reason)
+
+    def _read(self) -> NoReturn:
+        """Read, and send the heartbeat, until the connection ends.
+
+        Raises:
+            BootstrapError: the registrar hung up, is silent, or sent something else than messages.
+        """
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        room = select.poll()
+        room.register(self._connection, select.POLLOUT)
+        heard = time.monotonic()
+        beat = heard + self._heartbeat / _BEATS
+        while True:
+            limit = heard + PATIENCE * self._heartbeat
+            left = min(beat, limit) - time.monotonic()
+            arrived = poller.poll(max(0.0, 1000 * left))
+            late = time.monotonic() >= limit
+            # What has arrived counts before the clock, which runs on while this process is stopped,
+            # or waits for Python's lock: also between the end of poll() and the look at the clock.
+            if arrived or (late and poller.poll(0)):
+                if not self._take():
+                    raise BootstrapError(self._loss())
+                heard = time.monotonic()
+            elif late:
+                raise BootstrapError(
+                    f"worker {self._worker} lost the registrar: it was silent for "
+                    f"{PATIENCE * self._heartbeat:g} s"
+                )
+            if time.monotonic() >= beat and not self._closing:
+                if room.poll(0):  # Otherwise what is on its way says as much.
+                    with contextlib.suppress(BootstrapError):  # What has arrived is read first.
+                        self.send(_ALIVE)
+                beat = time.monotonic() + self._heartbeat / _BEATS
+
+    def _take(self) -> bool:
+        """Receive, and handle the messages that are complete; return False at the end."""
+        data = self._connection.recv(1 << 16)
+        for body in self._reader.feed(data):
+            message = self._parse(body)
+            if message["kind"] != "alive" and not self._closing:
+                self._handle(message)
+        return bool(data)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        try:
+            self._on_message(message)
+        except BaseException as error:  # With SystemExit, Python would end this thread silently.
+            raise BootstrapError(
+                f"worker {self._worker} failed on message '{message['kind']}' of the registrar: "
+                f"{error!r}"
+            ) from error
+        if message["kind"] == "refused":
+            raise BootstrapError(
+                f"the registrar refused worker {self._worker}: {message.get('reason')}"
+            )
+
+    def _parse(self, body: bytes) -> dict[str, Any]:
+        try:
+            message = json.loads(body) if len(body) <= MAX_MESSAGE_BYTES else None
+        except ValueError:
+            message = None
+        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+            raise BootstrapError(
+                f"worker {self._worker} got something else than a message from the registrar"
+            )
+        return message

@@ -1,0 +1,213 @@
+"""The store and the mesh of connections over real sockets, with threads as ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.address import dial
+from hvdlite.rendezvous.connect import Connection, connect
+from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.environment import WorkerEnvironment
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.mesh import check_agreed
+from hvdlite.rendezvous.store import PublisherGoneError, Store, StoreClient
+from patience import HANG, Stopwatch, wait_until
+
+TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
+JOB = Job(TOKEN, JOB_ID, 0)
+
+
+def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
+    """Run body(rank) in a thread for each rank; return the results, or exceptions, by rank."""
+    results: list[object] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG)
+        assert not thread.is_alive()
+    return results
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def make_segment(local_size: int) -> int:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 4096 * local_size)
+    return fd
+
+
+def make_world(hosts: list[str], address: str, timeout: float = HANG) -> list[object]:
+    def join(rank: int) -> Connection:
+        worker = WorkerEnvironment(
+            rank=rank,
+            size=len(hosts),
+            rendezvous=address,
+            token=TOKEN,
+            job_id=JOB_ID,
+            host_id=hosts[rank],
+            start_timeout=timeout,
+        )
+        return connect(worker, make_segment)
+
+    return in_threads(len(hosts), join)
+
+
+def connected(results: list[object]) -> list[Connection]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return [result for result in results if isinstance(result, Connection)]
+
+
+@pytest.mark.parametrize(
+    "hosts", [["a"] * 2, ["a"] * 3, ["a"] * 8, ["a", "b"], ["a", "a", "b", "b"]]
+)
+def test_mesh_carries_bytes_memory_and_events(hosts: list[str]) -> None:
+    before = open_descriptors()
+    with Store.start(len(hosts), JOB) as store:
+        world = connected(make_world(hosts, store.address))
+    for own in world:
+        for rank, control, data, segment, event in own.links:
+            back = next(link for link in world[rank].links if link[0] == own.rank)
+            local = hosts[rank] == hosts[own.rank]
+            assert (data < 0, segment >= 0, event >= 0) == (local, local, local)
+            for mine, theirs in ((control, back[1]), (data, back[2])):
+                if not local:
+                    os.write(mine, b"hello")
+                    select.select([theirs], [], [], HANG)
+                    assert os.read(theirs, 5) == b"hello"
+            if local:
+                with (
+                    mmap.mmap(segment, 0) as theirs_here,
+                    mmap.mmap(world[rank].segment_fd, 0) as theirs_there,
+                ):
+                    theirs_here[0] = own.rank + 1
+                    assert theirs_there[0] == own.rank + 1
+                os.eventfd_write(event, 1)
+                assert os.eventfd_read(world[rank].event_fd) == 1
+    for connection in world:
+        connection.close()
+    assert open_descriptors() <= before  # A former test may have closed some meanwhile.
+
+
+def test_sixty_four_ranks_connect() -> None:
+    with Store.start(64, JOB) as store:
+        world = connected(make_world(["a"] * 64, store.address))
+    assert all(connection.local_size == 64 for connection in world)
+    for connection in world:
+        connection.close()
+
+
+def test_ranks_with_different_settings_are_refused() -> None:
+    message = r"rank 0 has HVDLITE_SHM_CHUNK=1, rank 1 has HVDLITE_SHM_CHUNK=2"
+    with pytest.raises(BootstrapError, match=message):
+        check_agreed([{"HVDLITE_SHM_CHUNK": "1"}, {"HVDLITE_SHM_CHUNK": "2"}])
+
+
+def test_missing_rank_is_named_by_all_others() -> None:
+    with Store.start(3, JOB) as store:
+
+        def exchange(rank: int, key: str, seconds: float) -> object:
+            with StoreClient(store.address, JOB, rank, deadline=Deadline(seconds)) as client:
+                return client.exchange(key, b"x")
+
+        begun = time.monotonic()
+        in_threads(3, lambda rank: exchange(rank, "all of them", HANG))
+        ample = 0.2 + 20 * (time.monotonic() - begun)
+        results = in_threads(2, lambda rank: exchange(rank, "hello", ample))
+    for result in results:
+        assert isinstance(result, BootstrapError)
+        assert "rank 2 did not arrive in time" in str(result)
+
+
+def waiting_at(store: Store, key: bytes) -> int:
+    exchange = store._exchanges.get(key)
+    return 0 if exchange is None else len(exchange.waiting)
+
+
+def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
+    with Store.start(3, JOB) as store:
+        left: list[Stopwatch] = []
+        with StoreClient(store.address, JOB, 0, deadline=Deadline(600)) as first:
+            leaver = StoreClient(store.address, JOB, 1, deadline=Deadline(HANG))
+            key = b"hello"
+            leaver._connection.sendall(
+                leaver._writer.wrap(struct.pack("<BHd", 0, len(key), 600.0) + key)
+            )
+
+            def leave() -> None:
+                wait_until(lambda: waiting_at(store, key) == 2, "both ranks wait")
+                left.append(Stopwatch())
+                leaver.close()
+
+            leaving = threading.Thread(target=leave)
+            leaving.start()
+            with pytest.raises(BootstrapError, match="rank 1 left while connecting"):
+                first.exchange("hello", b"")
+            assert left[0].seconds() < 5
+            leaving.join()
+
+
+def test_look_up_of_what_a_rank_published_that_has_gone_ends_at_once() -> None:
+    with Store.start(2, JOB) as store:
+        with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as server:
+            server.publish("address", b"here")
+            with StoreClient(store.address, JOB, 1, deadline=Deadline(HANG)) as client:
+                assert client.look_up("address") == b"here"
+        wait_until(lambda: not store._members, "the store has seen that both have gone")
+        with StoreClient(store.address, JOB, 1, deadline=Deadline(HANG)) as late:
+            with pytest.raises(PublisherGoneError, match="published address has gone"):
+                late.look_up("address")
+            with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as server:
+                server.publish("address", b"there")
+                assert late.look_up("address") == b"there"
+
+
+def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
+    before = open_descriptors()
+    with Store.start(1, JOB) as store:
+        idle = [dial(store.address, Deadline(HANG)) for _ in range(300)]
+        for _ in range(200):
+            with contextlib.suppress(OSError), dial(store.address, Deadline(HANG)) as stranger:
+                stranger.sendall(os.urandom(200))
+        watch = Stopwatch()
+        with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as client:
+            assert client.exchange("hello", b"me") == [b"me"]
+        assert watch.seconds() < 1.0
+        other = Job(secrets.token_bytes(32), JOB_ID, 0)
+        with pytest.raises(BootstrapError):
+            StoreClient(store.address, other, 0, deadline=Deadline(HANG))
+        for connection in idle:
+            connection.close()
+    assert open_descriptors() <= before  # A former test may have closed some meanwhile.
+
+
+def test_store_that_closes_ends_the_waits_of_its_clients() -> None:
+    store = Store.start(2, JOB)
+    with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as client:
+        threading.Timer(0.2, store.close).start()
+        with pytest.raises(BootstrapError, match="lost the store"):
+            client.exchange("hello", b"")
+    store.close()
