@@ -1,7 +1,7 @@
 """Start-up: the ranks of a job find, authenticate and connect to each other.
 
 The way of one start is this: `launchers` and `environment` read this rank's numbers and the address
-of the store from its launcher's variables. If there are none, `unsupported_launchers` refuses to
+of the store from its launcher's variables. If there are none, `launchers.unsupported` refuses to
 train alone where a variable speaks of other processes. Programs that start functions make the
 numbers by `assignments`, and set no variable. `serving` starts the store in rank 0 if the launcher
 does not. `store` lets the ranks exchange their endpoints: an `endpoint` is the listeners of a

@@ -24,10 +24,10 @@ from pathlib import Path
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS
-from hvdlite.rendezvous.launchers import LauncherEnvironment, checked, detect_launcher
+from hvdlite.rendezvous.launchers.known import LauncherEnvironment, checked, detect_launcher
+from hvdlite.rendezvous.launchers.unsupported import refuse_to_be_alone
+from hvdlite.rendezvous.launchers.variables import Variables
 from hvdlite.rendezvous.service import refuse_other_kind, service_numbers
-from hvdlite.rendezvous.unsupported_launchers import refuse_to_be_alone
-from hvdlite.rendezvous.variables import Variables
 
 TOKEN_BYTES = 32  # of a job's secret
 JOB_ID_BYTES = 16  # of a job's public number

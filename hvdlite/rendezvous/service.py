@@ -4,7 +4,7 @@ hvdlite-run sets HVDLITE_SERVERS, HVDLITE_WORKER and HVDLITE_JOINER. Under other
 HVDLITE_SERVERS in every process, except under TF_CONFIG, which names its servers itself.
 
 Example:
-    >>> from hvdlite.rendezvous.variables import Variables
+    >>> from hvdlite.rendezvous.launchers.variables import Variables
     >>> service_numbers(Variables({"HVDLITE_SERVERS": "2"}), rank=3, size=8)
     {'servers': 2, 'process': 3, 'joiner': False}
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.variables import Variables
+from hvdlite.rendezvous.launchers.variables import Variables
 
 
 def service_numbers(variables: Variables, rank: int, size: int, named: int = 0) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from hvdlite.launch.description import ThisNode
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.rendezvous.address import split_host
 from hvdlite.rendezvous.environment import surroundings
-from hvdlite.rendezvous.launchers import first_of_node_list
-from hvdlite.rendezvous.variables import Variables
+from hvdlite.rendezvous.launchers.known import first_of_node_list
+from hvdlite.rendezvous.launchers.variables import Variables
 
 _AUTO = "auto"
 _FIRST_PORT, _PORTS = 20000, 10000

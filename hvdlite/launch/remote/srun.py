@@ -17,7 +17,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.remote.ssh import SAFE_PATH
 from hvdlite.launch.remote.ways import ProcessLine, last_line
-from hvdlite.rendezvous.launchers import tasks_of_node
+from hvdlite.rendezvous.launchers.known import tasks_of_node
 
 _LONGEST_QUESTION = 30.0  # seconds that Slurm's controller may take to answer
 

@@ -7,7 +7,7 @@ ranks over hosts is the launcher's choice: Open MPI may put ranks 0 and 2 on one
 and 3 on another.
 
 Example:
-    >>> from hvdlite.rendezvous.variables import Variables
+    >>> from hvdlite.rendezvous.launchers.variables import Variables
     >>> detect_launcher(Variables({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})).rank
     1
 """
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.tf_config import ranks_of
-from hvdlite.rendezvous.variables import Variables
+from hvdlite.rendezvous.launchers.tf_config import ranks_of
+from hvdlite.rendezvous.launchers.variables import Variables
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

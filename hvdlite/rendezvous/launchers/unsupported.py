@@ -6,7 +6,7 @@ trained where one was wanted. So `refuse_to_be_alone` reads the variables that o
 others beside them have. HVDLITE_SIZE=1 insists on a world of one.
 
 Example:
-    >>> from hvdlite.rendezvous.variables import Variables
+    >>> from hvdlite.rendezvous.launchers.variables import Variables
     >>> refuse_to_be_alone(Variables({"JOB_COMPLETION_INDEX": "0", "PET_NNODES": "1"}))
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.variables import Variables
+from hvdlite.rendezvous.launchers.variables import Variables
 
 _SHOWN = 80  # characters of a value that the message shows
 _AS_TORCHRUN = "give every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does"
