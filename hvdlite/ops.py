@@ -14,6 +14,7 @@ from typing import Any
 
 from hvdlite._core import DTYPES, REDUCE_OPS, REDUCIBLE
 from hvdlite.errors import ArgumentError
+from hvdlite.modes import Mode, check_together
 
 
 class ReduceOp(IntEnum):
@@ -89,6 +90,11 @@ def choose_op(average: bool | None, op: int | None) -> ReduceOp:
     return reduce_op(op)
 
 
+def modes_of_op(op: int) -> dict[Mode, bool]:
+    """Return whether gradients are combined otherwise than by their mean, for `check_together`."""
+    return {Mode.SUM: op == Sum, Mode.ADASUM: op == Adasum}
+
+
 def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
     """Check that `op` can combine gradients, and that the factor fits it.
 
@@ -105,8 +111,7 @@ def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
         raise ArgumentError(
             f"op=hvd.{op.name} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
         )
-    if predivide_factor != 1.0 and op != Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
+    check_together({Mode.PREDIVIDE: predivide_factor != 1.0, **modes_of_op(op)})
     if predivide_factor <= 0:
         raise ArgumentError("gradient_predivide_factor is a positive number")
 

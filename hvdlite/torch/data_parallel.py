@@ -17,12 +17,13 @@ from torch import nn
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
+from hvdlite.modes import Mode, check_together
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.compression import Compression, PowerSGD
+from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
-from hvdlite.torch.exchange.settings import Settings
+from hvdlite.torch.exchange.settings import Settings, modes_of
 from hvdlite.torch.functions import broadcast_tensors
 from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.reducer import GradientReducer
@@ -91,7 +92,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         basics.size()  # raises without init()
         _check(module, device_ids, dim, process_group)
         cap_bytes = bytes_of_cap(bucket_cap_mb)
-        _check_compression(compression)
+        check_together({Mode.DATA_PARALLEL: True, **modes_of(compression=compression)})
         self.module = module
         self.process_set = process_set
         starts_with_buffers = broadcast_buffers or forward_sync_buffers is not None
@@ -186,24 +187,14 @@ def _check(module: Any, device_ids: Any, dim: int, process_group: Any) -> None:
     if not isinstance(module, nn.Module):
         raise ArgumentError(f"DistributedDataParallel takes a model, not a {type(module).__name__}")
     wrappers = (DistributedDataParallel, nn.parallel.DistributedDataParallel)
-    if any(isinstance(part, wrappers) for part in module.modules()):
+    owner = owner_of(module.parameters())
+    again = owner is not None and owner.settings.of_model
+    if again or any(isinstance(part, wrappers) for part in module.modules()):
         raise ArgumentError("this model is a DistributedDataParallel already, or a part of it is")
-    if owner_of(module.parameters()) is not None:
-        raise ArgumentError(
-            "a DistributedOptimizer or another DistributedDataParallel reduces the gradients of "
-            "this model already: leave one of the two out"
-        )
+    check_together({Mode.DATA_PARALLEL: True, Mode.DISTRIBUTED: owner is not None})
     if device_ids is not None and len(device_ids) > 1:
         raise ArgumentError("device_ids must name one device, because every rank has its own")
     if process_group is not None or dim != 0:
         raise ArgumentError(
             "use process_set=hvd.add_process_set(...) instead of process_group, and leave dim out"
-        )
-
-
-def _check_compression(compression: Any) -> None:
-    if isinstance(compression, PowerSGD) or compression is PowerSGD:
-        raise ArgumentError(
-            "Compression.powersgd belongs to an optimizer, whose load_state_dict() clears what it "
-            "keeps: use hvd.DistributedOptimizer instead of hvd.DistributedDataParallel"
         )

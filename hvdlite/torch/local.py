@@ -12,6 +12,7 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
+from hvdlite.modes import Mode, check_together
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import subclass_in_place
@@ -327,11 +328,8 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
         )
     if isinstance(optimizer, Local):
         raise ArgumentError("this optimizer is one of LocalSGD or DiLoCo already")
-    if isinstance(optimizer, DistributedAdasum):
-        raise ArgumentError(
-            "LocalSGD does not go with op=hvd.Adasum: both combine the changes of the parameters; "
-            "pass the plain optimizer"
-        )
+    adasum = isinstance(optimizer, DistributedAdasum)
+    check_together({Mode.LOCAL_SGD_OVER: adasum, Mode.ADASUM: adasum})
     if isinstance(optimizer, Distributed):
         owner: GradientReducer | None = optimizer._reducer  # also on a rank that is not a member
     else:
@@ -344,8 +342,4 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
             "left for LocalSGD; pass the plain optimizer, or a DistributedOptimizer over the "
             "process set of one host"
         )
-    if settings.start > 0:
-        raise ArgumentError(
-            "LocalSGD(start=...) takes a plain optimizer: over a DistributedOptimizer gradients "
-            "are averaged by that one only; leave start out"
-        )
+    check_together({Mode.LOCAL_SGD_OVER: True, Mode.START: settings.start > 0})

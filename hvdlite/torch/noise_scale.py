@@ -17,16 +17,13 @@ import torch
 
 from hvdlite import basics, operation_names, ops
 from hvdlite.errors import ArgumentError
+from hvdlite.modes import Mode, check_together
 from hvdlite.torch.collectives.allreduce import allreduce
-from hvdlite.torch.compression import PowerSGD
+from hvdlite.torch.local import Local
 from hvdlite.torch.optimizer import Distributed
+from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.reducer import GradientReducer
-
-_UNEQUAL = (
-    "NoiseScale needs gradients of ranks that count the same; do not use it with weight= or "
-    "micro_batches()"
-)
 
 
 class NoiseScale:
@@ -75,28 +72,16 @@ class NoiseScale:
                 "of samples of one rank, and decay at least 0 and less than 1"
             )
         reducer = _reducer_of(optimizer)
-        if reducer is None or reducer.settings.reduction.op != ops.Average:
+        adasum, local = isinstance(optimizer, DistributedAdasum), isinstance(optimizer, Local)
+        local = local and reducer is None
+        check_together({Mode.NOISE_SCALE: True, Mode.ADASUM: adasum, Mode.LOCAL_SGD: local})
+        if reducer is None:
             raise ArgumentError(
                 "NoiseScale compares the gradients of single ranks with their average: give it a "
                 "DistributedOptimizer with op=hvd.Average"
             )
-        if reducer.divides:
-            raise ArgumentError(
-                "NoiseScale needs the mean gradients of all parameters, and with stage=2 a rank of "
-                "a ShardedOptimizer has its share of them; use stage=1"
-            )
-        if reducer.settings.weight is not None:
-            raise ArgumentError(_UNEQUAL)
-        if isinstance(reducer.settings.compression, PowerSGD):
-            raise ArgumentError(
-                "NoiseScale needs the mean of the gradients, and Compression.powersgd gives an "
-                "approximation of it; measure in a run without powersgd"
-            )
-        if reducer.settings.late is not None:
-            raise ArgumentError(
-                "NoiseScale compares gradients of one step, and with late= they may come from "
-                "several; measure in a run without late="
-            )
+        modes = reducer.settings.modes()
+        check_together({Mode.NOISE_SCALE: True, Mode.STAGE_2: reducer.divides, **modes})
         if reducer.observer is not None:
             raise ArgumentError("this optimizer has a NoiseScale already; close() that one first")
         self.value = math.nan
@@ -133,7 +118,9 @@ class NoiseScale:
         if not self._due:
             return
         if self._reducer.reduction.weight is not None:
-            raise ArgumentError(_UNEQUAL)
+            drops = self._reducer.settings.weight is None
+            weighed = Mode.MICRO_BATCHES if drops else Mode.WEIGHT
+            check_together({Mode.NOISE_SCALE: True, weighed: True})
         self._own.append(_square(params))
 
     def received(self, params: Sequence[torch.Tensor]) -> None:

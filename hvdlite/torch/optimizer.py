@@ -12,16 +12,16 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.modes import Mode, check_together
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.compression import Compression
+from hvdlite.torch.compression import Compression, PowerSGD
 from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
-from hvdlite.torch.exchange.late import Late, check_late
-from hvdlite.torch.exchange.low_rank import check_low_rank
-from hvdlite.torch.exchange.settings import Settings, Weight
+from hvdlite.torch.exchange.late import Late
+from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
@@ -78,7 +78,8 @@ class Distributed(Attending):
     @weight.setter
     def weight(self, weight: Weight) -> None:
         if weight is not None:
-            _check_weight(self._reducer.settings.reduction.op)
+            chosen = {Mode.WEIGHT: True, Mode.STAGE_2: self._reducer.divides}
+            check_together({**chosen, **ops.modes_of_op(self._reducer.settings.reduction.op)})
         self._reducer.set_weight(weight)
 
     def synchronize(self) -> None:
@@ -220,17 +221,15 @@ class Distributed(Attending):
             What the step of the wrapped class returns: the loss of the closure, or None.
 
         Raises:
-            ArgumentError: there is a closure, and the optimizer was made with `late`.
+            ArgumentError: there is a closure, beside `late` or `micro_batches`.
             HvdliteError: a reduction has failed, or `skip_synchronize` left one in flight.
         """
         self._opt_called = True  # LR schedulers check this
+        if closure is not None:
+            drops, late = self._micro_batches is not None, self._reducer.roll_call is not None
+            check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, Mode.LATE: late})
         if self._micro_batches is not None:
-            self._micro_batches.before_step(closure)
-        if closure is not None and self._reducer.roll_call is not None:
-            raise ArgumentError(
-                "step(closure) evaluates the model on every rank, and with late= a rank that is "
-                "behind computes nothing; call step() without a closure"
-            )
+            self._micro_batches.before_step()
         if self._skips_synchronize:
             if self._reducer.in_flight:
                 raise HvdliteError(
@@ -358,8 +357,8 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # raises without init(), here rather than in the first backward()
-    reduction = _reduction(op, gradient_predivide_factor, process_set, compression, late)
-    _check_options(optimizer, op, weight, gradient_as_bucket_view, reduce_in)
+    reduction = _reduction(op, gradient_predivide_factor, process_set)
+    _check_options(optimizer, op, compression, weight, gradient_as_bucket_view, late, reduce_in)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         return _adasum(optimizer, names, compression, bytes_of_cap(bucket_cap_mb), process_set)
@@ -385,12 +384,8 @@ def _adasum(optimizer: Any, names: dict[torch.Tensor, str], *arguments: Any) -> 
     return adasum
 
 
-def _reduction(
-    op: int, predivide_factor: float, process_set: ProcessSet, compression: Any, late: Late | None
-) -> Reduction:
+def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Reduction:
     ops.check_gradient_op(op, predivide_factor)
-    check_low_rank(compression, op)
-    check_late(late, op, compression)
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 
@@ -418,10 +413,19 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
 def _check_options(
     optimizer: Any,
     op: int,
+    compression: Any,
     weight: Weight,
     bucket_view: bool,
+    late: Any,
     reduce_in: str,
 ) -> None:
+    if compression is PowerSGD:
+        raise ArgumentError("make the compression: hvd.Compression.powersgd(rank=4), with brackets")
+    if late is not None and not isinstance(late, Late):
+        raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
+    if reduce_in not in ("backward", "step"):
+        raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
+    check_together(modes_of(op, compression, weight, bucket_view, late))
     if not hasattr(optimizer, "param_groups"):
         raise ArgumentError(
             f"DistributedOptimizer takes an optimizer, not a {type(optimizer).__name__}: pass an "
@@ -440,25 +444,8 @@ def _check_options(
             "DistributedOptimizer over the ranks of one host first, and hvd.LocalSGD of that"
         )
     owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
-    if owner is not None and owner.settings.of_model:
-        raise ArgumentError(
-            "a DistributedDataParallel reduces the gradients of these parameters already; leave it "
-            "out, or step with the plain optimizer, as under Lightning's strategy='ddp'"
-        )
-    if reduce_in not in ("backward", "step"):
-        raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
-    if weight is not None:
-        _check_weight(op)
-    if bucket_view and op == ops.Adasum:
-        raise ArgumentError(
-            "gradient_as_bucket_view works with op=hvd.Average or hvd.Sum only: hvd.Adasum "
-            "combines changes of the parameters, not gradients"
-        )
-
-
-def _check_weight(op: int) -> None:
-    if op != ops.Average:
-        raise ArgumentError("a weight goes with op=hvd.Average: it makes a weighted average")
+    of_model = owner is not None and owner.settings.of_model
+    check_together({Mode.DISTRIBUTED: True, Mode.DATA_PARALLEL: of_model})
 
 
 def _names_of(

@@ -10,6 +10,7 @@ import torch
 from hvdlite import operation_names
 from hvdlite.divergence import Divergence, check_arguments, compare, react, refuse
 from hvdlite.errors import ArgumentError
+from hvdlite.modes import Mode, check_together
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.functions import broadcast_parameters
@@ -128,12 +129,8 @@ class ReplicaWatch:
 
 def _refuse_local(optimizer: Any) -> None:
     """Refuse an optimizer whose ranks have equal parameters for a moment only, in its rounds."""
-    if isinstance(optimizer, Local) and not isinstance(optimizer, Distributed):
-        raise ArgumentError(
-            "LocalSGD lets the parameters of the ranks differ between two rounds, so a "
-            "ReplicaWatch would report that; call hvd.check_replicas(model.named_parameters()) "
-            "after optimizer.average()"
-        )
+    local = isinstance(optimizer, Local) and not isinstance(optimizer, Distributed)
+    check_together({Mode.REPLICA_WATCH: True, Mode.LOCAL_SGD: local})
 
 
 def _params(optimizer: Any) -> list[torch.Tensor]:

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, ops
+from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
-from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.ownership import Division, Ownership
-from hvdlite.torch.exchange.settings import NO_WEIGHT
+from hvdlite.torch.exchange.settings import modes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers import gradient_norms, overflow
 from hvdlite.torch.optimizers.parameter_exchange import ParameterExchange
@@ -304,20 +304,17 @@ def ShardedOptimizer(
     """
     basics.size()  # raises without init()
     _check_numbers(stage, copies)
-    if stage == 2:
-        _check_dividing(copies, arguments)
-    if arguments.get("op", ops.Average) == ops.Adasum:
-        raise ArgumentError(
-            "ShardedOptimizer cannot be used with op=hvd.Adasum, which updates all parameters on "
-            "every rank; use op=hvd.Average"
-        )
-    if arguments.get("late") is not None:
-        raise ArgumentError(
-            "ShardedOptimizer does not go with late=: each step needs the parameters that every "
-            "other rank has updated; use DistributedOptimizer"
-        )
-    if basics.in_elastic_job():
-        _check_elastic(stage, copies, arguments)
+    in_set = arguments.get("process_set", global_process_set) is not global_process_set
+    check_together(
+        {
+            Mode.SHARDED: True,
+            Mode.STAGE_2: stage == 2,
+            Mode.ONE_COPY: copies == 1,
+            Mode.COPIES: copies > 1,
+            Mode.SHARDED_IN_SET: in_set,
+            **modes_of(**arguments),
+        }
+    )
     _check_optimizer(optimizer)
     distributed = DistributedOptimizer(optimizer, named_parameters, **arguments)
     division = Division(distributed._reducer.settings.reduction.process_set, copies)
@@ -331,20 +328,6 @@ def ShardedOptimizer(
     return sharded
 
 
-def _check_elastic(stage: int, copies: int, arguments: dict[str, Any]) -> None:
-    """Refuse what a death would take along."""
-    if stage == 2 or copies < 2:
-        raise ArgumentError(
-            "ShardedOptimizer in an elastic job takes stage=1 and copies=2 or more: a rank that "
-            "dies takes its share of the state along, and another one must have it, too"
-        )
-    if arguments.get("process_set", global_process_set) is not global_process_set:
-        raise ArgumentError(
-            "ShardedOptimizer in an elastic job divides the state among all ranks; leave "
-            "process_set out"
-        )
-
-
 def _check_numbers(stage: int, copies: int) -> None:
     if stage not in (1, 2):
         raise ArgumentError(
@@ -356,21 +339,6 @@ def _check_numbers(stage: int, copies: int) -> None:
             f"ShardedOptimizer(copies={copies!r}): give the number of ranks that have the state of "
             "each parameter, 1 or more"
         )
-
-
-def _check_dividing(copies: int, arguments: dict[str, Any]) -> None:
-    """Refuse what does not go with stage 2."""
-    reason = ""
-    if copies > 1:
-        reason = f"copies={copies}, because a reduced gradient reaches one rank"
-    elif arguments.get("compression", Compression.none) is not Compression.none:
-        reason = "compression=, because a reducescatter reduces gradients as they are"
-    elif arguments.get("gradient_as_bucket_view", False):
-        reason = "gradient_as_bucket_view=True, because no rank keeps all gradients"
-    elif arguments.get("weight") is not None:
-        raise ArgumentError(NO_WEIGHT)
-    if reason:
-        raise ArgumentError(f"ShardedOptimizer with stage=2 does not take {reason}; use stage=1")
 
 
 def _check_optimizer(optimizer: Any) -> None:

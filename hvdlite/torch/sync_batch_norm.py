@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
+from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
-from hvdlite.torch.optimizers.micro_batches import refuse_in_micro_batches
-from hvdlite.torch.optimizers.roll_call import refuse_in_roll_call
+from hvdlite.torch.optimizers.micro_batches import in_micro_batches
+from hvdlite.torch.optimizers.roll_call import may_be_behind
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
@@ -54,8 +55,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         if self.process_set.size() == 1 or not self.training:
             result: torch.Tensor = super().forward(inputs)
             return result
-        refuse_in_micro_batches("SyncBatchNorm")
-        refuse_in_roll_call("SyncBatchNorm")
+        drops, late = in_micro_batches(), may_be_behind()
+        check_together({Mode.SYNC_BATCH_NORM: True, Mode.MICRO_BATCHES: drops, Mode.LATE: late})
         self._check_input_dim(inputs)
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)
         wide = inputs.float() if narrow else inputs

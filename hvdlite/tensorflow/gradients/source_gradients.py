@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops
-from hvdlite.errors import ArgumentError
+from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.tensorflow.collectives.requests import Reduction
 from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
@@ -82,8 +82,7 @@ def source_gradients(
         ArgumentError: the arguments do not fit together.
     """
     ops.check_gradient_op(op, predivide_factor)
-    if weight is not None and op != ops.Average:
-        raise ArgumentError("weight goes with op=hvd.Average")
+    check_together({Mode.WEIGHT: weight is not None, **ops.modes_of_op(op)})
     if process_set is not global_process_set:
         registered_id(process_set)
     return SourceGradients(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import datetime
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.torch.compression import PowerSGD
 
 POLICIES = ("fold", "drop")
 
@@ -73,30 +70,3 @@ class Late:
         """The grace in seconds; None if it is a share of a step."""
         given = isinstance(self.grace, datetime.timedelta)
         return self.grace.total_seconds() if given else None  # type: ignore[union-attr]
-
-
-def check_late(late: Any, op: int, compression: Any) -> None:
-    """Refuse what `late=` does not go with.
-
-    Raises:
-        ArgumentError: the message says what to do.
-    """
-    if late is None:
-        return
-    if not isinstance(late, Late):
-        raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
-    if op != ops.Average:
-        raise ArgumentError(
-            f"late= goes with op=hvd.Average, not with op=hvd.{ops.op_name(op)}: a step divides by "
-            "the number of gradients that are in it"
-        )
-    if compression is PowerSGD or isinstance(compression, PowerSGD):
-        raise ArgumentError(
-            "late= does not go with Compression.powersgd, whose gradients travel in two phases; "
-            "use Compression.fp16 or bf16"
-        )
-    if basics.in_elastic_job():
-        raise ArgumentError(
-            "late= cannot be used in an elastic job, where the gradients of a step come from the "
-            "same ranks; use micro_batches(), or leave late= out"
-        )

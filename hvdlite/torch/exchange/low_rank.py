@@ -26,28 +26,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdlite import operation_names, ops
-from hvdlite.errors import ArgumentError
+from hvdlite import operation_names
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.compression import PowerSGD
 
 _AT_ONCE = 1 << 15  # elements that a CPU multiplies at once: they fit a cache
 _DEPENDENT = 1e-6  # a column of which earlier ones leave less than this part depends on them
-
-
-def check_low_rank(compression: object, op: int) -> None:
-    """Refuse what PowerSGD does not go with.
-
-    Raises:
-        ArgumentError: `op` is not Average, or `compression` is the class itself.
-    """
-    if compression is PowerSGD:
-        raise ArgumentError("make the compression: hvd.Compression.powersgd(rank=4), with brackets")
-    if isinstance(compression, PowerSGD) and op != ops.Average:
-        raise ArgumentError(
-            f"Compression.powersgd goes with op=hvd.Average, not with op=hvd.{ops.op_name(op)}: "
-            "the error that a rank keeps is a part of a mean"
-        )
 
 
 class Schedule:

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 
+from hvdlite import basics, ops
+from hvdlite.modes import Mode
 from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.compression import Compression, PowerSGD
 from hvdlite.torch.exchange.late import Late
-
-NO_WEIGHT = (
-    "ShardedOptimizer with stage=2 takes no weight, because its reducescatter makes plain averages "
-    "and sums; use stage=1"
-)
 
 Weight = float | Callable[[], float] | None
 
@@ -35,3 +33,30 @@ class Settings:
     overlap: bool | None = None  # whether backward submits buckets before its end; None measures
     late: Late | None = None
     of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer
+
+    def modes(self) -> dict[Mode, bool]:
+        """Return the modes that are chosen, for `check_together`."""
+        op, options = self.reduction.op, (self.compression, self.weight, self.bucket_view)
+        return modes_of(op, *options, self.late, self.passes)
+
+
+def modes_of(
+    op: int = ops.Average,
+    compression: Any = Compression.none,
+    weight: Weight = None,
+    gradient_as_bucket_view: bool = False,
+    late: Any = None,
+    passes: int = 1,
+    **_: Any,
+) -> dict[Mode, bool]:
+    """Return the modes that arguments of `DistributedOptimizer` choose, for `check_together`."""
+    return {
+        **ops.modes_of_op(op),
+        Mode.PASSES: passes > 1,
+        Mode.WEIGHT: weight is not None,
+        Mode.BUCKET_VIEW: gradient_as_bucket_view,
+        Mode.COMPRESSION: compression is not Compression.none,
+        Mode.POWERSGD: compression is PowerSGD or isinstance(compression, PowerSGD),
+        Mode.LATE: late is not None,
+        Mode.ELASTIC: basics.in_elastic_job(),
+    }

@@ -16,6 +16,7 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
+from hvdlite.modes import Mode, refusal
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.subclass import subclass_in_place
@@ -79,10 +80,7 @@ class DistributedAdasum(Wrapping):
         Raises:
             ArgumentError: always.
         """
-        raise ArgumentError(
-            "micro_batches() weighs the gradients of each rank, and op=hvd.Adasum combines updates "
-            "without weights; use op=hvd.Average"
-        )
+        raise ArgumentError(refusal(Mode.MICRO_BATCHES, Mode.ADASUM))
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Do nothing: gradients accumulate on this rank until `step`."""

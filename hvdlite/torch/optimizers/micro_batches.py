@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, operation_names, ops
+from hvdlite import basics, operation_names
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
+from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import member_id
-from hvdlite.torch.exchange.settings import NO_WEIGHT
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.time_budget import MEASURED, PERIOD, Measurement
 
@@ -36,18 +36,9 @@ _UNSENT = 10  # in each of so many steps the first micro-batch is timed, and so 
 _under_way: ContextVar[bool] = ContextVar("hvdlite_micro_batches", default=False)
 
 
-def refuse_in_micro_batches(what: str) -> None:
-    """Raise an error inside of a loop over `micro_batches`, where ranks cannot meet.
-
-    Raises:
-        ArgumentError: the caller is in such a loop.
-    """
-    if _under_way.get():
-        raise ArgumentError(
-            f"{what} cannot run inside of micro_batches(): it waits for every rank, and ranks do "
-            "different numbers of micro-batches; use torch's BatchNorm, or a layer that normalizes "
-            "each sample alone"
-        )
+def in_micro_batches() -> bool:
+    """Return whether the caller is in a loop over `micro_batches`, where ranks cannot meet."""
+    return _under_way.get()
 
 
 class MicroBatches:
@@ -206,13 +197,8 @@ class MicroBatches:
             torch.cuda.current_stream(device).synchronize()
         return time.monotonic()
 
-    def before_step(self, closure: Any) -> None:
+    def before_step(self) -> None:
         """Refuse a step with the gradients of a loop that did not come to its end."""
-        if closure is not None:
-            raise ArgumentError(
-                "step(closure) evaluates the model several times, and micro_batches() gives each "
-                "time another number of samples; call step() without a closure"
-            )
         if self._unfinished:
             raise HvdliteError(
                 "step() before the loop over micro_batches() has come to its end, so that its "
@@ -253,7 +239,6 @@ def _one_more(count: int) -> str:
 
 
 def _check(reducer: GradientReducer, batches: Any, most: int, seconds: float | None) -> None:
-    settings = reducer.settings
     if not isinstance(batches, Iterator):
         raise ArgumentError(
             f"micro_batches() takes an iterator, not a {type(batches).__name__}: make it once, "
@@ -263,22 +248,5 @@ def _check(reducer: GradientReducer, batches: Any, most: int, seconds: float | N
         raise ArgumentError(f"micro_batches(most={most}): a step has at least 1 micro-batch")
     if seconds is not None and not seconds > 0:
         raise ArgumentError(f"micro_batches(seconds={seconds}): give a positive time, or None")
-    if settings.passes > 1:
-        raise ArgumentError(
-            "micro_batches() counts the backward() calls of a step itself; leave "
-            "backward_passes_per_step at 1"
-        )
-    if settings.reduction.op != ops.Average:
-        raise ArgumentError("micro_batches() goes with op=hvd.Average: it counts what was done")
-    if reducer.divides:
-        raise ArgumentError(NO_WEIGHT)
-    if settings.late is not None:
-        raise ArgumentError(
-            "micro_batches() does not go with late=: both keep ranks from waiting for a slow one; "
-            "leave one of them out"
-        )
-    if settings.weight is not None:
-        raise ArgumentError(
-            "micro_batches() sets the weight of this rank itself; set optimizer.weight to None, "
-            "and pass weigh= to count samples or tokens"
-        )
+    modes = reducer.settings.modes()
+    check_together({Mode.MICRO_BATCHES: True, Mode.STAGE_2: reducer.divides, **modes})

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hvdlite import basics, operation_names, ops
-from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
+from hvdlite.errors import CollectiveError, HvdliteError
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import PowerSGD
@@ -31,7 +31,7 @@ from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.exchange.low_rank import Schedule, settle
 from hvdlite.torch.exchange.ownership import Division, Ownership
-from hvdlite.torch.exchange.settings import NO_WEIGHT, Settings, Weight
+from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.claims import GivenUp, claim
 from hvdlite.torch.optimizers.observer import GradientObserver
@@ -195,8 +195,6 @@ class GradientReducer:
 
     def set_weight(self, weight: Weight) -> None:
         """Change the weight of this rank's gradients from the next reduction on."""
-        if weight is not None and self.divides:
-            raise ArgumentError(NO_WEIGHT)
         if self.in_flight:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
         if weight is not None:

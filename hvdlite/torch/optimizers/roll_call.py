@@ -24,7 +24,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from hvdlite import basics, operation_names
-from hvdlite.errors import ArgumentError, LateGradientsWarning
+from hvdlite.errors import LateGradientsWarning
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 from hvdlite.torch.collectives.submit import Roll
@@ -59,20 +59,11 @@ class Attendance(NamedTuple):
     oldest: int | None
 
 
-def refuse_in_roll_call(what: str) -> None:
-    """Raise an error where an optimizer with `late=` exists, because ranks skip their forward.
-
-    Raises:
-        ArgumentError: there is one.
-    """
+def may_be_behind() -> bool:
+    """Return whether there is an optimizer with `late=`, so that ranks skip their forward."""
     if _all:
         gc.collect()  # It may belong to an optimizer that is no longer used.
-    if _all:
-        raise ArgumentError(
-            f"{what} cannot run beside a DistributedOptimizer with late=: it waits for every rank, "
-            "and a rank that is behind computes nothing; use torch's BatchNorm, or a layer that "
-            "normalizes each sample alone"
-        )
+    return bool(_all)
 
 
 class RollCall:

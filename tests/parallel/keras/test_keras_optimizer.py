@@ -301,7 +301,7 @@ def scenario_misuse_says_what_to_do() -> None:
         (
             keras.optimizers.SGD(),
             {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
-            "goes with op=hvd.Average",
+            "cannot be combined with op=hvd.Sum",
         ),
         (keras.optimizers.SGD(), {"backward_passes_per_step": 0}, "at least 1"),
         (

@@ -130,7 +130,7 @@ def scenario_misuse_says_what_to_do() -> None:
         for arguments, text in (
             ({"op": hvd.Max}, "op=hvd.Max makes no gradient"),
             ({"backward_passes_per_step": 0}, "at least 1"),
-            ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "goes with op=hvd.Average"),
+            ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "combined with op=hvd.Sum"),
         ):
             with pytest.raises(hvd.ArgumentError, match=text):
                 hvd.DistributedOptimizer(make(), **arguments)

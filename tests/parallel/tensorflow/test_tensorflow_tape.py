@@ -369,8 +369,8 @@ def scenario_what_xla_cannot_says_what_to_do() -> None:
 def scenario_misuse_says_what_to_do() -> None:
     for arguments, text in [
         ({"op": hvd.Max}, "op=hvd.Max makes no gradient"),
-        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "goes with op=hvd.Average"),
-        ({"op": hvd.Sum, "weight": 2}, "goes with op=hvd.Average"),
+        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "cannot be combined with op=hvd.Sum"),
+        ({"op": hvd.Sum, "weight": 2}, "cannot be combined with op=hvd.Sum"),
         ({"gradient_predivide_factor": 0.0}, "positive"),
         ({"num_groups": -1}, "zero"),
     ]:

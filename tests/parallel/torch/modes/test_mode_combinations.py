@@ -148,7 +148,7 @@ def scenario_drop_compute_over_sharded_state() -> None:
                 drop(model, optimizer)
             assert_same_bits(trained[0][0], trained[1][0])
             assert trained[0][1].done_micro_batches == trained[1][1].done_micro_batches
-    with raises("with stage=2 takes no weight"):
+    with raises("cannot be combined with micro_batches"):
         drop(*make_pair(stage_2)[0])
 
 
@@ -324,7 +324,7 @@ def scenario_noise_scale_with_shards_scaler_and_watch() -> None:
     assert noise_of(stage_1, watched=True) == expected
     half = noise_of(unsharded, compression=hvd.Compression.bf16)
     assert half == pytest.approx(expected, rel=0.1)
-    with raises("needs the mean gradients of all parameters, and with stage=2"):
+    with raises(r"NoiseScale cannot be combined with ShardedOptimizer\(stage=2\)"):
         noise_of(stage_2)
 
 
@@ -344,12 +344,12 @@ def scenario_noise_scale_is_refused_where_ranks_count_differently() -> None:
     model = Model()
     optimizer = unsharded(MAKES["SGD"](groups_of(model)))
     noise = hvd.NoiseScale(optimizer, batch_size=4, every=1)
-    with raises("do not use it with weight= or micro_batches"):
+    with raises(r"NoiseScale cannot be combined with micro_batches\(\)"):
         drop(model, optimizer)
     noise.close()
-    with raises("give it a DistributedOptimizer with op=hvd.Average"):
+    with raises("NoiseScale cannot be combined with LocalSGD"):
         hvd.NoiseScale(hvd.LocalSGD(torch.optim.SGD(Model().parameters(), lr=0.1)), batch_size=4)
-    with raises("give it a DistributedOptimizer with op=hvd.Average"):
+    with raises("NoiseScale cannot be combined with op=hvd.Adasum"):
         hvd.NoiseScale(unsharded(MAKES["SGD"](groups_of(Model())), op=hvd.Adasum), batch_size=4)
 
 
@@ -423,7 +423,7 @@ def scenario_a_watch_repairs_and_state_stays_divided() -> None:
 def scenario_a_watch_is_refused_where_ranks_step_for_themselves() -> None:
     model = Model()
     optimizer = hvd.LocalSGD(MAKES["SGD"](groups_of(model)), every=4)
-    with raises("LocalSGD lets the parameters of the ranks differ"):
+    with raises("ReplicaWatch cannot be combined with LocalSGD"):
         hvd.ReplicaWatch(optimizer, every=4)
 
 
@@ -434,9 +434,9 @@ def scenario_what_the_table_refuses() -> None:
         send_ones(unsharded(MAKES["SGD"](groups_of(Model())), compression=hvd.Compression.int4))
     with raises("with op=hvd.Adasum"):
         hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
-    with raises("Compression.powersgd goes with op=hvd.Average"):
+    with raises("Compression.powersgd cannot be combined with op=hvd.Adasum"):
         unsharded(sgd, op=hvd.Adasum, compression=powersgd())
-    with raises("stage=2 does not take compression="):
+    with raises("cannot be combined with compression="):
         stage_2(sgd, compression=powersgd())
     with raises("leave backward_passes_per_step at 1"):
         drop(model, unsharded(sgd, backward_passes_per_step=2))

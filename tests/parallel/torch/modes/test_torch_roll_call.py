@@ -377,21 +377,21 @@ def scenario_refusals() -> None:
 
     refused("give hvd.Late", late=0.5)
     for op in (hvd.Sum, hvd.Adasum):
-        refused("late= goes with op=hvd.Average, not with op=hvd.", op=op)
-    refused("does not go with Compression.powersgd", compression=hvd.Compression.powersgd())
+        refused("late= cannot be combined with op=hvd.", op=op)
+    refused("cannot be combined with Compression.powersgd", compression=hvd.Compression.powersgd())
     model = Traced()
     for stage in (1, 2):
-        with raises("ShardedOptimizer does not go with late="):
+        with raises("ShardedOptimizer cannot be combined with late="):
             sgd = torch.optim.SGD(model.parameters(), lr=0.1)
             hvd.ShardedOptimizer(sgd, stage=stage, late=late())
     optimizer = Run(model, late()).optimizer
-    with raises("NoiseScale compares gradients of one step"):
+    with raises("NoiseScale cannot be combined with late="):
         hvd.NoiseScale(optimizer, batch_size=4)
     with raises("with late= a rank that is behind computes nothing"):
         optimizer.step(lambda: None)
-    with raises(r"micro_batches\(\) does not go with late="):
+    with raises(r"late= cannot be combined with micro_batches\(\)"):
         optimizer.micro_batches(iter([1]), most=1)
-    with raises("SyncBatchNorm cannot run beside a DistributedOptimizer with late="):
+    with raises("late= cannot be combined with SyncBatchNorm"):
         hvd.SyncBatchNorm(3)(torch.ones(4, 3))
     del optimizer
     hvd.SyncBatchNorm(3)(torch.ones(4, 3))

@@ -285,7 +285,7 @@ def scenario_strides_are_those_of_the_parameters() -> None:
 
 
 def scenario_not_with_adasum() -> None:
-    with raises("gradient_as_bucket_view works with op=hvd.Average or hvd.Sum"):
+    with raises("gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum"):
         make(make_model(), op=hvd.Adasum, gradient_as_bucket_view=True)
 
 

@@ -302,7 +302,7 @@ def scenario_weight() -> None:
             optimizer.weight = 1.0
         optimizer.step()
         assert_close(gradients(model), mean_gradients(weights))
-    with raises("a weight goes with op=hvd.Average"):
+    with raises("weight= cannot be combined with op=hvd.Sum"):
         make(make_model(), op=hvd.Sum, weight=1.0)
 
 

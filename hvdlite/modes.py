@@ -1,0 +1,185 @@
+"""Which modes and options of training can be combined: the registry of what is refused, and why.
+
+`docs/modes.md` shows it as a table, which `tools/modes_doc.py` writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+from hvdlite.errors import ArgumentError
+
+
+class Mode(Enum):
+    """An option or a mode, with the name by which users know it."""
+
+    SUM = "op=hvd.Sum"
+    ADASUM = "op=hvd.Adasum"
+    PREDIVIDE = "gradient_predivide_factor="
+    WEIGHT = "weight="
+    PASSES = "backward_passes_per_step="
+    REDUCE_IN_STEP = 'reduce_in="step"'
+    BUCKET_VIEW = "gradient_as_bucket_view=True"
+    PROCESS_SET = "process_set="
+    COMPRESSION = "compression="
+    INT8 = "Compression.int8"
+    INT4 = "Compression.int4"
+    POWERSGD = "Compression.powersgd"
+    MICRO_BATCHES = "micro_batches()"
+    LATE = "late="
+    LOCAL_SGD = "LocalSGD"
+    LOCAL_SGD_OVER = "LocalSGD(DistributedOptimizer(...))"
+    START = "LocalSGD(start=...)"
+    DISTRIBUTED = "DistributedOptimizer"
+    DATA_PARALLEL = "DistributedDataParallel"
+    SHARDED = "ShardedOptimizer"
+    STAGE_2 = "ShardedOptimizer(stage=2)"
+    ONE_COPY = "ShardedOptimizer(copies=1)"
+    COPIES = "ShardedOptimizer(copies=2)"
+    SHARDED_IN_SET = "ShardedOptimizer(process_set=...)"
+    NOISE_SCALE = "NoiseScale"
+    REPLICA_WATCH = "ReplicaWatch"
+    ELASTIC = "an elastic job"
+    CLOSURE = "step(closure)"
+    SYNC_BATCH_NORM = "SyncBatchNorm"
+    SPARSE = "sparse gradients"
+
+
+_NOT_OF_A_MEAN = (Mode.SUM, Mode.ADASUM)
+_OTHER_NORM = "use torch's BatchNorm, or a layer that normalizes each sample alone"
+
+# For each mode, what it is refused with, and why. A pair stands in one of its two rows.
+_REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
+    Mode.PREDIVIDE: {_NOT_OF_A_MEAN: "it divides an average in two parts; use op=hvd.Average"},
+    Mode.WEIGHT: {_NOT_OF_A_MEAN: "it makes a weighted average; use op=hvd.Average"},
+    Mode.BUCKET_VIEW: {
+        (Mode.ADASUM,): "hvd.Adasum combines changes of the parameters, not gradients; use "
+        "op=hvd.Average or hvd.Sum",
+    },
+    Mode.POWERSGD: {
+        _NOT_OF_A_MEAN: "the error that a rank keeps is a part of a mean; use op=hvd.Average",
+        (Mode.DATA_PARALLEL,): "what it keeps is cleared by the load_state_dict() of an optimizer; "
+        "use hvd.DistributedOptimizer instead of hvd.DistributedDataParallel",
+    },
+    Mode.MICRO_BATCHES: {
+        _NOT_OF_A_MEAN: "it weighs the gradients of each rank by what was done; use op=hvd.Average",
+        (Mode.PASSES,): "it counts the backward() calls of a step itself; leave "
+        "backward_passes_per_step at 1",
+        (Mode.WEIGHT,): "it sets the weight of this rank itself; set optimizer.weight to None, and "
+        "pass weigh= to count samples or tokens",
+        (Mode.CLOSURE,): "each evaluation would have another number of samples; call step() "
+        "without a closure",
+        (Mode.SYNC_BATCH_NORM,): "the layer waits for every rank, and ranks do different numbers "
+        f"of micro-batches; {_OTHER_NORM}",
+    },
+    Mode.LATE: {
+        _NOT_OF_A_MEAN: "a step divides by the number of gradients that are in it; use "
+        "op=hvd.Average",
+        (Mode.POWERSGD,): "its gradients travel in two phases; use Compression.fp16 or bf16",
+        (Mode.MICRO_BATCHES,): "both keep ranks from waiting for a slow one; leave one of them out",
+        (Mode.ELASTIC,): "the gradients of a step come from the same ranks there; use "
+        "micro_batches(), or leave late= out",
+        (Mode.CLOSURE,): "every rank evaluates the model there, and with late= a rank that is "
+        "behind computes nothing; call step() without a closure",
+        (Mode.SYNC_BATCH_NORM,): "the layer waits for every rank, and a rank that is behind "
+        f"computes nothing; {_OTHER_NORM}",
+    },
+    Mode.LOCAL_SGD_OVER: {
+        (Mode.ADASUM,): "both combine the changes of the parameters; pass the plain optimizer",
+        (Mode.START,): "only the DistributedOptimizer averages gradients there; leave start= out",
+    },
+    Mode.DATA_PARALLEL: {
+        (Mode.DISTRIBUTED,): "both would reduce the same gradients; leave one of the two out, or "
+        "step with the plain optimizer, as under Lightning's strategy='ddp'",
+    },
+    Mode.SHARDED: {
+        (Mode.ADASUM,): "it updates all parameters on every rank; use op=hvd.Average",
+        (Mode.LATE,): "each step needs the parameters that every other rank has updated; use "
+        "DistributedOptimizer",
+    },
+    Mode.STAGE_2: {
+        (Mode.COPIES,): "a reduced gradient reaches one rank; use stage=1",
+        (Mode.COMPRESSION,): "a reducescatter reduces gradients as they are; use stage=1",
+        (Mode.BUCKET_VIEW,): "no rank keeps all gradients; use stage=1",
+        (Mode.WEIGHT, Mode.MICRO_BATCHES): "a reducescatter makes plain averages and sums; use "
+        "stage=1",
+    },
+    Mode.NOISE_SCALE: {
+        _NOT_OF_A_MEAN: "it compares gradients of single ranks with their mean; use op=hvd.Average",
+        (Mode.WEIGHT, Mode.MICRO_BATCHES): "it needs gradients of ranks that count the same; "
+        "measure in a run without weights and without micro_batches()",
+        (Mode.LOCAL_SGD,): "the ranks average parameters there, and not gradients; measure in a "
+        "run with a DistributedOptimizer",
+        (Mode.POWERSGD,): "it needs the mean of the gradients, and gets an approximation of it; "
+        "measure in a run without powersgd",
+        (Mode.LATE,): "it compares gradients of one step, and these may come from several; measure "
+        "in a run without late=",
+        (Mode.STAGE_2,): "it needs the mean gradients of all parameters, and a rank has its share "
+        "of them; use stage=1",
+    },
+    Mode.REPLICA_WATCH: {
+        (Mode.LOCAL_SGD, Mode.START): "each rank has parameters of its own between two rounds; "
+        "call hvd.check_replicas(model.named_parameters()) after optimizer.average()",
+    },
+    Mode.ELASTIC: {
+        (Mode.ONE_COPY, Mode.STAGE_2): "a rank that dies takes its share along, and another one "
+        "must have it, too; use stage=1 and copies=2 or more",
+        (Mode.SHARDED_IN_SET,): "the state is divided among all ranks; leave process_set= out",
+    },
+}
+_PAIRS = {
+    (mode, other): why
+    for mode, row in _REFUSED.items()
+    for others, why in row.items()
+    for other in others
+}
+
+# What is accepted, and then refused by the first step that uses it, with a message of its own.
+REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
+    Mode.INT8: (Mode.ADASUM,),
+    Mode.INT4: (Mode.DISTRIBUTED, Mode.DATA_PARALLEL, Mode.SHARDED),
+    Mode.POWERSGD: (Mode.LOCAL_SGD,),
+    Mode.SPARSE: (Mode.STAGE_2, Mode.NOISE_SCALE),
+}
+
+# Parts and forms of another mode, which cannot be combined with what that one refuses, either.
+_PART_OF = {
+    **dict.fromkeys((Mode.INT8, Mode.INT4, Mode.POWERSGD), Mode.COMPRESSION),
+    **dict.fromkeys((Mode.STAGE_2, Mode.ONE_COPY, Mode.COPIES, Mode.SHARDED_IN_SET), Mode.SHARDED),
+    Mode.SHARDED: Mode.DISTRIBUTED,
+}
+
+
+def with_wholes(mode: Mode | None) -> Iterator[Mode]:
+    """Give a mode, and those of which it is a part: ShardedOptimizer after its stage=2."""
+    while mode is not None:
+        yield mode
+        mode = _PART_OF.get(mode)
+
+
+def refusal(one: Mode, other: Mode) -> str | None:
+    """Return the message that refuses two modes together; None if they can be combined."""
+    for pair in itertools.product(with_wholes(one), with_wholes(other)):
+        for mode, second in (pair, pair[::-1]):
+            why = _PAIRS.get((mode, second))
+            if why is not None:
+                return f"{mode.value} cannot be combined with {second.value}: {why}"
+    return None
+
+
+def check_together(chosen: Mapping[Mode, bool]) -> None:
+    """Refuse modes that cannot be combined.
+
+    Args:
+        chosen: for each mode, whether the user has chosen it.
+
+    Raises:
+        ArgumentError: two of them cannot be combined; the message says why, and what to do.
+    """
+    modes = [mode for mode, given in chosen.items() if given]
+    for one, other in itertools.combinations(modes, 2):
+        message = refusal(one, other)
+        if message is not None:
+            raise ArgumentError(message)
