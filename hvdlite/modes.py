@@ -58,7 +58,15 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.ADASUM,): "hvd.Adasum combines changes of the parameters, not gradients; use "
         "op=hvd.Average or hvd.Sum",
     },
+    Mode.INT8: {
+        (Mode.ADASUM,): "it packs what an average or a sum sends; use Compression.fp16 or bf16",
+    },
+    Mode.INT4: {
+        (Mode.DISTRIBUTED, Mode.DATA_PARALLEL): "four bits are too few for gradients; use "
+        "Compression.int8 or bf16",
+    },
     Mode.POWERSGD: {
+        (Mode.LOCAL_SGD,): "a round sends changes of parameters; use Compression.int8 or int4",
         _NOT_OF_A_MEAN: "the error that a rank keeps is a part of a mean; use op=hvd.Average",
         (Mode.DATA_PARALLEL,): "what it keeps is cleared by the load_state_dict() of an optimizer; "
         "use hvd.DistributedOptimizer instead of hvd.DistributedDataParallel",
@@ -120,7 +128,7 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         "of them; use stage=1",
     },
     Mode.REPLICA_WATCH: {
-        (Mode.LOCAL_SGD, Mode.START): "each rank has parameters of its own between two rounds; "
+        (Mode.LOCAL_SGD,): "each rank has parameters of its own between two rounds; "
         "call hvd.check_replicas(model.named_parameters()) after optimizer.average()",
     },
     Mode.ELASTIC: {
@@ -138,9 +146,6 @@ _PAIRS = {
 
 # What is accepted, and then refused by the first step that uses it, with a message of its own.
 REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
-    Mode.INT8: (Mode.ADASUM,),
-    Mode.INT4: (Mode.DISTRIBUTED, Mode.DATA_PARALLEL, Mode.SHARDED),
-    Mode.POWERSGD: (Mode.LOCAL_SGD,),
     Mode.SPARSE: (Mode.STAGE_2, Mode.NOISE_SCALE),
 }
 
@@ -149,6 +154,7 @@ _PART_OF = {
     **dict.fromkeys((Mode.INT8, Mode.INT4, Mode.POWERSGD), Mode.COMPRESSION),
     **dict.fromkeys((Mode.STAGE_2, Mode.ONE_COPY, Mode.COPIES, Mode.SHARDED_IN_SET), Mode.SHARDED),
     Mode.SHARDED: Mode.DISTRIBUTED,
+    Mode.START: Mode.LOCAL_SGD,
 }
 
 
@@ -161,6 +167,7 @@ def with_wholes(mode: Mode | None) -> Iterator[Mode]:
 
 def refusal(one: Mode, other: Mode) -> str | None:
     """Return the message that refuses two modes together; None if they can be combined."""
+    one, other = sorted((one, other), key=[*Mode].index)
     for pair in itertools.product(with_wholes(one), with_wholes(other)):
         for mode, second in (pair, pair[::-1]):
             why = _PAIRS.get((mode, second))

@@ -18,7 +18,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.exchange.settings import Settings, Weight
+from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.claims import owner_of
@@ -221,6 +221,7 @@ def LocalSGD(
         weight=weight,
         process_set=process_set,
     )
+    check_together({Mode.LOCAL_SGD: True, **modes_of(compression=compression)})
     _check_values(settings)
     _check_optimizer(optimizer, settings)
     return _localize(optimizer, settings)

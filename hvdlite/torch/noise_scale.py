@@ -72,8 +72,8 @@ class NoiseScale:
                 "of samples of one rank, and decay at least 0 and less than 1"
             )
         reducer = _reducer_of(optimizer)
-        adasum, local = isinstance(optimizer, DistributedAdasum), isinstance(optimizer, Local)
-        local = local and reducer is None
+        adasum = isinstance(optimizer, DistributedAdasum)
+        local = isinstance(optimizer, Local) and not isinstance(optimizer, Distributed)
         check_together({Mode.NOISE_SCALE: True, Mode.ADASUM: adasum, Mode.LOCAL_SGD: local})
         if reducer is None:
             raise ArgumentError(

@@ -425,7 +425,8 @@ def _check_options(
         raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
     if reduce_in not in ("backward", "step"):
         raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
-    check_together(modes_of(op, compression, weight, bucket_view, late))
+    modes = modes_of(op, compression, weight, bucket_view, late)
+    check_together({Mode.DISTRIBUTED: True, **modes})
     if not hasattr(optimizer, "param_groups"):
         raise ArgumentError(
             f"DistributedOptimizer takes an optimizer, not a {type(optimizer).__name__}: pass an "

@@ -56,6 +56,8 @@ def modes_of(
         Mode.WEIGHT: weight is not None,
         Mode.BUCKET_VIEW: gradient_as_bucket_view,
         Mode.COMPRESSION: compression is not Compression.none,
+        Mode.INT8: compression is Compression.int8,
+        Mode.INT4: compression is Compression.int4,
         Mode.POWERSGD: compression is PowerSGD or isinstance(compression, PowerSGD),
         Mode.LATE: late is not None,
         Mode.ELASTIC: basics.in_elastic_job(),
