@@ -4,14 +4,10 @@ A vector of flags, one per parameter, travels with the gradients: if no rank had
 rank leaves `grad` at None. Further flags have the numbers of rows of sparse gradients, from which
 all ranks choose how these travel next: as rows, by a second operation, or dense (see `sparse`).
 They arrive sparse either way. The last flags have the number of the step.
-
-With PowerSGD a bucket has two operations in a cycle. The first has the left factors of the
-gradients that are compressed (see `low_rank`), and the second, which `advance` submits, all else.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +16,6 @@ import torch
 
 from hvdlite import _core, ops
 from hvdlite.compression import NoneCompressor, cast_in_core, is_packed, of_rows
-from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
@@ -36,13 +31,12 @@ from hvdlite.torch.exchange.gradient_memory import (
     flags_dtype,
 )
 from hvdlite.torch.exchange.layout import layout_spec
-from hvdlite.torch.exchange.low_rank import LowRank
 
 _Steps = tuple[int, list[float]]  # this rank's step, and the flags that met there
 
 
 @dataclass
-class _Trip:
+class InFlight:
     """One gradient in flight."""
 
     param: torch.Tensor
@@ -57,6 +51,7 @@ class _Trip:
 
     @property
     def present(self) -> bool:
+        """Whether this rank had a gradient."""
         return self.version >= 0
 
     def memory(self) -> tuple[torch.Tensor, ...]:
@@ -97,7 +92,6 @@ class Bucket(GradientBucket):
         sparse_as_dense: bool,
         places: Callable[[], BucketPlaces] | None = None,
         layout: int | None = None,
-        low_rank: LowRank | None = None,
     ) -> None:
         """Make it.
 
@@ -110,27 +104,23 @@ class Bucket(GradientBucket):
             places: returns the bucket's gradient memory; without it gradients are reduced in place.
             layout: a number that must be the same on all ranks, see
                 `hvdlite.torch.exchange.layout`.
-            low_rank: compresses some of the gradients by PowerSGD.
         """
         super().__init__(name, params, names)
-        self.low_rank = low_rank
         self._labels = [_shorten(one, 400) for one in names]  # their names in the core
         self._compression = compression
         self._by_hand = compression  # the part of it that is not a cast in the core
         self._sparse_as_dense = sparse_as_dense
         self._find_places = places
         self._layout = layout
-        self._places: BucketPlaces | None = None  # of this trip
-        self._trips: list[_Trip] = []  # none while `_plain` is
+        self._places: BucketPlaces | None = None  # of this step
+        self._flights: list[InFlight] = []  # none while `_plain` is
         self._plain: Any = None  # all gradients, if they are plain: see `fast_path.read_gradients`
         self._plain_specs: dict[int | None, list[_core.Tensor]] = {}  # of them, by the cast
         self._flags = torch.empty(0, device="cpu")
         self._device_steps: DeviceSteps | None = None  # of flags that are not waited for
-        self._leading: Submission | None = None  # the left factors
-        self._handle: Submission | None = None  # all else
-        self._in_flight = name  # the name of the operation that `_handle` is of
+        self._handle: Submission | None = None
+        self._operation = name  # the name of the operation that `_handle` is of
         self._cast: int | None = None  # the dtype as which the core sends
-        self._compressed: set[int] = set()  # positions of gradients that travel as factors
         self._ways = SparseWays(self.params, self._names)
         self._gathered: list[int] = []  # positions of the parameters whose rows are in flight
         self._gathering: RowGathering | None = None
@@ -140,31 +130,18 @@ class Bucket(GradientBucket):
     @property
     def submitted(self) -> bool:
         """Whether the gradients are in flight."""
-        return self._handle is not None or self._leading is not None
-
-    @property
-    def leads(self) -> bool:
-        """Whether left factors are in flight, so that `advance` has to come."""
-        return self._leading is not None
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `advance` would not wait."""
-        return self._leading is None or self._leading.done()
+        return self._handle is not None
 
     @property
     def operations(self) -> list[str]:
         """The names of the operations that are in flight."""
-        if self._leading is not None:
-            return [self._name]
         if self._handle is None:
             return []
-        return [self._in_flight, *([] if self._gathering is None else [f"{self._name}.rows"])]
+        return [self._operation, *([] if self._gathering is None else [f"{self._name}.rows"])]
 
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Submit the gradients; see `GradientBucket.submit`."""
         self._ways.begin()
-        self._compressed = set() if self.low_rank is None else self.low_rank.begin(step)
         self._cast, self._by_hand = cast_in_core(self._compression, reduction.op)
         if self._find_places is not None:
             places = self._find_places()
@@ -172,18 +149,19 @@ class Bucket(GradientBucket):
                 self._places, self._flags = places, places.flags
         self._plain = self._read_plain()
         with torch.no_grad():
-            self._trips = [] if self._plain is not None else self._leave_all()
+            self._flights = [] if self._plain is not None else self._leave_all()
             self._write_flags(1.0 + step % STEPS)
         self._step = step
         self._reduction = reduction
-        if self._compressed:
-            self._lead(reduction, blocking)
-        else:
-            self._send(self._name, self._layout, reduction, blocking)
+        self._start(reduction, blocking)
+
+    def _start(self, reduction: Reduction, blocking: bool) -> None:
+        """Submit what goes first."""
+        self._send(self._name, self._layout, reduction, blocking)
 
     def _read_plain(self) -> Any:
         """Read all gradients in one call if the core can reduce them as they lie; else None."""
-        special = self._ways.by_rows or self._ways.with_mask or self.low_rank or self._places
+        special = self._ways.by_rows or self._ways.with_mask or self._places
         if special or self._by_hand is not NoneCompressor:
             return None
         if self._cast not in self._plain_specs:
@@ -201,73 +179,40 @@ class Bucket(GradientBucket):
         labelled = zip(self._labels, self.params, strict=True)
         return [spec(label, param, None, self._cast) for label, param in labelled]
 
-    def _lead(self, reduction: Reduction, blocking: bool) -> None:
-        """Submit the left factors.
-
-        They are handed out at once, also in an elastic job: should a rank die before the right
-        ones arrive, then these factors suit the gradients of the others as well.
-        """
-        assert self.low_rank is not None
-        lefts = self.low_rank.lefts()
-        specs = [spec(self._labels[i], left, left) for i, left in lefts.items()]
-        if self._layout is not None:
-            first = next(iter(lefts.values()))
-            specs.insert(0, layout_spec(f"{self._name}.layout", self._layout, first))
-        reduction, keep = reduction._replace(transaction=""), list(lefts.values())
-        self._leading = start_allreduce(self._name, specs, reduction, keep, blocking)
-
-    def advance(self) -> None:
-        """Wait for the left factors, and submit all else; see `GradientBucket.advance`."""
-        leading, self._leading, reduction = self._leading, None, self._reduction
-        if leading is None:
-            return
-        assert self.low_rank is not None and reduction is not None
-        leading.wait()
-        with torch.no_grad():
-            for position, (wire, target) in self.low_rank.turn().items():
-                trip = self._trips[position]
-                trip.wire, trip.target = wire, target
-        self._send(f"{self._name}.right", None, reduction, blocking=False)
-
-    def abandon(self) -> None:
-        """Wait for the left factors, without using them."""
-        leading, self._leading = self._leading, None
-        if leading is not None:
-            with contextlib.suppress(HvdliteError):
-                leading.wait()
-
     def _send(self, name: str, layout: int | None, reduction: Reduction, blocking: bool) -> None:
-        """Submit all gradients, with right factors for those that are compressed, and the flags."""
-        by_rows, trips, flags = self._ways.by_rows, self._trips, self._flags
+        """Submit all gradients and the flags."""
+        by_rows, flights, flags = self._ways.by_rows, self._flights, self._flags
         if self._plain is not None:
             specs = list(self._plain_specs[self._cast])
             memory: list[Any] = [self._plain, *(self._plain.gradients if flags.is_cuda else ())]
         else:
             specs = [
-                spec(self._labels[i], trip.wire, trip.target, self._cast)
-                for i, trip in enumerate(trips)
+                spec(self._labels[i], flight.wire, flight.target, self._cast)
+                for i, flight in enumerate(flights)
                 if i not in by_rows
             ]
-            memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
+            memory = [flight.memory() for i, flight in enumerate(flights) if i not in by_rows]
         # float16 is too narrow for the share of a rank with a small weight, and int8 for any share.
         exact = is_packed(self._cast) or self._cast == dtype_number("float16")
         narrow = None if exact else self._cast
         if layout is not None:
             specs.append(layout_spec(f"{self._name}.layout", layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
-        masks = self._make_masks(sorted(self._ways.with_mask), trips)
+        masks = self._make_masks(sorted(self._ways.with_mask), flights)
         specs += self._mask_specs(masks)
         if by_rows:
-            self._gather(sorted(by_rows), trips, reduction)
+            self._gather(sorted(by_rows), flights, reduction)
         keep = memory, flags, masks
         self._handle = start_allreduce(name, specs, reduction, keep, blocking)
-        self._in_flight = name
+        self._operation = name
         self._masks = masks
 
-    def _gather(self, positions: list[int], trips: Sequence[_Trip], reduction: Reduction) -> None:
+    def _gather(
+        self, positions: list[int], flights: Sequence[InFlight], reduction: Reduction
+    ) -> None:
         with torch.no_grad():
             self._gathering = RowGathering(
-                [trips[position].wire for position in positions],
+                [flights[position].wire for position in positions],
                 [self._labels[position] for position in positions],
                 f"{self._name}.rows",
                 reduction,
@@ -276,80 +221,95 @@ class Bucket(GradientBucket):
             )
         self._gathered = positions
 
-    def _plain_trips(self) -> list[_Trip]:
-        """Return trips of plain gradients, for what follows if other ranks have other ones."""
+    def _plain_flights(self) -> list[InFlight]:
+        """Return plain gradients in flight, for what follows if other ranks have other ones."""
         pairs = zip(self.params, self._plain.gradients, strict=True)
-        return [_Trip(p, g, g._version, g.data_ptr(), g, None, g) for p, g in pairs]
+        return [InFlight(p, g, g._version, g.data_ptr(), g, None, g) for p, g in pairs]
 
-    def _leave_all(self) -> list[_Trip]:
+    def _leave_all(self) -> list[InFlight]:
         by_rows = self._ways.by_rows
         return [self._leave(position, by_rows) for position in range(len(self.params))]
 
-    def _leave(self, position: int, by_rows: set[int]) -> _Trip:
-        param, name = self.params[position], self._names[position]
+    def _leave(self, position: int, by_rows: set[int]) -> InFlight:
+        param = self.params[position]
+        if position in by_rows:
+            gradient, wire = param.grad, self._ways.rows_of(position)
+            version = -1 if gradient is None else gradient._version
+            gradient = wire if gradient is None else gradient
+            return InFlight(param, gradient, version, _address_of(gradient), wire, None, wire)
+        as_dense = self._sparse_as_dense or self._ways.dense_for_good
+        return self._compress(position, self._own(position, as_dense))
+
+    def _own(self, position: int, as_dense: bool) -> InFlight:
+        """Return this rank's gradient, or zeros, as a dense tensor that can be sent.
+
+        Args:
+            position: of the parameter.
+            as_dense: whether a sparse gradient becomes dense for good.
+        """
+        param = self.params[position]
         gradient, version, rows = param.grad, -1, 0
         place = None if self._places is None else self._places.gradients[position]
         if place is not None and not place.suits(param):
             place = None
-        if position in by_rows:
-            wire = self._ways.rows_of(position)
-            version = -1 if gradient is None else gradient._version
-            gradient = wire if gradient is None else gradient
-            return _Trip(param, gradient, version, _address_of(gradient), wire, None, wire)
         if gradient is None and place is not None:
             gradient = place.view.zero_()
         elif gradient is None:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
-            as_dense = self._sparse_as_dense or self._ways.dense_for_good
-            as_dense = as_dense or position in self._compressed
             if gradient.layout != torch.strided and as_dense:
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
         dense = gradient
         if is_sparse(gradient):
             dense, rows = self._ways.to_dense(position, gradient)
-        check(dense, name)
+        check(dense, self._names[position])
         if lies_otherwise(dense):
             dense = dense.resolve_conj().resolve_neg()
-        if position in self._compressed:
-            assert self.low_rank is not None
-            self.low_rank.take(position, dense)
-            return _Trip(
-                param, gradient, version, _address_of(gradient), dense, None, dense, 0, place
-            )
+        address = _address_of(gradient)
+        return InFlight(param, gradient, version, address, dense, None, dense, rows, place)
+
+    def _compress(self, position: int, flight: InFlight) -> InFlight:
+        """Make of a dense gradient what travels."""
+        dense, place = flight.wire, flight.place
         if place is not None:
             dense = place.wire(dense)
-        wire, context = self._by_hand.compress(dense)
-        wire = wire.contiguous()
-        target = place.memory if place is not None and place.takes(wire) else wire
-        address = _address_of(gradient)
-        return _Trip(param, gradient, version, address, wire, context, target, rows, place)
+        wire, flight.context = self._by_hand.compress(dense)
+        flight.wire = wire.contiguous()
+        into = place is not None and place.takes(flight.wire)
+        flight.target = place.memory if place is not None and into else flight.wire
+        return flight
 
     def _write_flags(self, step: float) -> None:
-        count, trips = len(self.params), self._trips
-        # A bucket that may be compressed has one more: whether this rank has ever compressed.
-        begun = [] if self.low_rank is None else [float(self.low_rank.schedule.begun)]
-        size = FLAGS * count + len(begun) + COMMON_FLAGS
-        as_params = self._plain is not None or is_sparse(trips[0].wire)
-        dtype = flags_dtype((self.params[0] if as_params else trips[0].wire).dtype)
+        count, flights = len(self.params), self._flights
+        further = self._further_flags()
+        size = FLAGS * count + len(further) + COMMON_FLAGS
+        as_params = self._plain is not None or is_sparse(flights[0].wire)
+        dtype = flags_dtype((self.params[0] if as_params else flights[0].wire).dtype)
         flags, device = self._flags, self.params[0].device
         if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
             flags = self._flags = torch.empty(size, dtype=dtype, device=device)
-        if all(trip.present and not trip.rows for trip in trips):
+        if all(flight.present and not flight.rows for flight in flights):
             flags.fill_(1)  # `flags[i] = 1` would make the host wait for a GPU.
             flags[count:-2].zero_()
             flags[-2:-1].fill_(step)
-            if begun:
-                flags[-3:-2].fill_(begun[0])
+            for place, value in enumerate(further, FLAGS * count):
+                flags[place : place + 1].fill_(value)
         else:
-            values: list[float] = [trip.present for trip in trips]
-            values += [trip.rows for trip in trips]
-            values += [trip.rows > 0 for trip in trips]
-            values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
-            values += [*begun, step, 1.0]
+            values: list[float] = [flight.present for flight in flights]
+            values += [flight.rows for flight in flights]
+            values += [flight.rows > 0 for flight in flights]
+            values += [self._ways.dimensions_of(flight.gradient) for flight in flights]
+            values += [*further, step, 1.0]
             written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
             flags.copy_(written, non_blocking=True)
+
+    def _further_flags(self) -> list[float]:
+        """Return flags of this rank as a whole."""
+        return []
+
+    def _read_further_flags(self, means: list[float]) -> None:
+        """Take the means of the ranks' further flags."""
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`; see `GradientBucket.finish`."""
@@ -363,45 +323,34 @@ class Bucket(GradientBucket):
             gathered = dict(zip(positions, gathering.finish(), strict=True))
         present, rows, steps = self._read_flags(counts, handle.members, reduction.op)
         arrived = self._plain is not None and all(present) and not any(rows)
-        trips = self._trips if arrived or self._plain is None else self._plain_trips()
+        flights = self._flights if arrived or self._plain is None else self._plain_flights()
         masks = self._masks
-        late = [i for i in range(len(trips)) if rows[i] > 0 and i not in masks]
+        late = [i for i in range(len(flights)) if rows[i] > 0 and i not in masks]
         if late:
             # All ranks do this, before any of them raises below.
-            masks = masks | self._send_masks(late, trips, reduction)
+            masks = masks | self._send_masks(late, flights, reduction)
         self.reset()
         if changed is not None:
             raise self._changed(self._names[changed])
         if not dropped and steps is not None:
             self._check_step(*steps)
         with torch.no_grad():
-            for i, trip in enumerate(trips):
+            for i, flight in enumerate(flights):
                 if not present[i]:
-                    trip.param.grad = None
-                elif i in self._compressed:
-                    self._multiply(i, trip)
+                    flight.param.grad = None
                 elif i in gathered:
-                    trip.param.grad = gathered[i].tensor
+                    flight.param.grad = gathered[i].tensor
                     rows[i] = gathered[i].rows
                 else:
-                    self._arrive(trip, masks[i] if rows[i] > 0 else None)
+                    self._arrive(i, flight, masks[i] if rows[i] > 0 else None)
                 self._ways.choose(i, rows[i])
-                if self.low_rank is not None and present[i] and i not in self._compressed:
-                    self.low_rank.saw(i, dense=rows[i] == 0)
 
     def _find_changed(self) -> int | None:
         """Return the position of the first gradient that the script changed; None: none was."""
         if self._plain is not None:
             first: int = self._plain.first_changed()
             return None if first < 0 else first
-        return next((i for i, trip in enumerate(self._trips) if not trip.untouched()), None)
-
-    def _multiply(self, position: int, trip: _Trip) -> None:
-        """Make the gradient of its two factors, in the memory that `grad` has."""
-        assert self.low_rank is not None
-        target = trip.gradient if trip.place is None else trip.place.view
-        self.low_rank.write(position, target)
-        trip.param.grad = target
+        return next((i for i, flight in enumerate(self._flights) if not flight.untouched()), None)
 
     def _read_flags(
         self, counts: bool, members: int, op: int
@@ -412,22 +361,21 @@ class Bucket(GradientBucket):
         `_check_step` looks at; None if nothing is known.
         """
         size, ways = len(self.params), self._ways
-        if ways.dense_for_good and counts and all(trip.present for trip in self._trips):
+        if ways.dense_for_good and counts and all(flight.present for flight in self._flights):
             self._device_steps = self._device_steps or DeviceSteps()
             steps = self._device_steps.look(self._flags, self._step)
             return [True] * size, [0.0] * size, steps
         self._device_steps = None
         factor = members if op == ops.Average else 1
         *flags, step, ones = self._flags.tolist()
-        if self.low_rank is not None:
-            self.low_rank.schedule.agree(flags.pop())
+        self._read_further_flags(flags[FLAGS * size :])
         steps = self._step, [step, ones]
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
             return present, [0.0] * size, steps
         rows = [flag * factor for flag in flags[size : 2 * size]]
         for i, (sparse, dimensions) in enumerate(
-            zip(flags[2 * size : 3 * size], flags[3 * size :], strict=True)
+            zip(flags[2 * size : 3 * size], flags[3 * size : FLAGS * size], strict=True)
         ):
             if sparse > 0:
                 ways.agree(i, dimensions / sparse)
@@ -436,11 +384,11 @@ class Bucket(GradientBucket):
         return present, rows, steps
 
     def _make_masks(
-        self, positions: Sequence[int], trips: Sequence[_Trip]
+        self, positions: Sequence[int], flights: Sequence[InFlight]
     ) -> dict[int, torch.Tensor]:
         with torch.no_grad():
             return {
-                i: self._ways.mask_of(i, trips[i].gradient if trips[i].present else None)
+                i: self._ways.mask_of(i, flights[i].gradient if flights[i].present else None)
                 for i in positions
             }
 
@@ -448,31 +396,31 @@ class Bucket(GradientBucket):
         return [spec(f"{self._labels[i]}.mask", mask, mask) for i, mask in masks.items()]
 
     def _send_masks(
-        self, positions: Sequence[int], trips: Sequence[_Trip], reduction: Reduction
+        self, positions: Sequence[int], flights: Sequence[InFlight], reduction: Reduction
     ) -> dict[int, torch.Tensor]:
         """Reduce the masks of gradients that were not expected to be sparse, and wait."""
-        masks = self._make_masks(positions, trips)
+        masks = self._make_masks(positions, flights)
         specs = self._mask_specs(masks)
         start_allreduce(f"{self._name}.masks", specs, reduction, masks, blocking=True).wait()
         return masks
 
-    def _arrive(self, trip: _Trip, mask: torch.Tensor | None) -> None:
-        result = self._by_hand.decompress(trip.target, trip.context)
-        if trip.place is not None:
-            result = trip.place.take(result)
+    def _arrive(self, position: int, flight: InFlight, mask: torch.Tensor | None) -> None:
+        """Put the result of the gradient at this position into `grad`."""
+        result = self._by_hand.decompress(flight.target, flight.context)
+        if flight.place is not None:
+            result = flight.place.take(result)
         if mask is not None:
-            trip.param.grad = self._ways.to_sparse(result, mask)
-        elif trip.present and trip.place is None and result is not trip.gradient:
-            trip.gradient.copy_(result)
-        elif not trip.present or result is not trip.gradient:
-            trip.param.grad = result
+            flight.param.grad = self._ways.to_sparse(result, mask)
+        elif flight.present and flight.place is None and result is not flight.gradient:
+            flight.gradient.copy_(result)
+        elif not flight.present or result is not flight.gradient:
+            flight.param.grad = result
 
     def reset(self) -> None:
-        """Forget this trip of the bucket."""
-        self._leading = None
+        """Forget what was submitted."""
         self._handle = None
         self._gathering = None
         self._masks = {}
-        self._trips = []
+        self._flights = []
         self._plain = None
         self.missing = len(self.params)

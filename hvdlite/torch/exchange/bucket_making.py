@@ -14,6 +14,7 @@ from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_memory import GradientMemory
 from hvdlite.torch.exchange.layout import digest
 from hvdlite.torch.exchange.low_rank import LowRank, Schedule
+from hvdlite.torch.exchange.low_rank_bucket import LowRankBucket
 from hvdlite.torch.exchange.owned_bucket import OwnedBucket
 from hvdlite.torch.exchange.ownership import Ownership
 from hvdlite.torch.exchange.settings import Settings
@@ -44,12 +45,11 @@ def make_buckets(
         return _of_owners(name, formed, named, settings, owners)
     memory = GradientMemory(formed) if settings.bucket_view else None
     layout, compression = digest(named), settings.compression
-    low_ranks: list[LowRank | None] = [None] * len(formed)
     if schedule is not None:
         layout, compression = digest([*named, [repr(compression)]]), NoneCompressor
-        low_ranks = [LowRank(bucket, schedule) or None for bucket in formed]
-    return [
-        Bucket(
+
+    def make(number: int, bucket: Sequence[torch.Tensor]) -> Bucket:
+        arguments = (
             f"{name}.{number}",
             bucket,
             named[number],
@@ -57,10 +57,11 @@ def make_buckets(
             settings.sparse_as_dense,
             None if memory is None else functools.partial(memory.of, number),
             layout if number == 0 else None,
-            low_ranks[number],
         )
-        for number, bucket in enumerate(formed)
-    ]
+        low_rank = None if schedule is None else LowRank(bucket, schedule)
+        return LowRankBucket(low_rank, *arguments) if low_rank else Bucket(*arguments)
+
+    return [make(number, bucket) for number, bucket in enumerate(formed)]
 
 
 def _of_owners(
