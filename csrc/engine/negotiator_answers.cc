@@ -141,7 +141,7 @@ Status Negotiator::flush_answers() {
 }
 
 std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
-  const bool same_for_all = coordinator_->books().size() == 1 &&
+  const bool same_for_all = coordinator_->tables().size() == 1 &&
                             std::none_of(responses.begin(), responses.end(), [](const auto& one) {
                               return one.request.kind == Kind::kAlltoall || one.request.is_send() ||
                                      !one.recipients.empty();

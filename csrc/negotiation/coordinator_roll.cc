@@ -6,93 +6,96 @@
 
 namespace hvdlite {
 
-bool Coordinator::catch_up(Book& book, std::size_t index, const Request& request, TimePoint now) {
-  const auto found = book.rolls.find(request.roll->key);
-  if (found == book.rolls.end() || !found->second.catch_up(request.name, index)) return false;
-  close_roll(book, found->second, found->first, now);
+bool Coordinator::catch_up(PendingTable& table, std::size_t index, const Request& request,
+                           TimePoint now) {
+  const auto found = table.rolls.find(request.roll->key);
+  if (found == table.rolls.end() || !found->second.catch_up(request.name, index)) return false;
+  close_roll(table, found->second, found->first, now);
   return true;
 }
 
-void Coordinator::arrive(Book& book, const std::string& key, std::size_t index,
+void Coordinator::arrive(PendingTable& table, const std::string& key, std::size_t index,
                          const Request& request, TimePoint now) {
   rolls_ = true;
-  Tally& tally = book.tallies.at(key);
-  const RollCall& call = *tally.request.roll;
-  const auto [at, is_new] = book.rolls.try_emplace(call.key, book.group.ranks.size());
+  PendingTensor& pending = table.tensors.at(key);
+  const RollCall& call = *pending.request.roll;
+  const auto [at, is_new] = table.rolls.try_emplace(call.key, table.group.ranks.size());
   Roll& roll = at->second;
-  const int rank = book.group.ranks[index];
+  const int rank = table.group.ranks[index];
   if (is_new) {
-    for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
-      if (joined_[book.group.ranks[i]]) roll.join(i);
+    for (std::size_t i = 0; i < table.group.ranks.size(); ++i) {
+      if (joined_[table.group.ranks[i]]) roll.join(i);
     }
   }
-  if (tally.refusal.ok() && roll.is_new(request.name) && request.roll->step != call.step) {
-    tally.refusal =
+  if (pending.refusal.ok() && roll.is_new(request.name) && request.roll->step != call.step) {
+    pending.refusal =
         Status(StatusCode::kMismatch,
                describe(request) + ": ranks disagree about the step of the roll call: rank " +
-                   std::to_string(tally.first_rank) + " has " + std::to_string(call.step) +
+                   std::to_string(pending.first_rank) + " has " + std::to_string(call.step) +
                    ", rank " + std::to_string(rank) + " has " + std::to_string(request.roll->step));
   }
   const bool cached = cache_.find(key, request).has_value();
   roll.arrive(request.name, index, call, cached);
-  if (fail_if_left(book, tally)) {
-    book.tallies.erase(key);
+  if (fail_if_left(table, pending)) {
+    table.tensors.erase(key);
     --waiting_;
     return;
   }
-  close_roll(book, roll, at->first, now);
-  respond_if_complete(book, key, now);
+  close_roll(table, roll, at->first, now);
+  respond_if_complete(table, key, now);
 }
 
-void Coordinator::respond_if_complete(Book& book, const std::string& key, TimePoint now) {
-  const auto found = book.tallies.find(key);
-  if (found == book.tallies.end()) return;
-  const Tally& tally = found->second;
-  const Roll& roll = book.rolls.at(tally.request.roll->key);
-  if (!roll.complete(tally.request.name, tally.submitted)) return;
-  auto node = book.tallies.extract(found);
+void Coordinator::respond_if_complete(PendingTable& table, const std::string& key, TimePoint now) {
+  const auto found = table.tensors.find(key);
+  if (found == table.tensors.end()) return;
+  const PendingTensor& pending = found->second;
+  const Roll& roll = table.rolls.at(pending.request.roll->key);
+  if (!roll.complete(pending.request.name, pending.submitted)) return;
+  auto node = table.tensors.extract(found);
   --waiting_;
-  respond(book, std::move(node.mapped()), now);
+  respond(table, std::move(node.mapped()), now);
 }
 
-void Coordinator::close_roll(Book& book, Roll& roll, const std::string& roll_key, TimePoint now) {
+void Coordinator::close_roll(PendingTable& table, Roll& roll, const std::string& roll_key,
+                             TimePoint now) {
   if (!roll.close(now)) return;
-  std::vector<std::pair<std::uint64_t, std::string>> keys;  // in the order of the tallies
-  for (const auto& [key, tally] : book.tallies) {
-    const bool concerned = tally.request.roll && tally.request.roll->key == roll_key;
-    if (concerned) keys.emplace_back(tally.number, key);
+  std::vector<std::pair<std::uint64_t, std::string>> keys;  // in the order of the tensors
+  for (const auto& [key, pending] : table.tensors) {
+    const bool concerned = pending.request.roll && pending.request.roll->key == roll_key;
+    if (concerned) keys.emplace_back(pending.number, key);
   }
   std::sort(keys.begin(), keys.end());
-  for (const auto& [number, key] : keys) respond_if_complete(book, key, now);
+  for (const auto& [number, key] : keys) respond_if_complete(table, key, now);
 }
 
-bool Coordinator::is_late(const Book& book, const Tally& tally, std::size_t index) {
-  if (!tally.request.roll) return false;
-  const auto roll = book.rolls.find(tally.request.roll->key);
-  return roll != book.rolls.end() && !roll->second.awaits(tally.request.name, index);
+bool Coordinator::is_late(const PendingTable& table, const PendingTensor& pending,
+                          std::size_t index) {
+  if (!pending.request.roll) return false;
+  const auto roll = table.rolls.find(pending.request.roll->key);
+  return roll != table.rolls.end() && !roll->second.awaits(pending.request.name, index);
 }
 
-std::vector<int> Coordinator::note_late(Book& book, const Tally& tally) {
-  Roll& roll = book.rolls.at(tally.request.roll->key);
-  const Presence late = roll.answer(tally.request.name, tally.submitted);
+std::vector<int> Coordinator::note_late(PendingTable& table, const PendingTensor& pending) {
+  Roll& roll = table.rolls.at(pending.request.roll->key);
+  const Presence late = roll.answer(pending.request.name, pending.submitted);
   std::vector<int> ranks;
   for (std::size_t i = 0; i < late.size(); ++i) {
-    if (late[i]) ranks.push_back(book.group.ranks[i]);
+    if (late[i]) ranks.push_back(table.group.ranks[i]);
   }
   return ranks;
 }
 
 void Coordinator::close_rolls(TimePoint now) {
-  for (auto& [id, book] : books_) {
-    for (auto& [key, roll] : book.rolls) close_roll(book, roll, key, now);
+  for (auto& [id, table] : tables_) {
+    for (auto& [key, roll] : table.rolls) close_roll(table, roll, key, now);
   }
 }
 
 std::optional<Coordinator::TimePoint> Coordinator::rolls_due() const {
   std::optional<TimePoint> first;
   if (!rolls_) return first;
-  for (const auto& [id, book] : books_) {
-    for (const auto& [key, roll] : book.rolls) {
+  for (const auto& [id, table] : tables_) {
+    for (const auto& [key, roll] : table.rolls) {
       const auto due = roll.due();
       if (due && (!first || *due < *first)) first = due;
     }
@@ -101,25 +104,25 @@ std::optional<Coordinator::TimePoint> Coordinator::rolls_due() const {
 }
 
 void Coordinator::join_rolls(int rank, TimePoint now) {
-  for (auto& [id, book] : books_) {
-    const int index = book.group.index_of(rank);
+  for (auto& [id, table] : tables_) {
+    const int index = table.group.index_of(rank);
     if (index < 0) continue;
-    for (auto& [key, roll] : book.rolls) {
+    for (auto& [key, roll] : table.rolls) {
       roll.join(static_cast<std::size_t>(index));
-      close_roll(book, roll, key, now);
+      close_roll(table, roll, key, now);
     }
     std::vector<std::string> keys;  // closed before, and complete without this rank
-    for (const auto& [key, tally] : book.tallies) {
-      if (tally.request.roll) keys.push_back(key);
+    for (const auto& [key, pending] : table.tensors) {
+      if (pending.request.roll) keys.push_back(key);
     }
     std::sort(keys.begin(), keys.end());
-    for (const std::string& key : keys) respond_if_complete(book, key, now);
+    for (const std::string& key : keys) respond_if_complete(table, key, now);
   }
 }
 
 void Coordinator::return_to_rolls() {
-  for (auto& [id, book] : books_) {
-    for (auto& [key, roll] : book.rolls) roll.return_all();
+  for (auto& [id, table] : tables_) {
+    for (auto& [key, roll] : table.rolls) roll.return_all();
   }
 }
 

@@ -39,7 +39,7 @@ namespace hvdlite {
 struct Wait {
   int rank = -1;
   int awaited = -1;
-  const Request* request = nullptr;  // borrowed from its book
+  const Request* request = nullptr;  // borrowed from its table
 };
 // "rank 1 waits for rank 0 in allreduce 'loss'"
 std::string describe_wait(const Wait& wait);
@@ -72,7 +72,7 @@ class DeadlockWatch {
   struct Open {
     std::uint32_t set = 0;
     std::string key;
-    const Coordinator::Tally* tally = nullptr;  // borrowed from its book
+    const PendingTensor* pending = nullptr;  // borrowed from its table
     std::vector<int> missing;
   };
   using Waits = std::map<int, std::vector<const Open*>>;  // by rank

@@ -23,11 +23,11 @@ int common(const std::vector<int>& a, const std::vector<int>& b) {
 // One of `ranks` that waits for one of `awaited`.
 std::optional<Wait> find_wait(Coordinator& coordinator, const std::vector<int>& ranks,
                               const std::vector<int>& awaited) {
-  for (const auto& [id, book] : coordinator.books()) {
-    for (const auto& [key, tally] : book.tallies) {
-      const int rank = common(ranks, Coordinator::submitters(book, tally));
-      const int other = common(awaited, coordinator.missing_ranks(book, tally));
-      if (rank >= 0 && other >= 0) return Wait{rank, other, &tally.request};
+  for (const auto& [id, table] : coordinator.tables()) {
+    for (const auto& [key, pending] : table.tensors) {
+      const int rank = common(ranks, Coordinator::submitters(table, pending));
+      const int other = common(awaited, coordinator.missing_ranks(table, pending));
+      if (rank >= 0 && other >= 0) return Wait{rank, other, &pending.request};
     }
   }
   return std::nullopt;
@@ -37,16 +37,16 @@ std::optional<Wait> find_wait(Coordinator& coordinator, const std::vector<int>& 
 
 void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
   std::vector<std::pair<std::string, Status>> failures;
-  const Coordinator::Book& book = coordinator_.books().at(0);
-  for (const auto& [key, tally] : book.tallies) {
-    if (!tally.request.changes_process_sets()) continue;
-    if (seconds_between(tally.since, now) < warning_) continue;
+  const PendingTable& table = coordinator_.tables().at(0);
+  for (const auto& [key, pending] : table.tensors) {
+    if (!pending.request.changes_process_sets()) continue;
+    if (seconds_between(pending.since, now) < warning_) continue;
     // A change blocks the rank that makes it, so this can never end.
-    const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(book, tally),
-                                Coordinator::submitters(book, tally));
+    const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(table, pending),
+                                Coordinator::submitters(table, pending));
     if (!wait) continue;
-    failures.emplace_back(tally.request.name,
-                          deadlock_error({{wait->awaited, wait->rank, &tally.request}, *wait}));
+    failures.emplace_back(pending.request.name,
+                          deadlock_error({{wait->awaited, wait->rank, &pending.request}, *wait}));
   }
   for (const auto& [name, error] : failures) coordinator_.fail_change(name, error);
 }
@@ -57,23 +57,23 @@ std::vector<StallMonitor::Warning> StallMonitor::check(Coordinator::TimePoint no
   std::size_t hidden = 0;
   std::string fatal;
   int suspect = -1;
-  for (auto& [id, book] : coordinator_.books()) {
-    for (auto& [key, tally] : book.tallies) {
-      const Coordinator::TimePoint since = coordinator_.idle_since(book, tally);
+  for (auto& [id, table] : coordinator_.tables()) {
+    for (auto& [key, pending] : table.tensors) {
+      const Coordinator::TimePoint since = coordinator_.idle_since(table, pending);
       if (shutdown_ > 0 && seconds_between(since, now) >= shutdown_ && fatal.empty()) {
-        fatal = describe_stall(book, tally, now) + "; stall_shutdown is " +
+        fatal = describe_stall(table, pending, now) + "; stall_shutdown is " +
                 text_of_seconds(shutdown_) +
                 ": set HVDLITE_STALL_SHUTDOWN to wait longer, or to 0 to wait for ever";
-        suspect = coordinator_.missing_ranks(book, tally).front();
+        suspect = coordinator_.missing_ranks(table, pending).front();
       }
-      const double silence = std::max(warning_, seconds_between(since, tally.warned));
-      const auto last = std::max(tally.warned, since);
+      const double silence = std::max(warning_, seconds_between(since, pending.warned));
+      const auto last = std::max(pending.warned, since);
       if (warning_ <= 0 || seconds_between(last, now) < silence) continue;
-      tally.warned = now;
+      pending.warned = now;
       if (warnings.size() < kNamesShown) {
-        const std::vector<int> missing = coordinator_.missing_ranks(book, tally);
-        warnings.push_back({tally.request.name, missing.empty() ? -1 : missing.front(),
-                            describe_stall(book, tally, now)});
+        const std::vector<int> missing = coordinator_.missing_ranks(table, pending);
+        warnings.push_back({pending.request.name, missing.empty() ? -1 : missing.front(),
+                            describe_stall(table, pending, now)});
       } else {
         ++hidden;
       }
@@ -103,25 +103,24 @@ std::string StallMonitor::describe_last(int rank, Coordinator::TimePoint now) co
          " ago";
 }
 
-std::string StallMonitor::describe_stall(const Coordinator::Book& book,
-                                         const Coordinator::Tally& tally,
+std::string StallMonitor::describe_stall(const PendingTable& table, const PendingTensor& pending,
                                          Coordinator::TimePoint now) const {
-  std::string text = describe(tally.request) + " has waited " +
-                     text_of_seconds(seconds_between(tally.since, now)) + " for ";
+  std::string text = describe(pending.request) + " has waited " +
+                     text_of_seconds(seconds_between(pending.since, now)) + " for ";
   std::string separator;
-  for (const int rank : coordinator_.missing_ranks(book, tally)) {
+  for (const int rank : coordinator_.missing_ranks(table, pending)) {
     text += separator + "rank " + std::to_string(rank) + " (" + describe_last(rank, now) + ")";
     separator = ", ";
   }
-  return text + describe_mutual_wait(book, tally);
+  return text + describe_mutual_wait(table, pending);
 }
 
-std::string StallMonitor::describe_mutual_wait(const Coordinator::Book& book,
-                                               const Coordinator::Tally& tally) const {
-  const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(book, tally),
-                              Coordinator::submitters(book, tally));
+std::string StallMonitor::describe_mutual_wait(const PendingTable& table,
+                                               const PendingTensor& pending) const {
+  const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(table, pending),
+                              Coordinator::submitters(table, pending));
   if (!wait) return "";
-  const bool both_send = tally.request.is_send() && wait->request->is_send();
+  const bool both_send = pending.request.is_send() && wait->request->is_send();
   return "; " + describe_wait(*wait) + ": " +
          (both_send ? advice_for({*wait}) : std::string(kJoinAtTheEnd));
 }

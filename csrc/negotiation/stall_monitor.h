@@ -1,5 +1,5 @@
 // Says which tensors wait for which ranks, and what those ranks did last: the first thing to know
-// when a job stands still. It looks at the coordinator's tallies a few times a second at most, and
+// when a job stands still. It looks at the pending tensors a few times a second at most, and
 // never touches the fast path. Rank 0's negotiator owns it, and only the runner calls it.
 #pragma once
 
@@ -35,13 +35,12 @@ class StallMonitor {
   std::chrono::milliseconds interval() const;
 
  private:
-  std::string describe_stall(const Coordinator::Book& book, const Coordinator::Tally& tally,
+  std::string describe_stall(const PendingTable& table, const PendingTensor& pending,
                              Coordinator::TimePoint now) const;
   void fail_circular_changes(Coordinator::TimePoint now);
-  // Where a rank that is missing in `tally` waits itself for one that has submitted it, as at the
-  // end of loops of different lengths: where, and what to do. Otherwise nothing.
-  std::string describe_mutual_wait(const Coordinator::Book& book,
-                                   const Coordinator::Tally& tally) const;
+  // Where a rank that is missing in the tensor waits itself for one that has submitted it, as at
+  // the end of loops of different lengths: where, and what to do. Otherwise nothing.
+  std::string describe_mutual_wait(const PendingTable& table, const PendingTensor& pending) const;
   double warning_;
   double shutdown_;
   Coordinator& coordinator_;  // borrowed from the negotiator, which owns both

@@ -73,7 +73,7 @@ TEST(coordinator_adds_and_removes_process_sets) {
   CHECK_EQ(decide(coordinator, 3, removing({0, 2})).set_id, 1);
   CHECK_STATUS(decide(coordinator, 3, removing({0, 2})).error, StatusCode::kInvalidArgument);
   CHECK_EQ(decide(coordinator, 3, adding({0, 2})).set_id, 2);
-  CHECK_EQ(coordinator.books().size(), std::size_t{2});
+  CHECK_EQ(coordinator.tables().size(), std::size_t{2});
 }
 
 TEST(coordinator_names_the_ranks_that_add_different_process_sets) {
@@ -352,7 +352,7 @@ TEST(coordinator_of_an_elastic_job_cuts_the_round_where_members_change) {
     CHECK_EQ(forms(coordinator), std::string(elastic ? "x|xx" : "xxx"));
     CHECK_EQ(coordinator.group(7).ranks, std::vector<int>{1});  // one of the answers names it
     CHECK(coordinator.take_responses().empty());
-    CHECK_EQ(coordinator.books().size(), std::size_t{1});
+    CHECK_EQ(coordinator.tables().size(), std::size_t{1});
     CHECK_OK(coordinator.submit(0, allreduce_of("z", 1), kStart));
     CHECK_OK(coordinator.submit(1, change(Kind::kJoin, std::string(kJoinName), {}), kStart));
     CHECK_OK(coordinator.submit(0, change(Kind::kJoin, std::string(kJoinName), {}), kStart));

@@ -199,8 +199,8 @@ TEST(coordinator_answers_only_what_is_complete_when_a_roll_closes) {
   CHECK_OK(coordinator.submit(0, a, kStart));
   CHECK_OK(coordinator.submit(1, b, kStart));  // the quorum, of two names
   CHECK(coordinator.take_responses().empty());
-  const auto& book = coordinator.books().at(0);
-  CHECK_EQ(coordinator.missing_ranks(book, book.tallies.at("0:a")), std::vector<int>{1});
+  const auto& table = coordinator.tables().at(0);
+  CHECK_EQ(coordinator.missing_ranks(table, table.tensors.at("0:a")), std::vector<int>{1});
   CHECK_OK(coordinator.submit(2, a, kStart));  // too late, also for b
   CHECK_OK(coordinator.submit(1, a, kStart));
   auto responses = coordinator.take_responses();
