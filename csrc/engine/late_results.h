@@ -1,5 +1,5 @@
-// This rank's part in roll calls (negotiation/roll.h), where it is late: what takes part instead of
-// it, the results that wait for it, and the gradients that wait for a later step.
+// This rank's part in late gradients (negotiation/late_gradients), where it is late: what takes
+// part instead of it, the results that wait for it, and the gradients that wait for a later step.
 //
 // Words: where an answer names this rank late, an entry of the engine's own takes part in the
 // collective, the *proxy*. Its result *waits* until the submission of the name comes, first in,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "negotiation/late_gradients/late_gradients.h"
 
 namespace hvdlite {
 namespace {
@@ -60,6 +61,8 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
   coordinator_->add_set(*sets.get(0));
   for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
+  extensions_.push_back(std::make_unique<LateGradients>(*coordinator_));
+  for (const auto& extension : extensions_) coordinator_->add(*extension);
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   deadlocks_ = std::make_unique<DeadlockWatch>(config.deadlock_grace, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
@@ -291,7 +294,7 @@ Deadline Negotiator::must_wake_at() const {
   if (const auto held = control_.held_until()) return Deadline::after(*held - Clock::now());
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();
   auto at = next_stall_check_;
-  if (const auto due = coordinator_->rolls_due()) at = std::min(at, *due);
+  if (const auto due = coordinator_->decision_due()) at = std::min(at, *due);
   if (const auto due = deadlocks_->due()) at = std::min(at, *due);
   return Deadline::after(at - Clock::now());
 }

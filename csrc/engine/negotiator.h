@@ -23,6 +23,7 @@
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/deadlock.h"
+#include "negotiation/extension.h"
 #include "negotiation/process_set.h"
 #include "negotiation/stall_monitor.h"
 
@@ -134,9 +135,10 @@ class Negotiator {
   AnswerWatch answers_;
   bool slept_ = false;  // since look_at_rank_0() was called last
 
-  std::unique_ptr<Coordinator> coordinator_;  // rank 0 only
-  std::unique_ptr<StallMonitor> stalls_;      // rank 0 only
-  std::unique_ptr<DeadlockWatch> deadlocks_;  // rank 0 only
+  std::unique_ptr<Coordinator> coordinator_;            // rank 0 only
+  std::vector<std::unique_ptr<Extension>> extensions_;  // of the coordinator
+  std::unique_ptr<StallMonitor> stalls_;                // rank 0 only
+  std::unique_ptr<DeadlockWatch> deadlocks_;            // rank 0 only
   Coordinator::TimePoint next_stall_check_;
   Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key

@@ -56,7 +56,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 bool Negotiator::serves() const {
   if (control_.unsent() > 0) return true;
   if (!coordinator_) return control_.passes_on() && !sets_.others().empty();
-  return !coordinator_->for_all_ranks() || coordinator_->rolls() || coordinator_->joins();
+  return !coordinator_->for_all_ranks() || coordinator_->decides() || coordinator_->joins();
 }
 
 void Negotiator::serve() {
@@ -64,11 +64,11 @@ void Negotiator::serve() {
     control_.poll();
     return;
   }
-  const auto due = coordinator_->rolls_due();
+  const auto due = coordinator_->decision_due();
   const auto now = Clock::now();
   const bool is_due = due && now >= *due;
   if (!control_.poll() && !is_due) return;
-  if (is_due) coordinator_->close_rolls(now);
+  if (is_due) coordinator_->decide(now);
   for (Frame& frame : control_.take_frames()) {
     if (!is_for_coordinator(frame.type)) {
       unhandled_.push_back(std::move(frame));
@@ -84,7 +84,7 @@ void Negotiator::serve() {
 }
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
-  if (coordinator_->rolls()) coordinator_->close_rolls(Clock::now());
+  if (coordinator_->decides()) coordinator_->decide(Clock::now());
   const bool is_awaited = !rounds.empty();
   const std::vector<Response> responses = coordinator_->take_responses();
   if (!responses.empty()) {

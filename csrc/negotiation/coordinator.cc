@@ -99,8 +99,9 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
   PendingTable& table = found->second;
   activity_[rank] = {request.name, now, activity_[rank].submissions + 1};
   if (request.kind == Kind::kJoin) join(rank, now);
-  if (request.roll && catch_up(table, static_cast<std::size_t>(index), request, now)) {
-    return Status();
+  const auto member = static_cast<std::size_t>(index);
+  if (Extension* const decider = decider_of(request)) {
+    if (decider->take(table, member, request, now)) return Status();
   }
   sends_ = sends_ || request.is_send();
   if (fail_late_change(rank, request)) return Status();
@@ -120,16 +121,36 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
   }
   if (request.rows_differ() && pending.refusal.ok()) pending.differing[index] = request;
   if (fail_removal(rank, request, table)) return Status();
-  if (pending.request.roll) {
-    arrive(table, request.key(), static_cast<std::size_t>(index), request, now);
-    return Status();
-  }
-  if (pending.missing == 0 || fail_if_left(table, pending)) {
-    auto node = table.tensors.extract(request.key());
+  Extension* const decider = decider_of(pending.request);
+  if (decider == nullptr && pending.missing == 0) {
+    answer(table, request.key(), now);
+  } else if (fail_if_left(table, pending)) {
+    table.tensors.erase(request.key());
     --waiting_;
-    if (node.mapped().missing == 0) respond(table, std::move(node.mapped()), now);
+  } else if (decider != nullptr) {
+    decides_ = true;
+    decider->submitted(table, pending, member, request, now);
   }
   return Status();
+}
+
+void Coordinator::add(Extension& extension) {
+  extensions_.push_back(&extension);
+  if (extension.decides()) decider_ = &extension;
+}
+
+void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint now) {
+  auto node = table.tensors.extract(key);
+  --waiting_;
+  respond(table, std::move(node.mapped()), now);
+}
+
+void Coordinator::decide(TimePoint now) {
+  if (decides_) decider_->tick(now);
+}
+
+std::optional<Coordinator::TimePoint> Coordinator::decision_due() const {
+  return decides_ ? decider_->due() : std::nullopt;
 }
 
 PendingTensor& Coordinator::open(PendingTable& table, int rank, const Request& request,
@@ -166,11 +187,12 @@ std::vector<int> Coordinator::submitters(const PendingTable& table, const Pendin
 
 std::vector<int> Coordinator::missing_ranks(const PendingTable& table,
                                             const PendingTensor& pending) const {
+  const Extension* const decider = decider_of(pending.request);
   std::vector<int> ranks;
   for (std::size_t i = 0; i < table.group.ranks.size(); ++i) {
     const int rank = table.group.ranks[i];
-    if (pending.submitted[i] || !awaits(pending, rank) || is_late(table, pending, i)) continue;
-    ranks.push_back(rank);
+    if (pending.submitted[i] || !awaits(pending, rank)) continue;
+    if (decider == nullptr || decider->awaits(table, pending, i)) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -179,14 +201,15 @@ void Coordinator::join(int rank, TimePoint now) {
   joined_[rank] = true;
   joins_ = true;
   last_joined_ = rank;
-  if (rolls_) join_rolls(rank, now);
+  for (Extension* extension : extensions_) extension->joined(rank, now);
   for (auto& [id, table] : tables_) {
     const int index = table.group.index_of(rank);
     for (auto at = table.tensors.begin(); index >= 0 && at != table.tensors.end();) {
       const auto current = at++;
       PendingTensor& pending = current->second;
       const Request& request = pending.request;
-      const bool awaited = request.kind != Kind::kJoin && request.concerns(rank) && !request.roll;
+      const bool awaited =
+          request.kind != Kind::kJoin && request.concerns(rank) && decider_of(request) == nullptr;
       if (!awaited || pending.submitted[index] || --pending.missing > 0) continue;
       auto node = table.tensors.extract(current);
       --waiting_;
@@ -353,7 +376,9 @@ void Coordinator::tell_steps(PendingTensor& pending, const std::vector<int>& lat
 void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint now) {
   if (pending.refusal.ok()) pending.refusal = refuse(table, pending);
   Response response;
-  if (pending.request.roll) response.late = note_late(table, pending);
+  if (Extension* const decider = decider_of(pending.request)) {
+    decider->complete(table, pending, response);
+  }
   if (!pending.refusal.ok()) {
     return respond_error(pending, std::move(pending.refusal), std::move(response.late));
   }
@@ -382,7 +407,7 @@ void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint 
     response.last_joined = last_joined_;
     joined_.assign(joined_.size(), false);
     joins_ = false;
-    return_to_rolls();
+    for (Extension* extension : extensions_) extension->all_joined();
     failed_.clear();  // who has not made such a change has joined instead
   }
   responses_.push_back(std::move(response));
@@ -417,7 +442,10 @@ void Coordinator::tune(const Tunables& tunables, bool settled) {
 
 std::vector<Response> Coordinator::take_responses() {
   const auto named = removed_.begin() + static_cast<std::ptrdiff_t>(taken_removals_);
-  for (auto set = removed_.begin(); set != named; ++set) tables_.erase(*set);
+  for (auto set = removed_.begin(); set != named; ++set) {
+    for (Extension* extension : extensions_) extension->forget(*set);
+    tables_.erase(*set);
+  }
   removed_.erase(removed_.begin(), named);
   taken_removals_ = removed_.size();
   return std::exchange(responses_, {});

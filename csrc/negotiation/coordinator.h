@@ -6,8 +6,8 @@
 // all members get, in one order for all sets: so two ranks can never wait for each other in
 // collectives of two different sets. Ranks that submit different things all get the same error
 // instead. The coordinator does not wait for a rank that has joined: responses name it absent,
-// until all ranks have joined. Where a request has a *roll*, responses name late those who are not
-// waited for (roll.h).
+// until all ranks have joined. An extension may decide that a tensor does not wait for all members
+// (extension.h).
 //
 // Rank 0's negotiator owns it, and only the runner calls it. It does no I/O and has no clock.
 #pragma once
@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "negotiation/extension.h"
 #include "negotiation/observer.h"
 #include "negotiation/pending_table.h"
 #include "negotiation/response_cache.h"
@@ -90,14 +91,26 @@ class Coordinator {
   // `settled`: for good.
   void tune(const Tunables& tunables, bool settled);
 
-  // Answers what waits for nobody any more at `now`, because grace has passed.
-  void close_rolls(TimePoint now);
-  // When close_rolls() has something to do though nothing happens.
-  std::optional<TimePoint> rolls_due() const;
+  // Calls the extension from now on. It is borrowed. Only one of them may decide.
+  void add(Extension& extension);
+  // Lets the extension that decides answer what no longer waits, because time has passed; and when
+  // that has something to do though nothing happens.
+  void decide(TimePoint now);
+  std::optional<TimePoint> decision_due() const;
+  // Whether some request did not wait for all members.
+  bool decides() const { return decides_; }
+
+  // What extensions call besides.
+  // Answers the pending tensor of this key, which is there.
+  void answer(PendingTable& table, const std::string& key, TimePoint now);
+  bool joined(int rank) const { return joined_[rank]; }
+  // Whether the response cache knows this request.
+  bool has_cached(const std::string& key, const Request& request) const {
+    return cache_.find(key, request).has_value();
+  }
+
   // Whether some rank has joined, and the others have not yet.
   bool joins() const { return joins_; }
-  // Whether some request had a roll.
-  bool rolls() const { return rolls_; }
 
   // The responses decided since the last call, in order. The tables that they name stay until the
   // next call.
@@ -121,6 +134,10 @@ class Coordinator {
   bool awaits(const PendingTensor& pending, int rank) const;
   // Returns the pending tensor of the request, a new one where this rank is the first to ask.
   PendingTensor& open(PendingTable& table, int rank, const Request& request, TimePoint now);
+  // Returns the extension that decides about the request, or null where it waits for all members.
+  Extension* decider_of(const Request& request) const {
+    return request.waits_for_all() ? nullptr : decider_;
+  }
   // Answers what waited for this rank alone, and stops waiting for it.
   void join(int rank, TimePoint now);
   void respond(PendingTable& table, PendingTensor pending, TimePoint now);
@@ -144,23 +161,6 @@ class Coordinator {
   // Answers the tensor with an error if it waits for a rank that has left. True: it did.
   bool fail_if_left(const PendingTable& table, const PendingTensor& pending);
 
-  // Rolls (coordinator_roll.cc).
-  // A member asks for what was answered without it. True: there is nothing else to do.
-  bool catch_up(PendingTable& table, std::size_t index, const Request& request, TimePoint now);
-  // The member was counted in the pending tensor of this key, which has a roll: answers what can
-  // be.
-  void arrive(PendingTable& table, const std::string& key, std::size_t index,
-              const Request& request, TimePoint now);
-  void respond_if_complete(PendingTable& table, const std::string& key, TimePoint now);
-  // Answers what can be answered because the roll is closed for another step.
-  void close_roll(PendingTable& table, Roll& roll, const std::string& roll_key, TimePoint now);
-  // Whether the roll of the tensor is closed without this member.
-  static bool is_late(const PendingTable& table, const PendingTensor& pending, std::size_t index);
-  // The tensor is answered: returns the ranks that are late with it.
-  static std::vector<int> note_late(PendingTable& table, const PendingTensor& pending);
-  void join_rolls(int rank, TimePoint now);
-  void return_to_rolls();  // all ranks have joined
-
   // Changes of the process sets (coordinator_sets.cc).
   struct FailedChange {
     Status error;
@@ -180,6 +180,8 @@ class Coordinator {
   const NegotiationObserver* const observer_;
   const bool cuts_at_changes_;
   StepClock* const steps_;
+  std::vector<Extension*> extensions_;
+  Extension* decider_ = nullptr;  // the one of them that decides
   ResponseCache cache_;
   std::map<std::uint32_t, PendingTable> tables_;
   std::vector<Activity> activity_;                  // by rank
@@ -188,7 +190,7 @@ class Coordinator {
   int last_joined_ = -1;
   bool joins_ = false;
   bool sends_ = false;        // some request was a send
-  bool rolls_ = false;        // some request had a roll
+  bool decides_ = false;      // some request did not wait for all
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
   std::size_t waiting_ = 0;                               // tensors in all tables

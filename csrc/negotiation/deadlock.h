@@ -17,8 +17,9 @@
 // counts them anew. The rank takes the report back if a thread stops waiting for another reason.
 //
 // The proof assumes what a rank says of its threads; python/long_waits.h says how it knows. An
-// operation with a roll (roll.h) is never stuck, because time alone may answer it; nor is a join,
-// because nobody waits for a rank that has joined: it gets its answer when the others go on.
+// operation that does not wait for all ranks is never stuck, because time alone may answer it; nor
+// is a join, because nobody waits for a rank that has joined: it gets its answer when the others go
+// on.
 //
 // A pure state machine without a clock. Rank 0's negotiator owns it, and only the runner calls it.
 #pragma once

@@ -8,13 +8,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
-#include "negotiation/roll.h"
 #include "negotiation/step_clock.h"
 #include "transport/topology.h"
 #include "wire/message.h"
@@ -42,8 +40,7 @@ struct PendingTable {
   std::unordered_map<std::string, PendingTensor> tensors;  // by Request::key()
   std::vector<int> absent;                                 // of the last response
   std::uint32_t generation = 0;                            // of the group without them
-  std::vector<bool> removing;         // members that remove the set, by position; empty: none does
-  std::map<std::string, Roll> rolls;  // by RollCall::key
+  std::vector<bool> removing;  // members that remove the set, by position; empty: none does
 };
 
 }  // namespace hvdlite

@@ -20,8 +20,8 @@
 // burst, and is summed; the time from the e of a burst to the f of the next one of the step counts
 // as backward. Last is the rank that was late by the most in all bursts together.
 //
-// A rank that has joined waits from one e to the next max l. A rank that is late in a roll call has
-// the moment at which the roll was closed as its l, since until then the others waited for it.
+// A rank that has joined waits from one e to the next max l. A rank whose gradient is late has
+// the moment at which its step was closed as its l, since until then the others waited for it.
 // What GPU tensors need after they were given to the device is not seen: it lies in between.
 //
 // The class is pure: it has no clock. LiveFigures owns it. Rank 0's runner calls arrived() and

@@ -1,0 +1,63 @@
+// An optional feature of the negotiation, as rank 0's coordinator sees it. The coordinator calls
+// each extension that it was given (Coordinator::add) and knows none of them by name.
+//
+// A request may have terms on which it does not wait for all members (Request::waits_for_all()).
+// One extension *decides* about such tensors: it says when each of them is answered, and for whom.
+//
+// Every hook does nothing unless an extension overrides it. Only the runner of rank 0 calls them. A
+// hook may call the coordinator, which may then answer or fail any pending tensor. The coordinator
+// borrows its extensions; they have no clock and do no I/O.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "negotiation/pending_table.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+class Extension {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  Extension() = default;
+  virtual ~Extension() = default;
+  Extension(const Extension&) = delete;
+  Extension& operator=(const Extension&) = delete;
+
+  // Whether it decides about tensors that do not wait for all. The coordinator asks once.
+  virtual bool decides() const { return false; }
+
+  // The four hooks of the extension that decides. `member` is a position in the process set.
+  // A member submits a request, which is not counted yet. True: the tensor was answered without
+  // the member before, and there is nothing else to do.
+  virtual bool take(PendingTable& /*table*/, std::size_t /*member*/, const Request& /*request*/,
+                    TimePoint /*now*/) {
+    return false;
+  }
+  // The request was counted in this tensor: answers what can be answered now.
+  virtual void submitted(PendingTable& /*table*/, PendingTensor& /*pending*/,
+                         std::size_t /*member*/, const Request& /*request*/, TimePoint /*now*/) {}
+  // Whether the tensor waits for the member, which has not submitted it.
+  virtual bool awaits(const PendingTable& /*table*/, const PendingTensor& /*pending*/,
+                      std::size_t /*member*/) const {
+    return true;
+  }
+  // The tensor is answered: writes to the response what it says of the members left out.
+  virtual void complete(const PendingTable& /*table*/, const PendingTensor& /*pending*/,
+                        Response& /*response*/) {}
+
+  // A rank has joined; all ranks have, and take part again; a process set is gone.
+  virtual void joined(int /*rank*/, TimePoint /*now*/) {}
+  virtual void all_joined() {}
+  virtual void forget(std::uint32_t /*set*/) {}
+
+  // When tick() has something to do though nothing happens.
+  virtual std::optional<TimePoint> due() const { return std::nullopt; }
+  virtual void tick(TimePoint /*now*/) {}
+};
+
+}  // namespace hvdlite
