@@ -30,7 +30,7 @@ CPP_LAYERS = (
     ("os",),
     ("trace", "transport", "wire", "kernels"),
     ("backend", "gpu/cuda", "negotiation"),
-    ("plane", "gpu/nccl", "entry", "negotiation/late_gradients"),
+    ("plane", "gpu/nccl", "entry", "negotiation/late_gradients", "negotiation/step_clock"),
     ("host", "gpu"),
     ("execution",),
     ("engine",),

@@ -56,13 +56,13 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       answers_(config),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ =
-      std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic, &live.steps);
+  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic);
   coordinator_->add_set(*sets.get(0));
   for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
   extensions_.push_back(std::make_unique<LateGradients>(*coordinator_));
   for (const auto& extension : extensions_) coordinator_->add(*extension);
+  coordinator_->add(live.steps);
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   deadlocks_ = std::make_unique<DeadlockWatch>(config.deadlock_grace, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();

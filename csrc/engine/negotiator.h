@@ -101,7 +101,7 @@ class Negotiator {
   void hear_cause(Status cause);
   // Rank 0's answers (negotiator_answers.cc).
   Status coordinate(std::vector<Round>& rounds);
-  void say_who_is_late();
+  void log_notices();  // of extensions
   // Waits until all that is on its way has left; kTimeout when nothing of it did for the patience.
   // Only who reads makes room, and ranks in a collective need not read: where one of them may wait
   // for this rank, it must not wait for room.

@@ -87,8 +87,8 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   if (coordinator_->decides()) coordinator_->decide(Clock::now());
   const bool is_awaited = !rounds.empty();
   const std::vector<Response> responses = coordinator_->take_responses();
+  log_notices();
   if (!responses.empty()) {
-    say_who_is_late();
     HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
   }
   if (rounds.empty()) return Status();
@@ -104,11 +104,11 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   return flush_answers();
 }
 
-void Negotiator::say_who_is_late() {
-  const auto late = live_.steps.lateness().take_line();
-  if (!late) return;
-  log(LogLevel::kWarning, rank_, late->text);
-  live_.events.add("late", late->rank, "", late->text);
+void Negotiator::log_notices() {
+  for (const Notice& notice : coordinator_->take_notices()) {
+    log(LogLevel::kWarning, rank_, notice.text);
+    live_.events.add(notice.event, notice.rank, notice.name, notice.text);
+  }
 }
 
 Status Negotiator::flush(Patience patience) {

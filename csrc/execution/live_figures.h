@@ -9,7 +9,7 @@
 #include "entry/entry.h"
 #include "execution/events.h"
 #include "negotiation/stalls.h"
-#include "negotiation/step_clock.h"
+#include "negotiation/step_clock/step_clock.h"
 #include "wire/message.h"
 
 namespace hvdlite {

@@ -137,6 +137,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
 void Coordinator::add(Extension& extension) {
   extensions_.push_back(&extension);
   if (extension.decides()) decider_ = &extension;
+  if (extension.reads_arrivals()) readers_.push_back(&extension);
 }
 
 void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint now) {
@@ -166,7 +167,7 @@ PendingTensor& Coordinator::open(PendingTable& table, int rank, const Request& r
   pending.missing = static_cast<std::size_t>(std::count_if(
       members.begin(), members.end(), [&](int member) { return awaits(pending, member); }));
   if (request.rows_differ()) pending.differing.resize(members.size());
-  if (steps_ != nullptr && request.of_a_step()) pending.arrivals.resize(size_);
+  if (!readers_.empty() && request.of_a_step()) pending.arrivals.resize(size_);
   pending.since = pending.warned = now;
   ++waiting_;
   return pending;
@@ -365,14 +366,6 @@ void Coordinator::cut_round() {
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::tell_steps(PendingTensor& pending, const std::vector<int>& late, bool all_came,
-                             TimePoint now) {
-  for (const int rank : late) {
-    if (!pending.arrivals[rank].came()) pending.arrivals[rank] = {now, now, /*after_wait=*/false};
-  }
-  steps_->arrived(pending.request.name, pending.arrivals, all_came);
-}
-
 void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint now) {
   if (pending.refusal.ok()) pending.refusal = refuse(table, pending);
   Response response;
@@ -388,8 +381,9 @@ void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint 
   if (!noted.ok()) return respond_error(pending, std::move(noted), std::move(response.late));
   if (observer_ != nullptr) observer_->answered(pending.number, Status());
   const std::string key = pending.request.key();
-  const bool all_came = response.absent.empty() && response.late.empty();
-  if (!pending.arrivals.empty()) tell_steps(pending, response.late, all_came, now);
+  if (!pending.arrivals.empty()) {
+    for (Extension* reader : readers_) reader->answered(pending, response, now, notices_);
+  }
   if (const auto id = cache_.find(key, pending.request)) {
     response.form = Response::Form::kCached;
     response.cache_id = *id;

@@ -19,13 +19,14 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "negotiation/arrival.h"
 #include "negotiation/extension.h"
 #include "negotiation/observer.h"
 #include "negotiation/pending_table.h"
 #include "negotiation/response_cache.h"
-#include "negotiation/step_clock.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -53,15 +54,14 @@ class Coordinator {
     std::uint64_t submissions = 0;  // so far
   };
 
-  // `observer` and `steps` are borrowed and may be null. With `cuts_at_changes` no round has
+  // `observer` is borrowed and may be null. With `cuts_at_changes` no round has
   // entries from before and after ranks join, or from before and after a process set goes: an
   // elastic job commits in between, while the members are still those who made the results.
   Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
-              bool cuts_at_changes = false, StepClock* steps = nullptr)
+              bool cuts_at_changes = false)
       : size_(size),
         observer_(observer),
         cuts_at_changes_(cuts_at_changes),
-        steps_(steps),
         cache_(cache_capacity),
         activity_(size),
         left_(size),
@@ -70,7 +70,7 @@ class Coordinator {
   void add_set(const Group& group);
   // New process sets get ids above this one.
   void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
-  // A rank wants a collective; `sent`: when its program asked for it, for the step clock.
+  // A rank wants a collective; `sent`: when its program asked for it.
   // kInternal when the rank is not a member of the set, asks twice, has joined, or wants what no
   // rank lets its callers ask for.
   Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent = {});
@@ -97,6 +97,8 @@ class Coordinator {
   // that has something to do though nothing happens.
   void decide(TimePoint now);
   std::optional<TimePoint> decision_due() const;
+  // What extensions have to say since the last call.
+  std::vector<Notice> take_notices() { return std::exchange(notices_, {}); }
   // Whether some request did not wait for all members.
   bool decides() const { return decides_; }
 
@@ -141,9 +143,6 @@ class Coordinator {
   // Answers what waited for this rank alone, and stops waiting for it.
   void join(int rank, TimePoint now);
   void respond(PendingTable& table, PendingTensor pending, TimePoint now);
-  // Tells the step clock of a tensor that is answered, for which these ranks were late.
-  void tell_steps(PendingTensor& pending, const std::vector<int>& late, bool all_came,
-                  TimePoint now);
   // Returns what makes the request impossible for the ranks that submitted it, or OK.
   static Status refuse(const PendingTable& table, const PendingTensor& pending);
   // Returns what is wrong with the splits of a rank's request, or OK.
@@ -179,9 +178,10 @@ class Coordinator {
   const int size_;
   const NegotiationObserver* const observer_;
   const bool cuts_at_changes_;
-  StepClock* const steps_;
   std::vector<Extension*> extensions_;
-  Extension* decider_ = nullptr;  // the one of them that decides
+  Extension* decider_ = nullptr;     // the one of them that decides
+  std::vector<Extension*> readers_;  // those that read arrivals
+  std::vector<Notice> notices_;
   ResponseCache cache_;
   std::map<std::uint32_t, PendingTable> tables_;
   std::vector<Activity> activity_;                  // by rank

@@ -13,11 +13,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "negotiation/pending_table.h"
 #include "wire/message.h"
 
 namespace hvdlite {
+
+// A line for the log, which the live view shows as an event.
+struct Notice {
+  std::string event;  // "stall", "late"
+  int rank = -1;      // the rank that it is about, or -1
+  std::string name;   // of the tensor, or empty
+  std::string text;
+};
 
 class Extension {
  public:
@@ -49,6 +59,12 @@ class Extension {
   // The tensor is answered: writes to the response what it says of the members left out.
   virtual void complete(const PendingTable& /*table*/, const PendingTensor& /*pending*/,
                         Response& /*response*/) {}
+
+  // Whether answered() is called for tensors that are of_a_step(). The coordinator asks once.
+  virtual bool reads_arrivals() const { return false; }
+  // The tensor is answered without an error. It says when each rank's program submitted it.
+  virtual void answered(PendingTensor& /*pending*/, const Response& /*response*/, TimePoint /*now*/,
+                        std::vector<Notice>& /*notices*/) {}
 
   // A rank has joined; all ranks have, and take part again; a process set is gone.
   virtual void joined(int /*rank*/, TimePoint /*now*/) {}

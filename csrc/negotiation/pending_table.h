@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "negotiation/step_clock.h"
+#include "negotiation/arrival.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -30,7 +30,7 @@ struct PendingTensor {
   std::size_t missing = 0;         // members concerned that have neither submitted nor joined
   std::vector<Request> differing;  // where rows_differ(): by position in the set
   Status refusal;                  // the first mismatch
-  std::vector<Arrival> arrivals;   // by rank, where `steps` is told
+  std::vector<Arrival> arrivals;   // by rank, where an extension reads them
   TimePoint since;
   TimePoint warned;  // of the last stall warning
 };

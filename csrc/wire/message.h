@@ -178,7 +178,7 @@ struct Request {
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
   // Whether all members that take part submit it before it is answered. Other requests have terms.
   bool waits_for_all() const { return !roll; }
-  // Whether it is one of those by which steps are known (negotiation/step_clock.h).
+  // Whether it is one of those by which steps are known (negotiation/step_clock/step_clock.h).
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
 

@@ -1,5 +1,6 @@
-// A model of late gradients: the real coordinator with its extension, and the real part of each rank
-// in them, under random schedules. Threads, channels and the data plane are played by the test.
+// A model of late gradients: the real coordinator with its extension, and the real part of each
+// rank in them, under random schedules. Threads, channels and the data plane are played by the
+// test.
 //
 // Each gradient is an element of its own: so the sum of a collective says which gradients it has.
 #include <cmath>

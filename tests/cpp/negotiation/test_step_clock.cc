@@ -7,7 +7,7 @@
 #include "coordinators.h"
 #include "negotiation/late_gradients/late_gradients.h"
 #include "negotiation/stalls.h"
-#include "negotiation/step_clock.h"
+#include "negotiation/step_clock/step_clock.h"
 
 namespace hvdlite::testing::steps {
 namespace {
@@ -244,7 +244,8 @@ void submit_rolled(Coordinator& coordinator, const std::vector<int>& ranks, Dura
 
 TEST(step_clock_has_a_late_rank_of_a_roll_call_be_late_until_the_roll_closes) {
   StepClock clock(3, 0);
-  Coordinator coordinator(3, 100, nullptr, false, &clock);
+  Coordinator coordinator(3, 100);
+  coordinator.add(clock);
   coordinator.add_set(world_of(3));
   LateGradients late(coordinator);
   coordinator.add(late);
