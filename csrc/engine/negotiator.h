@@ -22,10 +22,8 @@
 #include "negotiation/answer_watch.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
-#include "negotiation/deadlock.h"
 #include "negotiation/extension.h"
 #include "negotiation/process_set.h"
-#include "negotiation/stall_monitor.h"
 
 namespace hvdlite {
 
@@ -113,8 +111,6 @@ class Negotiator {
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
   void accept_error(const EntryPtr& entry, const Status& error);
-  // Fails what is deadlocked or has stalled, and warns of what stalls.
-  void look_at_waits(Coordinator::TimePoint now);
   // On other ranks than 0: whether that one still answers.
   Status look_at_rank_0();
   bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty(); }
@@ -137,9 +133,6 @@ class Negotiator {
 
   std::unique_ptr<Coordinator> coordinator_;            // rank 0 only
   std::vector<std::unique_ptr<Extension>> extensions_;  // of the coordinator
-  std::unique_ptr<StallMonitor> stalls_;                // rank 0 only
-  std::unique_ptr<DeadlockWatch> deadlocks_;            // rank 0 only
-  Coordinator::TimePoint next_stall_check_;
   Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many

@@ -84,7 +84,6 @@ void Negotiator::serve() {
 }
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
-  if (coordinator_->decides()) coordinator_->decide(Clock::now());
   const bool is_awaited = !rounds.empty();
   const std::vector<Response> responses = coordinator_->take_responses();
   log_notices();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/deadline.h"
+#include "base/text.h"
 #include "negotiation/process_set.h"
 
 namespace hvdlite {
@@ -146,8 +148,26 @@ void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint 
   respond(table, std::move(node.mapped()), now);
 }
 
+void Coordinator::note_blocked(int rank, const Blocked& report, TimePoint now) {
+  for (Extension* extension : extensions_) extension->blocked(rank, report, now);
+}
+
+void Coordinator::tick(TimePoint now) {
+  waited_ = !idle();
+  for (Extension* extension : extensions_) extension->tick(now, notices_);
+}
+
+std::optional<Coordinator::TimePoint> Coordinator::due() const {
+  std::optional<TimePoint> first;
+  for (const Extension* extension : extensions_) {
+    const auto due = extension->due();
+    if (due && (!first || *due < *first)) first = due;
+  }
+  return first;
+}
+
 void Coordinator::decide(TimePoint now) {
-  if (decides_) decider_->tick(now);
+  if (decides_) decider_->tick(now, notices_);
 }
 
 std::optional<Coordinator::TimePoint> Coordinator::decision_due() const {
@@ -168,7 +188,7 @@ PendingTensor& Coordinator::open(PendingTable& table, int rank, const Request& r
       members.begin(), members.end(), [&](int member) { return awaits(pending, member); }));
   if (request.rows_differ()) pending.differing.resize(members.size());
   if (!readers_.empty() && request.of_a_step()) pending.arrivals.resize(size_);
-  pending.since = pending.warned = now;
+  pending.since = now;
   ++waiting_;
   return pending;
 }
@@ -251,6 +271,13 @@ bool Coordinator::fail_if_left(const PendingTable& table, const PendingTensor& p
     return true;
   }
   return false;
+}
+
+std::string Coordinator::describe_last(int rank, TimePoint now) const {
+  const Activity& last = activity_[rank];
+  if (last.name.empty()) return "has submitted nothing yet";
+  return "last submitted '" + last.name + "' " + text_of_fixed(seconds_between(last.when, now), 1) +
+         " s ago";
 }
 
 Coordinator::TimePoint Coordinator::idle_since(const PendingTable& table,

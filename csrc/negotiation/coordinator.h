@@ -54,9 +54,9 @@ class Coordinator {
     std::uint64_t submissions = 0;  // so far
   };
 
-  // `observer` is borrowed and may be null. With `cuts_at_changes` no round has
-  // entries from before and after ranks join, or from before and after a process set goes: an
-  // elastic job commits in between, while the members are still those who made the results.
+  // `observer` is borrowed and may be null. With `cuts_at_changes` no round has entries from before
+  // and after ranks join, or from before and after a process set goes: an elastic job commits in
+  // between, while the members are still those who made the results.
   Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
               bool cuts_at_changes = false)
       : size_(size),
@@ -70,9 +70,9 @@ class Coordinator {
   void add_set(const Group& group);
   // New process sets get ids above this one.
   void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
-  // A rank wants a collective; `sent`: when its program asked for it.
-  // kInternal when the rank is not a member of the set, asks twice, has joined, or wants what no
-  // rank lets its callers ask for.
+  // A rank wants a collective; `sent`: when its program asked for it. kInternal when the rank is
+  // not a member of the set, asks twice, has joined, or wants what no rank lets its callers ask
+  // for.
   Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent = {});
   Status submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent = {});
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
@@ -93,8 +93,15 @@ class Coordinator {
 
   // Calls the extension from now on. It is borrowed. Only one of them may decide.
   void add(Extension& extension);
-  // Lets the extension that decides answer what no longer waits, because time has passed; and when
-  // that has something to do though nothing happens.
+  // A rank reports what all its threads wait for.
+  void note_blocked(int rank, const Blocked& report, TimePoint now);
+  // Lets extensions act because time has passed.
+  void tick(TimePoint now);
+  // Whether tick() has anything to do.
+  bool ticks() const { return !idle() || waited_ || decides_; }
+  // When it has something to do though nothing else happens.
+  std::optional<TimePoint> due() const;
+  // As tick() and due(), for the extension that decides, and for no other.
   void decide(TimePoint now);
   std::optional<TimePoint> decision_due() const;
   // What extensions have to say since the last call.
@@ -102,15 +109,14 @@ class Coordinator {
   // Whether some request did not wait for all members.
   bool decides() const { return decides_; }
 
-  // What extensions call besides.
-  // Answers the pending tensor of this key, which is there.
+  // Answers the pending tensor of this key, which is there: for the extension that decides.
   void answer(PendingTable& table, const std::string& key, TimePoint now);
-  bool joined(int rank) const { return joined_[rank]; }
   // Whether the response cache knows this request.
   bool has_cached(const std::string& key, const Request& request) const {
     return cache_.find(key, request).has_value();
   }
 
+  bool joined(int rank) const { return joined_[rank]; }
   // Whether some rank has joined, and the others have not yet.
   bool joins() const { return joins_; }
 
@@ -121,6 +127,8 @@ class Coordinator {
   const Group& group(std::uint32_t set) const { return tables_.at(set).group; }
   std::map<std::uint32_t, PendingTable>& tables() { return tables_; }
   const Activity& activity(int rank) const { return activity_[rank]; }
+  // What a rank has submitted last, for a message: "last submitted 'x' 2.0 s ago".
+  std::string describe_last(int rank, TimePoint now) const;
   // Since when nothing has happened that the pending tensor waits for. Ranks may train for long
   // while others have joined: a join waits only for ranks that do nothing at all.
   TimePoint idle_since(const PendingTable& table, const PendingTensor& pending) const;
@@ -182,6 +190,7 @@ class Coordinator {
   Extension* decider_ = nullptr;     // the one of them that decides
   std::vector<Extension*> readers_;  // those that read arrivals
   std::vector<Notice> notices_;
+  bool waited_ = false;  // something was pending at the last tick()
   ResponseCache cache_;
   std::map<std::uint32_t, PendingTable> tables_;
   std::vector<Activity> activity_;                  // by rank

@@ -6,7 +6,8 @@
 //
 // Every hook does nothing unless an extension overrides it. Only the runner of rank 0 calls them. A
 // hook may call the coordinator, which may then answer or fail any pending tensor. The coordinator
-// borrows its extensions; they have no clock and do no I/O.
+// borrows its extensions; they have no clock and do no I/O. A tensor that waits for all members
+// costs no call, except answered() where an extension reads arrivals.
 #pragma once
 
 #include <chrono>
@@ -41,7 +42,8 @@ class Extension {
   // Whether it decides about tensors that do not wait for all. The coordinator asks once.
   virtual bool decides() const { return false; }
 
-  // The four hooks of the extension that decides. `member` is a position in the process set.
+  // The coordinator calls the next four only where the extension decides. `member` is a position in
+  // the process set.
   // A member submits a request, which is not counted yet. True: the tensor was answered without
   // the member before, and there is nothing else to do.
   virtual bool take(PendingTable& /*table*/, std::size_t /*member*/, const Request& /*request*/,
@@ -66,14 +68,18 @@ class Extension {
   virtual void answered(PendingTensor& /*pending*/, const Response& /*response*/, TimePoint /*now*/,
                         std::vector<Notice>& /*notices*/) {}
 
-  // A rank has joined; all ranks have, and take part again; a process set is gone.
+  // A rank reports what all its threads wait for; without keys, it takes its report back.
+  virtual void blocked(int /*rank*/, const Blocked& /*report*/, TimePoint /*now*/) {}
+  // A rank has joined. All ranks have joined, and take part again. A process set is gone.
   virtual void joined(int /*rank*/, TimePoint /*now*/) {}
   virtual void all_joined() {}
   virtual void forget(std::uint32_t /*set*/) {}
 
-  // When tick() has something to do though nothing happens.
+  // When tick() has something to do though nothing else happens.
   virtual std::optional<TimePoint> due() const { return std::nullopt; }
-  virtual void tick(TimePoint /*now*/) {}
+  // Time has passed. The coordinator calls it often while something is pending, and once when
+  // nothing is any more.
+  virtual void tick(TimePoint /*now*/, std::vector<Notice>& /*notices*/) {}
 };
 
 }  // namespace hvdlite

@@ -32,7 +32,6 @@ struct PendingTensor {
   Status refusal;                  // the first mismatch
   std::vector<Arrival> arrivals;   // by rank, where an extension reads them
   TimePoint since;
-  TimePoint warned;  // of the last stall warning
 };
 
 struct PendingTable {

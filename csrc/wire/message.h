@@ -32,7 +32,8 @@
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
-//              wait lasts long (negotiation/deadlock.h); without keys it takes back the one before
+//              wait lasts long (negotiation/waits/deadlock.h); without keys it takes back the one
+//              before
 //   bundle   = several messages, each with the ranks that it comes from and goes to (wire/bundle.h)
 //
 // Everything is little-endian; peers are authenticated before the first frame, yet every length and

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 namespace hvdlite {
 
@@ -106,7 +105,7 @@ std::optional<LateGradients::TimePoint> LateGradients::due() const {
   return first;
 }
 
-void LateGradients::tick(TimePoint now) {
+void LateGradients::tick(TimePoint now, std::vector<Notice>& /*notices*/) {
   for (auto& [set, by_key] : sets_) {
     PendingTable& table = coordinator_.tables().at(set);
     for (auto& [key, one] : by_key) close(table, one, key, now);

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "negotiation/coordinator.h"
 #include "negotiation/extension.h"
@@ -34,7 +35,7 @@ class LateGradients : public Extension {
   void all_joined() override;
   void forget(std::uint32_t set) override { sets_.erase(set); }
   std::optional<TimePoint> due() const override;
-  void tick(TimePoint now) override;
+  void tick(TimePoint now, std::vector<Notice>& notices) override;
 
  private:
   using ByKey = std::map<std::string, Participation>;  // by RollCall::key

@@ -8,7 +8,7 @@
 #include "cpp/engine/engine_worlds.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"
-#include "negotiation/stall_monitor.h"
+#include "negotiation/waits/stall_monitor.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -301,7 +301,8 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   Config config;
   config.stall_warning = 10;
   Coordinator coordinator = make_coordinator(3);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(0, adding({0, 1}), kStart));
   (void)monitor.check(kStart + 11s);
   CHECK(coordinator.take_responses().empty());  // the others are only late
@@ -320,7 +321,8 @@ TEST(stall_monitor_leaves_a_change_its_time_where_ranks_only_seem_to_wait_for_ea
   Config config;
   config.stall_warning = 10;
   Coordinator coordinator = make_coordinator(2);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(0, adding({1}), kStart));
   CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 0), kStart));
   (void)monitor.check(kStart + 9s);

@@ -6,8 +6,8 @@
 #include "check.h"
 #include "coordinators.h"
 #include "negotiation/late_gradients/late_gradients.h"
-#include "negotiation/stalls.h"
 #include "negotiation/step_clock/step_clock.h"
+#include "negotiation/waits/stalls.h"
 
 namespace hvdlite::testing::steps {
 namespace {

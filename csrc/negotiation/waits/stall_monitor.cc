@@ -1,4 +1,4 @@
-#include "negotiation/stall_monitor.h"
+#include "negotiation/waits/stall_monitor.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,7 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/text.h"
-#include "negotiation/deadlock.h"
+#include "negotiation/waits/deadlock.h"
 
 namespace hvdlite {
 namespace {
@@ -51,28 +51,32 @@ void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
   for (const auto& [name, error] : failures) coordinator_.fail_change(name, error);
 }
 
-std::vector<StallMonitor::Warning> StallMonitor::check(Coordinator::TimePoint now) {
+std::vector<Notice> StallMonitor::check(TimePoint now) {
   if (warning_ > 0) fail_circular_changes(now);
-  std::vector<Warning> warnings;
+  std::vector<Notice> warnings;
+  std::unordered_map<std::uint64_t, TimePoint> warned_before = std::exchange(warned_, {});
   std::size_t hidden = 0;
   std::string fatal;
   int suspect = -1;
-  for (auto& [id, table] : coordinator_.tables()) {
-    for (auto& [key, pending] : table.tensors) {
-      const Coordinator::TimePoint since = coordinator_.idle_since(table, pending);
+  for (const auto& [id, table] : coordinator_.tables()) {
+    for (const auto& [key, pending] : table.tensors) {
+      const TimePoint since = coordinator_.idle_since(table, pending);
       if (shutdown_ > 0 && seconds_between(since, now) >= shutdown_ && fatal.empty()) {
         fatal = describe_stall(table, pending, now) + "; stall_shutdown is " +
                 text_of_seconds(shutdown_) +
                 ": set HVDLITE_STALL_SHUTDOWN to wait longer, or to 0 to wait for ever";
         suspect = coordinator_.missing_ranks(table, pending).front();
       }
-      const double silence = std::max(warning_, seconds_between(since, pending.warned));
-      const auto last = std::max(pending.warned, since);
+      const auto before = warned_before.find(pending.number);
+      if (before != warned_before.end()) warned_.insert(*before);
+      const TimePoint warned = before == warned_before.end() ? pending.since : before->second;
+      const double silence = std::max(warning_, seconds_between(since, warned));
+      const auto last = std::max(warned, since);
       if (warning_ <= 0 || seconds_between(last, now) < silence) continue;
-      pending.warned = now;
+      warned_[pending.number] = now;
       if (warnings.size() < kNamesShown) {
         const std::vector<int> missing = coordinator_.missing_ranks(table, pending);
-        warnings.push_back({pending.request.name, missing.empty() ? -1 : missing.front(),
+        warnings.push_back({"stall", missing.empty() ? -1 : missing.front(), pending.request.name,
                             describe_stall(table, pending, now)});
       } else {
         ++hidden;
@@ -80,12 +84,21 @@ std::vector<StallMonitor::Warning> StallMonitor::check(Coordinator::TimePoint no
     }
   }
   if (hidden > 0) {
-    warnings.push_back({"", -1, "... and " + std::to_string(hidden) + " more tensors wait"});
+    warnings.push_back(
+        {"stall", -1, "", "... and " + std::to_string(hidden) + " more tensors wait"});
   }
   if (!fatal.empty()) {
     coordinator_.fail_stalled(now - patience_of(shutdown_), fatal, suspect);
   }
   return warnings;
+}
+
+void StallMonitor::tick(TimePoint now, std::vector<Notice>& notices) {
+  if (coordinator_.idle()) return stalls_.clear();
+  if (now < next_check_) return;
+  next_check_ = now + interval();
+  for (Notice& warning : check(now)) notices.push_back(std::move(warning));
+  stalls_.find(coordinator_, now);
 }
 
 std::chrono::milliseconds StallMonitor::interval() const {
@@ -96,20 +109,14 @@ std::chrono::milliseconds StallMonitor::interval() const {
       static_cast<std::int64_t>(std::clamp(shortest / 4 * 1000, 10.0, 1000.0)));
 }
 
-std::string StallMonitor::describe_last(int rank, Coordinator::TimePoint now) const {
-  const Coordinator::Activity& last = coordinator_.activity(rank);
-  if (last.name.empty()) return "has submitted nothing yet";
-  return "last submitted '" + last.name + "' " + text_of_seconds(seconds_between(last.when, now)) +
-         " ago";
-}
-
 std::string StallMonitor::describe_stall(const PendingTable& table, const PendingTensor& pending,
                                          Coordinator::TimePoint now) const {
   std::string text = describe(pending.request) + " has waited " +
                      text_of_seconds(seconds_between(pending.since, now)) + " for ";
   std::string separator;
   for (const int rank : coordinator_.missing_ranks(table, pending)) {
-    text += separator + "rank " + std::to_string(rank) + " (" + describe_last(rank, now) + ")";
+    text += separator + "rank " + std::to_string(rank) + " (" +
+            coordinator_.describe_last(rank, now) + ")";
     separator = ", ";
   }
   return text + describe_mutual_wait(table, pending);

@@ -1,4 +1,4 @@
-#include "negotiation/deadlock.h"
+#include "negotiation/waits/deadlock.h"
 
 #include <algorithm>
 #include <utility>
@@ -48,11 +48,11 @@ Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {
 DeadlockWatch::DeadlockWatch(double grace, Coordinator& coordinator)
     : half_(delay_of(grace / 2)), coordinator_(coordinator) {}
 
-void DeadlockWatch::note(int rank, const Blocked& blocked, TimePoint now) {
+void DeadlockWatch::blocked(int rank, const Blocked& report, TimePoint now) {
   if (half_ <= Patience::zero()) return;
   reports_.erase(rank);
-  if (blocked.keys.empty()) return;
-  reports_[rank] = {blocked, now, coordinator_.activity(rank).submissions};
+  if (report.keys.empty()) return;
+  reports_[rank] = {report, now, coordinator_.activity(rank).submissions};
 }
 
 std::optional<DeadlockWatch::TimePoint> DeadlockWatch::due() const {
@@ -66,7 +66,7 @@ std::optional<DeadlockWatch::TimePoint> DeadlockWatch::due() const {
 }
 
 // Between two new reports nothing can make a rank deadlocked: so it looks once for each.
-void DeadlockWatch::check(TimePoint now) {
+void DeadlockWatch::tick(TimePoint now, std::vector<Notice>& /*notices*/) {
   bool grown = false;
   for (auto& [rank, report] : reports_) {
     const bool due = !report.examined && now >= report.since + half_;

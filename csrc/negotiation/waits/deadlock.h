@@ -33,6 +33,9 @@
 
 #include "base/deadline.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/extension.h"
+#include "negotiation/pending_table.h"
+#include "wire/message.h"
 
 namespace hvdlite {
 
@@ -49,19 +52,16 @@ std::string advice_for(const std::vector<Wait>& waits);
 // The error of the operations in which the ranks wait, each for the next one.
 Status deadlock_error(const std::vector<Wait>& waits, const std::string& more = "");
 
-class DeadlockWatch {
+class DeadlockWatch : public Extension {
  public:
-  using TimePoint = Coordinator::TimePoint;
-
   // `coordinator` is borrowed. With a grace of 0 seconds there is no proof.
   DeadlockWatch(double grace, Coordinator& coordinator);
 
   // A rank reports that it is blocked; without keys, that it is not any more.
-  void note(int rank, const Blocked& blocked, TimePoint now);
+  void blocked(int rank, const Blocked& report, TimePoint now) override;
   // Fails what is stuck, where reports have become old enough.
-  void check(TimePoint now);
-  // When check() has something to do.
-  std::optional<TimePoint> due() const;
+  void tick(TimePoint now, std::vector<Notice>& notices) override;
+  std::optional<TimePoint> due() const override;
 
  private:
   struct Report {

@@ -1,4 +1,4 @@
-#include "negotiation/stalls.h"
+#include "negotiation/waits/stalls.h"
 
 #include <algorithm>
 #include <utility>
