@@ -30,7 +30,10 @@ CPP_LAYERS = (
     ("os",),
     ("trace", "transport", "wire", "kernels"),
     ("backend", "gpu/cuda", "negotiation"),
-    ("plane", "gpu/nccl", "entry"),
+    (
+        *("plane", "gpu/nccl", "entry"),
+        *("negotiation/late_gradients", "negotiation/step_clock", "negotiation/waits"),
+    ),
     ("host", "gpu"),
     ("execution",),
     ("engine",),

@@ -1,11 +1,11 @@
-// This rank's part in roll calls (negotiation/roll.h), where it is late: what takes part instead of
-// it, the results that wait for it, and the gradients that wait for a later step.
+// This rank's part in late gradients (negotiation/late_gradients), where it is late: what takes
+// part instead of it, the results that wait for it, and the gradients that wait for a later step.
 //
 // Words: where an answer names this rank late, an entry of the engine's own takes part in the
 // collective, the *proxy*. Its result *waits* until the submission of the name comes, first in,
 // first out: the submission, or *late entry*, gets a copy and is done. What the late entry would
 // have given is added to the *standing* gradient of its name, which goes into the next collective
-// of that name, whether by a proxy or together with an entry that is in the roll. By the policy
+// of that name, whether by a proxy or together with an entry that participates. By the policy
 // "drop" it is forgotten.
 //
 // A late entry may come before its answer (they cross), between the answer and the end of the
@@ -31,10 +31,10 @@ class LateResults {
   LateResults(int rank, TensorQueue& queue, Attendance& attendance)
       : rank_(rank), queue_(queue), attendance_(attendance) {}
 
-  // This rank has submitted an entry with a roll. True: it is late, and ends when its result is
-  // there.
+  // This rank has submitted an entry that does not wait for all ranks. True: it is late, and ends
+  // when its result is there.
   bool take(const EntryPtr& entry);
-  // The answer to the entry, which is in the roll, with these ranks late: the standing gradient of
+  // The answer to the entry, which participates, with these ranks late: the standing gradient of
   // its name goes into what the entry gives.
   void answer(Entry& entry, const std::vector<int>& late);
   // The answer to a request that this rank is late with. `crossed`: its late entry, where that came

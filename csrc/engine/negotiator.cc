@@ -4,6 +4,9 @@
 #include <utility>
 
 #include "base/log.h"
+#include "negotiation/late_gradients/late_gradients.h"
+#include "negotiation/waits/deadlock.h"
+#include "negotiation/waits/stall_monitor.h"
 
 namespace hvdlite {
 namespace {
@@ -55,14 +58,15 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       answers_(config),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ =
-      std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic, &live.steps);
+  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic);
   coordinator_->add_set(*sets.get(0));
   for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
-  stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
-  deadlocks_ = std::make_unique<DeadlockWatch>(config.deadlock_grace, *coordinator_);
-  next_stall_check_ = Clock::now() + stalls_->interval();
+  extensions_.push_back(std::make_unique<DeadlockWatch>(config.deadlock_grace, *coordinator_));
+  extensions_.push_back(std::make_unique<StallMonitor>(config, *coordinator_, live.stalls));
+  extensions_.push_back(std::make_unique<LateGradients>(*coordinator_));
+  for (const auto& extension : extensions_) coordinator_->add(*extension);
+  coordinator_->add(live.steps);
 }
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
@@ -125,11 +129,7 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     HVDLITE_RETURN_IF_ERROR(look_at_rank_0());
     return unanswered();
   }
-  if (coordinator_->idle()) {
-    live_.stalls.clear();
-  } else {
-    look_at_waits(Clock::now());
-  }
+  if (coordinator_->ticks()) coordinator_->tick(Clock::now());
   HVDLITE_RETURN_IF_ERROR(coordinate(rounds));
   return coordinator_->idle() || control_.cut_off().empty() ? Status()
                                                             : unreachable(control_.cut_off()[0]);
@@ -290,10 +290,8 @@ Deadline Negotiator::wake_at() const {
 Deadline Negotiator::must_wake_at() const {
   if (const auto held = control_.held_until()) return Deadline::after(*held - Clock::now());
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();
-  auto at = next_stall_check_;
-  if (const auto due = coordinator_->rolls_due()) at = std::min(at, *due);
-  if (const auto due = deadlocks_->due()) at = std::min(at, *due);
-  return Deadline::after(at - Clock::now());
+  const auto due = coordinator_->due();
+  return due ? Deadline::after(*due - Clock::now()) : Deadline::never();
 }
 
 std::vector<EntryPtr> Negotiator::take_pending() {

@@ -22,9 +22,8 @@
 #include "negotiation/answer_watch.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
-#include "negotiation/deadlock.h"
+#include "negotiation/extension.h"
 #include "negotiation/process_set.h"
-#include "negotiation/stall_monitor.h"
 
 namespace hvdlite {
 
@@ -100,7 +99,7 @@ class Negotiator {
   void hear_cause(Status cause);
   // Rank 0's answers (negotiator_answers.cc).
   Status coordinate(std::vector<Round>& rounds);
-  void say_who_is_late();
+  void log_notices();  // of extensions
   // Waits until all that is on its way has left; kTimeout when nothing of it did for the patience.
   // Only who reads makes room, and ranks in a collective need not read: where one of them may wait
   // for this rank, it must not wait for room.
@@ -112,8 +111,6 @@ class Negotiator {
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
   void accept_error(const EntryPtr& entry, const Status& error);
-  // Fails what is deadlocked or has stalled, and warns of what stalls.
-  void look_at_waits(Coordinator::TimePoint now);
   // On other ranks than 0: whether that one still answers.
   Status look_at_rank_0();
   bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty(); }
@@ -134,10 +131,8 @@ class Negotiator {
   AnswerWatch answers_;
   bool slept_ = false;  // since look_at_rank_0() was called last
 
-  std::unique_ptr<Coordinator> coordinator_;  // rank 0 only
-  std::unique_ptr<StallMonitor> stalls_;      // rank 0 only
-  std::unique_ptr<DeadlockWatch> deadlocks_;  // rank 0 only
-  Coordinator::TimePoint next_stall_check_;
+  std::unique_ptr<Coordinator> coordinator_;            // rank 0 only
+  std::vector<std::unique_ptr<Extension>> extensions_;  // of the coordinator
   Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many

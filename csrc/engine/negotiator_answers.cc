@@ -56,7 +56,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 bool Negotiator::serves() const {
   if (control_.unsent() > 0) return true;
   if (!coordinator_) return control_.passes_on() && !sets_.others().empty();
-  return !coordinator_->for_all_ranks() || coordinator_->rolls() || coordinator_->joins();
+  return !coordinator_->for_all_ranks() || coordinator_->decides() || coordinator_->joins();
 }
 
 void Negotiator::serve() {
@@ -64,11 +64,11 @@ void Negotiator::serve() {
     control_.poll();
     return;
   }
-  const auto due = coordinator_->rolls_due();
+  const auto due = coordinator_->decision_due();
   const auto now = Clock::now();
   const bool is_due = due && now >= *due;
   if (!control_.poll() && !is_due) return;
-  if (is_due) coordinator_->close_rolls(now);
+  if (is_due) coordinator_->decide(now);
   for (Frame& frame : control_.take_frames()) {
     if (!is_for_coordinator(frame.type)) {
       unhandled_.push_back(std::move(frame));
@@ -84,11 +84,10 @@ void Negotiator::serve() {
 }
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
-  if (coordinator_->rolls()) coordinator_->close_rolls(Clock::now());
   const bool is_awaited = !rounds.empty();
   const std::vector<Response> responses = coordinator_->take_responses();
+  log_notices();
   if (!responses.empty()) {
-    say_who_is_late();
     HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
   }
   if (rounds.empty()) return Status();
@@ -104,11 +103,11 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   return flush_answers();
 }
 
-void Negotiator::say_who_is_late() {
-  const auto late = live_.steps.lateness().take_line();
-  if (!late) return;
-  log(LogLevel::kWarning, rank_, late->text);
-  live_.events.add("late", late->rank, "", late->text);
+void Negotiator::log_notices() {
+  for (const Notice& notice : coordinator_->take_notices()) {
+    log(LogLevel::kWarning, rank_, notice.text);
+    live_.events.add(notice.event, notice.rank, notice.name, notice.text);
+  }
 }
 
 Status Negotiator::flush(Patience patience) {
@@ -141,7 +140,7 @@ Status Negotiator::flush_answers() {
 }
 
 std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
-  const bool same_for_all = coordinator_->books().size() == 1 &&
+  const bool same_for_all = coordinator_->tables().size() == 1 &&
                             std::none_of(responses.begin(), responses.end(), [](const auto& one) {
                               return one.request.kind == Kind::kAlltoall || one.request.is_send() ||
                                      !one.recipients.empty();

@@ -1,5 +1,5 @@
-// The negotiator's part in what waits for long: warnings of stalls (negotiation/stall_monitor.h),
-// the proof of deadlocks (negotiation/deadlock.h), and ranks that are silent.
+// The negotiator's part in what waits for long: this rank tells that all its threads wait, and
+// looks whether rank 0 and peers in a collective still act.
 #include "base/log.h"
 #include "base/text.h"
 #include "engine/negotiator.h"
@@ -23,7 +23,7 @@ void Negotiator::report_blocked(const std::vector<EntryPtr>& waits) {
   report.pending = report.keys.empty() ? 0 : static_cast<std::uint32_t>(pending_.size());
   if (report == reported_) return;
   if (coordinator_) {
-    deadlocks_->note(rank_, report, std::chrono::steady_clock::now());
+    coordinator_->note_blocked(rank_, report, std::chrono::steady_clock::now());
   } else {
     control_.send(kCoordinatorRank, encode_blocked(report));
     counters_.messages_sent = control_.frames_sent();
@@ -34,19 +34,8 @@ void Negotiator::report_blocked(const std::vector<EntryPtr>& waits) {
 bool Negotiator::note_blocked(const Frame& frame) {
   Blocked blocked;
   if (!coordinator_ || !decode_blocked(frame.body, blocked)) return false;
-  deadlocks_->note(frame.from, blocked, std::chrono::steady_clock::now());
+  coordinator_->note_blocked(frame.from, blocked, std::chrono::steady_clock::now());
   return true;
-}
-
-void Negotiator::look_at_waits(Coordinator::TimePoint now) {
-  deadlocks_->check(now);
-  if (now < next_stall_check_) return;
-  next_stall_check_ = now + stalls_->interval();
-  for (const StallMonitor::Warning& warning : stalls_->check(now)) {
-    log(LogLevel::kWarning, rank_, warning.text);
-    live_.events.add("stall", warning.rank, warning.name, warning.text);
-  }
-  live_.stalls.find(*coordinator_, now);
 }
 
 Status Negotiator::look_at_rank_0() {
@@ -76,8 +65,8 @@ void Negotiator::tell_of_silence(const SilentPeer& peer, const Request* request)
   std::string text = (request == nullptr ? peer.operation : describe(*request)) + " has waited " +
                      text_of_fixed(seconds, 1) + " s for rank " + std::to_string(peer.rank) +
                      ", which has agreed to it, but " + peer.owes;
-  if (stalls_) {
-    text += " (" + stalls_->describe_last(peer.rank, std::chrono::steady_clock::now()) + ")";
+  if (coordinator_) {
+    text += " (" + coordinator_->describe_last(peer.rank, std::chrono::steady_clock::now()) + ")";
   }
   text += "; is it suspended or overloaded, or its link down?";
   log(LogLevel::kWarning, rank_, text);

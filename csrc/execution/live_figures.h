@@ -8,8 +8,8 @@
 
 #include "entry/entry.h"
 #include "execution/events.h"
-#include "negotiation/stalls.h"
-#include "negotiation/step_clock.h"
+#include "negotiation/step_clock/step_clock.h"
+#include "negotiation/waits/stalls.h"
 #include "wire/message.h"
 
 namespace hvdlite {

@@ -34,7 +34,7 @@ class Timeline : public NegotiationObserver {
   void finished(const Entry& entry, const Status& status) const {
     if (trace_.on()) trace_.close(TaskGroup::kTensors, id_of(entry), status.message());
   }
-  // The coordinator's: `number` is the tally's, `request` as the rank submitted it.
+  // The coordinator's: `number` is the pending tensor's, `request` as the rank submitted it.
   void arrived(std::uint64_t number, const Request& request, int rank, bool first) const override {
     if (trace_.on()) write_arrived(number, request, rank, first);
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/deadline.h"
+#include "base/text.h"
 #include "negotiation/process_set.h"
 
 namespace hvdlite {
@@ -18,15 +20,15 @@ std::vector<std::int64_t> transposed(const std::vector<std::vector<std::int64_t>
 }
 
 // The rows that come from each member; absent ones give none.
-std::vector<std::int64_t> rows_of(const Coordinator::Tally& tally) {
-  if (!tally.request.rows_differ()) return {};
+std::vector<std::int64_t> rows_of(const PendingTensor& pending) {
+  if (!pending.request.rows_differ()) return {};
   std::vector<std::vector<std::int64_t>> rows;
-  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
-    if (tally.submitted[i]) {
-      rows.push_back(rows_given(tally.differing[i], tally.submitted));
+  for (std::size_t i = 0; i < pending.submitted.size(); ++i) {
+    if (pending.submitted[i]) {
+      rows.push_back(rows_given(pending.differing[i], pending.submitted));
     } else {
-      const bool gathers = tally.request.kind == Kind::kAllgather;
-      rows.emplace_back(gathers ? tally.request.tensors.size() : tally.submitted.size());
+      const bool gathers = pending.request.kind == Kind::kAllgather;
+      rows.emplace_back(gathers ? pending.request.tensors.size() : pending.submitted.size());
     }
   }
   return transposed(rows);
@@ -75,13 +77,13 @@ Status left_early(int rank, std::uint64_t collectives, const std::string& missin
 }
 
 void Coordinator::add_set(const Group& group) {
-  books_[static_cast<std::uint32_t>(group.id)].group = group;
+  tables_[static_cast<std::uint32_t>(group.id)].group = group;
   skip_ids(static_cast<std::uint32_t>(group.id));
 }
 
 Status Coordinator::submit(int rank, const Request& request, TimePoint now, const Arrival& sent) {
-  const auto found = books_.find(request.process_set);
-  const int index = found == books_.end() ? -1 : found->second.group.index_of(rank);
+  const auto found = tables_.find(request.process_set);
+  const int index = found == tables_.end() ? -1 : found->second.group.index_of(rank);
   if (index < 0) {
     return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
                                              request.name + " to process set " +
@@ -96,79 +98,122 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
     return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
                                              request.name + " although it had joined");
   }
-  Book& book = found->second;
+  PendingTable& table = found->second;
   activity_[rank] = {request.name, now, activity_[rank].submissions + 1};
   if (request.kind == Kind::kJoin) join(rank, now);
-  if (request.roll && catch_up(book, static_cast<std::size_t>(index), request, now)) {
-    return Status();
+  const auto member = static_cast<std::size_t>(index);
+  if (Extension* const decider = decider_of(request)) {
+    if (decider->take(table, member, request, now)) return Status();
   }
   sends_ = sends_ || request.is_send();
   if (fail_late_change(rank, request)) return Status();
-  const std::uint64_t tallied = tallied_;
-  Tally& tally = open(book, rank, request, now);
-  if (tally.submitted[index]) {
+  const std::uint64_t opened = opened_;
+  PendingTensor& pending = open(table, rank, request, now);
+  if (pending.submitted[index]) {
     return Status(StatusCode::kInternal,
                   "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
   }
-  if (observer_ != nullptr) observer_->arrived(tally.number, request, rank, tallied_ > tallied);
-  tally.submitted[index] = true;
-  if (!tally.arrivals.empty()) tally.arrivals[index] = sent;
-  --tally.missing;
-  if (tally.refusal.ok()) {
-    auto text = describe_mismatch(tally.first_rank, tally.request, rank, request);
-    if (text) tally.refusal = Status(StatusCode::kMismatch, std::move(*text));
+  if (observer_ != nullptr) observer_->arrived(pending.number, request, rank, opened_ > opened);
+  pending.submitted[index] = true;
+  if (!pending.arrivals.empty()) pending.arrivals[index] = sent;
+  --pending.missing;
+  if (pending.refusal.ok()) {
+    auto text = describe_mismatch(pending.first_rank, pending.request, rank, request);
+    if (text) pending.refusal = Status(StatusCode::kMismatch, std::move(*text));
   }
-  if (request.rows_differ() && tally.refusal.ok()) tally.differing[index] = request;
-  if (fail_removal(rank, request, book)) return Status();
-  if (tally.request.roll) {
-    arrive(book, request.key(), static_cast<std::size_t>(index), request, now);
-    return Status();
-  }
-  if (tally.missing == 0 || fail_if_left(book, tally)) {
-    auto node = book.tallies.extract(request.key());
+  if (request.rows_differ() && pending.refusal.ok()) pending.differing[index] = request;
+  if (fail_removal(rank, request, table)) return Status();
+  Extension* const decider = decider_of(pending.request);
+  if (decider == nullptr && pending.missing == 0) {
+    answer(table, request.key(), now);
+  } else if (fail_if_left(table, pending)) {
+    table.tensors.erase(request.key());
     --waiting_;
-    if (node.mapped().missing == 0) respond(book, std::move(node.mapped()), now);
+  } else if (decider != nullptr) {
+    decides_ = true;
+    decider->submitted(table, pending, member, request, now);
   }
   return Status();
 }
 
-Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& request, TimePoint now) {
-  const auto [at, is_new] = book.tallies.try_emplace(request.key());
-  Tally& tally = at->second;
-  if (!is_new) return tally;
-  const std::vector<int>& members = book.group.ranks;
-  tally.number = ++tallied_;
-  tally.request = request;
-  tally.first_rank = rank;
-  tally.submitted.resize(members.size());
-  tally.missing = static_cast<std::size_t>(std::count_if(
-      members.begin(), members.end(), [&](int member) { return awaits(tally, member); }));
-  if (request.rows_differ()) tally.differing.resize(members.size());
-  if (steps_ != nullptr && request.of_a_step()) tally.arrivals.resize(size_);
-  tally.since = tally.warned = now;
-  ++waiting_;
-  return tally;
+void Coordinator::add(Extension& extension) {
+  extensions_.push_back(&extension);
+  if (extension.decides()) decider_ = &extension;
+  if (extension.reads_arrivals()) readers_.push_back(&extension);
 }
 
-bool Coordinator::awaits(const Tally& tally, int rank) const {
-  const Request& request = tally.request;
+void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint now) {
+  auto node = table.tensors.extract(key);
+  --waiting_;
+  respond(table, std::move(node.mapped()), now);
+}
+
+void Coordinator::note_blocked(int rank, const Blocked& report, TimePoint now) {
+  for (Extension* extension : extensions_) extension->blocked(rank, report, now);
+}
+
+void Coordinator::tick(TimePoint now) {
+  waited_ = !idle();
+  for (Extension* extension : extensions_) extension->tick(now, notices_);
+}
+
+std::optional<Coordinator::TimePoint> Coordinator::due() const {
+  std::optional<TimePoint> first;
+  for (const Extension* extension : extensions_) {
+    const auto due = extension->due();
+    if (due && (!first || *due < *first)) first = due;
+  }
+  return first;
+}
+
+void Coordinator::decide(TimePoint now) {
+  if (decides_) decider_->tick(now, notices_);
+}
+
+std::optional<Coordinator::TimePoint> Coordinator::decision_due() const {
+  return decides_ ? decider_->due() : std::nullopt;
+}
+
+PendingTensor& Coordinator::open(PendingTable& table, int rank, const Request& request,
+                                 TimePoint now) {
+  const auto [at, is_new] = table.tensors.try_emplace(request.key());
+  PendingTensor& pending = at->second;
+  if (!is_new) return pending;
+  const std::vector<int>& members = table.group.ranks;
+  pending.number = ++opened_;
+  pending.request = request;
+  pending.first_rank = rank;
+  pending.submitted.resize(members.size());
+  pending.missing = static_cast<std::size_t>(std::count_if(
+      members.begin(), members.end(), [&](int member) { return awaits(pending, member); }));
+  if (request.rows_differ()) pending.differing.resize(members.size());
+  if (!readers_.empty() && request.of_a_step()) pending.arrivals.resize(size_);
+  pending.since = now;
+  ++waiting_;
+  return pending;
+}
+
+bool Coordinator::awaits(const PendingTensor& pending, int rank) const {
+  const Request& request = pending.request;
   return request.concerns(rank) && (request.kind == Kind::kJoin || !joined_[rank]);
 }
 
-std::vector<int> Coordinator::submitters(const Book& book, const Tally& tally) {
+std::vector<int> Coordinator::submitters(const PendingTable& table, const PendingTensor& pending) {
   std::vector<int> ranks;
-  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
-    if (tally.submitted[i]) ranks.push_back(book.group.ranks[i]);
+  for (std::size_t i = 0; i < table.group.ranks.size(); ++i) {
+    if (pending.submitted[i]) ranks.push_back(table.group.ranks[i]);
   }
   return ranks;
 }
 
-std::vector<int> Coordinator::missing_ranks(const Book& book, const Tally& tally) const {
+std::vector<int> Coordinator::missing_ranks(const PendingTable& table,
+                                            const PendingTensor& pending) const {
+  const Extension* const decider = decider_of(pending.request);
   std::vector<int> ranks;
-  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
-    const int rank = book.group.ranks[i];
-    if (tally.submitted[i] || !awaits(tally, rank) || is_late(book, tally, i)) continue;
-    ranks.push_back(rank);
+  for (std::size_t i = 0; i < table.group.ranks.size(); ++i) {
+    const int rank = table.group.ranks[i];
+    if (pending.submitted[i] || !awaits(pending, rank)) continue;
+    if (decider == nullptr || decider->awaits(table, pending, i)) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -177,18 +222,19 @@ void Coordinator::join(int rank, TimePoint now) {
   joined_[rank] = true;
   joins_ = true;
   last_joined_ = rank;
-  if (rolls_) join_rolls(rank, now);
-  for (auto& [id, book] : books_) {
-    const int index = book.group.index_of(rank);
-    for (auto at = book.tallies.begin(); index >= 0 && at != book.tallies.end();) {
+  for (Extension* extension : extensions_) extension->joined(rank, now);
+  for (auto& [id, table] : tables_) {
+    const int index = table.group.index_of(rank);
+    for (auto at = table.tensors.begin(); index >= 0 && at != table.tensors.end();) {
       const auto current = at++;
-      Tally& tally = current->second;
-      const Request& request = tally.request;
-      const bool awaited = request.kind != Kind::kJoin && request.concerns(rank) && !request.roll;
-      if (!awaited || tally.submitted[index] || --tally.missing > 0) continue;
-      auto node = book.tallies.extract(current);
+      PendingTensor& pending = current->second;
+      const Request& request = pending.request;
+      const bool awaited =
+          request.kind != Kind::kJoin && request.concerns(rank) && decider_of(request) == nullptr;
+      if (!awaited || pending.submitted[index] || --pending.missing > 0) continue;
+      auto node = table.tensors.extract(current);
       --waiting_;
-      respond(book, std::move(node.mapped()), now);
+      respond(table, std::move(node.mapped()), now);
     }
   }
 }
@@ -204,10 +250,10 @@ Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now, con
 
 void Coordinator::leave(int rank, std::uint64_t collectives) {
   left_[rank] = collectives;
-  for (auto& [id, book] : books_) {
-    for (auto at = book.tallies.begin(); at != book.tallies.end();) {
-      if (fail_if_left(book, at->second)) {
-        at = book.tallies.erase(at);
+  for (auto& [id, table] : tables_) {
+    for (auto at = table.tensors.begin(); at != table.tensors.end();) {
+      if (fail_if_left(table, at->second)) {
+        at = table.tensors.erase(at);
         --waiting_;
       } else {
         ++at;
@@ -216,92 +262,101 @@ void Coordinator::leave(int rank, std::uint64_t collectives) {
   }
 }
 
-bool Coordinator::fail_if_left(const Book& book, const Tally& tally) {
-  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
-    const int rank = book.group.ranks[i];
-    if (tally.submitted[i] || !left_[rank] || !awaits(tally, rank)) continue;
-    respond_error(tally, left_early(rank, *left_[rank], describe(tally.request) + " waits for it"));
+bool Coordinator::fail_if_left(const PendingTable& table, const PendingTensor& pending) {
+  for (std::size_t i = 0; i < table.group.ranks.size(); ++i) {
+    const int rank = table.group.ranks[i];
+    if (pending.submitted[i] || !left_[rank] || !awaits(pending, rank)) continue;
+    respond_error(pending,
+                  left_early(rank, *left_[rank], describe(pending.request) + " waits for it"));
     return true;
   }
   return false;
 }
 
-Coordinator::TimePoint Coordinator::idle_since(const Book& book, const Tally& tally) const {
-  TimePoint since = tally.since;
-  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
-    const bool awaited = tally.request.kind == Kind::kJoin && !tally.submitted[i];
-    if (awaited) since = std::max(since, activity_[book.group.ranks[i]].when);
+std::string Coordinator::describe_last(int rank, TimePoint now) const {
+  const Activity& last = activity_[rank];
+  if (last.name.empty()) return "has submitted nothing yet";
+  return "last submitted '" + last.name + "' " + text_of_fixed(seconds_between(last.when, now), 1) +
+         " s ago";
+}
+
+Coordinator::TimePoint Coordinator::idle_since(const PendingTable& table,
+                                               const PendingTensor& pending) const {
+  TimePoint since = pending.since;
+  for (std::size_t i = 0; i < pending.submitted.size(); ++i) {
+    const bool awaited = pending.request.kind == Kind::kJoin && !pending.submitted[i];
+    if (awaited) since = std::max(since, activity_[table.group.ranks[i]].when);
   }
   return since;
 }
 
 void Coordinator::fail_stalled(TimePoint since, const std::string& reason, int rank) {
-  for (auto& [id, book] : books_) {
-    for (auto at = book.tallies.begin(); at != book.tallies.end();) {
-      if (idle_since(book, at->second) > since) {
+  for (auto& [id, table] : tables_) {
+    for (auto at = table.tensors.begin(); at != table.tensors.end();) {
+      if (idle_since(table, at->second) > since) {
         ++at;
         continue;
       }
       respond_error(at->second, Status(StatusCode::kStalled, reason, rank));
-      at = book.tallies.erase(at);
+      at = table.tensors.erase(at);
       --waiting_;
     }
   }
 }
 
-void Coordinator::fail(Book& book, const std::string& key, const Status& error) {
-  const auto found = book.tallies.find(key);
+void Coordinator::fail(PendingTable& table, const std::string& key, const Status& error) {
+  const auto found = table.tensors.find(key);
   if (found->second.request.changes_process_sets()) {
     return fail_change(std::string(found->second.request.name), error);
   }
-  respond_error_to_submitters(book, found->second, error);
-  book.tallies.erase(found);
+  respond_error_to_submitters(table, found->second, error);
+  table.tensors.erase(found);
   --waiting_;
 }
 
-Status Coordinator::refuse(const Book& book, const Tally& tally) {
-  const Request& request = tally.request;
-  const std::vector<int>& ranks = book.group.ranks;
-  const auto absent = std::find(tally.submitted.begin(), tally.submitted.end(), false);
-  if (request.changes_process_sets() && absent != tally.submitted.end()) {
-    const int rank = ranks[static_cast<std::size_t>(absent - tally.submitted.begin())];
+Status Coordinator::refuse(const PendingTable& table, const PendingTensor& pending) {
+  const Request& request = pending.request;
+  const std::vector<int>& ranks = table.group.ranks;
+  const auto absent = std::find(pending.submitted.begin(), pending.submitted.end(), false);
+  if (request.changes_process_sets() && absent != pending.submitted.end()) {
+    const int rank = ranks[static_cast<std::size_t>(absent - pending.submitted.begin())];
     return Status(StatusCode::kInvalidArgument,
                   std::string(name_of(request.kind)) + ": every rank takes part in it, but not " +
                       has_joined(rank) + "; change process sets before join(), or after it",
                   rank);
   }
-  if (request.kind == Kind::kBroadcast && !tally.submitted[book.group.index_of(request.root)]) {
+  if (request.kind == Kind::kBroadcast && !pending.submitted[table.group.index_of(request.root)]) {
     return Status(StatusCode::kInvalidArgument,
                   "broadcast '" + request.name + "': its root is " + has_joined(request.root) +
                       " and gives nothing any more; name a root that still takes part",
                   request.root);
   }
   for (std::size_t i = 0; i < ranks.size() && request.is_send(); ++i) {
-    if (!request.concerns(ranks[i]) || tally.submitted[i]) continue;
+    if (!request.concerns(ranks[i]) || pending.submitted[i]) continue;
     return Status(StatusCode::kInvalidArgument,
                   describe(request) + ": " + has_joined(ranks[i]) +
                       ", neither sends nor receives any more; end all transfers before join()",
                   ranks[i]);
   }
   for (std::size_t i = 0; i < ranks.size() && request.kind == Kind::kAlltoall; ++i) {
-    if (!tally.submitted[i]) continue;
-    HVDLITE_RETURN_IF_ERROR(refuse_splits(book, tally, ranks[i], tally.differing[i]));
+    if (!pending.submitted[i]) continue;
+    HVDLITE_RETURN_IF_ERROR(refuse_splits(table, pending, ranks[i], pending.differing[i]));
   }
   if (request.kind == Kind::kReducescatter) {
-    return refuse_splits(book, tally, tally.first_rank, request);
+    return refuse_splits(table, pending, pending.first_rank, request);
   }
   return Status();
 }
 
-Status Coordinator::refuse_splits(const Book& book, const Tally& tally, int rank,
+Status Coordinator::refuse_splits(const PendingTable& table, const PendingTensor& pending, int rank,
                                   const Request& request) {
-  if (auto text = describe_bad_splits(rank, request, tally.submitted)) {
+  if (auto text = describe_bad_splits(rank, request, pending.submitted)) {
     return Status(StatusCode::kInvalidArgument, std::move(*text), rank);
   }
-  const std::vector<int>& ranks = book.group.ranks;
+  const std::vector<int>& ranks = table.group.ranks;
   for (std::size_t i = 0; i < request.splits.size(); ++i) {
     const std::size_t to = i % ranks.size();
-    if (tally.submitted[to] || request.splits[i] == 0) continue;
+    if (pending.submitted[to] || request.splits[i] == 0) continue;
     return Status(StatusCode::kInvalidArgument,
                   describe(request) + ": rank " + std::to_string(rank) + " sends " +
                       std::to_string(request.splits[i]) + " rows to " + has_joined(ranks[to]) +
@@ -311,22 +366,23 @@ Status Coordinator::refuse_splits(const Book& book, const Tally& tally, int rank
   return Status();
 }
 
-Status Coordinator::note_absent(Book& book, const Tally& tally, Response& response) {
-  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
-    const int rank = book.group.ranks[i];
+Status Coordinator::note_absent(PendingTable& table, const PendingTensor& pending,
+                                Response& response) {
+  for (std::size_t i = 0; i < pending.submitted.size(); ++i) {
+    const int rank = table.group.ranks[i];
     const bool late = std::binary_search(response.late.begin(), response.late.end(), rank);
-    if (!tally.submitted[i] && !late) response.absent.push_back(rank);
+    if (!pending.submitted[i] && !late) response.absent.push_back(rank);
   }
-  if (response.absent != book.absent) {
+  if (response.absent != table.absent) {
     if (epochs_ >= kMaxEpoch) {
-      return Status(StatusCode::kInternal, describe(tally.request) + ": join() has changed the " +
+      return Status(StatusCode::kInternal, describe(pending.request) + ": join() has changed the " +
                                                "members of groups too often in this world");
     }
-    book.absent = response.absent;
-    book.generation = ++epochs_;
+    table.absent = response.absent;
+    table.generation = ++epochs_;
     cut_round();
   }
-  response.generation = book.generation;
+  response.generation = table.generation;
   return Status();
 }
 
@@ -337,39 +393,34 @@ void Coordinator::cut_round() {
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::tell_steps(Tally& tally, const std::vector<int>& late, bool all_came,
-                             TimePoint now) {
-  for (const int rank : late) {
-    if (!tally.arrivals[rank].came()) tally.arrivals[rank] = {now, now, /*after_wait=*/false};
-  }
-  steps_->arrived(tally.request.name, tally.arrivals, all_came);
-}
-
-void Coordinator::respond(Book& book, Tally tally, TimePoint now) {
-  if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
+void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint now) {
+  if (pending.refusal.ok()) pending.refusal = refuse(table, pending);
   Response response;
-  if (tally.request.roll) response.late = note_late(book, tally);
-  if (!tally.refusal.ok()) {
-    return respond_error(tally, std::move(tally.refusal), std::move(response.late));
+  if (Extension* const decider = decider_of(pending.request)) {
+    decider->complete(table, pending, response);
   }
-  if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
+  if (!pending.refusal.ok()) {
+    return respond_error(pending, std::move(pending.refusal), std::move(response.late));
+  }
+  if (pending.request.changes_process_sets()) return respond_change(std::move(pending));
   // Who has joined is nothing to the two ranks of a send.
-  Status noted = tally.request.is_send() ? Status() : note_absent(book, tally, response);
-  if (!noted.ok()) return respond_error(tally, std::move(noted), std::move(response.late));
-  if (observer_ != nullptr) observer_->answered(tally.number, Status());
-  const std::string key = tally.request.key();
-  const bool all_came = response.absent.empty() && response.late.empty();
-  if (!tally.arrivals.empty()) tell_steps(tally, response.late, all_came, now);
-  if (const auto id = cache_.find(key, tally.request)) {
+  Status noted = pending.request.is_send() ? Status() : note_absent(table, pending, response);
+  if (!noted.ok()) return respond_error(pending, std::move(noted), std::move(response.late));
+  if (observer_ != nullptr) observer_->answered(pending.number, Status());
+  const std::string key = pending.request.key();
+  if (!pending.arrivals.empty()) {
+    for (Extension* reader : readers_) reader->answered(pending, response, now, notices_);
+  }
+  if (const auto id = cache_.find(key, pending.request)) {
     response.form = Response::Form::kCached;
     response.cache_id = *id;
-    response.request = named(tally.request);
+    response.request = named(pending.request);
   } else {
     response.form = Response::Form::kFull;
-    if (tally.request.cacheable()) response.cache_id = cache_.assign(key);
-    cache_.remember(response.cache_id, key, tally.request);
-    response.first_dimensions = rows_of(tally);
-    response.request = std::move(tally.request);
+    if (pending.request.cacheable()) response.cache_id = cache_.assign(key);
+    cache_.remember(response.cache_id, key, pending.request);
+    response.first_dimensions = rows_of(pending);
+    response.request = std::move(pending.request);
     // Of an alltoall they are one member's, and all have their part of the rows.
     if (response.request.rows_differ()) response.request.splits.clear();
   }
@@ -377,29 +428,29 @@ void Coordinator::respond(Book& book, Tally tally, TimePoint now) {
     response.last_joined = last_joined_;
     joined_.assign(joined_.size(), false);
     joins_ = false;
-    return_to_rolls();
+    for (Extension* extension : extensions_) extension->all_joined();
     failed_.clear();  // who has not made such a change has joined instead
   }
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::respond_error(const Tally& tally, Status error, std::vector<int> late) {
-  if (tally.request.changes_process_sets()) {
-    for (auto& [id, book] : books_) book.removing.clear();
+void Coordinator::respond_error(const PendingTensor& pending, Status error, std::vector<int> late) {
+  if (pending.request.changes_process_sets()) {
+    for (auto& [id, table] : tables_) table.removing.clear();
   }
-  if (observer_ != nullptr) observer_->answered(tally.number, error);
+  if (observer_ != nullptr) observer_->answered(pending.number, error);
   Response response;
   response.form = Response::Form::kError;
-  response.request = named(tally.request);
+  response.request = named(pending.request);
   response.error = std::move(error);
   response.late = std::move(late);
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::respond_error_to_submitters(const Book& book, const Tally& tally,
-                                              const Status& error) {
-  respond_error(tally, error);
-  responses_.back().recipients = submitters(book, tally);
+void Coordinator::respond_error_to_submitters(const PendingTable& table,
+                                              const PendingTensor& pending, const Status& error) {
+  respond_error(pending, error);
+  responses_.back().recipients = submitters(table, pending);
 }
 
 void Coordinator::tune(const Tunables& tunables, bool settled) {
@@ -412,7 +463,10 @@ void Coordinator::tune(const Tunables& tunables, bool settled) {
 
 std::vector<Response> Coordinator::take_responses() {
   const auto named = removed_.begin() + static_cast<std::ptrdiff_t>(taken_removals_);
-  for (auto set = removed_.begin(); set != named; ++set) books_.erase(*set);
+  for (auto set = removed_.begin(); set != named; ++set) {
+    for (Extension* extension : extensions_) extension->forget(*set);
+    tables_.erase(*set);
+  }
   removed_.erase(removed_.begin(), named);
   taken_removals_ = removed_.size();
   return std::exchange(responses_, {});

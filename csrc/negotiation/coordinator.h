@@ -1,12 +1,13 @@
 // Decides when a collective may start: a pure state machine, one per world, on rank 0.
 //
-// Words: each process set has a *book* of tallies. A *tally* counts which members of the set have
-// submitted a name (of a send: which of its two ranks; the other members know nothing of it). When
-// the last one has, the coordinator appends one *response* to the list that
+// Words: each process set has a *table of pending tensors*. A *pending tensor* says which members
+// of the set have submitted a name (of a send: which of its two ranks; the other members know
+// nothing of it). When the last one has, the coordinator appends one *response* to the list that
 // all members get, in one order for all sets: so two ranks can never wait for each other in
-// collectives of two different sets. Ranks that disagree all get the same error instead. A rank
-// that has joined is not waited for any more: responses name it absent, until all ranks have
-// joined. Where a request has a *roll*, responses name late those who are not waited for (roll.h).
+// collectives of two different sets. Ranks that submit different things all get the same error
+// instead. The coordinator does not wait for a rank that has joined: responses name it absent,
+// until all ranks have joined. An extension may decide that a tensor does not wait for all members
+// (extension.h).
 //
 // Rank 0's negotiator owns it, and only the runner calls it. It does no I/O and has no clock.
 #pragma once
@@ -18,12 +19,14 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "negotiation/arrival.h"
+#include "negotiation/extension.h"
 #include "negotiation/observer.h"
+#include "negotiation/pending_table.h"
 #include "negotiation/response_cache.h"
-#include "negotiation/roll.h"
-#include "negotiation/step_clock.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -45,41 +48,20 @@ class Coordinator {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  struct Tally {
-    std::uint64_t number = 0;  // of all tallies
-    Request request;           // as the first rank submitted it
-    int first_rank = -1;
-    Presence submitted;
-    std::size_t missing = 0;         // members concerned that have neither submitted nor joined
-    std::vector<Request> differing;  // where rows_differ(): by position in the set
-    Status refusal;                  // the first disagreement
-    std::vector<Arrival> arrivals;   // by rank, where `steps` is told
-    TimePoint since;
-    TimePoint warned;  // of the last stall warning
-  };
   struct Activity {
     std::string name;  // what the rank submitted last
     TimePoint when;
     std::uint64_t submissions = 0;  // so far
   };
-  struct Book {
-    Group group;
-    std::unordered_map<std::string, Tally> tallies;  // by Request::key()
-    std::vector<int> absent;                         // of the last response
-    std::uint32_t generation = 0;                    // of the group without them
-    std::vector<bool> removing;  // members that remove the set, by position; empty: none does
-    std::map<std::string, Roll> rolls;  // by RollCall::key
-  };
 
-  // `observer` and `steps` are borrowed and may be null. With `cuts_at_changes` no round has
-  // entries from before and after ranks join, or from before and after a process set goes: an
-  // elastic job commits in between, while the members are still those who made the results.
+  // `observer` is borrowed and may be null. With `cuts_at_changes` no round has entries from before
+  // and after ranks join, or from before and after a process set goes: an elastic job commits in
+  // between, while the members are still those who made the results.
   Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
-              bool cuts_at_changes = false, StepClock* steps = nullptr)
+              bool cuts_at_changes = false)
       : size_(size),
         observer_(observer),
         cuts_at_changes_(cuts_at_changes),
-        steps_(steps),
         cache_(cache_capacity),
         activity_(size),
         left_(size),
@@ -88,19 +70,19 @@ class Coordinator {
   void add_set(const Group& group);
   // New process sets get ids above this one.
   void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
-  // A rank wants a collective; `sent`: when its program asked for it, for the step clock.
-  // kInternal when the rank is not a member of the set, asks twice, has joined, or wants what no
-  // rank lets its callers ask for.
+  // A rank wants a collective; `sent`: when its program asked for it. kInternal when the rank is
+  // not a member of the set, asks twice, has joined, or wants what no rank lets its callers ask
+  // for.
   Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent = {});
   Status submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent = {});
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
   void leave(int rank, std::uint64_t collectives);
-  // Fails every member of every tally that has waited since before `since` (stall_shutdown). `rank`
+  // Fails every pending tensor that has waited since before `since` (stall_shutdown). `rank`
   // is one that is waited for.
   void fail_stalled(TimePoint since, const std::string& reason, int rank);
 
-  // Fails the tally of this key, which is there.
-  void fail(Book& book, const std::string& key, const Status& error);
+  // Fails the pending tensor of this key, which is there.
+  void fail(PendingTable& table, const std::string& key, const Status& error);
   // A change of the process sets cannot go on: all ranks that made it get this error, later ones
   // too.
   void fail_change(const std::string& name, const Status& error);
@@ -109,107 +91,120 @@ class Coordinator {
   // `settled`: for good.
   void tune(const Tunables& tunables, bool settled);
 
-  // Answers what waits for nobody any more at `now`, because grace has passed.
-  void close_rolls(TimePoint now);
-  // When close_rolls() has something to do though nothing happens.
-  std::optional<TimePoint> rolls_due() const;
+  // Calls the extension from now on. It is borrowed. Only one of them may decide.
+  void add(Extension& extension);
+  // A rank reports what all its threads wait for.
+  void note_blocked(int rank, const Blocked& report, TimePoint now);
+  // Lets extensions act because time has passed.
+  void tick(TimePoint now);
+  // Whether tick() has anything to do.
+  bool ticks() const { return !idle() || waited_ || decides_; }
+  // When it has something to do though nothing else happens.
+  std::optional<TimePoint> due() const;
+  // As tick() and due(), for the extension that decides, and for no other.
+  void decide(TimePoint now);
+  std::optional<TimePoint> decision_due() const;
+  // What extensions have to say since the last call.
+  std::vector<Notice> take_notices() { return std::exchange(notices_, {}); }
+  // Whether some request did not wait for all members.
+  bool decides() const { return decides_; }
+
+  // Answers the pending tensor of this key, which is there: for the extension that decides.
+  void answer(PendingTable& table, const std::string& key, TimePoint now);
+  // Whether the response cache knows this request.
+  bool has_cached(const std::string& key, const Request& request) const {
+    return cache_.find(key, request).has_value();
+  }
+
+  bool joined(int rank) const { return joined_[rank]; }
   // Whether some rank has joined, and the others have not yet.
   bool joins() const { return joins_; }
-  // Whether some request had a roll.
-  bool rolls() const { return rolls_; }
 
-  // The responses decided since the last call, in order. The books that they name stay until the
+  // The responses decided since the last call, in order. The tables that they name stay until the
   // next call.
   std::vector<Response> take_responses();
 
-  const Group& group(std::uint32_t set) const { return books_.at(set).group; }
-  std::map<std::uint32_t, Book>& books() { return books_; }
+  const Group& group(std::uint32_t set) const { return tables_.at(set).group; }
+  std::map<std::uint32_t, PendingTable>& tables() { return tables_; }
   const Activity& activity(int rank) const { return activity_[rank]; }
-  // Since when nothing has happened that the tally waits for. Ranks may train for long while others
-  // have joined: a join waits only for ranks that do nothing at all.
-  TimePoint idle_since(const Book& book, const Tally& tally) const;
+  // What a rank has submitted last, for a message: "last submitted 'x' 2.0 s ago".
+  std::string describe_last(int rank, TimePoint now) const;
+  // Since when nothing has happened that the pending tensor waits for. Ranks may train for long
+  // while others have joined: a join waits only for ranks that do nothing at all.
+  TimePoint idle_since(const PendingTable& table, const PendingTensor& pending) const;
   bool idle() const { return waiting_ == 0; }
   // Whether all responses so far have been for all ranks: there is one process set, and no send.
-  bool for_all_ranks() const { return books_.size() == 1 && !sends_; }
-  // The members that have submitted the tally; and those that it waits for.
-  static std::vector<int> submitters(const Book& book, const Tally& tally);
-  std::vector<int> missing_ranks(const Book& book, const Tally& tally) const;
+  bool for_all_ranks() const { return tables_.size() == 1 && !sends_; }
+  // The members that have submitted the tensor; and those that it waits for.
+  static std::vector<int> submitters(const PendingTable& table, const PendingTensor& pending);
+  std::vector<int> missing_ranks(const PendingTable& table, const PendingTensor& pending) const;
 
  private:
-  // Whether the tally waits for this member of its set, unless the member has submitted it.
-  bool awaits(const Tally& tally, int rank) const;
-  // Returns the rank's tally for the request, a new one where it is the first to ask.
-  Tally& open(Book& book, int rank, const Request& request, TimePoint now);
+  // Whether the tensor waits for this member of its set, unless the member has submitted it.
+  bool awaits(const PendingTensor& pending, int rank) const;
+  // Returns the pending tensor of the request, a new one where this rank is the first to ask.
+  PendingTensor& open(PendingTable& table, int rank, const Request& request, TimePoint now);
+  // Returns the extension that decides about the request, or null where it waits for all members.
+  Extension* decider_of(const Request& request) const {
+    return request.waits_for_all() ? nullptr : decider_;
+  }
   // Answers what waited for this rank alone, and stops waiting for it.
   void join(int rank, TimePoint now);
-  void respond(Book& book, Tally tally, TimePoint now);
-  // Tells the step clock of a tally that is answered, for which these ranks were late.
-  void tell_steps(Tally& tally, const std::vector<int>& late, bool all_came, TimePoint now);
+  void respond(PendingTable& table, PendingTensor pending, TimePoint now);
   // Returns what makes the request impossible for the ranks that submitted it, or OK.
-  static Status refuse(const Book& book, const Tally& tally);
+  static Status refuse(const PendingTable& table, const PendingTensor& pending);
   // Returns what is wrong with the splits of a rank's request, or OK.
-  static Status refuse_splits(const Book& book, const Tally& tally, int rank,
+  static Status refuse_splits(const PendingTable& table, const PendingTensor& pending, int rank,
                               const Request& request);
   // Names the absent ranks in the response. kInternal when generations have run out.
-  Status note_absent(Book& book, const Tally& tally, Response& response);
+  Status note_absent(PendingTable& table, const PendingTensor& pending, Response& response);
   // `late`: members that have not submitted it, and get the error when they do.
-  void respond_error(const Tally& tally, Status error, std::vector<int> late = {});
+  void respond_error(const PendingTensor& pending, Status error, std::vector<int> late = {});
   // As above, where members are missing. The error does not go to them: a request of theirs may be
-  // on its way, and is the first of a new tally.
-  void respond_error_to_submitters(const Book& book, const Tally& tally, const Status& error);
+  // on its way, and opens a new pending tensor.
+  void respond_error_to_submitters(const PendingTable& table, const PendingTensor& pending,
+                                   const Status& error);
   void cut_round();  // where this world cuts at changes
-  // Answers the tally with an error if it waits for a rank that has left. True: it did.
-  bool fail_if_left(const Book& book, const Tally& tally);
-
-  // Rolls (coordinator_roll.cc).
-  // A member asks for what was answered without it. True: there is nothing else to do.
-  bool catch_up(Book& book, std::size_t index, const Request& request, TimePoint now);
-  // The member was counted in the tally of this key, which has a roll: answers what can be.
-  void arrive(Book& book, const std::string& key, std::size_t index, const Request& request,
-              TimePoint now);
-  void respond_if_complete(Book& book, const std::string& key, TimePoint now);
-  // Answers what can be answered because the roll is closed for another step.
-  void close_roll(Book& book, Roll& roll, const std::string& roll_key, TimePoint now);
-  // Whether the roll of the tally is closed without this member.
-  static bool is_late(const Book& book, const Tally& tally, std::size_t index);
-  // The tally is answered: returns the ranks that are late with it.
-  static std::vector<int> note_late(Book& book, const Tally& tally);
-  void join_rolls(int rank, TimePoint now);
-  void return_to_rolls();  // all ranks have joined
+  // Answers the tensor with an error if it waits for a rank that has left. True: it did.
+  bool fail_if_left(const PendingTable& table, const PendingTensor& pending);
 
   // Changes of the process sets (coordinator_sets.cc).
   struct FailedChange {
     Status error;
     std::size_t missing = 0;  // ranks that have not made it yet
   };
-  Book* find_book(const std::vector<std::int64_t>& ranks);
+  PendingTable* find_table(const std::vector<std::int64_t>& ranks);
   // What is wrong with a change that all ranks want.
   std::optional<std::string> describe_bad_change(const Request& request);
-  void respond_change(Tally tally);
+  void respond_change(PendingTensor pending);
   // This rank's request is of a change that has failed: it gets the error.
   bool fail_late_change(int rank, const Request& request);
   // Where members wait for one that removes the set: they and the removal get an error. True: the
-  // tally of `request`, which was counted last, is gone.
-  bool fail_removal(int rank, const Request& request, Book& book);
+  // tensor of `request`, which was counted last, is gone.
+  bool fail_removal(int rank, const Request& request, PendingTable& table);
 
   const int size_;
   const NegotiationObserver* const observer_;
   const bool cuts_at_changes_;
-  StepClock* const steps_;
+  std::vector<Extension*> extensions_;
+  Extension* decider_ = nullptr;     // the one of them that decides
+  std::vector<Extension*> readers_;  // those that read arrivals
+  std::vector<Notice> notices_;
+  bool waited_ = false;  // something was pending at the last tick()
   ResponseCache cache_;
-  std::map<std::uint32_t, Book> books_;
+  std::map<std::uint32_t, PendingTable> tables_;
   std::vector<Activity> activity_;                  // by rank
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
   std::vector<bool> joined_;                        // by rank
   int last_joined_ = -1;
   bool joins_ = false;
   bool sends_ = false;        // some request was a send
-  bool rolls_ = false;        // some request had a roll
+  bool decides_ = false;      // some request did not wait for all
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;                               // tallies in all books
-  std::uint64_t tallied_ = 0;                             // tallies so far
-  std::vector<std::uint32_t> removed_;                    // sets whose books go next
+  std::size_t waiting_ = 0;                               // tensors in all tables
+  std::uint64_t opened_ = 0;                              // pending tensors so far
+  std::vector<std::uint32_t> removed_;                    // sets whose tables go next
   std::size_t taken_removals_ = 0;                        // of these, by take_responses()
   std::unordered_map<std::string, FailedChange> failed_;  // by name
 };

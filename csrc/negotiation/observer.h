@@ -12,10 +12,11 @@ namespace hvdlite {
 class NegotiationObserver {
  public:
   virtual ~NegotiationObserver() = default;
-  // A rank has submitted `request`. `number` is that of the tally; `first`: it opened the tally.
+  // A rank has submitted `request`. `number` is that of the pending tensor; `first`: the rank
+  // opened it.
   virtual void arrived(std::uint64_t number, const Request& request, int rank,
                        bool first) const = 0;
-  // The tally has been answered, with this error or an OK status.
+  // The pending tensor has been answered, with this error or an OK status.
   virtual void answered(std::uint64_t number, const Status& error) const = 0;
 };
 

@@ -1,5 +1,5 @@
-// How a process knows that it is blocked (negotiation/deadlock.h) although threads of TensorFlow
-// submit operations without Python, and wait for them without Handle.wait().
+// How a process knows that it is blocked (negotiation/waits/deadlock.h) although threads of
+// TensorFlow submit operations without Python, and wait for them without Handle.wait().
 //
 // Such a process is taken for blocked if operations are in flight and each of its threads sleeps
 // until another one wakes it (os/thread_states.h), has done so for three times the grace, and

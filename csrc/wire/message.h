@@ -32,7 +32,8 @@
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
-//              wait lasts long (negotiation/deadlock.h); without keys it takes back the one before
+//              wait lasts long (negotiation/waits/deadlock.h); without keys it takes back the one
+//              before
 //   bundle   = several messages, each with the ranks that it comes from and goes to (wire/bundle.h)
 //
 // Everything is little-endian; peers are authenticated before the first frame, yet every length and
@@ -110,7 +111,8 @@ struct TensorShape {
   bool operator==(const TensorShape&) const = default;
 };
 
-// The terms on which an all-reduce goes on without ranks that are late (negotiation/roll.h).
+// The terms on which an all-reduce goes on without ranks that are late
+// (negotiation/late_gradients).
 struct RollCall {
   std::string key;            // all requests of one step with this key share one decision
   std::uint64_t step = 0;     // read where the name is new to the key, and not compared
@@ -175,7 +177,9 @@ struct Request {
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
   // An allgather's first dimensions and an alltoall's splits may change with every call.
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
-  // Whether it is one of those by which steps are known (negotiation/step_clock.h).
+  // Whether all members that take part submit it before it is answered. Other requests have terms.
+  bool waits_for_all() const { return !roll; }
+  // Whether it is one of those by which steps are known (negotiation/step_clock/step_clock.h).
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
 

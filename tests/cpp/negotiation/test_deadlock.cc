@@ -3,7 +3,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/deadlock.h"
+#include "negotiation/waits/deadlock.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -36,7 +36,9 @@ Request join_of() {
 // A coordinator whose ranks submit, and say that they wait.
 struct Waits {
   explicit Waits(int size, double grace = kGrace)
-      : coordinator(make_coordinator(size)), watch(grace, coordinator) {}
+      : coordinator(make_coordinator(size)), watch(grace, coordinator) {
+    coordinator.add(watch);
+  }
 
   void submit(int rank, const Request& request, Coordinator::TimePoint now = kStart) {
     CHECK_OK(coordinator.submit(rank, request, now));
@@ -46,7 +48,7 @@ struct Waits {
     Blocked blocked;
     blocked.pending = pending;
     for (const Request& request : requests) blocked.keys.push_back(request.key());
-    watch.note(rank, blocked, now);
+    coordinator.note_blocked(rank, blocked, now);
   }
   // The rank submits the request, and waits for it.
   void block(int rank, const Request& request, Coordinator::TimePoint now = kStart) {
@@ -54,7 +56,7 @@ struct Waits {
     report(rank, {request}, 1, now);
   }
   std::map<std::string, Status> failures(Coordinator::TimePoint now) {
-    watch.check(now);
+    coordinator.tick(now);
     std::map<std::string, Status> failed;
     for (const Response& response : coordinator.take_responses()) {
       if (!response.error.ok()) failed[response.request.name] = response.error;

@@ -13,7 +13,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/deadlock.h"
+#include "negotiation/waits/deadlock.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -79,6 +79,7 @@ class Model {
     coordinator_ = std::make_unique<Coordinator>(make_coordinator(size_));
     if (size_ > 2) coordinator_->add_set({1, {0, 2}, 1, 0});
     watch_ = std::make_unique<DeadlockWatch>(kModelGrace, *coordinator_);
+    coordinator_->add(*watch_);
   }
 
   // Returns how many operations were failed; -1: some program did not come to its end.
@@ -247,14 +248,14 @@ class Model {
         if (message.operation == kGoodbye) {
           coordinator_->leave(rank, 0);
         } else if (message.operation < 0) {
-          watch_->note(rank, message.blocked, time());
+          coordinator_->note_blocked(rank, message.blocked, time());
         } else {
           CHECK_OK(coordinator_->submit(rank, operations_[message.operation].request, time()));
         }
       }
     }
     answer(/*deadlock=*/false);
-    watch_->check(time());
+    coordinator_->tick(time());
     answer(/*deadlock=*/true);
   }
 

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/step_clock.h"
+#include "negotiation/step_clock/step_clock.h"
 
 namespace hvdlite::testing {
 namespace {
@@ -115,7 +115,8 @@ void submit_by_all(Coordinator& coordinator, const Request& request, const std::
 
 TEST(coordinator_tells_the_arrivals_of_all_reduces_of_all_ranks) {
   StepClock clock(2, 0);
-  Coordinator coordinator(2, 100, nullptr, false, &clock);
+  Coordinator coordinator(2, 100);
+  coordinator.add(clock);
   coordinator.add_set(world_of(2));
   for (int step = 0; step < 3; ++step) {
     submit_by_all(coordinator, allreduce_of("#once", 1), {0, 1}, 100.0 * step);
@@ -130,7 +131,8 @@ TEST(coordinator_tells_the_arrivals_of_all_reduces_of_all_ranks) {
 
 TEST(coordinator_tells_no_arrivals_while_a_rank_has_joined) {
   StepClock clock(2, 0);
-  Coordinator coordinator(2, 100, nullptr, false, &clock);
+  Coordinator coordinator(2, 100);
+  coordinator.add(clock);
   coordinator.add_set(world_of(2));
   Request join;
   join.kind = Kind::kJoin;

@@ -4,7 +4,7 @@
 #include "execution/fusion_plan.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"
-#include "negotiation/stall_monitor.h"
+#include "negotiation/waits/stall_monitor.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -180,7 +180,8 @@ TEST(stall_monitor_names_tensors_missing_ranks_and_their_last_activity) {
   config.stall_warning = 10;
   config.stall_shutdown = 0;
   Coordinator coordinator = make_coordinator(3);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(1, allreduce_of("early", 4), kStart));
   CHECK_OK(coordinator.submit(0, allreduce_of("late", 4), kStart + 1s));
   CHECK(monitor.check(kStart + 9s).empty());
@@ -202,7 +203,8 @@ TEST(stall_monitor_warns_less_and_less_often) {
   Config config;
   config.stall_warning = 10;
   Coordinator coordinator = make_coordinator(2);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
   std::vector<int> warned;
   for (int second = 1; second < 200; ++second) {
@@ -215,7 +217,8 @@ TEST(stall_monitor_says_join_where_ranks_wait_for_each_other) {
   Config config;
   config.stall_warning = 10;
   Coordinator coordinator = make_coordinator(3);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(0, allreduce_of("end of epoch", 4), kStart));
   CHECK_OK(coordinator.submit(1, allreduce_of("gradient", 4), kStart + 5s));
   const auto first = monitor.check(kStart + 10s);
@@ -237,7 +240,8 @@ TEST(stall_monitor_fails_the_tensor_after_stall_shutdown) {
   Config config;
   config.stall_shutdown = 12;
   Coordinator coordinator = make_coordinator(2);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
   (void)monitor.check(kStart + 11s);
   CHECK(coordinator.take_responses().empty());
@@ -336,7 +340,8 @@ TEST(stall_monitor_lets_ranks_train_while_others_have_joined) {
   config.stall_warning = 10;
   config.stall_shutdown = 30;
   Coordinator coordinator = make_coordinator(2);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   Request join;
   join.kind = Kind::kJoin;
   join.name = kJoinName;

@@ -8,7 +8,7 @@
 #include "cpp/engine/engine_worlds.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"
-#include "negotiation/stall_monitor.h"
+#include "negotiation/waits/stall_monitor.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -73,7 +73,7 @@ TEST(coordinator_adds_and_removes_process_sets) {
   CHECK_EQ(decide(coordinator, 3, removing({0, 2})).set_id, 1);
   CHECK_STATUS(decide(coordinator, 3, removing({0, 2})).error, StatusCode::kInvalidArgument);
   CHECK_EQ(decide(coordinator, 3, adding({0, 2})).set_id, 2);
-  CHECK_EQ(coordinator.books().size(), std::size_t{2});
+  CHECK_EQ(coordinator.tables().size(), std::size_t{2});
 }
 
 TEST(coordinator_names_the_ranks_that_add_different_process_sets) {
@@ -301,7 +301,8 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   Config config;
   config.stall_warning = 10;
   Coordinator coordinator = make_coordinator(3);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(0, adding({0, 1}), kStart));
   (void)monitor.check(kStart + 11s);
   CHECK(coordinator.take_responses().empty());  // the others are only late
@@ -320,7 +321,8 @@ TEST(stall_monitor_leaves_a_change_its_time_where_ranks_only_seem_to_wait_for_ea
   Config config;
   config.stall_warning = 10;
   Coordinator coordinator = make_coordinator(2);
-  StallMonitor monitor(config, coordinator);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
   CHECK_OK(coordinator.submit(0, adding({1}), kStart));
   CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 0), kStart));
   (void)monitor.check(kStart + 9s);
@@ -352,7 +354,7 @@ TEST(coordinator_of_an_elastic_job_cuts_the_round_where_members_change) {
     CHECK_EQ(forms(coordinator), std::string(elastic ? "x|xx" : "xxx"));
     CHECK_EQ(coordinator.group(7).ranks, std::vector<int>{1});  // one of the answers names it
     CHECK(coordinator.take_responses().empty());
-    CHECK_EQ(coordinator.books().size(), std::size_t{1});
+    CHECK_EQ(coordinator.tables().size(), std::size_t{1});
     CHECK_OK(coordinator.submit(0, allreduce_of("z", 1), kStart));
     CHECK_OK(coordinator.submit(1, change(Kind::kJoin, std::string(kJoinName), {}), kStart));
     CHECK_OK(coordinator.submit(0, change(Kind::kJoin, std::string(kJoinName), {}), kStart));

@@ -5,8 +5,9 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/stalls.h"
-#include "negotiation/step_clock.h"
+#include "negotiation/late_gradients/late_gradients.h"
+#include "negotiation/step_clock/step_clock.h"
+#include "negotiation/waits/stalls.h"
 
 namespace hvdlite::testing::steps {
 namespace {
@@ -243,13 +244,16 @@ void submit_rolled(Coordinator& coordinator, const std::vector<int>& ranks, Dura
 
 TEST(step_clock_has_a_late_rank_of_a_roll_call_be_late_until_the_roll_closes) {
   StepClock clock(3, 0);
-  Coordinator coordinator(3, 100, nullptr, false, &clock);
+  Coordinator coordinator(3, 100);
+  coordinator.add(clock);
   coordinator.add_set(world_of(3));
+  LateGradients late(coordinator);
+  coordinator.add(late);
   submit_rolled(coordinator, {0, 1, 2}, 0ms);
   (void)coordinator.take_responses();
   for (int step = 1; step < 4; ++step) {
     submit_rolled(coordinator, {0, 1}, step * 100ms);
-    coordinator.close_rolls(kBegin + step * 100ms + 50ms);
+    coordinator.decide(kBegin + step * 100ms + 50ms);
     CHECK_EQ(coordinator.take_responses().size(), std::size_t{1});
   }
   const StepClock::Report report = clock.report();

@@ -1,4 +1,4 @@
-#include "negotiation/lateness.h"
+#include "negotiation/step_clock/lateness.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "negotiation/deadlock.h"
+#include "negotiation/waits/deadlock.h"
 
 #include <algorithm>
 #include <utility>
@@ -48,11 +48,11 @@ Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {
 DeadlockWatch::DeadlockWatch(double grace, Coordinator& coordinator)
     : half_(delay_of(grace / 2)), coordinator_(coordinator) {}
 
-void DeadlockWatch::note(int rank, const Blocked& blocked, TimePoint now) {
+void DeadlockWatch::blocked(int rank, const Blocked& report, TimePoint now) {
   if (half_ <= Patience::zero()) return;
   reports_.erase(rank);
-  if (blocked.keys.empty()) return;
-  reports_[rank] = {blocked, now, coordinator_.activity(rank).submissions};
+  if (report.keys.empty()) return;
+  reports_[rank] = {report, now, coordinator_.activity(rank).submissions};
 }
 
 std::optional<DeadlockWatch::TimePoint> DeadlockWatch::due() const {
@@ -66,7 +66,7 @@ std::optional<DeadlockWatch::TimePoint> DeadlockWatch::due() const {
 }
 
 // Between two new reports nothing can make a rank deadlocked: so it looks once for each.
-void DeadlockWatch::check(TimePoint now) {
+void DeadlockWatch::tick(TimePoint now, std::vector<Notice>& /*notices*/) {
   bool grown = false;
   for (auto& [rank, report] : reports_) {
     const bool due = !report.examined && now >= report.since + half_;
@@ -89,9 +89,9 @@ void DeadlockWatch::check(TimePoint now) {
 
 std::map<std::string, DeadlockWatch::Open> DeadlockWatch::open_operations() const {
   std::map<std::string, Open> open;
-  for (const auto& [set, book] : coordinator_.books()) {
-    for (const auto& [key, tally] : book.tallies) {
-      open[key] = {set, key, &tally, coordinator_.missing_ranks(book, tally)};
+  for (const auto& [set, table] : coordinator_.tables()) {
+    for (const auto& [key, pending] : table.tensors) {
+      open[key] = {set, key, &pending, coordinator_.missing_ranks(table, pending)};
     }
   }
   return open;
@@ -99,7 +99,7 @@ std::map<std::string, DeadlockWatch::Open> DeadlockWatch::open_operations() cons
 
 bool DeadlockWatch::submitted_by(const Open& operation, int rank) const {
   const int index = coordinator_.group(operation.set).index_of(rank);
-  return index >= 0 && operation.tally->submitted[static_cast<std::size_t>(index)];
+  return index >= 0 && operation.pending->submitted[static_cast<std::size_t>(index)];
 }
 
 std::vector<const DeadlockWatch::Open*> DeadlockWatch::waits_of(
@@ -118,8 +118,8 @@ std::vector<const DeadlockWatch::Open*> DeadlockWatch::waits_of(
 }
 
 bool DeadlockWatch::stuck(const Open& operation, const Waits& waits) {
-  const Request& request = operation.tally->request;
-  if (request.roll || request.kind == Kind::kJoin) return false;
+  const Request& request = operation.pending->request;
+  if (!request.waits_for_all() || request.kind == Kind::kJoin) return false;
   return std::any_of(operation.missing.begin(), operation.missing.end(),
                      [&](int rank) { return waits.contains(rank); });
 }
@@ -149,7 +149,7 @@ void DeadlockWatch::fail(const Waits& waits) {
     reports_.erase(rank);
   }
   for (const auto& [key, failure] : failures) {
-    coordinator_.fail(coordinator_.books().at(failure.first), key, failure.second);
+    coordinator_.fail(coordinator_.tables().at(failure.first), key, failure.second);
   }
 }
 
@@ -166,7 +166,7 @@ Status DeadlockWatch::describe(const Open& operation, const Waits& waits) {
   int rank = first->first;
   const Open* open = &operation;
   while (!visited(rank)) {
-    path.push_back({rank, -1, &open->tally->request});
+    path.push_back({rank, -1, &open->pending->request});
     int next = -1;
     for (const int missing : open->missing) {
       if (!waits.contains(missing)) continue;
@@ -188,7 +188,7 @@ std::string DeadlockWatch::describe_others(const std::vector<Wait>& path, const 
         std::any_of(path.begin(), path.end(), [&](const Wait& wait) { return wait.rank == other; });
     if (told || ++others > kRanksShown) continue;
     text += (others == 1 ? "; also waiting: rank " : ", rank ") + std::to_string(rank) + " in " +
-            subject(own.front()->tally->request);
+            subject(own.front()->pending->request);
   }
   if (others > kRanksShown) text += " and " + std::to_string(others - kRanksShown) + " more ranks";
   return text + "; nothing else is under way on these ranks";

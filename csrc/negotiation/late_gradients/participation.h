@@ -1,18 +1,19 @@
-// The roll call: who gives a gradient of its own to a step, where some ranks are late. A pure state
+// Which ranks give a gradient of their own to a step, where some ranks are late. A pure state
 // machine without a clock, one for each key of a process set (RollCall in wire/message.h).
 //
 // Words: a *step* has several names (buckets of gradients), and each member of the process set
-// submits each name once for each step. The *roll* of a step says who is *in*: it is open from the
-// first submission for the step on, and closes when all members are in; or when a quorum of them
-// is in, the grace has passed since, and no member that is missing is `bound` steps behind. Then
-// the missing ones are *late*: the collectives of the step go on without their gradients, and wait
-// for those who are in. A late member submits its name all the same, later: it *catches up*. How
-// far it is *behind* is the number of answers that it has not caught up with. A step with a request
-// that the response cache does not know waits for all: so no request is used that a member has not
-// checked. Members that have joined are absent, and neither in nor late.
+// submits each name once for each step. A step is *open* from its first submission on. The members
+// that submit something for it meanwhile *participate*. It *closes* when all members participate;
+// or when a quorum of them does, the grace has passed since, and no member that is missing is
+// `bound` steps behind. Then the missing ones are *late*: the collectives of the step go on without
+// their gradients, and wait for those who participate. A late member submits its name all the same,
+// later: it *catches up*. How far it is *behind* is the number of answers that it has not caught up
+// with. A step with a request that the response cache does not know waits for all: so no request is
+// used that a member has not checked. Members that have joined are absent: they neither participate
+// nor are late.
 //
-// Members are numbered by their position in the process set. The coordinator owns the rolls; only
-// the runner of rank 0 calls them.
+// The coordinator's extension LateGradients owns them and numbers members by their position in the
+// process set; only the runner of rank 0 calls them.
 #pragma once
 
 #include <chrono>
@@ -28,11 +29,11 @@
 
 namespace hvdlite {
 
-class Roll {
+class Participation {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  explicit Roll(std::size_t members) : active_(members, true) {}
+  explicit Participation(std::size_t members) : active_(members, true) {}
 
   // Whether no collective of this name was answered yet.
   bool is_new(const std::string& name) const;
@@ -41,15 +42,15 @@ class Roll {
   // The member has submitted `name`, and is not late with it. `cached`: the response cache knows
   // the request.
   void arrive(const std::string& name, std::size_t member, const RollCall& call, bool cached);
-  // Closes all rolls that can be closed at `now`. True: there was one. To be called when something
-  // has arrived, a member has caught up or joined, and when it is due().
+  // Closes all steps that can be closed at `now`. True: there was one. The owner calls it when
+  // something has arrived, when a member has caught up or joined, and when it is due().
   bool close(TimePoint now);
   // When close() has something to do though nothing happens.
   std::optional<TimePoint> due() const;
 
   // Whether the next collective of `name` waits for the member, which has not submitted it.
   bool awaits(const std::string& name, std::size_t member) const;
-  // Whether all that it waits for have submitted it.
+  // Whether all members that it waits for have submitted it.
   bool complete(const std::string& name, const Presence& submitted) const;
   // The collective of `name` is answered. Returns the members that are late with it.
   Presence answer(const std::string& name, const Presence& submitted);
@@ -65,8 +66,8 @@ class Roll {
  private:
   struct Step {
     RollCall call;
-    Presence in;
-    std::optional<TimePoint> quorate;  // since when a quorum is in
+    Presence in;                       // who participates
+    std::optional<TimePoint> quorate;  // since when a quorum participates
     bool cached = true;                // the response cache knows all requests so far
     bool closed = false;
     std::size_t unanswered = 0;  // names that somebody has submitted

@@ -1,5 +1,5 @@
 // What waits for ranks just now, for people who look: the runner of rank 0 finds it a few times a
-// second at most and any thread reads it, because the coordinator's books are the runner's alone.
+// second at most and any thread reads it, because the coordinator's tables are the runner's alone.
 #pragma once
 
 #include <chrono>

@@ -1,23 +1,24 @@
-#include "negotiation/roll.h"
+#include "negotiation/late_gradients/participation.h"
 
 #include <algorithm>
 #include <iterator>
 
 namespace hvdlite {
 
-bool Roll::is_new(const std::string& name) const {
+bool Participation::is_new(const std::string& name) const {
   const auto found = names_.find(name);
   return found == names_.end() || !found->second.answered;
 }
 
-bool Roll::catch_up(const std::string& name, std::size_t member) {
+bool Participation::catch_up(const std::string& name, std::size_t member) {
   const auto found = names_.find(name);
   if (found == names_.end() || found->second.owed[member] == 0) return false;
   --found->second.owed[member];
   return true;
 }
 
-void Roll::arrive(const std::string& name, std::size_t member, const RollCall& call, bool cached) {
+void Participation::arrive(const std::string& name, std::size_t member, const RollCall& call,
+                           bool cached) {
   const auto [found, is_new] = names_.try_emplace(name);
   Name& one = found->second;
   if (is_new) {
@@ -39,7 +40,7 @@ void Roll::arrive(const std::string& name, std::size_t member, const RollCall& c
 
 // Steps follow each other, so all names of the step before the last two were answered; one that is
 // not, because ranks submit names for steps as nobody should, stays until it is.
-void Roll::forget_old_steps() {
+void Participation::forget_old_steps() {
   constexpr std::size_t kKept = 3;
   const auto first_kept =
       steps_.size() <= kKept
@@ -51,13 +52,13 @@ void Roll::forget_old_steps() {
   }
 }
 
-std::uint32_t Roll::behind(std::size_t member) const {
+std::uint32_t Participation::behind(std::size_t member) const {
   std::uint32_t steps = 0;
   for (const auto& [name, one] : names_) steps = std::max(steps, one.owed[member]);
   return steps;
 }
 
-Roll::Count Roll::count(const Step& step) const {
+Participation::Count Participation::count(const Step& step) const {
   Count count;
   for (std::size_t i = 0; i < active_.size(); ++i) {
     if (!active_[i]) continue;
@@ -69,18 +70,18 @@ Roll::Count Roll::count(const Step& step) const {
   return count;
 }
 
-bool Roll::bounded(const Step& step) const {
+bool Participation::bounded(const Step& step) const {
   for (std::size_t i = 0; i < active_.size(); ++i) {
     if (active_[i] && !step.in[i] && behind(i) >= step.call.bound) return true;
   }
   return false;
 }
 
-bool Roll::can_close(Step& step, TimePoint now) const {
+bool Participation::can_close(Step& step, TimePoint now) const {
   const Count count = this->count(step);
   if (count.in == count.active) return true;
   if (count.in < count.quorum) {
-    step.quorate.reset();  // one that was in has joined
+    step.quorate.reset();  // a member that participated has joined
     return false;
   }
   if (!step.quorate) step.quorate = now;
@@ -88,7 +89,7 @@ bool Roll::can_close(Step& step, TimePoint now) const {
   return step.cached && waited && !bounded(step);
 }
 
-bool Roll::close(TimePoint now) {
+bool Participation::close(TimePoint now) {
   bool some = false;
   for (auto& [number, step] : steps_) {
     if (step.closed || !can_close(step, now)) continue;
@@ -98,7 +99,7 @@ bool Roll::close(TimePoint now) {
   return some;
 }
 
-std::optional<Roll::TimePoint> Roll::due() const {
+std::optional<Participation::TimePoint> Participation::due() const {
   std::optional<TimePoint> first;
   for (const auto& [number, step] : steps_) {
     if (step.closed || !step.cached || !step.quorate || bounded(step)) continue;
@@ -108,19 +109,19 @@ std::optional<Roll::TimePoint> Roll::due() const {
   return first;
 }
 
-const Roll::Step* Roll::closed_step(const std::string& name) const {
+const Participation::Step* Participation::closed_step(const std::string& name) const {
   const auto found = names_.find(name);
   if (found == names_.end()) return nullptr;
   const auto step = steps_.find(found->second.step);
   return step != steps_.end() && step->second.closed ? &step->second : nullptr;
 }
 
-bool Roll::awaits(const std::string& name, std::size_t member) const {
+bool Participation::awaits(const std::string& name, std::size_t member) const {
   const Step* step = closed_step(name);
   return active_[member] && (step == nullptr || step->in[member]);
 }
 
-bool Roll::complete(const std::string& name, const Presence& submitted) const {
+bool Participation::complete(const std::string& name, const Presence& submitted) const {
   if (closed_step(name) == nullptr) return false;
   for (std::size_t i = 0; i < submitted.size(); ++i) {
     if (!submitted[i] && awaits(name, i)) return false;
@@ -128,7 +129,7 @@ bool Roll::complete(const std::string& name, const Presence& submitted) const {
   return true;
 }
 
-Presence Roll::answer(const std::string& name, const Presence& submitted) {
+Presence Participation::answer(const std::string& name, const Presence& submitted) {
   Name& one = names_.at(name);
   Step& step = steps_.at(one.step);
   Presence late(active_.size());
@@ -143,12 +144,12 @@ Presence Roll::answer(const std::string& name, const Presence& submitted) {
   return late;
 }
 
-void Roll::join(std::size_t member) {
+void Participation::join(std::size_t member) {
   active_[member] = false;
   for (auto& [name, one] : names_) one.owed[member] = 0;
 }
 
-void Roll::return_all() {
+void Participation::return_all() {
   active_.assign(active_.size(), true);
   steps_.clear();
   std::uint64_t next = 0;

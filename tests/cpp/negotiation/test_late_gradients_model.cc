@@ -1,5 +1,6 @@
-// A model of roll calls: the real coordinator with its rolls, and the real part of each rank in
-// them, under random schedules. Threads, channels and the data plane are played by the test.
+// A model of late gradients: the real coordinator with its extension, and the real part of each
+// rank in them, under random schedules. Threads, channels and the data plane are played by the
+// test.
 //
 // Each gradient is an element of its own: so the sum of a collective says which gradients it has.
 #include <cmath>
@@ -10,8 +11,9 @@
 #include "check.h"
 #include "coordinators.h"
 #include "engine/late_results.h"
+#include "negotiation/late_gradients/late_gradients.h"
 
-namespace hvdlite::testing::roll_model {
+namespace hvdlite::testing::late_gradients_model {
 
 // For each number of ranks; HVDLITE_TEST_SCHEDULES asks for more.
 int schedules() {
@@ -64,6 +66,7 @@ class Model {
  public:
   Model(const Case& chosen, unsigned seed) : case_(chosen), random_(seed) {
     coordinator_.add_set(world_of(case_.ranks));
+    coordinator_.add(late_gradients_);
     for (int rank = 0; rank < case_.ranks; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(rank, case_.ranks));
       speed_.push_back(1 + static_cast<int>(random_() % 8));
@@ -88,7 +91,7 @@ class Model {
   }
   void pass_time() {
     now_ += std::chrono::microseconds(random_() % 400);
-    coordinator_.close_rolls(now_);
+    coordinator_.decide(now_);
     distribute();
   }
 
@@ -212,7 +215,7 @@ class Model {
     }
   }
 
-  // All collectives of a step have the same ranks in its roll.
+  // All collectives of a step have the same participants.
   void check_late(const Response& response) {
     if (response.request.kind == Kind::kJoin) return;
     auto& late = late_[response.request.name];
@@ -326,6 +329,7 @@ class Model {
   const Case case_;
   std::mt19937 random_;
   Coordinator coordinator_{case_.ranks, 100};
+  LateGradients late_gradients_{coordinator_};
   Coordinator::TimePoint now_ = kStart;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<int> speed_;  // of 8
@@ -361,9 +365,9 @@ void run_schedules(int ranks) {
 
 // All ranks get the same results in the same order, without a deadlock, and each gradient counts
 // once.
-TEST(roll_model_of_two_ranks) { run_schedules(2); }
-TEST(roll_model_of_three_ranks) { run_schedules(3); }
-TEST(roll_model_of_four_ranks) { run_schedules(4); }
-TEST(roll_model_of_five_ranks) { run_schedules(5); }
+TEST(late_gradients_model_of_two_ranks) { run_schedules(2); }
+TEST(late_gradients_model_of_three_ranks) { run_schedules(3); }
+TEST(late_gradients_model_of_four_ranks) { run_schedules(4); }
+TEST(late_gradients_model_of_five_ranks) { run_schedules(5); }
 
-}  // namespace hvdlite::testing::roll_model
+}  // namespace hvdlite::testing::late_gradients_model

@@ -17,8 +17,9 @@
 // counts them anew. The rank takes the report back if a thread stops waiting for another reason.
 //
 // The proof assumes what a rank says of its threads; python/long_waits.h says how it knows. An
-// operation with a roll (roll.h) is never stuck, because time alone may answer it; nor is a join,
-// because nobody waits for a rank that has joined: it gets its answer when the others go on.
+// operation that does not wait for all ranks is never stuck, because time alone may answer it; nor
+// is a join, because nobody waits for a rank that has joined: it gets its answer when the others go
+// on.
 //
 // A pure state machine without a clock. Rank 0's negotiator owns it, and only the runner calls it.
 #pragma once
@@ -32,6 +33,9 @@
 
 #include "base/deadline.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/extension.h"
+#include "negotiation/pending_table.h"
+#include "wire/message.h"
 
 namespace hvdlite {
 
@@ -39,7 +43,7 @@ namespace hvdlite {
 struct Wait {
   int rank = -1;
   int awaited = -1;
-  const Request* request = nullptr;  // borrowed from its book
+  const Request* request = nullptr;  // borrowed from its table
 };
 // "rank 1 waits for rank 0 in allreduce 'loss'"
 std::string describe_wait(const Wait& wait);
@@ -48,19 +52,16 @@ std::string advice_for(const std::vector<Wait>& waits);
 // The error of the operations in which the ranks wait, each for the next one.
 Status deadlock_error(const std::vector<Wait>& waits, const std::string& more = "");
 
-class DeadlockWatch {
+class DeadlockWatch : public Extension {
  public:
-  using TimePoint = Coordinator::TimePoint;
-
   // `coordinator` is borrowed. With a grace of 0 seconds there is no proof.
   DeadlockWatch(double grace, Coordinator& coordinator);
 
   // A rank reports that it is blocked; without keys, that it is not any more.
-  void note(int rank, const Blocked& blocked, TimePoint now);
+  void blocked(int rank, const Blocked& report, TimePoint now) override;
   // Fails what is stuck, where reports have become old enough.
-  void check(TimePoint now);
-  // When check() has something to do.
-  std::optional<TimePoint> due() const;
+  void tick(TimePoint now, std::vector<Notice>& notices) override;
+  std::optional<TimePoint> due() const override;
 
  private:
   struct Report {
@@ -72,7 +73,7 @@ class DeadlockWatch {
   struct Open {
     std::uint32_t set = 0;
     std::string key;
-    const Coordinator::Tally* tally = nullptr;  // borrowed from its book
+    const PendingTensor* pending = nullptr;  // borrowed from its table
     std::vector<int> missing;
   };
   using Waits = std::map<int, std::vector<const Open*>>;  // by rank

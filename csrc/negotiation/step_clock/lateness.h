@@ -13,7 +13,6 @@
 // and take_line(); any thread calls report(), which the mutex guards.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -23,23 +22,9 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "negotiation/arrival.h"
 
 namespace hvdlite {
-
-// When a rank submitted an all-reduce, or the several that travelled with it, or those of a step.
-struct Arrival {
-  using TimePoint = std::chrono::steady_clock::time_point;
-  TimePoint first{};
-  TimePoint last{};
-  // The program has waited for results between its all-reduce before and this one.
-  bool after_wait = false;
-  bool came() const { return last != TimePoint(); }
-  void include(const Arrival& other) {
-    if (!other.came()) return;
-    first = came() ? std::min(first, other.first) : other.first;
-    last = std::max(last, other.last);
-  }
-};
 
 class Lateness {
  public:

@@ -1,4 +1,4 @@
-#include "negotiation/stalls.h"
+#include "negotiation/waits/stalls.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,12 +6,12 @@
 namespace hvdlite {
 
 void Stalls::find(Coordinator& coordinator, Coordinator::TimePoint now) {
-  using Waiting = std::pair<const Coordinator::Book*, const Coordinator::Tally*>;
+  using Waiting = std::pair<const PendingTable*, const PendingTensor*>;
   std::vector<Waiting> waiting;
-  for (const auto& [id, book] : coordinator.books()) {
-    for (const auto& [key, tally] : book.tallies) {
-      if (now - coordinator.idle_since(book, tally) >= kShortest)
-        waiting.emplace_back(&book, &tally);
+  for (const auto& [id, table] : coordinator.tables()) {
+    for (const auto& [key, pending] : table.tensors) {
+      if (now - coordinator.idle_since(table, pending) >= kShortest)
+        waiting.emplace_back(&table, &pending);
     }
   }
   const std::size_t count = std::min(waiting.size(), kMost);
@@ -20,9 +20,10 @@ void Stalls::find(Coordinator& coordinator, Coordinator::TimePoint now) {
       [](const Waiting& a, const Waiting& b) { return a.second->since < b.second->since; });
   std::vector<Stall> found;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto& [book, tally] = waiting[i];
-    found.push_back({tally->request.name, tally->since, Coordinator::submitters(*book, *tally),
-                     coordinator.missing_ranks(*book, *tally)});
+    const auto& [table, pending] = waiting[i];
+    found.push_back({pending->request.name, pending->since,
+                     Coordinator::submitters(*table, *pending),
+                     coordinator.missing_ranks(*table, *pending)});
   }
   set(std::move(found));
 }

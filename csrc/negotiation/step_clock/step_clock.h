@@ -20,12 +20,12 @@
 // burst, and is summed; the time from the e of a burst to the f of the next one of the step counts
 // as backward. Last is the rank that was late by the most in all bursts together.
 //
-// A rank that has joined waits from one e to the next max l. A rank that is late in a roll call has
-// the moment at which the roll was closed as its l, since until then the others waited for it.
+// A rank that has joined waits from one e to the next max l. A rank whose gradient is late has
+// the moment at which its step was closed as its l, since until then the others waited for it.
 // What GPU tensors need after they were given to the device is not seen: it lies in between.
 //
-// The class is pure: it has no clock. LiveFigures owns it. Rank 0's runner calls arrived() and
-// ended(); any thread calls report(), which the mutex guards. A step is reported when the first
+// The class is pure: it has no clock. LiveFigures owns it. Rank 0's runner calls all but report();
+// any thread calls report(), which the mutex guards. A step is reported when the first
 // burst of the next one is over, because only then its f' is known.
 #pragma once
 
@@ -39,11 +39,15 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "negotiation/lateness.h"
+#include "negotiation/arrival.h"
+#include "negotiation/extension.h"
+#include "negotiation/pending_table.h"
+#include "negotiation/step_clock/lateness.h"
+#include "wire/message.h"
 
 namespace hvdlite {
 
-class StepClock {
+class StepClock : public Extension {
  public:
   using TimePoint = Arrival::TimePoint;
   using Duration = TimePoint::duration;
@@ -71,6 +75,10 @@ class StepClock {
   // The all-reduce of this name was answered: when the ranks submitted it, by rank. A rank that has
   // joined gives no Arrival. `counted`: all ranks take part with their own tensors.
   void arrived(const std::string& name, std::span<const Arrival> arrivals, bool counted);
+  // As an extension of the coordinator: a rank whose gradient is late has the moment of the answer.
+  bool reads_arrivals() const override { return true; }
+  void answered(PendingTensor& pending, const Response& response, TimePoint now,
+                std::vector<Notice>& notices) override;
   // A batch of such all-reduces has ended.
   void ended(TimePoint time);
 

@@ -1,4 +1,4 @@
-#include "negotiation/step_clock.h"
+#include "negotiation/step_clock/step_clock.h"
 
 #include <algorithm>
 #include <functional>
@@ -73,6 +73,17 @@ void StepClock::arrived(const std::string& name, std::span<const Arrival> arriva
   names_.insert(hash);
   for (std::size_t rank = 0; rank < size_; ++rank) burst_.ranks[rank].include(arrivals[rank]);
   if (counted) lateness_.arrived(arrivals, begins_step);
+}
+
+void StepClock::answered(PendingTensor& pending, const Response& response, TimePoint now,
+                         std::vector<Notice>& notices) {
+  for (const int rank : response.late) {
+    Arrival& arrival = pending.arrivals[rank];
+    if (!arrival.came()) arrival = {now, now, /*after_wait=*/false};
+  }
+  arrived(pending.request.name, pending.arrivals, response.absent.empty() && response.late.empty());
+  const auto line = lateness_.take_line();
+  if (line) notices.push_back({"late", line->rank, "", line->text});
 }
 
 void StepClock::ended(TimePoint time) { burst_.end = std::max(burst_.end, time); }

@@ -1,0 +1,45 @@
+// The pending tensors of one process set: what some of its members have submitted, and what the
+// coordinator has not answered yet.
+//
+// The coordinator owns one table for each process set. Only the runner of rank 0 reads and writes
+// it.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "negotiation/arrival.h"
+#include "transport/topology.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+// Which members of the set have submitted a name; of a send, which of its two ranks have.
+struct PendingTensor {
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  std::uint64_t number = 0;  // counts the pending tensors of the world
+  Request request;           // as the first rank submitted it
+  int first_rank = -1;
+  Presence submitted;              // by position in the set
+  std::size_t missing = 0;         // members concerned that have neither submitted nor joined
+  std::vector<Request> differing;  // where rows_differ(): by position in the set
+  Status refusal;                  // the first mismatch
+  std::vector<Arrival> arrivals;   // by rank, where an extension reads them
+  TimePoint since;
+};
+
+struct PendingTable {
+  Group group;
+  std::unordered_map<std::string, PendingTensor> tensors;  // by Request::key()
+  std::vector<int> absent;                                 // of the last response
+  std::uint32_t generation = 0;                            // of the group without them
+  std::vector<bool> removing;  // members that remove the set, by position; empty: none does
+};
+
+}  // namespace hvdlite
