@@ -463,7 +463,7 @@ class Engine:
             clock; "counters": as `counters`; "events": what has happened since the last call, as
             rows [time, kind, rank, name, text], at most 256 of them; "dropped_events": how many
             more there were since the engine began; "steps": on rank 0, where the time of the steps
-            went (csrc/negotiation/step_clock.h): their "count", their "seconds", and by rank, in
+            went (csrc/negotiation/step_clock): their "count", their "seconds", and by rank, in
             seconds, [backward, waiting, communicating, between, last, late_between,
             late_backward], of which last is a count; None on other ranks; "stalled": on rank 0,
             what has waited for more than a second, as rows [name, seconds, ranks that wait, ranks
@@ -477,7 +477,7 @@ class Engine:
         """Add an event of this rank to `live`: its kind, the name of what it is about, a text."""
 
     def lateness(self) -> dict[str, Any]:
-        """Tell how late the ranks are (csrc/negotiation/lateness.h); only rank 0 sees any steps.
+        """Tell how late the ranks are (csrc/negotiation/step_clock); only rank 0 sees any steps.
 
         Returns:
             "steps": how many; "step_seconds": their mean; "ranks": by rank, means of the seconds
