@@ -155,7 +155,8 @@ void PeerWorld::drain() {
     return negotiator_.pending() > 0 || !parts_.queue.empty() || negotiator_.awaited();
   };
   while (!ending_.load() && !deadline.passed() && work_left()) {
-    if (!run_once()) sleep(deadline, Sleeper::kLeaving);
+    // The last goodbye may just have come, and nothing else wakes this thread.
+    if (!run_once() && work_left()) sleep(deadline, Sleeper::kLeaving);
   }
 }
 
