@@ -13,7 +13,7 @@ Each mode is trained in turns with synchronous training:
 
 - `dropcompute`: `optimizer.micro_batches`, with a budget that it measures itself;
 - `localsgd`: `hvd.LocalSGD(every=16)`;
-- `rollcall`: `late=hvd.Late()`, which measures the first 20 steps, and waits in them.
+- `late`: `late=hvd.Late()`, which measures the first 20 steps, and waits in them.
 
 `step_ms` is the mean step. `effective_speed_up` is the share of the samples that was used, times
 the synchronous step, divided by the mode's. `late` is the share of the gradients that came late, in
@@ -38,7 +38,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from workers import add_common_arguments, print_row, run_ranks
 
-MODES = ("dropcompute", "localsgd", "rollcall")
+MODES = ("dropcompute", "localsgd", "late")
 DELAYS = ("hiccup", "tail", "slow")
 TRAINED = 1440  # digits
 MICRO = 2  # samples of a micro-batch
@@ -204,7 +204,7 @@ class LocalSGD(Synchronous):
         self.optimizer.step()
 
 
-class RollCall(Synchronous):
+class LateGradients(Synchronous):
     """Steps go on without ranks that are late."""
 
     _computed = 0  # steps
@@ -235,7 +235,7 @@ class RollCall(Synchronous):
         return {**super().figures(), "late": round(late / self.steps / self.hvd.size(), 3)}
 
 
-CONTESTANTS = {"dropcompute": DropCompute, "localsgd": LocalSGD, "rollcall": RollCall}
+CONTESTANTS = {"dropcompute": DropCompute, "localsgd": LocalSGD, "late": LateGradients}
 
 
 def compute_times(delay: str, seconds: float, rank: int) -> Iterator[float]:

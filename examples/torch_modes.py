@@ -27,7 +27,7 @@ POWERSGD = hvd.Compression.powersgd(rank=2, start=40)
 MODES = {
     "synchronous": lambda sgd, model: hvd.DistributedOptimizer(sgd, model.named_parameters()),
     "dropcompute": lambda sgd, model: hvd.DistributedOptimizer(sgd, model.named_parameters()),
-    "rollcall": lambda sgd, model: hvd.DistributedOptimizer(sgd, late=hvd.Late()),
+    "late": lambda sgd, model: hvd.DistributedOptimizer(sgd, late=hvd.Late()),
     "sharded": lambda sgd, model: hvd.ShardedOptimizer(sgd, model.named_parameters()),
     "powersgd": lambda sgd, model: hvd.DistributedOptimizer(sgd, compression=POWERSGD),
     "localsgd": lambda sgd, model: hvd.LocalSGD(sgd, every=16),
@@ -58,7 +58,7 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
     begin = time.perf_counter()
     for _ in range(steps):
         optimizer.zero_grad()
-        if mode == "rollcall" and optimizer.behind:
+        if mode == "late" and optimizer.behind:
             step = iter(())  # The rank takes a result of the others, and computes nothing.
         elif mode == "dropcompute":
             step = optimizer.micro_batches(batches, most=MICRO_BATCHES)
@@ -67,10 +67,7 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
         for number, mine in enumerate(step, start=1):
             time.sleep(lag)
             loss = nn.functional.cross_entropy(model(images[mine]), labels[mine]) / MICRO_BATCHES
-            if (
-                mode in ("synchronous", "rollcall", "sharded", "powersgd")
-                and number < MICRO_BATCHES
-            ):
+            if mode in ("synchronous", "late", "sharded", "powersgd") and number < MICRO_BATCHES:
                 with optimizer.no_sync():  # The last one sends the gradients.
                     loss.backward()
             else:

@@ -146,7 +146,7 @@ class Handle:
 
     @property
     def late(self) -> bool:
-        """Whether, after completion, the roll was closed without this rank."""
+        """Whether, after completion, the step was closed without this rank."""
 
     @property
     def epoch(self) -> int:
@@ -257,7 +257,7 @@ class Engine:
         blocking: bool = False,
         stream: int = 0,
         transaction: str = "",
-        roll: tuple[str, int, int, int, int, bool, bool] | None = None,
+        late_terms: tuple[str, int, int, int, int, bool, bool] | None = None,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -271,7 +271,7 @@ class Engine:
                 woken, the waiting thread does the work itself.
             stream: with GPU tensors, the CUDA stream of their GPU on which they are ready.
             transaction: in an elastic job, hand the results out with `commit` of this name only.
-            roll: of an "average" of floating-point host tensors, where ranks may be late: key,
+            late_terms: of an "average" of floating-point host tensors where ranks may be late: key,
                 step, quorum, grace in microseconds, bound, whether what is late is folded into a
                 later step, and whether this rank skips. All names of a step with the same key
                 share one decision: who is in. Every rank submits every name once for each step.
@@ -485,10 +485,10 @@ class Engine:
         """
 
     def waiting_results(self, key: str) -> int:
-        """Count the steps of a roll call whose results all wait for this rank, which was late."""
+        """Count the steps whose results all wait for this rank, which was late."""
 
     def attendance(self, key: str) -> list[tuple[int, int, int, int]]:
-        """Tell how often ranks were late in the roll calls of this key.
+        """Tell how often ranks were late with gradients of this key.
 
         Returns:
             By rank: the steps that it was late in; of these, those that it skipped; those whose

@@ -90,9 +90,9 @@ Status Engine::check(Entry& entry) {
   if (entry.request.kind == Kind::kRemoveProcessSet) {
     HVDLITE_RETURN_IF_ERROR(name_removed_ranks(entry));
   }
-  if (request.roll && pending_ != nullptr) {
+  if (request.late_terms && pending_ != nullptr) {
     return invalid_call(request,
-                        "an elastic job has no roll calls: what waits for a late rank would "
+                        "an elastic job has no late gradients: what waits for a late rank would "
                         "be lost with the world; train it without `late`");
   }
   entry.key = entry.request.key();

@@ -43,7 +43,7 @@ bool LateResults::take(const EntryPtr& entry) {
 }
 
 void LateResults::attach(Name& name, const WaitingPtr& waiting, EntryPtr late) {
-  const RollCall& call = *late->request.roll;
+  const LateTerms& call = *late->request.late_terms;
   const bool folds = call.fold && late->weight > 0;
   attendance_.taken(call.key, late->request.name, waiting->step, late->skips, folds);
   waiting->late = std::move(late);
@@ -89,7 +89,7 @@ Status LateResults::stand(Name& name, const Entry& late, std::uint64_t number) {
 
 void LateResults::answer(Entry& entry, const std::vector<int>& late) {
   Name& name = names_[entry.key];
-  const RollCall& call = *entry.request.roll;
+  const LateTerms& call = *entry.request.late_terms;
   (void)attendance_.answered(call.key, entry.request.name, late);
   merge(name, entry);
   ++name.answers;
@@ -110,7 +110,7 @@ Result<EntryPtr> LateResults::answer_late(const Request& request, const std::vec
   Name& name = names_[request.key()];
   merge(name, *waiting->proxy);
   waiting->number = name.answers++;
-  waiting->step = attendance_.answered(request.roll->key, request.name, late);
+  waiting->step = attendance_.answered(request.late_terms->key, request.name, late);
   EntryPtr proxy = waiting->proxy;
   if (crossed != nullptr) {
     attach(name, waiting, std::move(crossed));
@@ -143,7 +143,7 @@ void LateResults::merge(Name& name, Entry& entry) {
     give_back(std::move(standing.sums[i]), tensors[i].count() * fold_size_of(tensors[i].dtype));
   }
   entry.weight = total;
-  attendance_.folded(entry.request.roll->key, name.answers - standing.oldest);
+  attendance_.folded(entry.request.late_terms->key, name.answers - standing.oldest);
 }
 
 void LateResults::deliver(Waiting& waiting) {
@@ -154,7 +154,7 @@ void LateResults::deliver(Waiting& waiting) {
     status =
         Status(StatusCode::kMismatch,
                describe(late->request) + ": ranks disagree about the dtype, the shape or the " +
-                   "roll call: rank " + std::to_string(rank_) +
+                   "late gradients: rank " + std::to_string(rank_) +
                    ", which is late, submits others than the ranks that were in time",
                rank_);
   }

@@ -76,7 +76,7 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
     answers_.begin(LiveFigures::time_of(entries.front()->submitted_at));
   }
   for (const EntryPtr& entry : entries) {
-    if (!entry->request.roll || !late_.take(entry)) pending_[entry->key] = entry;
+    if (!entry->request.late_terms || !late_.take(entry)) pending_[entry->key] = entry;
     const auto id = cache_.find(entry->key, entry->request);
     ++(id ? counters_.cache_hits : counters_.full_requests);
     if (coordinator_) {
@@ -239,11 +239,11 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const std::vector<int>& absent = response.absent;
   const bool joined = std::binary_search(absent.begin(), absent.end(), rank_);
   if (joined && entry == nullptr) return Status();
-  if (late && request != nullptr && request->roll) {
+  if (late && request != nullptr && request->late_terms) {
     Result<EntryPtr> proxy = late_.answer_late(*request, response.late, std::move(entry));
     HVDLITE_RETURN_IF_ERROR(proxy.status());
     entry = std::move(proxy.value());
-  } else if (entry != nullptr && entry->request.roll) {
+  } else if (entry != nullptr && entry->request.late_terms) {
     late_.answer(*entry, response.late);
   }
   if (entry == nullptr) {

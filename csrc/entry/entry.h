@@ -49,7 +49,7 @@ struct Entry {
   std::vector<std::uint64_t> capacities;
   std::optional<GpuSource> gpu;   // where some tensor is on one
   double weight = 1.0;            // this rank's, for weighted averages
-  bool skips = false;             // of a roll: the weight is 0, now and where it is late
+  bool skips = false;             // of late gradients: the weight is 0, now and where it is late
   std::int64_t submitted_at = 0;  // trace_now() at the call
   // The same, or earlier: when the program had the first gradient that it has submitted with this.
   std::int64_t began_at = 0;

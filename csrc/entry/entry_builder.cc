@@ -53,9 +53,9 @@ EntryBuilder& EntryBuilder::weigh(std::optional<double> weight) {
   return *this;
 }
 
-EntryBuilder& EntryBuilder::roll(RollCall call, bool skips) {
+EntryBuilder& EntryBuilder::late_terms(LateTerms call, bool skips) {
   entry_->request.weighted = true;
-  entry_->request.roll = std::move(call);
+  entry_->request.late_terms = std::move(call);
   entry_->skips = skips;
   if (skips) entry_->weight = 0;
   return *this;

@@ -42,7 +42,7 @@ class EntryBuilder {
   }
   // Of an average: gives its all-reduce a weight of 1, unless it has one. `skips`: it has 0 in any
   // case.
-  EntryBuilder& roll(RollCall call, bool skips);
+  EntryBuilder& late_terms(LateTerms call, bool skips);
   // A send's two ranks. Its tensors count by their elements alone, whatever their shapes.
   EntryBuilder& ends(int source, int destination) {
     entry_->request.ranks = {source, destination};

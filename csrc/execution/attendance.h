@@ -1,5 +1,5 @@
-// Who was late in roll calls, for people and for the optimizer; by RollCall::key, as this rank sees
-// it.
+// Who was late in late gradients, for people and for the optimizer; by LateTerms::key, as this rank
+// sees it.
 //
 // Words: a *step* of a key begins when one of its names is answered a second time; likewise this
 // rank's own step, when it submits a name a second time. Results *wait* from the answer until this

@@ -67,7 +67,7 @@ struct EngineParts {
   // Elastic jobs with several ranks; shared with the pending operations.
   std::shared_ptr<CommitBook> commits;
   Counters counters;                  // the runner counts up, any thread reads
-  Attendance attendance{rank, size};  // in roll calls
+  Attendance attendance{rank, size};  // in late gradients
   LiveFigures live;
 };
 

@@ -58,22 +58,22 @@ EntryBuilder call_of(Kind kind, Name name, std::uint32_t process_set, const Tens
 // The parameters of the functions below are those of Python, see _core.pyi.
 
 // Key, step, quorum, grace in microseconds, bound, whether to fold, and whether to skip.
-using RollTuple =
+using LateTermsTuple =
     std::tuple<std::string, std::uint64_t, std::uint32_t, std::int64_t, std::uint32_t, bool, bool>;
 
-void add_roll(EntryBuilder& call, const py::tuple& roll) {
-  auto [key, step, quorum, grace_us, bound, fold, skips] = roll.cast<RollTuple>();
-  call.roll({std::move(key), step, quorum, grace_us, bound, fold}, skips);
+void add_late_terms(EntryBuilder& call, const py::tuple& terms) {
+  auto [key, step, quorum, grace_us, bound, fold, skips] = terms.cast<LateTermsTuple>();
+  call.late_terms({std::move(key), step, quorum, grace_us, bound, fold}, skips);
 }
 
 HandlePtr allreduce(const HolderPtr& self, Name name, const Tensors& tensors, int op,
                     double prescale, double postscale, std::optional<double> weight,
                     std::uint32_t process_set, py::object keep, bool blocking,
                     std::uintptr_t stream, std::string transaction,
-                    const std::optional<py::tuple>& roll) {
+                    const std::optional<py::tuple>& late_terms) {
   EntryBuilder call = call_of(Kind::kAllreduce, std::move(name), process_set, tensors, stream);
   call.reduce(op, prescale, postscale).weigh(weight).transaction(std::move(transaction));
-  if (roll) add_roll(call, *roll);
+  if (late_terms) add_late_terms(call, *late_terms);
   return submit(self, call, std::move(keep), blocking);
 }
 
@@ -379,7 +379,7 @@ void register_engine(py::module_& module) {
            py::arg("control_tree") = false)
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
-           process_set, keep, blocking, stream, transaction, py::arg("roll") = py::none())
+           process_set, keep, blocking, stream, transaction, py::arg("late_terms") = py::none())
       .def("allgather", &allgather, py::arg("name"), py::arg("tensors"), process_set, keep,
            blocking, stream, transaction)
       .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),

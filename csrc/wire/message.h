@@ -9,10 +9,10 @@
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 flags:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
-//              transaction:text count:u32 tensor[count] count:u32 split:i64[count] roll?
-//              flags: 1 weighted, 2 there is a roll. split: a rank where the request changes the
-//              process sets, or is a send: source and destination
-//   roll     = key:text step:u64 quorum:u32 grace:i64 bound:u32 fold:u8    grace in microseconds
+//              transaction:text count:u32 tensor[count] count:u32 split:i64[count] late_terms?
+//              flags: 1 weighted, 2 there are late_terms. split: a rank where the request changes
+//              the process sets, or is a send: source and destination
+//   late_terms = key:text step:u64 quorum:u32 grace:i64 bound:u32 fold:u8    grace in microseconds
 //   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
@@ -113,7 +113,7 @@ struct TensorShape {
 
 // The terms on which an all-reduce goes on without ranks that are late
 // (negotiation/late_gradients).
-struct RollCall {
+struct LateTerms {
   std::string key;            // all requests of one step with this key share one decision
   std::uint64_t step = 0;     // read where the name is new to the key, and not compared
   std::uint32_t quorum = 1;   // of all members of the process set, so many suffice
@@ -121,7 +121,7 @@ struct RollCall {
   std::uint32_t bound = 1;    // no rank is more steps than that behind
   bool fold = true;           // what comes late goes into a later step; otherwise it is forgotten
 
-  bool operator==(const RollCall& other) const {
+  bool operator==(const LateTerms& other) const {
     return key == other.key && quorum == other.quorum && grace_us == other.grace_us &&
            bound == other.bound && fold == other.fold;
   }
@@ -148,7 +148,7 @@ struct Request {
   // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks. A send:
   // source and destination, which decoders and the engine's local checks have seen to.
   std::vector<std::int64_t> ranks;
-  std::optional<RollCall> roll;  // all-reduce: the terms of its roll, if there is one
+  std::optional<LateTerms> late_terms;  // all-reduce: the terms of late gradients, if it has them
 
   bool operator==(const Request&) const = default;
   bool changes_process_sets() const {
@@ -178,7 +178,7 @@ struct Request {
   // An allgather's first dimensions and an alltoall's splits may change with every call.
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
   // Whether all members that take part submit it before it is answered. Other requests have terms.
-  bool waits_for_all() const { return !roll; }
+  bool waits_for_all() const { return !late_terms; }
   // Whether it is one of those by which steps are known (negotiation/step_clock/step_clock.h).
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
@@ -230,7 +230,7 @@ struct Response {
   // of the others (transport/topology.h).
   std::vector<int> absent;
   std::uint32_t generation = 0;
-  // Of a roll: the members, ascending, whose own tensors do not count.
+  // Of late gradients: the members, ascending, whose own tensors do not count.
   std::vector<int> late;
   Status error;  // kError
   // Does not travel: the only ranks that get it, ascending; empty: all that it concerns.

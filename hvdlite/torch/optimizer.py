@@ -24,9 +24,9 @@ from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.claims import owner_of
+from hvdlite.torch.optimizers.late_gradients import Attending
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
-from hvdlite.torch.optimizers.roll_call import Attending
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
@@ -226,7 +226,7 @@ class Distributed(Attending):
         """
         self._opt_called = True  # LR schedulers check this
         if closure is not None:
-            drops, late = self._micro_batches is not None, self._reducer.roll_call is not None
+            drops, late = self._micro_batches is not None, self._reducer.late is not None
             check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, Mode.LATE: late})
         if self._micro_batches is not None:
             self._micro_batches.before_step()
@@ -243,8 +243,8 @@ class Distributed(Attending):
         else:
             result = self._update(Evaluations(self._reducer, closure), options)
         self._reducer.count_step()
-        if self._reducer.roll_call is not None:
-            self._reducer.roll_call.after_step()
+        if self._reducer.late is not None:
+            self._reducer.late.after_step()
         return result
 
     def _update(self, closure: Any, options: dict[str, Any]) -> Any:

@@ -13,8 +13,8 @@ from hvdlite.errors import ArgumentError
 from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
+from hvdlite.torch.optimizers.late_gradients import may_be_behind
 from hvdlite.torch.optimizers.micro_batches import in_micro_batches
-from hvdlite.torch.optimizers.roll_call import may_be_behind
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]

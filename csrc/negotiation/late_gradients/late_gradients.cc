@@ -8,7 +8,7 @@ namespace hvdlite {
 bool LateGradients::take(PendingTable& table, std::size_t member, const Request& request,
                          TimePoint now) {
   ByKey& by_key = sets_[id_of(table)];
-  const auto found = by_key.find(request.roll->key);
+  const auto found = by_key.find(request.late_terms->key);
   if (found == by_key.end() || !found->second.catch_up(request.name, member)) return false;
   close(table, found->second, found->first, now);
   return true;
@@ -17,18 +17,18 @@ bool LateGradients::take(PendingTable& table, std::size_t member, const Request&
 void LateGradients::submitted(PendingTable& table, PendingTensor& pending, std::size_t member,
                               const Request& request, TimePoint now) {
   const std::vector<int>& ranks = table.group.ranks;
-  const RollCall& call = *pending.request.roll;
+  const LateTerms& call = *pending.request.late_terms;
   const auto [at, is_new] = sets_[id_of(table)].try_emplace(call.key, ranks.size());
   Participation& one = at->second;
   for (std::size_t i = 0; i < ranks.size() && is_new; ++i) {
     if (coordinator_.joined(ranks[i])) one.join(i);
   }
-  if (pending.refusal.ok() && one.is_new(request.name) && request.roll->step != call.step) {
+  if (pending.refusal.ok() && one.is_new(request.name) && request.late_terms->step != call.step) {
     pending.refusal = Status(
         StatusCode::kMismatch,
-        describe(request) + ": ranks disagree about the step of the roll call: rank " +
+        describe(request) + ": ranks disagree about the step of late gradients: rank " +
             std::to_string(pending.first_rank) + " has " + std::to_string(call.step) + ", rank " +
-            std::to_string(ranks[member]) + " has " + std::to_string(request.roll->step));
+            std::to_string(ranks[member]) + " has " + std::to_string(request.late_terms->step));
   }
   const std::string key = request.key();
   one.arrive(request.name, member, call, coordinator_.has_cached(key, request));
@@ -49,7 +49,7 @@ void LateGradients::close(PendingTable& table, Participation& one, const std::st
   if (!one.close(now)) return;
   std::vector<std::pair<std::uint64_t, std::string>> keys;  // in the order of first submission
   for (const auto& [tensor, pending] : table.tensors) {
-    const bool concerned = pending.request.roll && pending.request.roll->key == key;
+    const bool concerned = pending.request.late_terms && pending.request.late_terms->key == key;
     if (concerned) keys.emplace_back(pending.number, tensor);
   }
   std::sort(keys.begin(), keys.end());
@@ -58,7 +58,7 @@ void LateGradients::close(PendingTable& table, Participation& one, const std::st
 
 bool LateGradients::awaits(const PendingTable& table, const PendingTensor& pending,
                            std::size_t member) const {
-  const Participation& one = sets_.at(id_of(table)).at(pending.request.roll->key);
+  const Participation& one = sets_.at(id_of(table)).at(pending.request.late_terms->key);
   return one.awaits(pending.request.name, member);
 }
 
@@ -81,7 +81,7 @@ void LateGradients::joined(int rank, TimePoint now) {
     }
     std::vector<std::string> keys;  // of steps closed before, and complete without this rank
     for (const auto& [key, pending] : table.tensors) {
-      if (pending.request.roll) keys.push_back(key);
+      if (pending.request.late_terms) keys.push_back(key);
     }
     std::sort(keys.begin(), keys.end());
     for (const std::string& key : keys) answer_if_complete(table, key, now);

@@ -1,4 +1,4 @@
-// Late gradients: an all-reduce with terms (RollCall in wire/message.h) goes on without the
+// Late gradients: an all-reduce with terms (LateTerms in wire/message.h) goes on without the
 // gradients of ranks that are late. This extension of the coordinator answers its tensors when a
 // quorum of ranks is there and the grace has passed, and names the late ranks in the response.
 // participation.h says which ranks are late.
@@ -38,14 +38,14 @@ class LateGradients : public Extension {
   void tick(TimePoint now, std::vector<Notice>& notices) override;
 
  private:
-  using ByKey = std::map<std::string, Participation>;  // by RollCall::key
+  using ByKey = std::map<std::string, Participation>;  // by LateTerms::key
 
   static std::uint32_t id_of(const PendingTable& table) {
     return static_cast<std::uint32_t>(table.group.id);
   }
   // What decides about a tensor that has submitted() behind it.
   Participation& of(const PendingTable& table, const PendingTensor& pending) {
-    return sets_.at(id_of(table)).at(pending.request.roll->key);
+    return sets_.at(id_of(table)).at(pending.request.late_terms->key);
   }
   // Answers what can be answered because a step of this key can be closed.
   void close(PendingTable& table, Participation& one, const std::string& key, TimePoint now);

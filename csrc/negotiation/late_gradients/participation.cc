@@ -17,7 +17,7 @@ bool Participation::catch_up(const std::string& name, std::size_t member) {
   return true;
 }
 
-void Participation::arrive(const std::string& name, std::size_t member, const RollCall& call,
+void Participation::arrive(const std::string& name, std::size_t member, const LateTerms& call,
                            bool cached) {
   const auto [found, is_new] = names_.try_emplace(name);
   Name& one = found->second;

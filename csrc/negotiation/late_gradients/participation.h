@@ -1,5 +1,5 @@
 // Which ranks give a gradient of their own to a step, where some ranks are late. A pure state
-// machine without a clock, one for each key of a process set (RollCall in wire/message.h).
+// machine without a clock, one for each key of a process set (LateTerms in wire/message.h).
 //
 // Words: a *step* has several names (buckets of gradients), and each member of the process set
 // submits each name once for each step. A step is *open* from its first submission on. The members
@@ -41,7 +41,7 @@ class Participation {
   bool catch_up(const std::string& name, std::size_t member);
   // The member has submitted `name`, and is not late with it. `cached`: the response cache knows
   // the request.
-  void arrive(const std::string& name, std::size_t member, const RollCall& call, bool cached);
+  void arrive(const std::string& name, std::size_t member, const LateTerms& call, bool cached);
   // Closes all steps that can be closed at `now`. True: there was one. The owner calls it when
   // something has arrived, when a member has caught up or joined, and when it is due().
   bool close(TimePoint now);
@@ -65,7 +65,7 @@ class Participation {
 
  private:
   struct Step {
-    RollCall call;
+    LateTerms call;
     Presence in;                       // who participates
     std::optional<TimePoint> quorate;  // since when a quorum participates
     bool cached = true;                // the response cache knows all requests so far

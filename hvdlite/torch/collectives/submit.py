@@ -104,7 +104,7 @@ def _tensors_in(keep: object) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
-class Roll(NamedTuple):
+class LateTerms(NamedTuple):
     """What an allreduce needs that does not wait for all ranks; see `_core.Engine.allreduce`."""
 
     key: str
@@ -126,7 +126,7 @@ class Reduction(NamedTuple):
     process_set: ProcessSet = global_process_set
     wire: int | None = None  # the core's number of the dtype as which float32 and float64 travel
     transaction: str = ""  # of an elastic job, see `_core.Engine.commit`
-    roll: Roll | None = None  # of gradients with `late=`
+    late_terms: LateTerms | None = None  # of gradients with `late=`
 
 
 def _submit(
@@ -159,10 +159,10 @@ def start_allreduce(
     blocking: bool,
 ) -> Submission:
     """Submit tensors that are reduced together."""
-    op, prescale, postscale, weight, process_set, _, transaction, roll = reduction
+    op, prescale, postscale, weight, process_set, _, transaction, late_terms = reduction
     enqueue = partial(
         basics.engine().allreduce, name, specs, op, prescale, postscale, weight,
-        transaction=transaction, roll=roll,
+        transaction=transaction, late_terms=late_terms,
     )  # fmt: skip
     return _submit(enqueue, specs, process_set, keep, blocking)
 

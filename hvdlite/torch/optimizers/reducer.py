@@ -34,13 +34,13 @@ from hvdlite.torch.exchange.ownership import Division, Ownership
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.claims import GivenUp, claim
+from hvdlite.torch.optimizers.late_gradients import LateGradients
 from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.overlap import Overlap
 from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
 from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
-from hvdlite.torch.optimizers.roll_call import RollCall
 from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
 
@@ -87,9 +87,9 @@ class GradientReducer:
         if isinstance(settings.compression, PowerSGD):
             self._schedule = Schedule(settings.compression, process_set)
             self._phases = phases.Phases(calling(self, "_on_failed_advance"))
-        self.roll_call: RollCall | None = None
+        self.late: LateGradients | None = None
         if settings.late is not None:
-            self.roll_call = RollCall(settings.late, name, process_set)
+            self.late = LateGradients(settings.late, name, process_set)
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
@@ -267,7 +267,7 @@ class GradientReducer:
             if self.observer is not None:
                 self.observer.sends(bucket.params)
             self._replicas.start(self._watched.params, self._watched.names)
-            step = self.steps if self.roll_call is None else 0  # Gradients may be of other steps.
+            step = self.steps if self.late is None else 0  # Late gradients are of other steps.
             bucket.submit(self._step_reduction, blocking, step)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
@@ -280,8 +280,8 @@ class GradientReducer:
 
     @property
     def _step_reduction(self) -> Reduction:
-        roll = None if self.roll_call is None else self.roll_call.enter(bool(self._cycle.passes))
-        return self.reduction._replace(transaction=self._transaction.name, roll=roll)
+        terms = None if self.late is None else self.late.enter(bool(self._cycle.passes))
+        return self.reduction._replace(transaction=self._transaction.name, late_terms=terms)
 
     # The cycle.
 
@@ -300,8 +300,8 @@ class GradientReducer:
             self._restarts = operation_names.restarts()
             self.steps = 0
         self._cycle.open = True
-        if self.roll_call is not None:
-            self.roll_call.begin()
+        if self.late is not None:
+            self.late.begin()
         self._reduced = False
         self._cycle.backwards = 0
         self._transaction.begin()

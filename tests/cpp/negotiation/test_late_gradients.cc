@@ -6,15 +6,15 @@
 namespace hvdlite::testing::late_gradients {
 using namespace std::chrono_literals;
 
-RollCall call_of(std::uint32_t quorum, std::chrono::microseconds grace = 0us,
-                 std::uint32_t bound = 2) {
+LateTerms call_of(std::uint32_t quorum, std::chrono::microseconds grace = 0us,
+                  std::uint32_t bound = 2) {
   return {"roll", 0, quorum, grace.count(), bound, true};
 }
 
 const Presence kAll = {true, true, true};
 
 // Participation of three members that have had one step of one name.
-Participation begun(const RollCall& call) {
+Participation begun(const LateTerms& call) {
   Participation members(3);
   for (std::size_t member = 0; member < 3; ++member) {
     CHECK(!members.catch_up("a", member));
@@ -36,7 +36,7 @@ TEST(participation_waits_for_all_where_a_request_is_not_cached) {
 }
 
 TEST(participation_closes_when_grace_has_passed_since_the_quorum) {
-  const RollCall call = call_of(2, 10ms);
+  const LateTerms call = call_of(2, 10ms);
   Participation members = begun(call);
   members.arrive("a", 2, call, true);
   CHECK(!members.close(kStart + 1s));
@@ -55,7 +55,7 @@ TEST(participation_closes_when_grace_has_passed_since_the_quorum) {
 }
 
 TEST(participation_closes_at_once_when_all_are_in) {
-  const RollCall call = call_of(1, 1h);
+  const LateTerms call = call_of(1, 1h);
   Participation members = begun(call);
   for (std::size_t member = 0; member < 3; ++member) {
     CHECK(!members.close(kStart));
@@ -65,7 +65,7 @@ TEST(participation_closes_at_once_when_all_are_in) {
 }
 
 TEST(participation_waits_for_a_member_that_is_at_the_bound) {
-  const RollCall call = call_of(1, 0us, /*bound=*/2);
+  const LateTerms call = call_of(1, 0us, /*bound=*/2);
   Participation members = begun(call);
   for (int step = 0; step < 2; ++step) {
     members.arrive("a", 0, call, true);
@@ -82,13 +82,13 @@ TEST(participation_waits_for_a_member_that_is_at_the_bound) {
 
 // The step was closed at the first name: a member that comes in time for the second one is late.
 TEST(participation_is_one_for_all_names_of_a_step) {
-  const RollCall call = call_of(2);
+  const LateTerms call = call_of(2);
   Participation members = begun(call);
   members.arrive("a", 0, call, true);
   members.arrive("a", 1, call, true);
   CHECK(members.close(kStart));
   CHECK(members.answer("a", {true, true, false}) == Presence({false, false, true}));
-  RollCall second = call;
+  LateTerms second = call;
   second.step = 1;
   members.arrive("b", 2, second, true);
   members.arrive("b", 0, second, true);
@@ -103,7 +103,7 @@ TEST(participation_is_one_for_all_names_of_a_step) {
 }
 
 TEST(participation_does_not_wait_for_members_that_have_joined) {
-  const RollCall call = call_of(3, 1h);
+  const LateTerms call = call_of(3, 1h);
   Participation members = begun(call);
   members.arrive("a", 0, call, true);
   members.arrive("a", 1, call, true);
@@ -118,7 +118,7 @@ TEST(participation_does_not_wait_for_members_that_have_joined) {
 
 // A quorum of 2 in 3 is one of 2 in 2 active members, rounded up.
 TEST(participation_takes_its_quorum_of_those_that_have_not_joined) {
-  const RollCall call = call_of(2);
+  const LateTerms call = call_of(2);
   Participation members = begun(call);
   members.join(2);
   members.arrive("a", 0, call, true);
@@ -128,7 +128,7 @@ TEST(participation_takes_its_quorum_of_those_that_have_not_joined) {
 }
 
 TEST(participation_waits_for_its_quorum_again_when_one_that_is_in_joins) {
-  const RollCall call = call_of(2, 1s);
+  const LateTerms call = call_of(2, 1s);
   Participation members = begun(call);
   members.arrive("a", 0, call, true);
   members.arrive("a", 1, call, true);
@@ -143,7 +143,7 @@ TEST(participation_waits_for_its_quorum_again_when_one_that_is_in_joins) {
 }
 
 TEST(participation_stays_small) {
-  const RollCall call = call_of(1);
+  const LateTerms call = call_of(1);
   Participation members = begun(call);
   for (int step = 0; step < 10; ++step) {
     members.arrive("a", 0, call, true);
@@ -154,11 +154,11 @@ TEST(participation_stays_small) {
   CHECK(members.steps() <= 4);
 }
 
-Request rolled(const std::string& name, const RollCall& call) {
+Request late_request(const std::string& name, const LateTerms& call) {
   Request request = allreduce_of(name, 4);
   request.op = ReduceOp::kAverage;
   request.weighted = true;
-  request.roll = call;
+  request.late_terms = call;
   return request;
 }
 
@@ -166,7 +166,7 @@ TEST(coordinator_names_late_ranks_and_lets_them_catch_up) {
   Coordinator coordinator = make_coordinator(3);
   LateGradients late(coordinator);
   coordinator.add(late);
-  const Request request = rolled("a", call_of(2, 5ms));
+  const Request request = late_request("a", call_of(2, 5ms));
   for (int rank = 0; rank < 3; ++rank) CHECK_OK(coordinator.submit(rank, request, kStart));
   auto responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
@@ -193,8 +193,8 @@ TEST(coordinator_answers_only_what_is_complete_when_a_step_closes) {
   Coordinator coordinator = make_coordinator(3);
   LateGradients late(coordinator);
   coordinator.add(late);
-  const Request a = rolled("a", call_of(2));
-  const Request b = rolled("b", call_of(2));
+  const Request a = late_request("a", call_of(2));
+  const Request b = late_request("b", call_of(2));
   for (int rank = 0; rank < 3; ++rank) {
     CHECK_OK(coordinator.submit(rank, a, kStart));
     CHECK_OK(coordinator.submit(rank, b, kStart));

@@ -26,7 +26,7 @@ struct Case {
   int buckets = 1;
   int steps = 5;
   int joins_after = 5;  // the steps of the last rank, which then joins
-  RollCall call;
+  LateTerms call;
 };
 
 // One collective, in the order that the coordinator gave them.
@@ -159,8 +159,8 @@ class Model {
     entry->request.tensors[0].dtype = entry->request.tensors[0].wire = DataType::kFloat64;
     entry->request.op = ReduceOp::kAverage;
     entry->request.weighted = true;
-    entry->request.roll = case_.call;
-    entry->request.roll->step = static_cast<std::uint64_t>(one.step);
+    entry->request.late_terms = case_.call;
+    entry->request.late_terms->step = static_cast<std::uint64_t>(one.step);
     entry->key = entry->request.key();
     entry->inputs = {values.data()};
     entry->outputs = {values.data()};
@@ -191,7 +191,7 @@ class Model {
     one.submitted.pop_front();
     (void)one.queue.take();
     one.to_coordinator.push_back(entry->request);
-    if (!entry->request.roll || !one.late.take(entry)) one.pending[entry->key] = entry;
+    if (!entry->request.late_terms || !one.late.take(entry)) one.pending[entry->key] = entry;
     return true;
   }
 

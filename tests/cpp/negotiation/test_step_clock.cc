@@ -232,27 +232,27 @@ TEST(step_clock_begins_anew_where_names_do_not_come_again) {
   CHECK(clock.report().ranks[1].last >= 10U);
 }
 
-// Submits an all-reduce with a roll on these ranks, each a millisecond after the one before.
-void submit_rolled(Coordinator& coordinator, const std::vector<int>& ranks, Duration at) {
+// Submits an all-reduce with late terms on these ranks, each a millisecond after the one before.
+void submit_late(Coordinator& coordinator, const std::vector<int>& ranks, Duration at) {
   Request request = allreduce_of("a", 1);
-  request.roll = RollCall{"roll", 0, 2, 40'000, 4, true};  // two ranks and 40 ms
+  request.late_terms = LateTerms{"roll", 0, 2, 40'000, 4, true};  // two ranks and 40 ms
   for (const int rank : ranks) {
     const Arrival sent = alone(at += 1ms);
     CHECK_OK(coordinator.submit(rank, request, sent.last, sent));
   }
 }
 
-TEST(step_clock_has_a_late_rank_of_a_roll_call_be_late_until_the_roll_closes) {
+TEST(step_clock_has_a_late_rank_be_late_until_its_step_closes) {
   StepClock clock(3, 0);
   Coordinator coordinator(3, 100);
   coordinator.add(clock);
   coordinator.add_set(world_of(3));
   LateGradients late(coordinator);
   coordinator.add(late);
-  submit_rolled(coordinator, {0, 1, 2}, 0ms);
+  submit_late(coordinator, {0, 1, 2}, 0ms);
   (void)coordinator.take_responses();
   for (int step = 1; step < 4; ++step) {
-    submit_rolled(coordinator, {0, 1}, step * 100ms);
+    submit_late(coordinator, {0, 1}, step * 100ms);
     coordinator.decide(kBegin + step * 100ms + 50ms);
     CHECK_EQ(coordinator.take_responses().size(), std::size_t{1});
   }

@@ -83,19 +83,19 @@ TEST(wire_respond_survives_a_round_trip) {
   CHECK_EQ(read[2].error.failed_rank(), 2);
 }
 
-TEST(wire_rolls_and_late_ranks_survive_a_round_trip) {
+TEST(wire_late_terms_and_late_ranks_survive_a_round_trip) {
   Submit submit;
   submit.requests = {sample_request(), sample_request()};
   submit.requests[0].weighted = true;
   const std::size_t without = encode_submit(submit).size();
-  RollCall call{"optimizer", 7, 3, 250'000, 4, false};
-  submit.requests[1].roll = call;
+  LateTerms call{"optimizer", 7, 3, 250'000, 4, false};
+  submit.requests[1].late_terms = call;
   const Bytes frame = encode_submit(submit);
   CHECK_EQ(frame.size() - without, std::size_t{2 + 9 + 8 + 4 + 8 + 4 + 1});
   Submit read;
   CHECK(decode_submit(body_of(frame), read));
   CHECK(read.requests == submit.requests);
-  CHECK_EQ(read.requests[1].roll->step, std::uint64_t{7});
+  CHECK_EQ(read.requests[1].late_terms->step, std::uint64_t{7});
   std::vector<Response> responses(5);
   for (std::uint32_t id = 0; id < 5; ++id) responses[id].cache_id = id;
   const std::size_t nobody = encode_respond(responses).size();
@@ -111,19 +111,19 @@ TEST(wire_rolls_and_late_ranks_survive_a_round_trip) {
   for (std::size_t i = 0; i < got.size(); ++i) CHECK_EQ(got[i].late, responses[i].late);
 }
 
-TEST(wire_refuses_a_roll_without_a_quorum_a_bound_or_a_time) {
-  const RollCall good{"key", 0, 1, 0, 1, true};
-  const auto travels = [](const RollCall& call) {
+TEST(wire_refuses_late_terms_without_a_quorum_a_bound_or_a_time) {
+  const LateTerms good{"key", 0, 1, 0, 1, true};
+  const auto travels = [](const LateTerms& call) {
     Submit submit;
     submit.requests = {sample_request()};
-    submit.requests[0].roll = call;
+    submit.requests[0].late_terms = call;
     Submit read;
     return decode_submit(body_of(encode_submit(submit)), read);
   };
   CHECK(travels(good));
-  for (const RollCall& bad :
-       {RollCall{"key", 0, 0, 0, 1, true}, RollCall{"key", 0, 1, 0, 0, true},
-        RollCall{"key", 0, 1, -1, 1, true}, RollCall{"key", 0, 1, kMaxGraceUs + 1, 1, true}}) {
+  for (const LateTerms& bad :
+       {LateTerms{"key", 0, 0, 0, 1, true}, LateTerms{"key", 0, 1, 0, 0, true},
+        LateTerms{"key", 0, 1, -1, 1, true}, LateTerms{"key", 0, 1, kMaxGraceUs + 1, 1, true}}) {
     CHECK(!travels(bad));
   }
 }

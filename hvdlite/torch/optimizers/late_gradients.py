@@ -1,4 +1,4 @@
-"""The roll call: in each step the ranks that are in time give their gradients, and all step.
+"""Late gradients: in each step the ranks that are in time give their gradients, and all step.
 
 The coordinator decides, at the first bucket of a step, whose gradients are in it: it waits for a
 quorum, and then for the grace. A rank that is late takes part in the data plane all the same, from
@@ -27,7 +27,7 @@ from hvdlite import basics, operation_names
 from hvdlite.errors import LateGradientsWarning
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
-from hvdlite.torch.collectives.submit import Roll
+from hvdlite.torch.collectives.submit import LateTerms
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.optimizers.wrapping import Wrapping
 
@@ -37,7 +37,7 @@ REVIEWED = 50  # steps from one look at the attendance to the next
 
 _KEY = "hvdlite.roll_call"
 
-_all: weakref.WeakSet[RollCall] = weakref.WeakSet()
+_all: weakref.WeakSet[LateGradients] = weakref.WeakSet()
 
 
 class Attendance(NamedTuple):
@@ -66,8 +66,8 @@ def may_be_behind() -> bool:
     return bool(_all)
 
 
-class RollCall:
-    """The roll of one reducer's cycles. Used by the threads that use the reducer."""
+class LateGradients:
+    """The late gradients of one reducer. Used by the threads that use the reducer."""
 
     def __init__(self, late: Late, name: str, process_set: ProcessSet) -> None:
         """Begin before the first cycle.
@@ -100,7 +100,7 @@ class RollCall:
 
     @property
     def key(self) -> str:
-        """The name of the roll in the engine: another one whenever ranks count anew."""
+        """The key of the late gradients in the engine: another one whenever ranks count anew."""
         return f"{self._name}.{self._restarts - self._first}"
 
     @property
@@ -132,7 +132,7 @@ class RollCall:
             self._ended, self._reviewed = None, []
         self._cycle += 1
 
-    def enter(self, fresh: bool) -> Roll:
+    def enter(self, fresh: bool) -> LateTerms:
         """Return what the engine needs for a bucket of the cycle.
 
         Args:
@@ -143,7 +143,7 @@ class RollCall:
         size = self._process_set.size() or 1
         late = self.late
         quorum, grace = (late.members(size), self._grace()) if self._settled else (size, 0)
-        return Roll(
+        return LateTerms(
             self.key, self._cycle, quorum, grace, late.bound, late.policy == "fold", not fresh
         )
 
@@ -231,8 +231,8 @@ class Attending(Wrapping):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        roll = self._reducer.roll_call
-        return 0 if roll is None else roll.behind
+        late = self._reducer.late
+        return 0 if late is None else late.behind
 
     @property
     def attendance(self) -> list[Attendance]:
@@ -244,8 +244,8 @@ class Attending(Wrapping):
             >>> optimizer.attendance[3].late
             12
         """
-        roll = self._reducer.roll_call
-        return [] if roll is None else roll.attendance()
+        late = self._reducer.late
+        return [] if late is None else late.attendance()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state; see `torch.optim.Optimizer.state_dict`.
@@ -254,12 +254,12 @@ class Attending(Wrapping):
         gradients that no step has used yet are not in it.
         """
         state: dict[str, Any] = super().state_dict()
-        roll = self._reducer.roll_call
-        return state if roll is None else {**state, _KEY: {"step_seconds": roll.step_seconds}}
+        late = self._reducer.late
+        return state if late is None else {**state, _KEY: {"step_seconds": late.step_seconds}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; with `late=` also the median time of a step, before the first step."""
         super().load_state_dict(state_dict)
-        roll = self._reducer.roll_call
-        if roll is not None and _KEY in state_dict and not roll.step_seconds:
-            roll.step_seconds = state_dict[_KEY]["step_seconds"]
+        late = self._reducer.late
+        if late is not None and _KEY in state_dict and not late.step_seconds:
+            late.step_seconds = state_dict[_KEY]["step_seconds"]

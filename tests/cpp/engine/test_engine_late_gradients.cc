@@ -1,4 +1,4 @@
-// Whole engines with roll calls: ranks that sleep are left out, and what they have comes later.
+// Whole engines with late gradients: ranks that sleep are left out, and what they have comes later.
 #include <barrier>
 #include <cmath>
 #include <random>
@@ -7,19 +7,19 @@
 #include "check.h"
 #include "engine_worlds.h"
 
-namespace hvdlite::testing::roll_call {
+namespace hvdlite::testing::late_gradients {
 using namespace std::chrono_literals;
 
 constexpr const char* kKey = "optimizer";
 
-RollCall call_of(int step, std::uint32_t quorum = 1, std::uint32_t bound = 4) {
+LateTerms call_of(int step, std::uint32_t quorum = 1, std::uint32_t bound = 4) {
   return {kKey, static_cast<std::uint64_t>(step), quorum, /*grace_us=*/0, bound, /*fold=*/true};
 }
 
-EntryPtr bucket(const std::string& name, std::vector<float>& values, RollCall call) {
+EntryPtr bucket(const std::string& name, std::vector<float>& values, LateTerms call) {
   EntryPtr entry = allreduce_entry(name, values, ReduceOp::kAverage);
   entry->request.weighted = true;
-  entry->request.roll = std::move(call);
+  entry->request.late_terms = std::move(call);
   return entry;
 }
 
@@ -32,7 +32,7 @@ struct Outcome {
   float value = 0;
   bool late = false;
 };
-Outcome step_of(Engine& engine, float own, const RollCall& call, double weight = 1,
+Outcome step_of(Engine& engine, float own, const LateTerms& call, double weight = 1,
                 bool skips = false) {
   std::vector<float> values(5, own);
   const EntryPtr entry = bucket("grad", values, call);
@@ -46,7 +46,7 @@ Outcome step_of(Engine& engine, float own, const RollCall& call, double weight =
 // Where a step's call is another one than that of the step before, it waits for all.
 const std::vector<Hosts> kPairs = {{0, 0}, {0, 1}};
 
-TEST(engine_roll_goes_on_without_a_late_rank_and_folds_its_gradient) {
+TEST(engine_late_gradients_goes_on_without_a_late_rank_and_folds_its_gradient) {
   for (const Hosts& hosts : kPairs) {
     for (const int sleeper : {0, 1}) {
       std::barrier met(2);
@@ -80,7 +80,7 @@ TEST(engine_roll_goes_on_without_a_late_rank_and_folds_its_gradient) {
   }
 }
 
-TEST(engine_roll_counts_weights_of_what_comes_late) {
+TEST(engine_late_gradients_counts_weights_of_what_comes_late) {
   std::barrier met(2);
   run_world({0, 0}, [&](int rank, Engine& engine) {
     const double weight = rank == 0 ? 1 : 3;
@@ -97,11 +97,11 @@ TEST(engine_roll_counts_weights_of_what_comes_late) {
   });
 }
 
-TEST(engine_roll_forgets_late_gradients_by_policy) {
+TEST(engine_late_gradients_forgets_late_gradients_by_policy) {
   std::barrier met(2);
   run_world({0, 1}, [&](int rank, Engine& engine) {
     const auto call = [](int step, std::uint32_t quorum) {
-      RollCall made = call_of(step, quorum);
+      LateTerms made = call_of(step, quorum);
       made.fold = false;
       return made;
     };
@@ -116,7 +116,7 @@ TEST(engine_roll_forgets_late_gradients_by_policy) {
 }
 
 // As many steps as the bound may wait; then the others wait. A rank that skips catches up.
-TEST(engine_roll_lets_no_rank_be_further_behind_than_the_bound) {
+TEST(engine_late_gradients_lets_no_rank_be_further_behind_than_the_bound) {
   std::barrier met(2);
   run_world({0, 0}, [&](int rank, Engine& engine) {
     constexpr int kBound = 3;
@@ -150,11 +150,11 @@ TEST(engine_roll_lets_no_rank_be_further_behind_than_the_bound) {
   });
 }
 
-TEST(engine_roll_waits_until_grace_has_passed) {
+TEST(engine_late_gradients_waits_until_grace_has_passed) {
   std::barrier met(2);
   run_world({0, 1}, [&](int rank, Engine& engine) {
     const auto call = [](int step) {
-      RollCall made = call_of(step);
+      LateTerms made = call_of(step);
       made.grace_us = 30'000'000;
       return made;
     };
@@ -187,7 +187,7 @@ void check_type(DataType dtype, const Make& make, const Read& read) {
         entry->request.weighted = true;
         entry->request.prescale = 0.5;
         entry->request.postscale = 4;
-        entry->request.roll = call_of(step, step == 2 ? 3 : 2);
+        entry->request.late_terms = call_of(step, step == 2 ? 3 : 2);
         for (int i = 2 * number; i < 2 * number + 2; ++i) {
           std::vector<T>& values = tensors[static_cast<std::size_t>(i)];
           const auto count = static_cast<std::int64_t>(values.size());
@@ -218,7 +218,7 @@ void check_type(DataType dtype, const Make& make, const Read& read) {
   });
 }
 
-TEST(engine_roll_takes_every_floating_type_and_factors) {
+TEST(engine_late_gradients_takes_every_floating_type_and_factors) {
   const auto same = [](auto value) { return value; };
   check_type<float>(DataType::kFloat32, same, same);
   check_type<double>(
@@ -284,13 +284,13 @@ void run_at_random(const Hosts& hosts, unsigned seed) {
   }
 }
 
-TEST(engine_roll_counts_each_gradient_once_under_random_sleeps) {
+TEST(engine_late_gradients_counts_each_gradient_once_under_random_sleeps) {
   for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 0, 0}, Hosts{0, 1, 1}, Hosts{0, 1, 0, 1}}) {
     for (unsigned seed = 0; seed < 3; ++seed) run_at_random(hosts, 100 * seed);
   }
 }
 
-TEST(engine_roll_of_a_process_set_is_its_own) {
+TEST(engine_late_gradients_of_a_process_set_is_its_own) {
   std::barrier met(3);
   run_world({0, 0, 1}, [&](int rank, Engine& engine) {
     const std::uint32_t set = add_set(engine, {1, 2});
@@ -310,4 +310,4 @@ TEST(engine_roll_of_a_process_set_is_its_own) {
   });
 }
 
-}  // namespace hvdlite::testing::roll_call
+}  // namespace hvdlite::testing::late_gradients

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.optimizers import roll_call
+from hvdlite.torch.optimizers import late_gradients
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import assert_close, assert_same_everywhere, raises
-from references.roll_call import train as replay
+from references.late_gradients import train as replay
 
 PRELOAD = ("torch._dynamo",)
 STEPS = 24
@@ -116,7 +116,7 @@ class Run:
 
 
 def check(run: Run, fold: bool = True, members: Any = hvd.global_process_set) -> list[Included]:
-    """Check what every roll call promises; return the record of the first bucket."""
+    """Check what late gradients promise; return the record of the first bucket."""
     facts = (run.steps, run.computed, run.bits)
     everyone = hvd.allgather_object(facts, process_set=members)
     computed = {one for _, theirs, _ in everyone for one in theirs}
@@ -248,12 +248,12 @@ def scenario_a_quorum_of_all_is_synchronous() -> None:
 
 
 def scenario_the_grace_is_a_share_of_the_measured_step() -> None:
-    kept, roll_call.MEASURED = roll_call.MEASURED, 4
+    kept, late_gradients.MEASURED = late_gradients.MEASURED, 4
     try:
         run = Run(Traced(), hvd.Late(grace=0.2, bound=BOUND))
         run.go(steps=4)
-        roll = run.optimizer._reducer.roll_call
-        seconds = roll.step_seconds
+        late = run.optimizer._reducer.late
+        seconds = late.step_seconds
         assert lateness_of(run) == 0 and seconds > 0.0
         assert hvd.allgather(torch.tensor([seconds], dtype=torch.float64)).unique().numel() == 1
         run.go(steps=STEPS)
@@ -267,10 +267,10 @@ def scenario_the_grace_is_a_share_of_the_measured_step() -> None:
             again.optimizer.load_state_dict({**again.optimizer.state_dict(), **state})
         hvd.broadcast_optimizer_state(again.optimizer, root_rank=0)
         again.go(steps=2)
-        assert again.optimizer._reducer.roll_call._settled
-        assert again.optimizer._reducer.roll_call.step_seconds == seconds
+        assert again.optimizer._reducer.late._settled
+        assert again.optimizer._reducer.late.step_seconds == seconds
     finally:
-        roll_call.MEASURED = kept
+        late_gradients.MEASURED = kept
 
 
 def scenario_members_of_a_process_set() -> None:
@@ -344,7 +344,7 @@ def scenario_a_watch_and_rounds_of_local_sgd() -> None:
 
 
 def scenario_a_rank_that_is_always_late_is_named() -> None:
-    kept, roll_call.REVIEWED = roll_call.REVIEWED, 5
+    kept, late_gradients.REVIEWED = late_gradients.REVIEWED, 5
     try:
         run = Run(Traced(), late(bound=2))
         with warnings.catch_warnings(record=True) as caught:
@@ -355,7 +355,7 @@ def scenario_a_rank_that_is_always_late_is_named() -> None:
         for text in texts:
             assert f"without a gradient of rank {hvd.size() - 1}" in text
     finally:
-        roll_call.REVIEWED = kept
+        late_gradients.REVIEWED = kept
 
 
 def scenario_refusals() -> None:
@@ -410,4 +410,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_roll_call = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))
+test_late_gradients = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))

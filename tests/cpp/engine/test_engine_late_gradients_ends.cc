@@ -1,4 +1,4 @@
-// What ends a roll call, or is refused: ranks that differ, leave, join or die.
+// What ends late gradients, or is refused: ranks that differ, leave, join or die.
 #include <barrier>
 #include <thread>
 
@@ -7,19 +7,19 @@
 #include "engine/pending_operations.h"
 #include "engine_worlds.h"
 
-namespace hvdlite::testing::roll_ends {
+namespace hvdlite::testing::late_gradients_ends {
 using namespace std::chrono_literals;
 
 constexpr const char* kKey = "optimizer";
 
-EntryPtr bucket(std::vector<float>& values, const RollCall& call) {
+EntryPtr bucket(std::vector<float>& values, const LateTerms& call) {
   EntryPtr entry = allreduce_entry("grad", values, ReduceOp::kAverage);
   entry->request.weighted = true;
-  entry->request.roll = call;
+  entry->request.late_terms = call;
   return entry;
 }
 
-RollCall call_of(int step, int grace_us = 0) {
+LateTerms call_of(int step, int grace_us = 0) {
   return {kKey, static_cast<std::uint64_t>(step), 1, grace_us, 2, true};
 }
 
@@ -34,19 +34,19 @@ bool waits(Engine& engine, int steps) {
   return soon([&] { return engine.waiting_results(kKey) == steps; });
 }
 
-TEST(engine_roll_refuses_ranks_that_differ) {
+TEST(engine_late_gradients_refuses_ranks_that_differ) {
   struct Row {
-    RollCall call;
+    LateTerms call;
     std::string text;
   };
   const std::vector<Row> rows = {
-      {{kKey, 0, 2, 0, 2, true}, "quorum of the roll call: rank 0 has 1, rank 1 has 2"},
-      {{kKey, 0, 1, 0, 3, true}, "bound of the roll call: rank 0 has 2, rank 1 has 3"},
-      {{kKey, 0, 1, 7, 2, true}, "grace of the roll call: rank 0 has 0 us, rank 1 has 7 us"},
-      {{kKey, 0, 1, 0, 2, false}, "policy of the roll call: rank 0 has fold, rank 1 has drop"},
+      {{kKey, 0, 2, 0, 2, true}, "quorum of late gradients: rank 0 has 1, rank 1 has 2"},
+      {{kKey, 0, 1, 0, 3, true}, "bound of late gradients: rank 0 has 2, rank 1 has 3"},
+      {{kKey, 0, 1, 7, 2, true}, "grace of late gradients: rank 0 has 0 us, rank 1 has 7 us"},
+      {{kKey, 0, 1, 0, 2, false}, "policy of late gradients: rank 0 has fold, rank 1 has drop"},
       {{"other", 0, 1, 0, 2, true},
-       "key of the roll call: rank 0 has 'optimizer', rank 1 has 'other'"},
-      {{kKey, 5, 1, 0, 2, true}, "step of the roll call: rank 0 has 0, rank 1 has 5"},
+       "key of late gradients: rank 0 has 'optimizer', rank 1 has 'other'"},
+      {{kKey, 5, 1, 0, 2, true}, "step of late gradients: rank 0 has 0, rank 1 has 5"},
   };
   for (const Row& row : rows) {
     std::barrier met(2);
@@ -66,7 +66,7 @@ TEST(engine_roll_refuses_ranks_that_differ) {
   }
 }
 
-TEST(engine_roll_refuses_what_cannot_wait_for_a_late_rank) {
+TEST(engine_late_gradients_refuses_what_cannot_wait_for_a_late_rank) {
   run_world({0, 0}, [](int, Engine& engine) {
     std::vector<float> values(3);
     const auto refusal = [&](const std::function<void(Entry&)>& change) {
@@ -77,9 +77,11 @@ TEST(engine_roll_refuses_what_cannot_wait_for_a_late_rank) {
       return status.message();
     };
     CHECK(has(refusal([](Entry& entry) { entry.request.weighted = false; }), "by average"));
-    CHECK(has(refusal([](Entry& entry) { entry.request.roll->quorum = 3; }), "from 1 to 2, not 3"));
-    CHECK(has(refusal([](Entry& entry) { entry.request.roll->bound = 0; }), "at least one step"));
-    CHECK(has(refusal([](Entry& entry) { entry.request.roll->key = ""; }), "1 to 512 bytes"));
+    CHECK(has(refusal([](Entry& entry) { entry.request.late_terms->quorum = 3; }),
+              "from 1 to 2, not 3"));
+    CHECK(has(refusal([](Entry& entry) { entry.request.late_terms->bound = 0; }),
+              "at least one step"));
+    CHECK(has(refusal([](Entry& entry) { entry.request.late_terms->key = ""; }), "1 to 512 bytes"));
     CHECK(has(refusal([](Entry& entry) {
                 entry.request.tensors[0].dtype = entry.request.tensors[0].wire =
                     DataType::kComplex64;
@@ -94,7 +96,7 @@ TEST(engine_roll_refuses_what_cannot_wait_for_a_late_rank) {
 }
 
 // A late rank that changes what it submits gets the error; the others have gone on.
-TEST(engine_roll_refuses_a_late_rank_that_submits_something_else) {
+TEST(engine_late_gradients_refuses_a_late_rank_that_submits_something_else) {
   std::barrier met(2);
   run_world({0, 1}, [&](int rank, Engine& engine) {
     CHECK_OK(step_of(engine, 0));
@@ -112,7 +114,7 @@ TEST(engine_roll_refuses_a_late_rank_that_submits_something_else) {
   });
 }
 
-TEST(engine_roll_counts_joined_ranks_as_absent) {
+TEST(engine_late_gradients_counts_joined_ranks_as_absent) {
   std::barrier met(3);
   run_world({0, 0, 1}, [&](int rank, Engine& engine) {
     const auto join = [&] {
@@ -125,7 +127,7 @@ TEST(engine_roll_counts_joined_ranks_as_absent) {
       CHECK_EQ(value, 1.0F);
       met.arrive_and_wait();
       if (rank == 1) {
-        join();  // while the roll of the next step is open, or before
+        join();  // while the next step is open, or before
       } else {
         if (rank == 2) CHECK(waits(engine, 1));
         value = static_cast<float>(rank) + 5;
@@ -140,7 +142,7 @@ TEST(engine_roll_counts_joined_ranks_as_absent) {
 }
 
 // Nothing hangs and nothing is left when a rank dies, or all leave, while results wait.
-TEST(engine_roll_ends_with_the_world) {
+TEST(engine_late_gradients_ends_with_the_world) {
   for (const int victim : {0, 1, 2}) {
     auto engines = make_engines({0, 0, 1}, quick_config());
     std::vector<std::thread> threads;
@@ -165,7 +167,7 @@ TEST(engine_roll_ends_with_the_world) {
   }
 }
 
-TEST(engine_roll_tells_that_a_late_rank_has_left) {
+TEST(engine_late_gradients_tells_that_a_late_rank_has_left) {
   auto engines = make_engines({0, 1}, quick_config());
   CHECK_OK([&] {
     std::thread other([&] { CHECK_OK(step_of(*engines[1], 0)); });
@@ -180,7 +182,7 @@ TEST(engine_roll_tells_that_a_late_rank_has_left) {
 }
 
 // What waits for a late rank needs nobody else.
-TEST(engine_roll_gives_results_after_the_others_have_left) {
+TEST(engine_late_gradients_gives_results_after_the_others_have_left) {
   for (const int late : {0, 1}) {
     auto engines = make_engines({0, 1}, quick_config());
     Engine& ahead = *engines[static_cast<std::size_t>(1 - late)];
@@ -201,7 +203,7 @@ TEST(engine_roll_gives_results_after_the_others_have_left) {
   }
 }
 
-TEST(engine_roll_is_refused_in_elastic_jobs) {
+TEST(engine_late_gradients_is_refused_in_elastic_jobs) {
   Engine engine(nullptr, std::make_unique<SelfBackend>(), quick_config(),
                 GpuLibraries::search(Config(), {}), std::make_unique<Trace>(),
                 Engine::Elastic{{}, std::make_shared<PendingOperations>()});
@@ -211,4 +213,4 @@ TEST(engine_roll_is_refused_in_elastic_jobs) {
   CHECK(has(status.message(), "an elastic job"));
 }
 
-}  // namespace hvdlite::testing::roll_ends
+}  // namespace hvdlite::testing::late_gradients_ends

@@ -1,4 +1,4 @@
-"""The roll call in one process: it steps with the gradients that a record names.
+"""Late gradients in one process: it steps with the gradients that a record names.
 
 A gradient is of the parameters that its rank had in the step in which it began to compute. These
 are the parameters after as many results as steps came before, which all ranks take in one order.
