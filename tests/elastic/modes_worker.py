@@ -19,7 +19,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs
-from hvdlite.torch.exchange.bucket import Bucket
+from hvdlite.torch.exchange.low_rank_bucket import LowRankBucket
 from hvdlite.torch.optimizers.rounds import Rounds
 
 EVERY = 5
@@ -46,10 +46,10 @@ class Now:
     epoch = -1
 
 
-advance, send = Bucket.advance, Rounds._send
+advance, send = LowRankBucket.advance, Rounds._send
 
 
-def advancing(bucket: Bucket) -> None:
+def advancing(bucket: LowRankBucket) -> None:
     """Go on to the second phase of PowerSGD, or die."""
     if bucket.leads:
         die_at("phase", Now.step)
@@ -63,7 +63,7 @@ def sending(rounds: Rounds, fragment: int) -> None:
     send(rounds, fragment)
 
 
-Bucket.advance, Rounds._send = advancing, sending  # type: ignore[method-assign]
+LowRankBucket.advance, Rounds._send = advancing, sending  # type: ignore[method-assign]
 
 
 def make_model() -> torch.nn.Sequential:
