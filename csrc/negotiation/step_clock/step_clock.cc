@@ -68,7 +68,7 @@ void StepClock::arrived(const std::string& name, std::span<const Arrival> arriva
   if (begins_step || (!names_.empty() && arrivals[0].after_wait)) {
     close(begins_step);
   } else if (names_.size() == kMostNames) {
-    forget();
+    begin_anew();
   }
   names_.insert(hash);
   for (std::size_t rank = 0; rank < size_; ++rank) burst_.ranks[rank].include(arrivals[rank]);
@@ -106,7 +106,7 @@ void StepClock::close(bool begins_step) {
   if (begins_step) names_.clear();
 }
 
-void StepClock::forget() {
+void StepClock::begin_anew() {
   before_.reset();
   burst_ = {};
   burst_.ranks.resize(size_);

@@ -94,7 +94,7 @@ class StepClock : public Extension {
   };
   // Completes what is known of the burst under way, and begins the next one.
   void close(bool begins_step);
-  void forget();
+  void begin_anew();
   // Adds a burst that is over to its step; `next` is the burst behind it.
   void add(const Burst& burst, const Burst& next);
   void add_lateness(const Burst& burst);
