@@ -133,7 +133,7 @@ class Engine {
   }
   // Nanoseconds from this host's monotonic clock to that of rank 0's host.
   std::int64_t clock_offset() const { return parts_.live.clock_offset; }
-  // Who was late in the late gradients of this key; how many steps of it wait whole for this rank.
+  // Who was late with gradients of this key; how many steps of it wait whole for this rank.
   std::vector<Attendance::Row> attendance(const std::string& key) const {
     return parts_.attendance.rows(key);
   }

@@ -130,8 +130,8 @@ def _allreduce(
             return taken if form >= NEW else Handle(*taken)
     blocking = form >= NEW
     sent = named("allreduce", tensors, name, process_set)
-    wire, by_hand = cast_in_core(compression, neutral.choose_op(average, op))
     reduction = reduction_of(average, op, prescale, postscale, weight, process_set)
+    wire, by_hand = cast_in_core(compression, reduction.op)
     reduction = reduction._replace(wire=wire)
 
     def start(wires: Named) -> Handle:

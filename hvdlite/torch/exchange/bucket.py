@@ -276,8 +276,9 @@ class Bucket(GradientBucket):
             dense = place.wire(dense)
         wire, flight.context = self._by_hand.compress(dense)
         flight.wire = wire.contiguous()
-        into = place is not None and place.takes(flight.wire)
-        flight.target = place.memory if place is not None and into else flight.wire
+        flight.target = flight.wire
+        if place is not None and place.takes(flight.wire):
+            flight.target = place.memory
         return flight
 
     def _write_flags(self, step: float) -> None:
