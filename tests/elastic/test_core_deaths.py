@@ -37,7 +37,9 @@ def run_faults(
     victims = {fault.worker for fault in faults}
     assert victims == {n for n, one in job.journeys.items() if one.times("fault")}
     assert not [n for n in victims if job.journeys[n].end is not None]
-    assert all(n in victims or one.end is not None for n, one in job.journeys.items())
+    # A slow job starts others in the places of the dead, and may end before they join it.
+    survivors = [n for n, one in job.journeys.items() if one.entered and n not in victims]
+    assert [n for n in survivors if job.journeys[n].end is None] == []
     return job
 
 
