@@ -226,7 +226,7 @@ class Distributed(Attending):
         """
         self._opt_called = True  # LR schedulers check this
         if closure is not None:
-            drops, late = self._micro_batches is not None, self._reducer.late is not None
+            drops, late = self._micro_batches is not None, self._reducer.settings.late is not None
             check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, Mode.LATE: late})
         if self._micro_batches is not None:
             self._micro_batches.before_step()
@@ -243,8 +243,7 @@ class Distributed(Attending):
         else:
             result = self._update(Evaluations(self._reducer, closure), options)
         self._reducer.count_step()
-        if self._reducer.late is not None:
-            self._reducer.late.after_step()
+        self._reducer.exchange.after_step()
         return result
 
     def _update(self, closure: Any, options: dict[str, Any]) -> Any:
@@ -258,7 +257,7 @@ class Distributed(Attending):
         With `Compression.powersgd` errors begin at zero, because they belong to other parameters.
         """
         super().load_state_dict(state_dict)
-        self._reducer.forget_errors()
+        self._reducer.exchange.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
         plain = self._plain_copy(memo)

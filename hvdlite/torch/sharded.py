@@ -21,6 +21,7 @@ from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
+from hvdlite.torch.exchange.owned_exchange import OwnedExchange
 from hvdlite.torch.exchange.ownership import Division, Ownership
 from hvdlite.torch.exchange.settings import modes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
@@ -365,5 +366,6 @@ def _shard(distributed: Any, division: Division, divides_gradients: bool) -> Sha
     distributed._division = division
     sharded: Sharded = distributed
     if divides_gradients:
-        sharded._reducer.divide(division)
+        reducer = sharded._reducer
+        reducer.use_exchange(OwnedExchange(reducer.name, reducer.settings, division))
     return sharded

@@ -20,6 +20,7 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs
 from hvdlite.torch.exchange.low_rank_bucket import LowRankBucket
+from hvdlite.torch.exchange.low_rank_exchange import LowRankExchange
 from hvdlite.torch.optimizers.rounds import Rounds
 
 EVERY = 5
@@ -92,8 +93,10 @@ def learned(model: torch.nn.Module) -> float:
 
 def errors_of(optimizer: Any) -> int:
     """Count the matrices that have an error of PowerSGD."""
-    exchanges = [bucket.low_rank for bucket in optimizer._reducer._buckets if bucket.low_rank]
-    return sum(m.error is not None for one in exchanges for m in one._matrices.values())
+    exchange = optimizer._reducer.exchange
+    buckets = exchange._buckets if isinstance(exchange, LowRankExchange) else ()
+    matrices = [one for bucket in buckets for one in bucket.low_rank._matrices.values()]
+    return sum(matrix.error is not None for matrix in matrices)
 
 
 hvd.init()

@@ -16,18 +16,15 @@ import torch
 from hvdlite import basics
 from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.exchange.low_rank import LowRank
 
 STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
 
 
 class GradientBucket(abc.ABC):
-    """The gradients of some parameters, trip after trip: `submit`, `advance` if it leads, `finish`.
+    """The gradients of some parameters, cycle after cycle: `submit`, then `finish`.
 
     Between these calls the gradients belong to the core. Not thread-safe.
     """
-
-    low_rank: LowRank | None = None  # compresses some of the gradients by PowerSGD
 
     def __init__(self, name: str, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         """Make it.
@@ -54,16 +51,6 @@ class GradientBucket(abc.ABC):
         """Whether the gradients are in flight."""
 
     @property
-    def leads(self) -> bool:
-        """Whether something is in flight that `advance` has to follow up."""
-        return False
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `advance` would not wait."""
-        return True
-
-    @property
     @abc.abstractmethod
     def operations(self) -> list[str]:
         """The names of the operations that are in flight."""
@@ -81,18 +68,6 @@ class GradientBucket(abc.ABC):
             HvdliteError: a gradient cannot be sent; nothing was submitted.
         """
 
-    def advance(self) -> None:
-        """Wait for what leads, and submit all else; a bucket that never leads does nothing.
-
-        Raises:
-            HvdliteError: the reduction failed, and nothing is in flight.
-        """
-        return
-
-    def abandon(self) -> None:
-        """Wait for what leads, without using it."""
-        return
-
     @abc.abstractmethod
     def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`.
@@ -107,7 +82,7 @@ class GradientBucket(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Forget this trip of the bucket."""
+        """Forget what was submitted in this cycle."""
 
     def scale(self, factor: float) -> None:
         """Multiply this rank's gradients; unlike `prescale`, ranks may give different factors."""

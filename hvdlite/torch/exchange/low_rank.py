@@ -21,7 +21,7 @@ Products that a rank computes from its own M are reduced afterwards, so any kern
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -201,18 +201,6 @@ class LowRank:
     def _flights(self) -> dict[int, _Flight]:
         flights = ((i, matrix.flight) for i, matrix in self._matrices.items())
         return {i: flight for i, flight in flights if flight is not None}
-
-
-def settle(exchanges: Iterable[LowRank | None], keep: bool, counts: bool) -> None:
-    """End a cycle of all buckets of a reducer, without a trace if some result is not finite.
-
-    GradScaler skips a step in which gradients have overflowed.
-    """
-    own = [one for one in exchanges if one is not None]
-    keep = keep and all(one.finite() for one in own)
-    with torch.no_grad():
-        for one in own:
-            one.settle(keep, counts)
 
 
 def _matrix_of(param: torch.Tensor, settings: PowerSGD) -> _Matrix | None:

@@ -23,8 +23,6 @@ from hvdlite.torch.exchange.low_rank import LowRank
 class LowRankBucket(Bucket):
     """A bucket whose gradients all ranks get, some of them as the product of two factors."""
 
-    low_rank: LowRank
-
     def __init__(
         self, low_rank: LowRank, name: str, params: Sequence[torch.Tensor], *arguments: Any
     ) -> None:
@@ -88,7 +86,11 @@ class LowRankBucket(Bucket):
         self._leading = start_allreduce(self._name, specs, reduction, keep, blocking)
 
     def advance(self) -> None:
-        """Wait for the left factors, and submit all else; see `GradientBucket.advance`."""
+        """Wait for the left factors, and submit all else.
+
+        Raises:
+            HvdliteError: the reduction failed, and nothing is in flight.
+        """
         leading, self._leading, reduction = self._leading, None, self._reduction
         if leading is None:
             return

@@ -26,9 +26,11 @@ from typing import Any, NamedTuple
 from hvdlite import basics, operation_names
 from hvdlite.errors import LateGradientsWarning
 from hvdlite.gather_bytes import gather_bytes
-from hvdlite.process_sets import ProcessSet, member_id, registered_id
-from hvdlite.torch.collectives.submit import LateTerms
+from hvdlite.process_sets import member_id, registered_id
+from hvdlite.torch.collectives.submit import LateTerms, Reduction
+from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.late import Late
+from hvdlite.torch.exchange.settings import Settings
 from hvdlite.torch.optimizers.wrapping import Wrapping
 
 MEASURED = 20  # steps that wait for all ranks, and whose median is the measure of the grace
@@ -37,7 +39,7 @@ REVIEWED = 50  # steps from one look at the attendance to the next
 
 _KEY = "hvdlite.roll_call"
 
-_all: weakref.WeakSet[LateGradients] = weakref.WeakSet()
+_all: weakref.WeakSet[LateExchange] = weakref.WeakSet()
 
 
 class Attendance(NamedTuple):
@@ -66,19 +68,23 @@ def may_be_behind() -> bool:
     return bool(_all)
 
 
-class LateGradients:
-    """The late gradients of one reducer. Used by the threads that use the reducer."""
+class LateExchange(GradientExchange):
+    """Sums the gradients that are there in time, and adds late ones to later sums."""
 
-    def __init__(self, late: Late, name: str, process_set: ProcessSet) -> None:
+    of_one_step = False
+
+    def __init__(self, name: str, settings: Settings, late: Late) -> None:
         """Begin before the first cycle.
 
         Args:
-            late: for whom the ranks wait.
             name: the name of the reducer.
-            process_set: its members reduce their gradients.
+            settings: how it reduces gradients.
+            late: for whom the ranks wait.
         """
+        super().__init__(name, settings)
+        process_set = settings.reduction.process_set
         self.late = late
-        self._name = f"{name}@{registered_id(process_set)}"
+        self._key = f"{name}@{registered_id(process_set)}"
         self.step_seconds: float | None = None  # the median
         self._process_set = process_set
         self._cycle = -1  # the number of the cycle, since all ranks began to count
@@ -101,7 +107,7 @@ class LateGradients:
     @property
     def key(self) -> str:
         """The key of the late gradients in the engine: another one whenever ranks count anew."""
-        return f"{self._name}.{self._restarts - self._first}"
+        return f"{self._key}.{self._restarts - self._first}"
 
     @property
     def behind(self) -> int:
@@ -132,20 +138,19 @@ class LateGradients:
             self._ended, self._reviewed = None, []
         self._cycle += 1
 
-    def enter(self, fresh: bool) -> LateTerms:
-        """Return what the engine needs for a bucket of the cycle.
+    def reduction(self, reduction: Reduction, fresh: bool) -> Reduction:
+        """Add what the engine needs for a bucket of the cycle.
 
-        Args:
-            fresh: whether this rank has computed a gradient in the cycle. Without one it gives
-                nothing, and takes the result.
+        Without a gradient in the cycle this rank gives nothing, and takes the result.
         """
         self._fresh = fresh
         size = self._process_set.size() or 1
         late = self.late
         quorum, grace = (late.members(size), self._grace()) if self._settled else (size, 0)
-        return LateTerms(
+        terms = LateTerms(
             self.key, self._cycle, quorum, grace, late.bound, late.policy == "fold", not fresh
         )
+        return reduction._replace(late_terms=terms)
 
     def _grace(self) -> int:
         """Return microseconds."""
@@ -218,6 +223,11 @@ class Attending(Wrapping):
     _reducer: Any
 
     @property
+    def _late(self) -> LateExchange | None:
+        exchange = self._reducer.exchange
+        return exchange if isinstance(exchange, LateExchange) else None
+
+    @property
     def behind(self) -> int:
         """How many steps the others are ahead of this rank, whose results wait for it.
 
@@ -231,7 +241,7 @@ class Attending(Wrapping):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        late = self._reducer.late
+        late = self._late
         return 0 if late is None else late.behind
 
     @property
@@ -244,7 +254,7 @@ class Attending(Wrapping):
             >>> optimizer.attendance[3].late
             12
         """
-        late = self._reducer.late
+        late = self._late
         return [] if late is None else late.attendance()
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,12 +264,12 @@ class Attending(Wrapping):
         gradients that no step has used yet are not in it.
         """
         state: dict[str, Any] = super().state_dict()
-        late = self._reducer.late
+        late = self._late
         return state if late is None else {**state, _KEY: {"step_seconds": late.step_seconds}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; with `late=` also the median time of a step, before the first step."""
         super().load_state_dict(state_dict)
-        late = self._reducer.late
+        late = self._late
         if late is not None and _KEY in state_dict and not late.step_seconds:
             late.step_seconds = state_dict[_KEY]["step_seconds"]

@@ -24,17 +24,13 @@ from hvdlite import basics, operation_names, ops
 from hvdlite.errors import CollectiveError, HvdliteError
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.compression import PowerSGD
-from hvdlite.torch.exchange import phases
-from hvdlite.torch.exchange.bucket_making import make_buckets
 from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
-from hvdlite.torch.exchange.low_rank import Schedule, settle
-from hvdlite.torch.exchange.ownership import Division, Ownership
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.claims import GivenUp, claim
-from hvdlite.torch.optimizers.late_gradients import LateGradients
+from hvdlite.torch.optimizers.exchange_choice import choose_exchange
 from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.overlap import Overlap
@@ -82,14 +78,7 @@ class GradientReducer:
         self._bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self._cycle = Cycle()
         self.steps = 0  # since all ranks began to count
-        self._schedule: Schedule | None = None  # of PowerSGD
-        self._phases: phases.Phases | None = None  # likewise
-        if isinstance(settings.compression, PowerSGD):
-            self._schedule = Schedule(settings.compression, process_set)
-            self._phases = phases.Phases(calling(self, "_on_failed_advance"))
-        self.late: LateGradients | None = None
-        if settings.late is not None:
-            self.late = LateGradients(settings.late, name, process_set)
+        self.exchange = choose_exchange(name, settings, calling(self, "_on_failed_advance"))
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
@@ -97,8 +86,6 @@ class GradientReducer:
         self._overlap = Overlap(settings.overlap, read_groups())
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._once = ReducedOnce(self._watched.names)
-        self._division: Division | None = None
-        self._owners: Ownership | None = None  # of the parameters in the buckets, with `divide`
         self._reduced = False  # whether gradients are reduced, and none was computed since
         self._paused = self._warned = False
         self._refusal: str | None = None
@@ -179,15 +166,15 @@ class GradientReducer:
             )
         self.settings.passes = ops.check_passes(passes)
 
-    def divide(self, division: Division) -> None:
-        """Reduce each gradient to the owner of its parameter alone, from the next cycle on."""
-        self._division = division
+    def use_exchange(self, exchange: GradientExchange) -> None:
+        """Reduce gradients in another way, from the next cycle on."""
+        self.exchange = exchange
         self._update_layout()
 
     @property
     def divides(self) -> bool:
         """Whether reduced gradients go to the owners of their parameters alone."""
-        return self._division is not None
+        return self.exchange.divides
 
     @property
     def _sends_early(self) -> bool:
@@ -250,7 +237,7 @@ class GradientReducer:
         reduces = self._cycle.open and self.settings.in_backward
         if reduces and self._cycle.backwards >= self.settings.passes:
             self._submit_rest(blocking=not self._sends_early)
-            queue(self._advance_in_backward if phases.in_use() else self._wait)
+            queue(self._advance_in_backward)
 
     def _advance_in_backward(self) -> None:
         self._advance()
@@ -267,7 +254,7 @@ class GradientReducer:
             if self.observer is not None:
                 self.observer.sends(bucket.params)
             self._replicas.start(self._watched.params, self._watched.names)
-            step = self.steps if self.late is None else 0  # Late gradients are of other steps.
+            step = self.steps if self.exchange.of_one_step else 0
             bucket.submit(self._step_reduction, blocking, step)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
@@ -280,8 +267,8 @@ class GradientReducer:
 
     @property
     def _step_reduction(self) -> Reduction:
-        terms = None if self.late is None else self.late.enter(bool(self._cycle.passes))
-        return self.reduction._replace(transaction=self._transaction.name, late_terms=terms)
+        reduction = self.reduction._replace(transaction=self._transaction.name)
+        return self.exchange.reduction(reduction, fresh=bool(self._cycle.passes))
 
     # The cycle.
 
@@ -300,8 +287,7 @@ class GradientReducer:
             self._restarts = operation_names.restarts()
             self.steps = 0
         self._cycle.open = True
-        if self.late is not None:
-            self.late.begin()
+        self.exchange.begin()
         self._reduced = False
         self._cycle.backwards = 0
         self._transaction.begin()
@@ -354,16 +340,15 @@ class GradientReducer:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
-        leads = self._phases is not None and self._phases.leads
-        if self._buckets and self._cycle.open and not leads:
-            self._transaction.end()
+        self._end_transaction()
 
     def _advance(self) -> None:
-        """Submit what follows the left factors of PowerSGD, when these have arrived."""
-        if self._phases is not None:
-            self._phases.advance()
-            if self._buckets and self._cycle.open:
-                self._transaction.end()
+        self.exchange.advance()
+        self._end_transaction()
+
+    def _end_transaction(self) -> None:
+        if self._buckets and self._cycle.open and not self.exchange.leads:
+            self._transaction.end()
 
     def _on_failed_advance(self, bucket: GradientBucket, error: HvdliteError) -> None:
         explained = self._explain(bucket, error)
@@ -385,8 +370,7 @@ class GradientReducer:
         ended = self._transaction.finish(dropped or failure is not None)
         failure = failure or ended
         used = failure is None and not dropped
-        if self._schedule is not None:
-            settle([bucket.low_rank for bucket in self._buckets], used, self._weight != 0)
+        self.exchange.finish(used, counts=self._weight != 0)
         if used and self.observer is not None:
             self.observer.received(self._watched.params)
         self._end_cycle()
@@ -411,11 +395,9 @@ class GradientReducer:
         self._replicas.begin_anew()
         # Form the buckets anew: their state is not the same on all ranks.
         self._watched.forget_order()
-        compression = self.settings.compression if self._schedule is not None else None
-        process_set = self.settings.reduction.process_set
-        explained = explain(self.name, buckets, in_flight, process_set, error, repr(compression))
-        for one in self._buckets:
-            one.abandon()
+        process_set, compression = self.settings.reduction.process_set, self.exchange.compression
+        explained = explain(self.name, buckets, in_flight, process_set, error, compression)
+        self.exchange.abandon()
         return explained
 
     def _end_cycle(self) -> None:
@@ -434,12 +416,6 @@ class GradientReducer:
             for param in self._watched.params:
                 param.grad = None
             self._end_cycle()
-
-    def forget_errors(self) -> None:
-        """Forget what PowerSGD has not sent yet: it belongs to other parameters now."""
-        for bucket in self._buckets:
-            if bucket.low_rank is not None:
-                bucket.low_rank.forget()
 
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""
@@ -480,19 +456,11 @@ class GradientReducer:
     def _update_layout(self) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
         watched = self._watched
-        division = self._division if self.takes_part else None
-        owners = None if division is None else division.present()
+        outdated = self.exchange.outdated(self.takes_part)
         changed = watched.update(self.takes_part)
-        if not changed and owners is self._owners:
+        if not changed and not outdated:
             return
         if changed and self._given_up.concede(watched.params):
             watched.update(self.takes_part)
-        self._owners = owners
-        if owners is not None:
-            owners.take(watched.params)
-        self._buckets = make_buckets(
-            self.name, watched.params, watched.names, self.settings, owners, self._schedule
-        )
+        self._buckets = self.exchange.make_buckets(watched.params, watched.names)
         self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
-        if self._phases is not None:
-            self._phases.buckets = self._buckets

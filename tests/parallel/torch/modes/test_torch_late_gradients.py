@@ -252,7 +252,7 @@ def scenario_the_grace_is_a_share_of_the_measured_step() -> None:
     try:
         run = Run(Traced(), hvd.Late(grace=0.2, bound=BOUND))
         run.go(steps=4)
-        late = run.optimizer._reducer.late
+        late = run.optimizer._reducer.exchange
         seconds = late.step_seconds
         assert lateness_of(run) == 0 and seconds > 0.0
         assert hvd.allgather(torch.tensor([seconds], dtype=torch.float64)).unique().numel() == 1
@@ -267,8 +267,8 @@ def scenario_the_grace_is_a_share_of_the_measured_step() -> None:
             again.optimizer.load_state_dict({**again.optimizer.state_dict(), **state})
         hvd.broadcast_optimizer_state(again.optimizer, root_rank=0)
         again.go(steps=2)
-        assert again.optimizer._reducer.late._settled
-        assert again.optimizer._reducer.late.step_seconds == seconds
+        assert again.optimizer._reducer.exchange._settled
+        assert again.optimizer._reducer.exchange.step_seconds == seconds
     finally:
         late_gradients.MEASURED = kept
 

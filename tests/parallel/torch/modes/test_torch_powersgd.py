@@ -76,8 +76,7 @@ def assert_equal(model: nn.Module, expected: list[torch.Tensor], near: float = 1
 def errors_of(optimizer: Any) -> list[torch.Tensor]:
     return [
         matrix.error
-        for bucket in optimizer._reducer._buckets
-        if bucket.low_rank is not None
+        for bucket in optimizer._reducer.exchange._buckets
         for matrix in bucket.low_rank._matrices.values()
         if matrix.error is not None
     ]

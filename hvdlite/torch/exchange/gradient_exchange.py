@@ -1,0 +1,126 @@
+"""How the gradients of one reducer travel: `GradientExchange`, one allreduce for each bucket.
+
+A mode that sends other things, or sends them in another way, is a subclass in a file of its own;
+`hvdlite.torch.optimizers.exchange_choice` says which settings choose it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.exchange.bucket import Bucket
+from hvdlite.torch.exchange.bucket_plan import form
+from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.gradient_memory import GradientMemory
+from hvdlite.torch.exchange.layout import digest
+from hvdlite.torch.exchange.settings import Settings
+
+
+class GradientExchange:
+    """The plain exchange. Used by the threads that use the reducer.
+
+    In a cycle a reducer calls `begin`, `reduction` for each bucket that it submits, `advance` when
+    it has submitted all, and `finish`.
+
+    Attributes:
+        of_one_step: whether all gradients that are reduced together are of the same step.
+        divides: whether reduced gradients go to the owners of their parameters alone.
+        compression: what all ranks must have in common besides the layout, as text.
+    """
+
+    of_one_step = True
+    divides = False
+    compression = "None"
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        """Make it for the reducer of this name."""
+        self._name = name
+        self._settings = settings
+
+    def outdated(self, takes_part: bool) -> bool:
+        """Return whether the buckets have to be made anew, even of the same parameters.
+
+        Args:
+            takes_part: whether this rank is a member of the process set.
+        """
+        return False
+
+    def make_buckets(
+        self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
+    ) -> Sequence[GradientBucket]:
+        """Make the buckets of these parameters.
+
+        Args:
+            params: in the same order on all ranks.
+            names: the names of the parameters.
+        """
+        formed, named = self._form(params, names)
+        memory = GradientMemory(formed) if self._settings.bucket_view else None
+        layout = self._digest(named)
+        return [
+            self._bucket(
+                f"{self._name}.{number}",
+                bucket,
+                named[number],
+                self._settings.compression,
+                self._settings.sparse_as_dense,
+                None if memory is None else functools.partial(memory.of, number),
+                layout if number == 0 else None,
+            )
+            for number, bucket in enumerate(formed)
+        ]
+
+    def _form(
+        self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
+    ) -> tuple[Sequence[Sequence[torch.Tensor]], list[list[str]]]:
+        """Return which parameters each bucket has, and their names."""
+        formed = form(params, self._settings.groups, self._settings.cap_bytes)
+        return formed, [[names[param] for param in bucket] for bucket in formed]
+
+    def _digest(self, named: list[list[str]]) -> int:
+        return digest(named)
+
+    def _bucket(self, name: str, params: Sequence[torch.Tensor], *arguments: Any) -> GradientBucket:
+        return Bucket(name, params, *arguments)
+
+    def begin(self) -> None:
+        """Begin a cycle."""
+
+    def reduction(self, reduction: Reduction, fresh: bool) -> Reduction:
+        """Return how a bucket of this cycle is combined.
+
+        Args:
+            reduction: what the settings say.
+            fresh: whether this rank has computed a gradient in the cycle.
+        """
+        return reduction
+
+    @property
+    def leads(self) -> bool:
+        """Whether something is in flight that `advance` has to follow up."""
+        return False
+
+    def advance(self) -> None:
+        """Submit what depends on what is in flight, when that has arrived."""
+
+    def finish(self, used: bool, counts: bool) -> None:
+        """End a cycle whose gradients have arrived.
+
+        Args:
+            used: whether the gradients are used; not if a reduction failed.
+            counts: whether this rank's gradients count (its weight is not zero).
+        """
+
+    def abandon(self) -> None:
+        """Wait for what `advance` would follow up, without using it."""
+
+    def after_step(self) -> None:
+        """Note the end of the optimizer's step; ranks may meet here."""
+
+    def forget(self) -> None:
+        """Forget what has not been sent yet: it belongs to other parameters now."""
