@@ -41,6 +41,7 @@ class GradientExchange:
         """Make it for the reducer of this name."""
         self._name = name
         self._settings = settings
+        self._compressor = settings.compression  # of what the buckets send
 
     def outdated(self, takes_part: bool) -> bool:
         """Return whether the buckets have to be made anew, even of the same parameters.
@@ -67,7 +68,7 @@ class GradientExchange:
                 f"{self._name}.{number}",
                 bucket,
                 named[number],
-                self._settings.compression,
+                self._compressor,
                 self._settings.sparse_as_dense,
                 None if memory is None else functools.partial(memory.of, number),
                 layout if number == 0 else None,

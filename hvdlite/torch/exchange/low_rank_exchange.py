@@ -49,6 +49,7 @@ class LowRankExchange(GradientExchange):
         """
         super().__init__(name, settings)
         self.compression = repr(settings.compression)
+        self._compressor = NoneCompressor
         self._schedule = Schedule(settings.compression, settings.reduction.process_set)
         self._failed = failed
         self._thread = threading.get_ident()
@@ -65,10 +66,7 @@ class LowRankExchange(GradientExchange):
     def _digest(self, named: list[list[str]]) -> int:
         return digest([*named, [self.compression]])
 
-    def _bucket(
-        self, name: str, params: Sequence[torch.Tensor], names: Any, _: Any, *arguments: Any
-    ) -> GradientBucket:
-        arguments = (names, NoneCompressor, *arguments)
+    def _bucket(self, name: str, params: Sequence[torch.Tensor], *arguments: Any) -> GradientBucket:
         low_rank = LowRank(params, self._schedule)
         if not low_rank:
             return Bucket(name, params, *arguments)

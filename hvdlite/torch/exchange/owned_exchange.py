@@ -33,17 +33,16 @@ class OwnedExchange(GradientExchange):
 
     def outdated(self, takes_part: bool) -> bool:
         """Return whether the owners are others than those of the buckets."""
-        before = self._owners
-        self._owners = self._division.present() if takes_part else None
-        return self._owners is not before
+        return (self._division.present() if takes_part else None) is not self._owners
 
     def make_buckets(
         self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
     ) -> Sequence[GradientBucket]:
         """Make the buckets, whose parameters get owners if they have none."""
-        owners = self._owners
-        if owners is None:
+        self._owners = None
+        if not params:  # as on a rank that is not a member
             return []
+        owners = self._owners = self._division.present()
         owners.take(params)
         formed, named = self._form(params, names)
         layout = digest(

@@ -84,7 +84,7 @@ class LateExchange(GradientExchange):
         super().__init__(name, settings)
         process_set = settings.reduction.process_set
         self.late = late
-        self._key = f"{name}@{registered_id(process_set)}"
+        self._key_prefix = f"{name}@{registered_id(process_set)}"
         self.step_seconds: float | None = None  # the median
         self._process_set = process_set
         self._cycle = -1  # the number of the cycle, since all ranks began to count
@@ -107,7 +107,7 @@ class LateExchange(GradientExchange):
     @property
     def key(self) -> str:
         """The key of the late gradients in the engine: another one whenever ranks count anew."""
-        return f"{self._key}.{self._restarts - self._first}"
+        return f"{self._key_prefix}.{self._restarts - self._first}"
 
     @property
     def behind(self) -> int:
