@@ -82,7 +82,7 @@ class NoiseScale:
             )
         modes = reducer.settings.modes()
         check_together({Mode.NOISE_SCALE: True, Mode.STAGE_2: reducer.divides, **modes})
-        if reducer.observer is not None:
+        if reducer.buckets.observer is not None:
             raise ArgumentError("this optimizer has a NoiseScale already; close() that one first")
         self.value = math.nan
         self._batch_size = batch_size
@@ -95,12 +95,12 @@ class NoiseScale:
         self._noise = self._signal = 0.0
         self._restarts = operation_names.restarts()
         self._hook = optimizer.register_step_pre_hook(self._before_step)
-        reducer.observer = self
+        reducer.buckets.observer = self
 
     def close(self) -> None:
         """Stop measuring; `value` stays."""
         self._hook.remove()
-        self._reducer.observer = None
+        self._reducer.buckets.observer = None
 
     # What the reducer calls.
 
@@ -108,7 +108,7 @@ class NoiseScale:
     def _due(self) -> bool:
         reducer = self._reducer
         several = reducer.takes_part and self._process_set.size() != 1
-        return several and reducer.steps % self._every == 0
+        return several and reducer.buckets.steps % self._every == 0
 
     def sends(self, params: Sequence[torch.Tensor]) -> None:
         """Look at the gradients of this rank, before they are reduced."""
@@ -117,7 +117,7 @@ class NoiseScale:
             self.value, self._noise, self._signal = math.nan, 0.0, 0.0
         if not self._due:
             return
-        if self._reducer.reduction.weight is not None:
+        if self._reducer.buckets.reduction.weight is not None:
             drops = self._reducer.settings.weight is None
             weighed = Mode.MICRO_BATCHES if drops else Mode.WEIGHT
             check_together({Mode.NOISE_SCALE: True, weighed: True})

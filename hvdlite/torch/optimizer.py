@@ -288,7 +288,7 @@ class Evaluations:
         self._reducer.synchronize()
         if loss is None or not self._reducer.takes_part:
             return loss
-        op, prescale, postscale, weight, process_set, *_ = self._reducer.reduction
+        op, prescale, postscale, weight, process_set, *_ = self._reducer.buckets.reduction
         known = isinstance(loss, torch.Tensor)
         value = loss.detach() if known else torch.tensor(loss, device="cpu")
         reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,

@@ -7,6 +7,7 @@ is then passed on to the outer backward.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,12 @@ class BackwardEnd:
         """
         self._call = call
         self._expected: set[int] = set()  # numbers of the backwards that will call it
+        self._thread = threading.get_ident()  # that trains: it has made this object
+
+    def outside(self) -> bool:
+        """Return whether the training thread is calling, outside of backward."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        return not in_backward and threading.get_ident() == self._thread
 
     def expect(self) -> None:
         """Request the call, from a hook. Outside of a backward that autograd runs, do nothing."""

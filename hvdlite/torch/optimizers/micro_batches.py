@@ -183,8 +183,8 @@ class MicroBatches:
         """Scale the gradients of a rank that steps with its own, because nothing sends them."""
         with torch.no_grad():
             for param in self._params():
-                if param.grad is not None and self._reducer.scale != 1.0:
-                    param.grad.mul_(self._reducer.scale)
+                if param.grad is not None and self._reducer.buckets.weighing.scale != 1.0:
+                    param.grad.mul_(self._reducer.buckets.weighing.scale)
 
     def _params(self) -> Iterator[torch.Tensor]:
         for group in self._reducer.read_groups():

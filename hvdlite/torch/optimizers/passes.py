@@ -19,7 +19,6 @@ class Cycle:
     paused: set[int] = field(default_factory=set)  # numbers of backwards that only accumulate
     backwards: int = 0  # that have ended, paused ones not counted
     seen_in: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter, the last of them
-    weighed: bool = False  # the weight is this cycle's
     failure: HvdliteError | None = None  # of the first submission that failed
 
     def count(self, param: torch.Tensor, paused: bool) -> tuple[int, bool]:

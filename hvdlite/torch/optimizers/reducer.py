@@ -15,29 +15,24 @@ again. Those before it are the same on all ranks, so an average keeps them. A su
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from hvdlite import basics, operation_names, ops
 from hvdlite.errors import CollectiveError, HvdliteError
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
-from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
-from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
+from hvdlite.torch.optimizers.buckets import Buckets, Weighing
 from hvdlite.torch.optimizers.claims import GivenUp, claim
-from hvdlite.torch.optimizers.exchange_choice import choose_exchange
-from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.overlap import Overlap
 from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
-from hvdlite.torch.optimizers.reduced_once import ReducedOnce
+from hvdlite.torch.optimizers.reduced_gradients import ReducedGradients
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
-from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
 
 
@@ -47,6 +42,11 @@ class GradientReducer:
     It follows the optimizer's parameter groups: a parameter that is frozen, thawed or added between
     two cycles, on every rank, takes effect with the next cycle. On a rank that is not a member of
     the process set the reducer does nothing.
+
+    Attributes:
+        settings: how gradients are reduced.
+        title: what reduces them, for messages.
+        buckets: what is sent, and how.
     """
 
     def __init__(
@@ -66,46 +66,27 @@ class GradientReducer:
             settings: how gradients are reduced.
             title: what reduces them, for messages.
         """
-        self.settings = settings
-        process_set = settings.reduction.process_set
-        self._takes_part = False
-        self.name, self.title = name, title
-        self.read_groups = read_groups
+        self.settings, self.title = settings, title
         self._given_up = GivenUp(self)
         hook = untraced(calling(self, "_on_gradient"))
         self._watched = WatchedParameters(read_groups, names, hook, self._given_up)
-        self._buckets: Sequence[GradientBucket] = ()
-        self._bucket_of: dict[torch.Tensor, GradientBucket] = {}
+        process_set = settings.reduction.process_set
+        replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
+        failed = calling(self, "_on_failed_advance")
+        self.buckets = Buckets(name, settings, self._watched, replicas, failed)
         self._cycle = Cycle()
-        self.steps = 0  # since all ranks began to count
-        self.exchange = choose_exchange(name, settings, calling(self, "_on_failed_advance"))
-        self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
-        self._replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
-        self._transaction = StepTransaction(name, process_set)
         self._overlap = Overlap(settings.overlap, read_groups())
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
-        self._once = ReducedOnce(self._watched.names)
-        self._reduced = False  # whether gradients are reduced, and none was computed since
+        self._reduced = ReducedGradients(self._watched.names)
         self._paused = self._warned = False
-        self._refusal: str | None = None
-        self._weight: float | None = None  # of this cycle, or of the last one
-        self.scale = 1.0  # by which this rank multiplies its gradients; likewise
-        self._thread = threading.get_ident()
         claim(self, self._watched.in_groups())
         self._update_layout()
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank is a member of the process set.
-
-        In an elastic job that may change at a boundary. Of a process set that has ended it is the
-        last answer: members then get the error of its operations rather than their own gradients.
-        """
-        included = self.settings.reduction.process_set.included()
-        if included is not None:
-            self._takes_part = included
-        return self._takes_part
+        """Whether this rank is a member of the process set."""
+        return self.buckets.takes_part
 
     def give_up(self, params: set[torch.Tensor], taker: GradientReducer) -> None:
         """Leave the gradients of these parameters to another reducer, frozen ones as well."""
@@ -129,12 +110,22 @@ class GradientReducer:
     @property
     def in_flight(self) -> bool:
         """Whether gradients are being reduced right now."""
-        return self._cycle.open and any(bucket.submitted for bucket in self._buckets)
+        return self._cycle.open and self.buckets.in_flight
 
     @property
     def waiting(self) -> bool:
         """Whether gradients are being reduced, or are ready to be."""
         return any(n >= self.settings.passes for n in self._cycle.passes.values()) or self.in_flight
+
+    @property
+    def name(self) -> str:
+        """The prefix of the names of its operations."""
+        return self.buckets.name
+
+    @property
+    def read_groups(self) -> ReadGroups:
+        """Returns the optimizer's param_groups."""
+        return self._watched.read_groups
 
     @property
     def parameter_names(self) -> dict[torch.Tensor, str]:
@@ -143,8 +134,7 @@ class GradientReducer:
 
     def may_synchronize(self) -> bool:
         """Return whether the training thread is calling, outside of backward."""
-        in_backward = torch._C._current_graph_task_id() != -1
-        return not in_backward and threading.get_ident() == self._thread
+        return self._end.outside()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -168,8 +158,13 @@ class GradientReducer:
 
     def use_exchange(self, exchange: GradientExchange) -> None:
         """Reduce gradients in another way, from the next cycle on."""
-        self.exchange = exchange
+        self.buckets.exchange = exchange
         self._update_layout()
+
+    @property
+    def exchange(self) -> GradientExchange:
+        """How the gradients travel."""
+        return self.buckets.exchange
 
     @property
     def divides(self) -> bool:
@@ -191,11 +186,11 @@ class GradientReducer:
     def weigh_cycle(self, weight: float, scale: float) -> None:
         """Scale and weigh this rank's next gradients; `before_zero_grad` takes it back."""
         self._given_up.refuse_weight()
-        self._weight, self.scale, self._cycle.weighed = weight, scale, True
+        self.buckets.weighing = Weighing(weight, scale, chosen=True)
 
     def expect_backwards(self, count: int, refusal: str | None) -> None:
         """Reduce after so many backward() calls, and then refuse more: None for as many as come."""
-        self.settings.passes, self._refusal = count, refusal
+        self.settings.passes, self._reduced.refusal = count, refusal
 
     @property
     def paused_backwards(self) -> int:
@@ -208,7 +203,7 @@ class GradientReducer:
         if not self._cycle.open and not self._overlap.now:
             basics.engine().note_gradient()  # so that live figures tell what backward takes
         self._open_cycle()
-        bucket = self._bucket_of.get(param)
+        bucket = self.buckets.of(param)
         if bucket is None:
             return  # The parameter no longer belongs to the optimizer.
         passes, again = self._cycle.count(param, self._paused)
@@ -244,31 +239,11 @@ class GradientReducer:
         queue(self._wait)
 
     def _submit(self, bucket: GradientBucket, blocking: bool) -> None:
-        if not self._cycle.weighed:
-            weight = self.settings.weight
-            weight = weight() if callable(weight) else weight
-            self._weight, self.scale = None if weight is None else float(weight), 1.0
-            self._cycle.weighed = True
         try:
-            bucket.scale(self.scale)
-            if self.observer is not None:
-                self.observer.sends(bucket.params)
-            self._replicas.start(self._watched.params, self._watched.names)
-            step = self.steps if self.exchange.of_one_step else 0
-            bucket.submit(self._step_reduction, blocking, step)
+            self.buckets.submit(bucket, blocking, fresh=bool(self._cycle.passes))
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
             raise
-
-    @property
-    def reduction(self) -> Reduction:
-        """How the gradients of this cycle are combined; between cycles, those of the last one."""
-        return self.settings.reduction._replace(weight=self._weight)
-
-    @property
-    def _step_reduction(self) -> Reduction:
-        reduction = self.reduction._replace(transaction=self._transaction.name)
-        return self.exchange.reduction(reduction, fresh=bool(self._cycle.passes))
 
     # The cycle.
 
@@ -278,19 +253,16 @@ class GradientReducer:
             self._end_cycle()  # It began before the ranks met at a boundary.
         if self._cycle.open:
             return
-        if self._refusal is not None and self._reduced:
-            raise HvdliteError(self._refusal)
         self._update_layout()
-        self._once.check(self._watched.params)
+        self._reduced.check(self._watched.params)
         if met_anew:
             # Joined ranks have missed steps, so all ranks start to count anew.
             self._restarts = operation_names.restarts()
-            self.steps = 0
+            self.buckets.steps = 0
         self._cycle.open = True
-        self.exchange.begin()
-        self._reduced = False
         self._cycle.backwards = 0
-        self._transaction.begin()
+        self._reduced.current = False
+        self.buckets.begin()
         self._overlap.begin()
 
     def synchronize(self) -> None:
@@ -305,13 +277,12 @@ class GradientReducer:
                 taker.synchronize()
             if not self._watched.params:
                 return
-        if self._reduced:
+        if self._reduced.current:
             return
         self._open_cycle()
         self._reduce_now()
-        if self.takes_part and not self._buckets:
-            self._replicas.begin_anew()  # as the other ranks do if they train something
-            meet_without_parameters(self.name, self.settings.reduction.process_set)
+        if self.takes_part:
+            self.buckets.meet()
 
     def synchronize_in_step(self) -> None:
         """Do as `synchronize`; warn once if a backward has left gradients that are not reduced."""
@@ -334,7 +305,7 @@ class GradientReducer:
         self._wait(dropped)
 
     def _submit_rest(self, blocking: bool) -> None:
-        for bucket in self._buckets:
+        for bucket in self.buckets.all:
             if not bucket.submitted:
                 try:
                     self._submit(bucket, blocking)
@@ -343,71 +314,34 @@ class GradientReducer:
         self._end_transaction()
 
     def _advance(self) -> None:
-        self.exchange.advance()
+        self.buckets.advance()
         self._end_transaction()
 
     def _end_transaction(self) -> None:
-        if self._buckets and self._cycle.open and not self.exchange.leads:
-            self._transaction.end()
+        if self._cycle.open:
+            self.buckets.end_transaction()
 
     def _on_failed_advance(self, bucket: GradientBucket, error: HvdliteError) -> None:
-        explained = self._explain(bucket, error)
+        explained = self.buckets.explain(bucket, error)
         self._cycle.failure = self._cycle.failure or explained
 
     def _wait(self, dropped: bool = False) -> None:
-        failure, differing = self._cycle.failure, None
-        for bucket in self._buckets:
-            if bucket.submitted:
-                try:
-                    bucket.finish(self._weight != 0, dropped)
-                except HvdliteError as error:
-                    explained = self._explain(bucket, error)
-                    failure = failure or explained
-        try:
-            differing = self._replicas.finish()
-        except HvdliteError as error:
-            failure = failure or error
-        ended = self._transaction.finish(dropped or failure is not None)
-        failure = failure or ended
-        used = failure is None and not dropped
-        self.exchange.finish(used, counts=self._weight != 0)
-        if used and self.observer is not None:
-            self.observer.received(self._watched.params)
+        failure, differing = self.buckets.wait(self._cycle.failure, dropped)
         self._end_cycle()
         if failure is not None:
             raise failure
-        chosen = self._overlap.end() if used else None
+        chosen = None if dropped else self._overlap.end()
         if chosen is not None and basics.rank() == 0:
             basics.engine().note("tuned", self.name, chosen)
-        self._reduced = self.takes_part  # a later member looks again in its next step
+        self._reduced.current = self.takes_part  # a later member looks again in its next step
         summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum
         if summed or self.divides:
-            self._once.note(self._watched.params, owned=self.divides)
+            self._reduced.protect(self._watched.params, owned=self.divides)
         warn(differing)
 
-    def _explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
-        """Say why buckets differ; all ranks take part, with another failure, too."""
-        if bucket is not self._buckets[0] or not differs(error):
-            return error
-        buckets = [one.named_parameters for one in self._buckets]
-        in_flight = [name for one in self._buckets for name in one.operations]
-        in_flight += self._replicas.operations
-        self._replicas.begin_anew()
-        # Form the buckets anew: their state is not the same on all ranks.
-        self._watched.forget_order()
-        process_set, compression = self.settings.reduction.process_set, self.exchange.compression
-        explained = explain(self.name, buckets, in_flight, process_set, error, compression)
-        self.exchange.abandon()
-        return explained
-
     def _end_cycle(self) -> None:
-        for bucket in self._buckets:
-            bucket.reset()
-        self._replicas.forget()
+        self.buckets.reset()
         self._end.forget()
-        self._transaction.drop()
-        if self.observer is not None:
-            self.observer.forget()
         self._cycle = Cycle()
 
     def drop_accumulated(self) -> None:
@@ -419,15 +353,14 @@ class GradientReducer:
 
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""
-        self.steps += 1
+        self.buckets.steps += 1
         self.expect_gradients()
 
     def expect_gradients(self) -> None:
         """Note that the gradients, reduced or not, have been used: the next ones are new."""
         for taker in self._given_up.living():
             taker.expect_gradients()
-        self._reduced = False
-        self._once.use()
+        self._reduced.use()
 
     def before_zero_grad(self) -> None:
         """Refuse to zero gradients that are not reduced yet.
@@ -447,9 +380,9 @@ class GradientReducer:
             )
         if self._cycle.open:
             self._end_cycle()
-        self._cycle.weighed = False
+        self.buckets.weighing.chosen = False
         self.expect_gradients()
-        self._once.forget()
+        self._reduced.forget()
 
     # The layout.
 
@@ -462,5 +395,4 @@ class GradientReducer:
             return
         if changed and self._given_up.concede(watched.params):
             watched.update(self.takes_part)
-        self._buckets = self.exchange.make_buckets(watched.params, watched.names)
-        self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
+        self.buckets.make()

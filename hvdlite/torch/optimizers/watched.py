@@ -30,6 +30,7 @@ class WatchedParameters:
     """Follows the parameter groups of an optimizer, whenever `update` is called.
 
     Attributes:
+        read_groups: returns the optimizer's param_groups.
         params: the parameters that are trained, in the order of the groups.
         names: the names of all that were ever watched.
     """
@@ -52,7 +53,7 @@ class WatchedParameters:
         """
         self.params: list[torch.Tensor] = []
         self.names = dict(names)
-        self._read_groups = read_groups
+        self.read_groups = read_groups
         self._on_gradient = on_gradient
         self._skipped = skipped
         self._hooks: dict[torch.Tensor, Any] = {}
@@ -64,7 +65,7 @@ class WatchedParameters:
 
     def in_groups(self) -> set[torch.Tensor]:
         """Return all parameters of the groups, also those that are not trained."""
-        return {param for group in self._read_groups() for param in group["params"]}
+        return {param for group in self.read_groups() for param in group["params"]}
 
     def update(self, any_at_all: bool) -> bool:
         """Watch the parameters that the groups have now; return whether they are other ones.
@@ -73,7 +74,7 @@ class WatchedParameters:
             any_at_all: False: watch nothing.
         """
         params = []
-        for number, group in enumerate(self._read_groups() if any_at_all else ()):
+        for number, group in enumerate(self.read_groups() if any_at_all else ()):
             for index, param in enumerate(group["params"]):
                 if param.requires_grad and param not in self._skipped:
                     params.append(param)

@@ -190,9 +190,9 @@ def scenario_buckets_lie_one_behind_the_other() -> None:
     model(inputs()).sum().backward()
     optimizer.step()
     reducer = optimizer._reducer
-    assert len(reducer._buckets) > 3
+    assert len(reducer.buckets.all) > 3
     end = 0
-    for bucket in reducer._buckets:
+    for bucket in reducer.buckets.all:
         assert bucket._places is not None
         for part in [*(place.memory for place in bucket._places.gradients), bucket._flags]:
             assert part.data_ptr() % gradient_memory.ALIGNMENT == 0

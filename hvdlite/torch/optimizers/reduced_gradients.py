@@ -1,4 +1,4 @@
-"""Reduced gradients to which no backward may add, because they could not be reduced again.
+"""The gradients of one reducer that are reduced, and those to which no backward may add then.
 
 A further backward adds to gradients that are there. An average of gradients that are the same on
 all ranks keeps them, but a sum multiplies them. A gradient that its owner alone has would be
@@ -16,17 +16,24 @@ from hvdlite import basics
 from hvdlite.errors import HvdliteError
 
 
-class ReducedOnce:
-    """Knows the gradients of one reducer that were reduced and that backward must not change."""
+class ReducedGradients:
+    """What is known of the gradients that one reducer has reduced.
+
+    Attributes:
+        current: whether gradients are reduced, none was computed since, and no step has used them.
+        refusal: why no backward may follow while they are; None if it may.
+    """
 
     def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
         """Begin without gradients; `names` are those of the parameters, and may grow."""
+        self.current = False
+        self.refusal: str | None = None
         self._names = names
         self._reduced: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
         self._owned = False  # whether other ranks lack them
 
-    def note(self, params: Iterable[torch.Tensor], owned: bool) -> None:
-        """Note that gradients are reduced; `owned`: each is on the owner of its parameter only."""
+    def protect(self, params: Iterable[torch.Tensor], owned: bool) -> None:
+        """Let no backward add to them; `owned`: each is on the owner of its parameter only."""
         # Parameters that were frozen meanwhile may still have theirs.
         self._reduced = {param: one for param, one in self._reduced.items() if _is_grad(param, one)}
         grads = ((param, param.grad) for param in params)
@@ -34,11 +41,14 @@ class ReducedOnce:
         self._owned = owned
 
     def check(self, params: Iterable[torch.Tensor]) -> None:
-        """Refuse a backward through these parameters while such gradients are there.
+        """Refuse a backward through these parameters that must not follow.
 
         Raises:
-            HvdliteError: one of them is still its parameter's `grad`.
+            HvdliteError: a gradient that is protected is still its parameter's `grad`, or there is
+                a `refusal`.
         """
+        if self.current and self.refusal is not None:
+            raise HvdliteError(self.refusal)
         for param in params:
             if param not in self._reduced or not _is_grad(param, self._reduced[param]):
                 continue
@@ -58,12 +68,14 @@ class ReducedOnce:
             )
 
     def use(self) -> None:
-        """Forget gradients that the optimizer has used, unless other ranks lack them."""
+        """Note that the optimizer has used them; those that other ranks lack stay protected."""
+        self.current = False
         if not self._owned:
-            self.forget()
+            self._reduced = {}
 
     def forget(self) -> None:
         """Forget all of them: they are zeroed."""
+        self.current = False
         self._reduced = {}
 
 

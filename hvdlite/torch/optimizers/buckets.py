@@ -1,0 +1,237 @@
+"""The buckets of one reducer: submits them with what travels beside them, and waits for all.
+
+The reducer decides when. Beside the gradients of a cycle travel the checksums of the replica check,
+and in an elastic job the commit of the step's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hvdlite.errors import HvdliteError
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.gradient_exchange import GradientExchange
+from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
+from hvdlite.torch.exchange.settings import Settings
+from hvdlite.torch.optimizers.exchange_choice import choose_exchange
+from hvdlite.torch.optimizers.replicas import ReplicaCheck
+from hvdlite.torch.optimizers.transaction import StepTransaction
+from hvdlite.torch.optimizers.watched import WatchedParameters
+
+
+class GradientObserver(Protocol):
+    """Looks at gradients, as `hvdlite.torch.noise_scale` does.
+
+    It is called in the thread of backward or of `step`, and must not wait for other ranks.
+    """
+
+    def sends(self, params: Sequence[torch.Tensor]) -> None:
+        """Look at gradients of this rank, before they are reduced.
+
+        Raises:
+            HvdliteError: they are not sent.
+        """
+
+    def received(self, params: Sequence[torch.Tensor]) -> None:
+        """Look at the gradients of a cycle after they were reduced."""
+
+    def forget(self) -> None:
+        """Forget the gradients of the cycle under way, which is over."""
+
+
+@dataclass
+class Weighing:
+    """How this rank's gradients count in the cycle under way, or did in the last one."""
+
+    weight: float | None = None
+    scale: float = 1.0  # by which this rank multiplies its gradients
+    chosen: bool = False  # for the cycle under way, or for the next one
+
+
+class Buckets:
+    """The buckets of one reducer. Used by the threads that use the reducer, one at a time.
+
+    Attributes:
+        name: the prefix of the names of all operations.
+        exchange: how the gradients travel.
+        weighing: how this rank's gradients count.
+        observer: who looks at the gradients.
+        steps: the number of steps since all ranks began to count.
+        all: the buckets, in the order in which backward completes them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        watched: WatchedParameters,
+        replicas: ReplicaCheck,
+        failed: Callable[[GradientBucket, HvdliteError], None],
+    ) -> None:
+        """Make none yet.
+
+        Args:
+            name: the prefix of the names of all operations; unique on this rank.
+            settings: how gradients are reduced.
+            watched: the parameters of the buckets.
+            replicas: compares the parameters of the ranks.
+            failed: called with the error of a bucket that could not advance.
+        """
+        self.name = name
+        self.exchange: GradientExchange = choose_exchange(name, settings, failed)
+        self.weighing = Weighing()
+        self.observer: GradientObserver | None = None
+        self.steps = 0
+        self.all: Sequence[GradientBucket] = ()
+        self._by_param: dict[torch.Tensor, GradientBucket] = {}
+        self._settings = settings
+        self._watched = watched
+        self._replicas = replicas
+        self._transaction = StepTransaction(name, settings.reduction.process_set)
+        self._takes_part = False
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is a member of the process set.
+
+        In an elastic job that may change at a boundary. Of a process set that has ended it is the
+        last answer: members then get the error of its operations rather than their own gradients.
+        """
+        included = self._settings.reduction.process_set.included()
+        if included is not None:
+            self._takes_part = included
+        return self._takes_part
+
+    def make(self) -> None:
+        """Make the buckets of the parameters that are watched now."""
+        self.all = self.exchange.make_buckets(self._watched.params, self._watched.names)
+        self._by_param = {param: bucket for bucket in self.all for param in bucket.params}
+
+    def of(self, param: torch.Tensor) -> GradientBucket | None:
+        """Return the bucket of a parameter; None if it no longer belongs to the optimizer."""
+        return self._by_param.get(param)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether gradients are being reduced right now."""
+        return any(bucket.submitted for bucket in self.all)
+
+    @property
+    def reduction(self) -> Reduction:
+        """How the gradients of this cycle are combined; between cycles, those of the last one."""
+        return self._settings.reduction._replace(weight=self.weighing.weight)
+
+    @property
+    def _counts(self) -> bool:
+        return self.weighing.weight != 0
+
+    def begin(self) -> None:
+        """Begin a cycle."""
+        self.exchange.begin()
+        self._transaction.begin()
+
+    def submit(self, bucket: GradientBucket, blocking: bool, fresh: bool) -> None:
+        """Submit one bucket.
+
+        Args:
+            bucket: which.
+            blocking: whether the caller will wait at once.
+            fresh: whether this rank has computed a gradient in the cycle.
+
+        Raises:
+            HvdliteError: it was not submitted.
+        """
+        weighing = self.weighing
+        if not weighing.chosen:
+            weight = self._settings.weight
+            weight = weight() if callable(weight) else weight
+            weighing.weight, weighing.scale = None if weight is None else float(weight), 1.0
+            weighing.chosen = True
+        bucket.scale(weighing.scale)
+        if self.observer is not None:
+            self.observer.sends(bucket.params)
+        self._replicas.start(self._watched.params, self._watched.names)
+        reduction = self.reduction._replace(transaction=self._transaction.name)
+        reduction = self.exchange.reduction(reduction, fresh)
+        bucket.submit(reduction, blocking, self.steps if self.exchange.of_one_step else 0)
+
+    def advance(self) -> None:
+        """Submit what depends on what is in flight, after all buckets were submitted."""
+        self.exchange.advance()
+
+    def end_transaction(self) -> None:
+        """Submit the commit of the step once nothing else will be submitted in it."""
+        if self.all and not self.exchange.leads:
+            self._transaction.end()
+
+    def wait(
+        self, failure: HvdliteError | None, dropped: bool
+    ) -> tuple[HvdliteError | None, str | None]:
+        """Wait for all that was submitted.
+
+        Args:
+            failure: the first error of the cycle so far.
+            dropped: whether the gradients are not used.
+
+        Returns:
+            The first error, and what the replica check has to warn of.
+        """
+        differing = None
+        for bucket in self.all:
+            if bucket.submitted:
+                try:
+                    bucket.finish(self._counts, dropped)
+                except HvdliteError as error:
+                    explained = self.explain(bucket, error)
+                    failure = failure or explained
+        try:
+            differing = self._replicas.finish()
+        except HvdliteError as error:
+            failure = failure or error
+        ended = self._transaction.finish(dropped or failure is not None)
+        failure = failure or ended
+        used = failure is None and not dropped
+        self.exchange.finish(used, counts=self._counts)
+        if used and self.observer is not None:
+            self.observer.received(self._watched.params)
+        return failure, differing
+
+    def explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
+        """Say why buckets differ; all ranks take part, with another failure, too."""
+        if bucket is not self.all[0] or not differs(error):
+            return error
+        named = [one.named_parameters for one in self.all]
+        in_flight = [name for one in self.all for name in one.operations]
+        in_flight += self._replicas.operations
+        self._replicas.begin_anew()
+        # Form the buckets anew: their state is not the same on all ranks.
+        self._watched.forget_order()
+        process_set, compression = self._settings.reduction.process_set, self.exchange.compression
+        explained = explain(self.name, named, in_flight, process_set, error, compression)
+        self.exchange.abandon()
+        return explained
+
+    def meet(self) -> None:
+        """Take part in the other ranks' first bucket, if this rank trains nothing.
+
+        Raises:
+            MismatchError: other ranks train something.
+        """
+        if not self.all:
+            self._replicas.begin_anew()  # as the other ranks do if they train something
+            meet_without_parameters(self.name, self._settings.reduction.process_set)
+
+    def reset(self) -> None:
+        """Forget the cycle under way, which is over."""
+        for bucket in self.all:
+            bucket.reset()
+        self._replicas.forget()
+        self._transaction.drop()
+        if self.observer is not None:
+            self.observer.forget()
+        self.weighing.chosen = False
