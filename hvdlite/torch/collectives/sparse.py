@@ -203,9 +203,12 @@ class SparseWays:
     had. The mask is needed because a row of zeros still counts as a row for an optimizer.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    def __init__(
+        self, params: Sequence[torch.Tensor], names: Sequence[str], never_sparse: bool = False
+    ) -> None:
         self._params = params
         self._names = names
+        self._never_sparse = never_sparse  # sparse gradients become dense for good
         self._restarts = operation_names.restarts()
         self.by_rows: set[int] = set()  # positions of gradients that travel as rows next
         self.with_mask: set[int] = set()  # positions of those that travel dense with a mask
@@ -223,6 +226,11 @@ class SparseWays:
             self.by_rows = set()
             self.with_mask = set()
             self.dense_for_good = False
+
+    @property
+    def as_dense(self) -> bool:
+        """Whether a sparse gradient becomes dense, and stays so."""
+        return self._never_sparse or self.dense_for_good
 
     def rows_of(self, position: int) -> torch.Tensor:
         """Return this rank's gradient as a sparse tensor, an empty one if it has none."""

@@ -35,10 +35,8 @@ class GradientBucket(abc.ABC):
             names: the names of the parameters.
         """
         self.params = list(params)
-        self.missing = len(self.params)  # number of gradients that are not ready; the owner counts
         self._name = name
         self._names = list(names)
-        self._step = 0
 
     @property
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:

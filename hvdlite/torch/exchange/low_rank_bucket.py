@@ -15,7 +15,8 @@ import torch
 from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import spec
-from hvdlite.torch.exchange.bucket import Bucket, InFlight
+from hvdlite.torch.exchange.bucket import Bucket
+from hvdlite.torch.exchange.in_flight import InFlight, Sent
 from hvdlite.torch.exchange.layout import layout_spec
 from hvdlite.torch.exchange.low_rank import LowRank
 
@@ -57,32 +58,32 @@ class LowRankBucket(Bucket):
         self._compressed = self.low_rank.begin(step)
         super().submit(reduction, blocking, step)
 
-    def _read_plain(self) -> Any:
+    def _read_plain(self, sent: Sent) -> Any:
         """Read no gradients in one call, because each may be compressed."""
         return None
 
-    def _leave(self, position: int, by_rows: set[int]) -> InFlight:
-        if position in by_rows or position not in self._compressed:
-            return super()._leave(position, by_rows)
+    def _leave(self, sent: Sent, position: int) -> InFlight:
+        if position in self._ways.by_rows or position not in self._compressed:
+            return super()._leave(sent, position)
         flight = self._own(position, as_dense=True)
         self.low_rank.take(position, flight.wire)
         return flight
 
-    def _start(self, reduction: Reduction, blocking: bool) -> None:
+    def _start(self, sent: Sent, blocking: bool) -> None:
         """Submit the left factors if there are some.
 
         They are handed out at once, also in an elastic job: should a rank die before the right
         ones arrive, then these factors suit the gradients of the others as well.
         """
         if not self._compressed:
-            super()._start(reduction, blocking)
+            super()._start(sent, blocking)
             return
         lefts = self.low_rank.lefts()
         specs = [spec(self._labels[i], left, left) for i, left in lefts.items()]
         if self._layout is not None:
             first = next(iter(lefts.values()))
             specs.insert(0, layout_spec(f"{self._name}.layout", self._layout, first))
-        reduction, keep = reduction._replace(transaction=""), list(lefts.values())
+        reduction, keep = sent.reduction._replace(transaction=""), list(lefts.values())
         self._leading = start_allreduce(self._name, specs, reduction, keep, blocking)
 
     def advance(self) -> None:
@@ -91,16 +92,16 @@ class LowRankBucket(Bucket):
         Raises:
             HvdliteError: the reduction failed, and nothing is in flight.
         """
-        leading, self._leading, reduction = self._leading, None, self._reduction
+        leading, self._leading, sent = self._leading, None, self._sent
         if leading is None:
             return
-        assert reduction is not None
+        assert sent is not None
         leading.wait()
         with torch.no_grad():
             for position, (wire, target) in self.low_rank.turn().items():
-                flight = self._flights[position]
+                flight = sent.flights[position]
                 flight.wire, flight.target = wire, target
-        self._send(f"{self._name}.right", None, reduction, blocking=False)
+        self._send(sent, f"{self._name}.right", None, blocking=False)
 
     def abandon(self) -> None:
         """Wait for the left factors, without using them."""
@@ -109,17 +110,19 @@ class LowRankBucket(Bucket):
             with contextlib.suppress(HvdliteError):
                 leading.wait()
 
-    def _further_flags(self) -> list[float]:
+    def _flags_of_rank(self) -> list[float]:
         """Return whether this rank has ever compressed."""
         return [float(self.low_rank.schedule.begun)]
 
-    def _read_further_flags(self, means: list[float]) -> None:
+    def _read_flags_of_ranks(self, means: list[float]) -> None:
         self.low_rank.schedule.agree(means[0])
 
-    def _arrive(self, position: int, flight: InFlight, mask: torch.Tensor | None) -> None:
+    def _arrive(
+        self, sent: Sent, position: int, flight: InFlight, mask: torch.Tensor | None
+    ) -> None:
         """Make a compressed gradient of its two factors, in the memory that `grad` has."""
         if position not in self._compressed:
-            super()._arrive(position, flight, mask)
+            super()._arrive(sent, position, flight, mask)
             self.low_rank.saw(position, dense=mask is None)
             return
         target = flight.gradient if flight.place is None else flight.place.view

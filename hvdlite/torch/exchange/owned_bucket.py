@@ -82,6 +82,7 @@ class OwnedBucket(GradientBucket):
         self._flagged = self._flat(flags_dtype(first.dtype), first.device)
         self._flagged.has_flags = True
         self._handle: Submission | None = None
+        self._step = 0
         self._strides: dict[int, tuple[int, ...]] = {}  # of the own gradients, where unusual
         self._like: list[torch.Tensor] = []  # without elements, of the kinds of what was sent
         self._results: list[torch.Tensor] | None = None
@@ -227,4 +228,3 @@ class OwnedBucket(GradientBucket):
         self._results = None
         if self in self._waiting:
             self._waiting.remove(self)
-        self.missing = len(self.params)

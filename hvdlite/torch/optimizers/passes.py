@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hvdlite.errors import HvdliteError, UnreducedGradientsWarning
+from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Cycle:
     paused: set[int] = field(default_factory=set)  # numbers of backwards that only accumulate
     backwards: int = 0  # that have ended, paused ones not counted
     seen_in: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter, the last of them
+    ready: dict[GradientBucket, int] = field(default_factory=dict)  # gradients that are, by bucket
     failure: HvdliteError | None = None  # of the first submission that failed
 
     def count(self, param: torch.Tensor, paused: bool) -> tuple[int, bool]:
@@ -30,6 +32,11 @@ class Cycle:
         if not paused:
             self.seen_in[param] = self.backwards
         return self.passes.get(param, 0) + (not paused and not again), again
+
+    def completes(self, bucket: GradientBucket) -> bool:
+        """Count one more gradient of a bucket that is ready, and return whether it was the last."""
+        ready = self.ready[bucket] = self.ready.get(bucket, 0) + 1
+        return ready == len(bucket.params)
 
 
 def refuse_pass(name: str, passes: int, in_backward: bool) -> None:

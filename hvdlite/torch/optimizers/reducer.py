@@ -216,10 +216,9 @@ class GradientReducer:
         if again:
             return
         self._cycle.passes[param] = passes
-        if passes == self.settings.passes:
-            bucket.missing -= 1
-            if bucket.missing == 0 and self._sends_early:
-                self._submit(bucket, blocking=False)
+        full = passes == self.settings.passes and self._cycle.completes(bucket)
+        if full and self._sends_early:
+            self._submit(bucket, blocking=False)
 
     def _on_backward_end(self) -> None:
         """End the cycle with its last backward, in the thread of that backward.

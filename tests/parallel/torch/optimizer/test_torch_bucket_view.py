@@ -194,7 +194,7 @@ def scenario_buckets_lie_one_behind_the_other() -> None:
     end = 0
     for bucket in reducer.buckets.all:
         assert bucket._places is not None
-        for part in [*(place.memory for place in bucket._places.gradients), bucket._flags]:
+        for part in [*(place.memory for place in bucket._places.gradients), bucket._flags.tensor]:
             assert part.data_ptr() % gradient_memory.ALIGNMENT == 0
             assert end == 0 or 0 <= part.data_ptr() - end < gradient_memory.ALIGNMENT
             end = part.data_ptr() + part.nbytes

@@ -1,0 +1,110 @@
+"""The flags that travel with the gradients of a bucket: what each rank has to say of its own.
+
+A vector has, for each parameter: whether the rank had a gradient, the number of rows if it was
+sparse and travels dense, whether it was, and its sparse dimensions. Then come flags of the rank as
+a whole, the number of its step, and a one: all ranks learn from the reduced ones how many counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from hvdlite.torch.collectives.sparse import SparseWays, is_sparse
+from hvdlite.torch.exchange.device_steps import DeviceSteps
+from hvdlite.torch.exchange.gradient_bucket import STEPS
+from hvdlite.torch.exchange.gradient_memory import COMMON_FLAGS, FLAGS, flags_dtype
+from hvdlite.torch.exchange.in_flight import Sent
+
+
+class Told(NamedTuple):
+    """What the reduced flags say.
+
+    Attributes:
+        present: by position, whether some rank had a gradient.
+        rows: by position, the rows of sparse gradients that travelled dense, of all ranks together.
+        of_ranks: the means of the flags of the ranks as a whole; None if they are not known.
+        steps: this rank's step, and the flags that `GradientBucket._check_step` looks at; None if
+            they are not known yet.
+    """
+
+    present: list[bool]
+    rows: list[float]
+    of_ranks: list[float] | None
+    steps: tuple[int, list[float]] | None
+
+
+class BucketFlags:
+    """The flags of one bucket, cycle after cycle. Not thread-safe.
+
+    Attributes:
+        tensor: the flags, in memory of their own or in the gradient memory.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], ways: SparseWays) -> None:
+        """Make them for the parameters of a bucket, whose sparse gradients travel in these ways."""
+        self.tensor = torch.empty(0, device="cpu")
+        self._params = params
+        self._ways = ways
+        self._device_steps: DeviceSteps | None = None  # of flags that are not waited for
+
+    def write(self, sent: Sent, of_rank: Sequence[float]) -> None:
+        """Write this rank's flags.
+
+        Args:
+            sent: what is about to be submitted.
+            of_rank: flags of this rank as a whole.
+        """
+        count, flights = len(self._params), sent.flights
+        step = 1.0 + sent.step % STEPS
+        size = FLAGS * count + len(of_rank) + COMMON_FLAGS
+        as_params = sent.plain is not None or is_sparse(flights[0].wire)
+        dtype = flags_dtype((self._params[0] if as_params else flights[0].wire).dtype)
+        flags, device = self.tensor, self._params[0].device
+        if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
+            flags = self.tensor = torch.empty(size, dtype=dtype, device=device)
+        if all(flight.present and not flight.rows for flight in flights):
+            flags.fill_(1)  # `flags[i] = 1` would make the host wait for a GPU.
+            flags[count:-2].zero_()
+            flags[-2:-1].fill_(step)
+            for place, value in enumerate(of_rank, FLAGS * count):
+                flags[place : place + 1].fill_(value)
+        else:
+            values: list[float] = [flight.present for flight in flights]
+            values += [flight.rows for flight in flights]
+            values += [flight.rows > 0 for flight in flights]
+            values += [self._ways.dimensions_of(flight.gradient) for flight in flights]
+            values += [*of_rank, step, 1.0]
+            written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
+            flags.copy_(written, non_blocking=True)
+
+    def read(self, sent: Sent, counts: bool, factor: int) -> Told:
+        """Read the reduced flags.
+
+        Args:
+            sent: what has arrived.
+            counts: whether this rank's gradients count (its weight is not zero).
+            factor: what makes of a reduced number the sum over the ranks.
+        """
+        size, ways = len(self._params), self._ways
+        if ways.dense_for_good and counts and all(flight.present for flight in sent.flights):
+            self._device_steps = self._device_steps or DeviceSteps()
+            steps = self._device_steps.look(self.tensor, sent.step)
+            return Told([True] * size, [0.0] * size, None, steps)
+        self._device_steps = None
+        *flags, step, ones = self.tensor.tolist()
+        of_ranks, known = flags[FLAGS * size :], (sent.step, [step, ones])
+        present = [flag > 0 for flag in flags[:size]]
+        if ways.dense_for_good:
+            return Told(present, [0.0] * size, of_ranks, known)
+        rows = [flag * factor for flag in flags[size : 2 * size]]
+        for i, (sparse, dimensions) in enumerate(
+            zip(flags[2 * size : 3 * size], flags[3 * size : FLAGS * size], strict=True)
+        ):
+            if sparse > 0:
+                ways.agree(i, dimensions / sparse)
+        any_rows = any(rows) or sent.rows is not None
+        ways.dense_for_good = self.tensor.is_cuda and all(present) and not any_rows
+        return Told(present, rows, of_ranks, known)
