@@ -124,6 +124,7 @@ class World:
         env: Environment = None,
         hosts: Sequence[int] | None = None,
         command: Sequence[str] | None = None,
+        preload: Sequence[str] | None = None,
     ) -> None:
         """Start the ranks.
 
@@ -135,12 +136,14 @@ class World:
             env: variables for all ranks, or a function from a rank to its variables.
             hosts: by rank, the index of the host that it acts as (HVDLITE_HOST_ID).
             command: a prefix of each rank's command, such as ["ip", "netns", "exec", "a"].
+            preload: the modules with which ranks start, instead of PRELOAD of the test file.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="hvdlite world ")
         self._path = Path(self._folder.name)
         self._shm_before = shm_entries()
         self._timeout = timeout
-        self._preload = () if isinstance(body, str) else body.__globals__.get("PRELOAD", ())
+        of_file = () if isinstance(body, str) else body.__globals__.get("PRELOAD", ())
+        self._preload = of_file if preload is None else preload
         self._workers: list[Rank] = []
         self._ended_at: dict[int, float] = {}
         self._left: list[str] = []
@@ -368,6 +371,7 @@ def run_world(
     args: Sequence[Any] = (),
     hosts: Sequence[int] | None = None,
     expect_failure: bool = False,
+    preload: Sequence[str] | None = None,
 ) -> list[RankResult]:
     """Run `body(*arguments, *args)` on `n` ranks and return their results; see `World`.
 
@@ -375,5 +379,6 @@ def run_world(
         AssertionError: the world hung or left something behind, or a rank failed without
             `expect_failure`.
     """
-    with World(n, body, *arguments, *args, timeout=timeout, env=env, hosts=hosts) as world:
+    how: dict[str, Any] = {"timeout": timeout, "env": env, "hosts": hosts, "preload": preload}
+    with World(n, body, *arguments, *args, **how) as world:
         return world.wait(expect_failure)

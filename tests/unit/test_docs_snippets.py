@@ -6,12 +6,17 @@ HTML comment on the line before a fence changes that:
     <!-- snippet: compile-only -->    only compiled (python) or parsed (bash -n)
     <!-- snippet: file train.py -->   saved under that name, for a later bash snippet to start
     <!-- snippet: continues -->       run after the code of the python snippets before it
+
+The first bash and the first python snippet of a page start as the reader would start them, and so
+does every command with options or a pipe. Importing a framework takes most of the time of the other
+programs: they are forked from a process that has done so (see `forkserver`).
 """
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness import run_world
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,6 +39,10 @@ MISNAMED = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python", "p
 SECONDS = 240
 # The pages that `make test` runs. The others start dozens of programs that import a framework.
 MAIN = ("README.md", "docs/quickstart.md")
+# What an adapter's programs are forked with.
+PRELOAD_OF = {"torch": "torch._dynamo", "tensorflow": "tensorflow", "keras": "tensorflow"}
+# The last command of a snippet, if it starts a program of the page without more ado.
+LAST = re.compile(r"^hvdlite-run -np (\d) python ([\w.-]+)( +#.*)?\n\Z", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,7 @@ class PageRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.program = ""  # the python text so far, for `continues`
+        self.started: set[str] = set()  # languages of which a snippet has run as a reader's does
         self.environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -75,9 +87,10 @@ class PageRun:
 
     def do(self, snippet: Snippet) -> None:
         if snippet.language == "bash":
-            option = "-n" if snippet.mark == "compile-only" else "-euo"
-            arguments = ["pipefail", "-c"] if option == "-euo" else ["-c"]
-            self._start(["bash", option, *arguments, snippet.text])
+            if snippet.mark == "compile-only":
+                self._start(["bash", "-n", "-c", snippet.text])
+            else:
+                self._run_commands(snippet.text)
             return
         compile(snippet.text, f"<line {snippet.line}>", "exec")
         if snippet.mark.startswith("file "):
@@ -87,7 +100,30 @@ class PageRun:
             self.program = before + snippet.text
             script = self.folder / f"snippet_line_{snippet.line}.py"
             script.write_text(self.program)
-            self._start([sys.executable, str(script)])
+            if not self._forks("python", script, 1):
+                self._start([sys.executable, str(script)])
+
+    def _run_commands(self, text: str) -> None:
+        command = ["bash", "-euo", "pipefail", "-c"]
+        last = LAST.search(text)
+        if last is None:
+            self._start([*command, text])
+            return
+        if before := text[: last.start()]:
+            self.started.add("bash")
+            self._start([*command, before])
+        if not self._forks("bash", self.folder / last[2], int(last[1])):
+            self._start([*command, last[0]])
+
+    def _forks(self, language: str, script: Path, ranks: int) -> bool:
+        """Run a program in forked ranks, unless it is the first of the page or needs a launcher."""
+        adapter = re.search(r"\bhvdlite\.(torch|tensorflow|keras)\b", script.read_text())
+        if adapter is None or language not in self.started:
+            self.started.add(language)
+            return False
+        preload = (PRELOAD_OF[adapter[1]],)
+        run_world(ranks, run_script, str(script), timeout=SECONDS, preload=preload)
+        return True
 
     def _start(self, command: list[str]) -> None:
         result = subprocess.run(
@@ -102,6 +138,14 @@ class PageRun:
         )
         if result.returncode:
             raise AssertionError(f"exit {result.returncode}\n{result.stdout}\n{result.stderr}")
+
+
+def run_script(path: str) -> None:
+    """Run a program as Python would; this is a rank."""
+    os.chdir(Path(path).parent)
+    sys.path.insert(0, str(Path(path).parent))
+    sys.argv = [path]
+    runpy.run_path(path, run_name="__main__")
 
 
 def run_page(text: str, folder: Path) -> int:

@@ -7,6 +7,7 @@ run_world(2, body, environment=fake_gpu.environment(folder, devices=2))
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import hashlib
 import os
 import shutil
@@ -48,18 +49,17 @@ def environment(folder: Path, devices: int = 1, **options: str | int) -> dict[st
 
 
 def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Let `make` fill a folder that appears only when it is complete."""
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            make(unfinished)
-            unfinished.rename(folder)
-        except OSError:
-            if not folder.exists():  # Another process may have been first.
-                raise
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    """Let `make` fill a folder that appears only when it is complete; other processes wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+            try:
+                make(unfinished)
+                unfinished.rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 

@@ -1,19 +1,27 @@
-"""The benchmarks run and print their rows; no test checks their figures."""
+"""The benchmarks run and print their rows; no test checks their figures.
+
+Importing torch takes most of the time of such a run. So only some start as a user starts them; of
+the others, whose ranks `workers.run_ranks` starts, the driver and the ranks are forked.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import base_environment
+from harness import base_environment, run_world
 
+PRELOAD = ("torch._dynamo",)
 pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -32,6 +40,40 @@ def rows_of(script: str, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+def run_script(script: str, *arguments: str) -> None:
+    """Run a benchmark as Python would; this is a rank."""
+    sys.modules.pop("sklearn", None)  # `worker_main` hides it.
+    sys.argv = [str(BENCHMARKS / script), *arguments]
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    assert not end.value.code
+
+
+def ranks_asked_for(script: str, *arguments: str) -> tuple[int, list[str]]:
+    """Run a benchmark's driver; return how many ranks it starts, and with which arguments."""
+    asked: list[tuple[int, list[str]]] = []
+    sys.path.insert(0, str(BENCHMARKS))
+    workers: Any = importlib.import_module("workers")
+    workers.run_ranks = lambda _, ranks, output, passed_on: asked.append((ranks, passed_on))
+    run_script(script, *arguments)
+    return asked[0]
+
+
+def be_rank(script: str, store: str, arguments: list[str]) -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    run_script(script, "--worker", "--store", store, *arguments)
+
+
+def forked_rows_of(script: str, *arguments: str) -> list[dict[str, Any]]:
+    """Do what `rows_of` does, but fork the driver and the ranks."""
+    (driver,) = run_world(1, ranks_asked_for, script, "--quick", *arguments)
+    ranks, passed_on = driver.value
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"GLOO_SOCKET_IFNAME": "lo"}
+        results = run_world(ranks, be_rank, script, f"{folder}/store", passed_on, env=env)
+    return [json.loads(line) for line in results[0].stdout.splitlines()]
+
+
 @pytest.fixture(scope="module")
 def allreduce_rows() -> list[dict[str, Any]]:
     return rows_of("allreduce.py", "--np", "2", "--fp16")
@@ -39,7 +81,7 @@ def allreduce_rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def step_rows() -> list[dict[str, Any]]:
-    return rows_of("step.py", "--np", "2")
+    return forked_rows_of("step.py", "--np", "2")
 
 
 def test_allreduce_prints_a_row_per_size(allreduce_rows: list[dict[str, Any]]) -> None:
@@ -58,7 +100,7 @@ def test_parameter_server_prints_its_throughput() -> None:
 
 
 def test_latency_prints_a_row_per_size_and_pause_and_one_per_way() -> None:
-    printed = rows_of("latency.py", "--np", "2")
+    printed = forked_rows_of("latency.py", "--np", "2")
     rows = [row for row in printed if row["benchmark"] == "latency"]
     single = [(row["bytes"], row["pause_ms"]) for row in rows if row["tensors"] == 1]
     assert single == [(4, 0), (4, 0.5), (4096, 0), (4096, 0.5)]
@@ -85,7 +127,7 @@ def test_peers_prints_rows_of_libraries_that_take_turns() -> None:
 
 
 def test_transfers_print_a_row_per_size() -> None:
-    rows = rows_of("transfers.py")
+    rows = forked_rows_of("transfers.py")
     assert [row["bytes"] for row in rows] == [1024, 65536]
     for row in rows:
         assert row["one_way_us"] > 0 and row["gloo_us"] > 0 and row["faster_than_gloo"] > 0
@@ -104,12 +146,12 @@ def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
 
 
 def test_replica_check_is_measured_beside_the_same_steps_without_it() -> None:
-    [row] = rows_of("step.py", "--np", "2", "--model", "transformer", "--check-replicas")
+    [row] = forked_rows_of("step.py", "--np", "2", "--model", "transformer", "--check-replicas")
     assert row["check_ms"] > 0 and row["watched_ratio"] > 0
 
 
 def test_modes_print_a_row_for_each_mode_and_delay() -> None:
-    rows = rows_of("modes.py", "--np", "2")
+    rows = forked_rows_of("modes.py", "--np", "2")
     delays = ("hiccup", "tail", "slow")
     named = [(row["delay"], row["mode"]) for row in rows]
     modes = ("dropcompute", "localsgd", "late")
@@ -132,7 +174,7 @@ def test_compression_prints_a_row_for_each_mode() -> None:
 
 
 def test_timeline_prints_a_row_per_kind_of_work() -> None:
-    rows = rows_of("timeline.py", "--np", "2")
+    rows = forked_rows_of("timeline.py", "--np", "2")
     assert [row["work"] for row in rows] == ["4 B", "200 x 4 KiB", "16 MiB"]
     for row in rows:
         for figure in ("off_us", "on_us", "off_again_us", "on_to_off", "noise"):
@@ -153,7 +195,7 @@ def test_live_prints_what_the_view_costs() -> None:
 
 
 def test_gpu_step_runs_without_a_gpu() -> None:
-    rows = rows_of("gpu_step.py", "--np", "1", "--device", "cpu", "--small")
+    rows = forked_rows_of("gpu_step.py", "--np", "1", "--device", "cpu", "--small")
     assert [row["model"] for row in rows] == ["resnet50", "transformer"]
     for row in rows:
         for contestant in ("bare", "hvdlite", "ddp", "views", "kept"):
@@ -179,7 +221,7 @@ def test_rows_are_drawn(
 
 
 def test_c10d_prints_rows_for_collectives_and_models() -> None:
-    rows = rows_of("c10d.py", "--np", "2", "--only", "all_reduce,reduce_scatter,ddp")
+    rows = forked_rows_of("c10d.py", "--np", "2", "--only", "all_reduce,reduce_scatter,ddp")
     assert [row.get("collective") or row["model"] for row in rows] == [
         *("all_reduce", "all_reduce", "reduce_scatter", "reduce_scatter", "ddp")
     ]

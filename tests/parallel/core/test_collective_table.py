@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from parallel.scenarios import Later, make_tests, run_all
 
+PRELOAD = ("torch",)
+
 torch: Any = Later("torch")
 hvd: Any = Later("hvdlite.torch")
 Array = NDArray[Any]

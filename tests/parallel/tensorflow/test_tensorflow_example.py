@@ -32,14 +32,12 @@ def losses_in(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
 
 
-def test_two_ranks_reach_the_accuracy() -> None:
-    output = run(2, epochs=15)
+def test_three_ranks_reach_the_accuracy_with_the_losses_of_one() -> None:
+    output = run(3, epochs=15)
     accuracy = re.search(r"test accuracy ([\d.]+)%", output)
     assert accuracy and float(accuracy[1]) >= 97.0, output
-    assert re.search(r"[\d,]+ samples/s on 2 rank\(s\)$", output.strip()), output
-
-
-def test_same_losses_on_three_ranks_as_on_one() -> None:
-    alone, together = losses_in(run(1, epochs=2)), losses_in(run(3, epochs=2))
-    assert len(alone) == len(together) == 2
-    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) <= 2e-4
+    assert re.search(r"[\d,]+ samples/s on 3 rank\(s\)$", output.strip()), output
+    alone, together = losses_in(run(1, epochs=15)), losses_in(output)
+    assert len(alone) == len(together) == 15
+    differences = [abs(a - b) for a, b in zip(alone, together, strict=True)]
+    assert max(differences[:2]) <= 2e-4, differences

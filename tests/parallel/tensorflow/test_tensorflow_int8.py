@@ -18,6 +18,8 @@ from parallel.tensorflow.tensorflow_worlds import (
 )
 from references.int8_between_hosts import allreduce as reference
 
+PRELOAD = ("tensorflow",)
+
 pytestmark = pytest.mark.long
 
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -381,4 +381,5 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_table = make_tests(body, sizes(2, 3, 4), env=ENVIRONMENT)
+# The set of all ranks but one runs every case among two.
+test_table = make_tests(body, sizes(3), env=ENVIRONMENT)

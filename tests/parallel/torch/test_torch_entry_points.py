@@ -13,6 +13,8 @@ import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import raises
 
+PRELOAD = ("torch._dynamo",)
+
 
 def scenario_buffers_are_averaged() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4).double())

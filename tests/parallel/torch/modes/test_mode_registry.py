@@ -18,6 +18,8 @@ from hvdlite.errors.codes import find_code
 from hvdlite.modes import REFUSED_IN_A_STEP, Mode, check_together, refusal, with_wholes
 from parallel.scenarios import make_tests, run_all, sizes
 
+PRELOAD = ("torch._dynamo",)
+
 OWN = "the process set of this rank alone"
 ARGUMENTS: dict[Mode, dict[str, Any]] = {
     Mode.SUM: {"op": hvd.Sum},

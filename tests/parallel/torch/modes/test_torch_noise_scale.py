@@ -14,6 +14,8 @@ from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import make, make_model
 from references.noise_scale import noise_scale
 
+PRELOAD = ("torch._dynamo",)
+
 pytestmark = pytest.mark.long
 
 

@@ -17,6 +17,8 @@ from parallel.scenarios import make_tests, run_all, tensors_sent_by
 from parallel.torch.modes.test_torch_replica_watch import check_error, flip, steps
 from parallel.torch.small_models import backward, inputs, make, make_model
 
+PRELOAD = ("torch._dynamo",)
+
 pytestmark = pytest.mark.long
 
 EVERY = 5

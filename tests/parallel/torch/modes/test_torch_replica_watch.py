@@ -14,6 +14,8 @@ from hvdlite.torch.optimizers.replicas import word_sums
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import assert_same_everywhere, backward, make, make_model
 
+PRELOAD = ("torch._dynamo",)
+
 pytestmark = pytest.mark.long
 
 

@@ -13,6 +13,8 @@ import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import assert_same_everywhere, backward, inputs, make, raises
 
+PRELOAD = ("torch._dynamo",)
+
 pytestmark = pytest.mark.long
 
 TINY = 1e-6  # MiB: every parameter is a bucket

@@ -16,6 +16,8 @@ from hvdlite.torch.optimizers.replicas import checksums
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
 
+PRELOAD = ("torch._dynamo",)
+
 TINY = 1e-6  # MiB: every parameter is a bucket
 WAYS: dict[str, dict[str, Any]] = {
     "in backward": {},
