@@ -203,44 +203,20 @@ class Terms:
 
 @final
 class LateTerms(Terms):
-    """Terms of an "average" of floating-point host tensors where ranks may be late."""
+    """Terms of an "average" of floating-point host tensors where ranks may be late.
+
+    All names of a step with one key share one decision. Every rank submits each name in each step.
+    """
 
     def __init__(
-        self,
-        key: str,
-        step: int,
-        quorum: int,
-        grace_us: int,
-        bound: int,
-        fold: bool,
-        skip: bool,
-    ) -> None:
-        """Make the terms, of which `step` and `skip` may differ from rank to rank.
-
-        Without a weight the operation then has that of 1; where this rank skips, 0.
-
-        Args:
-            key: all names of a step with the same key share one decision: who is in. Every rank
-                submits every name once for each step.
-            step: the number of the step.
-            quorum: so many ranks suffice.
-            grace_us: then the others have so many microseconds more.
-            bound: no rank is more steps than that behind.
-            fold: whether what is late is folded into a later step.
-            skip: whether this rank skips.
-        """
+        self, key: str, step: int, quorum: int, grace_us: int, bound: int, fold: bool, skip: bool
+    ) -> None: ...
 
 def waiting_results(engine: Engine, key: str) -> int:
     """Count the steps whose results all wait for this rank, which was late."""
 
 def attendance(engine: Engine, key: str) -> list[tuple[int, int, int, int]]:
-    """Tell how often ranks were late with gradients of this key.
-
-    Returns:
-        By rank: the steps that it was late in; of these, those that it skipped; those whose
-        gradients it gave later; the most steps from a gradient to the collective it is in. Of
-        other ranks only the first number is known, and the rest is 0.
-    """
+    """List by rank: steps it was late in, those it skipped or gave later, the oldest one's age."""
 
 @final
 class Engine:
