@@ -221,7 +221,7 @@ TEST(coordinator_answers_only_what_is_complete_when_a_step_closes) {
 // Submits an all-reduce on these ranks, each a millisecond after the one before.
 void submit_late(Coordinator& coordinator, const std::vector<int>& ranks,
                  Coordinator::TimePoint at) {
-  const Request request = late_request("a", call_of(2, 40ms));
+  const Request request = late_request("a", call_of(2, 40ms, /*bound=*/4));
   for (const int rank : ranks) {
     at += 1ms;
     CHECK_OK(coordinator.submit(rank, request, at, {at, at, false}));
