@@ -145,10 +145,6 @@ class Handle:
         """What an average divides by, after completion (see HVDLITE_AVERAGE_OVER_JOINED)."""
 
     @property
-    def late(self) -> bool:
-        """Whether, after completion, the step was closed without this rank."""
-
-    @property
     def epoch(self) -> int:
         """The number of the world in which the result was made, after completion."""
 
@@ -201,6 +197,26 @@ class NativeWaits:
 
     def look(self) -> float | None:
         """Look, and tell the engine; return the seconds until the next look, None for none."""
+
+class Terms:
+    """Terms on which an operation does not wait for all ranks; see `LateTerms`."""
+
+@final
+class LateTerms(Terms):
+    """Terms of an "average" of floating-point host tensors where ranks may be late.
+
+    All names of a step with one key share one decision. Every rank submits each name in each step.
+    """
+
+    def __init__(
+        self, key: str, step: int, quorum: int, grace_us: int, bound: int, fold: bool, skip: bool
+    ) -> None: ...
+
+def waiting_results(engine: Engine, key: str) -> int:
+    """Count the steps whose results all wait for this rank, which was late."""
+
+def attendance(engine: Engine, key: str) -> list[tuple[int, int, int, int]]:
+    """List by rank: steps it was late in, those it skipped or gave later, the oldest one's age."""
 
 @final
 class Engine:
@@ -257,7 +273,7 @@ class Engine:
         blocking: bool = False,
         stream: int = 0,
         transaction: str = "",
-        late_terms: tuple[str, int, int, int, int, bool, bool] | None = None,
+        terms: Terms | None = None,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -271,11 +287,7 @@ class Engine:
                 woken, the waiting thread does the work itself.
             stream: with GPU tensors, the CUDA stream of their GPU on which they are ready.
             transaction: in an elastic job, hand the results out with `commit` of this name only.
-            late_terms: of an "average" of floating-point host tensors where ranks may be late: key,
-                step, quorum, grace in microseconds, bound, whether what is late is folded into a
-                later step, and whether this rank skips. All names of a step with the same key
-                share one decision: who is in. Every rank submits every name once for each step.
-                Without `weight` it is 1; where this rank skips, 0. The others are the same on all.
+            terms: those on which the operation does not wait for all ranks.
         """
 
     def allgather(
@@ -482,18 +494,6 @@ class Engine:
         Returns:
             "steps": how many; "step_seconds": their mean; "ranks": by rank, means of the seconds
             after the median, of those before backward, and of the steps in which it was the last.
-        """
-
-    def waiting_results(self, key: str) -> int:
-        """Count the steps whose results all wait for this rank, which was late."""
-
-    def attendance(self, key: str) -> list[tuple[int, int, int, int]]:
-        """Tell how often ranks were late with gradients of this key.
-
-        Returns:
-            By rank: the steps that it was late in; of these, those that it skipped; those whose
-            gradients it gave later; the most steps from a gradient to the collective it is in. Of
-            other ranks only the first number is known, and the rest is 0.
         """
 
     def tunables(self) -> dict[str, int]:

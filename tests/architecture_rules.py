@@ -30,11 +30,8 @@ CPP_LAYERS = (
     ("os",),
     ("trace", "transport", "wire", "kernels"),
     ("backend", "gpu/cuda", "negotiation"),
-    (
-        *("plane", "gpu/nccl", "entry"),
-        *("negotiation/late_gradients", "negotiation/step_clock", "negotiation/waits"),
-    ),
-    ("host", "gpu"),
+    ("plane", "gpu/nccl", "entry", "negotiation/step_clock", "negotiation/waits"),
+    ("host", "gpu", "negotiation/late_gradients"),
     ("execution",),
     ("engine",),
     ("api",),

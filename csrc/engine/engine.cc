@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "engine/features.h"
 #include "engine/lone_world.h"
 #include "engine/peer_world.h"
 #include "entry/entry_check.h"
@@ -14,6 +15,7 @@ thread_local bool has_waited = false;
 
 std::unique_ptr<World> make_world(EngineParts& parts, const PendingOperations* pending,
                                   Suspend suspend) {
+  add_features(parts);
   const auto settled = pending == nullptr ? std::nullopt : pending->settled();
   if (parts.fabric == nullptr)
     return std::make_unique<LoneWorld>(parts, settled, std::move(suspend));
@@ -87,13 +89,11 @@ Status Engine::check(Entry& entry) {
                                        " has lost a member in this elastic job, or was removed"));
   }
   HVDLITE_RETURN_IF_ERROR(check_entry(entry, group, rank()));
+  if (const RankExtension* const decider = parts_.extensions.decider_of(request)) {
+    HVDLITE_RETURN_IF_ERROR(decider->check(entry, *group, elastic()));
+  }
   if (entry.request.kind == Kind::kRemoveProcessSet) {
     HVDLITE_RETURN_IF_ERROR(name_removed_ranks(entry));
-  }
-  if (request.late_terms && pending_ != nullptr) {
-    return invalid_call(request,
-                        "an elastic job has no late gradients: what waits for a late rank would "
-                        "be lost with the world; train it without `late`");
   }
   entry.key = entry.request.key();
   if (entry.gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(entry));

@@ -133,11 +133,11 @@ class Engine {
   }
   // Nanoseconds from this host's monotonic clock to that of rank 0's host.
   std::int64_t clock_offset() const { return parts_.live.clock_offset; }
-  // Who was late with gradients of this key; how many steps of it wait whole for this rank.
-  std::vector<Attendance::Row> attendance(const std::string& key) const {
-    return parts_.attendance.rows(key);
+  // The optional feature of this class, for what it tells any thread; null where there is none.
+  template <typename Feature>
+  const Feature* find() const {
+    return parts_.extensions.find<Feature>();
   }
-  int waiting_results(const std::string& key) const { return parts_.attendance.waiting(key); }
   // The settings that this rank's collectives use now.
   Tunables tunables() const { return world_->tunables(); }
   // Those that a search for better ones has ended with, in this world or one before it.

@@ -4,9 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "negotiation/late_gradients/late_gradients.h"
-#include "negotiation/waits/deadlock.h"
-#include "negotiation/waits/stall_monitor.h"
+#include "engine/features.h"
 
 namespace hvdlite {
 namespace {
@@ -40,33 +38,28 @@ bool fits(const Response& response, const Request& request, std::size_t members)
 
 }  // namespace
 
-Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config,
-                       TensorQueue& queue, Counters& counters, LiveFigures& live,
-                       Attendance& attendance, const Timeline& timeline, bool elastic)
-    : rank_(fabric.topology.rank),
-      size_(fabric.topology.size),
+Negotiator::Negotiator(EngineParts& parts, bool elastic)
+    : rank_(parts.rank),
+      size_(parts.size),
       elastic_(elastic),
-      sets_(sets),
-      queue_(queue),
-      counters_(counters),
-      live_(live),
-      waiter_(*fabric.waiter),
-      patience_(config.collective_timeout),
-      control_(fabric),
-      cache_(cache_capacity(config)),
-      late_(rank_, queue, attendance),
-      answers_(config),
+      sets_(parts.sets),
+      queue_(parts.queue),
+      counters_(parts.counters),
+      live_(parts.live),
+      extensions_(parts.extensions),
+      waiter_(*parts.fabric->waiter),
+      patience_(parts.config.collective_timeout),
+      control_(*parts.fabric),
+      cache_(cache_capacity(parts.config)),
+      answers_(parts.config),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic);
-  coordinator_->add_set(*sets.get(0));
-  for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
-  coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
-  extensions_.push_back(std::make_unique<DeadlockWatch>(config.deadlock_grace, *coordinator_));
-  extensions_.push_back(std::make_unique<StallMonitor>(config, *coordinator_, live.stalls));
-  extensions_.push_back(std::make_unique<LateGradients>(*coordinator_));
-  for (const auto& extension : extensions_) coordinator_->add(*extension);
-  coordinator_->add(live.steps);
+  coordinator_ =
+      std::make_unique<Coordinator>(size_, cache_capacity(parts.config), &parts.timeline, elastic);
+  coordinator_->add_set(*sets_.get(0));
+  for (const GroupPtr& set : sets_.others()) coordinator_->add_set(*set);
+  coordinator_->skip_ids(static_cast<std::uint32_t>(sets_.highest()));
+  features_ = add_features(*coordinator_, parts);
 }
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
@@ -76,7 +69,8 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
     answers_.begin(LiveFigures::time_of(entries.front()->submitted_at));
   }
   for (const EntryPtr& entry : entries) {
-    if (!entry->request.late_terms || !late_.take(entry)) pending_[entry->key] = entry;
+    RankExtension* const decider = extensions_.decider_of(entry->request);
+    if (decider == nullptr || !decider->take(entry)) pending_[entry->key] = entry;
     const auto id = cache_.find(entry->key, entry->request);
     ++(id ? counters_.cache_hits : counters_.full_requests);
     if (coordinator_) {
@@ -227,9 +221,11 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     pending_.erase(found);
     reported_ = {};
   }
-  const bool late = std::binary_search(response.late.begin(), response.late.end(), rank_);
+  const std::vector<int>& out = response.left_out;
+  const bool left_out = std::binary_search(out.begin(), out.end(), rank_);
   if (response.form == Response::Form::kError) {
-    if (late && entry == nullptr) late_.answer_error(key, response.error);
+    RankExtension* const decider = left_out && entry == nullptr ? extensions_.decider() : nullptr;
+    if (decider != nullptr) decider->failed_without(key, response.error);
     if (entry != nullptr) accept_error(entry, response.error);
     return sticky ? response.error : Status();
   }
@@ -239,12 +235,14 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const std::vector<int>& absent = response.absent;
   const bool joined = std::binary_search(absent.begin(), absent.end(), rank_);
   if (joined && entry == nullptr) return Status();
-  if (late && request != nullptr && request->late_terms) {
-    Result<EntryPtr> proxy = late_.answer_late(*request, response.late, std::move(entry));
-    HVDLITE_RETURN_IF_ERROR(proxy.status());
-    entry = std::move(proxy.value());
-  } else if (entry != nullptr && entry->request.late_terms) {
-    late_.answer(*entry, response.late);
+  RankExtension* const decider = request == nullptr ? nullptr : extensions_.decider_of(*request);
+  if (decider != nullptr && left_out) {
+    Result<EntryPtr> other = decider->answered_without(*request, out, std::move(entry));
+    HVDLITE_RETURN_IF_ERROR(other.status());
+    entry = std::move(other.value());
+  } else if (entry != nullptr) {
+    RankExtension* const own = extensions_.decider_of(entry->request);
+    if (own != nullptr) own->answered(*entry, out);
   }
   if (entry == nullptr) {
     return Status(StatusCode::kInternal,
@@ -260,9 +258,9 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   }
   if (request->kind == Kind::kRemoveProcessSet) {
     cache_.forget(entry->removes);
-    late_.forget(entry->removes);
+    extensions_.forget(entry->removes);
   }
-  if (request->kind == Kind::kJoin) late_.clear();
+  if (request->kind == Kind::kJoin) extensions_.all_joined();
   round.entries.push_back({std::move(entry), response.first_dimensions, absent, response.generation,
                            response.set_id, response.last_joined});
   return Status();

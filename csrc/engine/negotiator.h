@@ -12,13 +12,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/config.h"
-#include "engine/late_results.h"
 #include "entry/entry.h"
-#include "execution/counters.h"
-#include "execution/live_figures.h"
-#include "execution/tensor_queue.h"
-#include "execution/timeline.h"
+#include "entry/rank_extension.h"
+#include "execution/parts.h"
 #include "negotiation/answer_watch.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
@@ -31,10 +27,8 @@ inline constexpr int kCoordinatorRank = 0;
 
 class Negotiator {
  public:
-  // All borrowed; the engine owns them and outlives this.
-  Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config, TensorQueue& queue,
-             Counters& counters, LiveFigures& live, Attendance& attendance,
-             const Timeline& timeline, bool elastic);
+  // Borrows the parts of the engine, which outlives this.
+  Negotiator(EngineParts& parts, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
   // All threads of this rank that could submit wait for these entries, and all that they have
@@ -123,16 +117,16 @@ class Negotiator {
   TensorQueue& queue_;
   Counters& counters_;
   LiveFigures& live_;
+  RankExtensions& extensions_;
   Waiter& waiter_;
   const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;
   ResponseCache cache_;
-  LateResults late_;
   AnswerWatch answers_;
   bool slept_ = false;  // since look_at_rank_0() was called last
 
-  std::unique_ptr<Coordinator> coordinator_;            // rank 0 only
-  std::vector<std::unique_ptr<Extension>> extensions_;  // of the coordinator
+  std::unique_ptr<Coordinator> coordinator_;          // rank 0 only
+  std::vector<std::unique_ptr<Extension>> features_;  // of the coordinator
   Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many

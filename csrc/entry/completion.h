@@ -91,10 +91,9 @@ class Completion {
   // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
   // the process set; of a reducescatter those of this rank, by tensor.
   std::vector<std::int64_t> first_dimensions;
-  int epoch = 0;         // elastic jobs: that of the world in which the result was made
-  int set_id = -1;       // kAddProcessSet: the id of the new set
-  int last_joined = -1;  // kJoin: the last rank to join
-  bool late = false;     // of late gradients: the result is that of the others (late_results.h)
+  int epoch = 0;                // elastic jobs: that of the world in which the result was made
+  int set_id = -1;              // kAddProcessSet: the id of the new set
+  int last_joined = -1;         // kJoin: the last rank to join
   std::vector<Output> outputs;  // by tensor
   // The status of a collective that went well, on this rank: an error where a result did not fit
   // the memory that the submitter gave. Written before finish(), which moves it.

@@ -39,6 +39,11 @@ struct KeptInput {
   bool valid() const { return data != nullptr || device.valid(); }
 };
 
+// What an optional feature keeps with an entry that is its (entry/rank_extension.h).
+struct Attachment {
+  virtual ~Attachment() = default;
+};
+
 struct Entry {
   Request request;
   std::string key;                  // request.key(), made once
@@ -49,15 +54,14 @@ struct Entry {
   std::vector<std::uint64_t> capacities;
   std::optional<GpuSource> gpu;   // where some tensor is on one
   double weight = 1.0;            // this rank's, for weighted averages
-  bool skips = false;             // of late gradients: the weight is 0, now and where it is late
   std::int64_t submitted_at = 0;  // trace_now() at the call
   // The same, or earlier: when the program had the first gradient that it has submitted with this.
   std::int64_t began_at = 0;
-  bool after_wait = false;           // as Arrival::after_wait
-  std::uint32_t removes = 0;         // a removal's process set; the engine adds its ranks
-  std::uint64_t order = UINT64_MAX;  // among the entries of its engine; the queue counts
-  std::vector<KeptInput> kept;       // by tensor; empty: none is kept
-  std::vector<std::unique_ptr<std::byte[]>> own_memory;  // of an entry that the engine made
+  bool after_wait = false;                 // as Arrival::after_wait
+  std::uint32_t removes = 0;               // a removal's process set; the engine adds its ranks
+  std::uint64_t order = UINT64_MAX;        // among the entries of its engine; the queue counts
+  std::vector<KeptInput> kept;             // by tensor; empty: none is kept
+  std::unique_ptr<Attachment> attachment;  // null: no feature has one
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 
   std::uint64_t capacity(std::size_t tensor) const {

@@ -53,14 +53,6 @@ EntryBuilder& EntryBuilder::weigh(std::optional<double> weight) {
   return *this;
 }
 
-EntryBuilder& EntryBuilder::late_terms(LateTerms call, bool skips) {
-  entry_->request.weighted = true;
-  entry_->request.late_terms = std::move(call);
-  entry_->skips = skips;
-  if (skips) entry_->weight = 0;
-  return *this;
-}
-
 EntryBuilder& EntryBuilder::tensor(TensorShape shape, const void* input, void* output, int gpu,
                                    CudaStream stream) {
   if (gpu != kHostMemory) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -40,9 +41,17 @@ class EntryBuilder {
     entry_->request.root = rank;
     return *this;
   }
-  // Of an average: gives its all-reduce a weight of 1, unless it has one. `skips`: it has 0 in any
-  // case.
-  EntryBuilder& late_terms(LateTerms call, bool skips);
+  // Gives an average a weight of 1, unless it has one.
+  EntryBuilder& weighted() {
+    entry_->request.weighted = true;
+    return *this;
+  }
+  // For the extension that decides about entries with terms.
+  EntryBuilder& terms(TermsPtr terms, std::unique_ptr<Attachment> attachment) {
+    entry_->request.terms = std::move(terms);
+    entry_->attachment = std::move(attachment);
+    return *this;
+  }
   // A send's two ranks. Its tensors count by their elements alone, whatever their shapes.
   EntryBuilder& ends(int source, int destination) {
     entry_->request.ranks = {source, destination};

@@ -193,40 +193,6 @@ Status check_send(const Request& request, const Group& group, int rank) {
   return Status();
 }
 
-// The local half of the checks of late gradients.
-Status check_late_terms(const Request& request, const Group& group) {
-  const LateTerms& terms = *request.late_terms;
-  if (request.kind != Kind::kAllreduce || !request.weighted) {
-    return invalid_call(request, "late gradients are of an allreduce by average");
-  }
-  for (const TensorShape& tensor : request.tensors) {
-    if (tensor.device == DeviceType::kGpu) {
-      return invalid_call(request,
-                          "late gradients are in host memory, because results wait there for "
-                          "ranks that are late; copy the gradients to the host");
-    }
-    if (!is_floating(tensor.dtype)) {
-      return invalid_call(request, described(request, tensor) +
-                                       " cannot be given late; late gradients "
-                                       "are real floating-point tensors");
-    }
-  }
-  if (terms.key.empty() || terms.key.size() > kMaxNameBytes) {
-    return invalid_call(request, "the key of late gradients has 1 to 512 bytes");
-  }
-  if (terms.quorum < 1 || terms.quorum > group.ranks.size()) {
-    return invalid_call(request, "the quorum of late gradients is a number of ranks from 1 to " +
-                                     std::to_string(group.ranks.size()) + ", not " +
-                                     std::to_string(terms.quorum));
-  }
-  if (terms.bound < 1 || terms.grace_us < 0 || terms.grace_us > kMaxGraceUs) {
-    return invalid_call(request,
-                        "late gradients have a bound of at least one step, and a grace from 0 "
-                        "to 2^40 microseconds");
-  }
-  return Status();
-}
-
 Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
   if (std::max(request.name.size(), request.transaction.size()) > kMaxNameBytes) {
@@ -251,7 +217,6 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
                                      " is not a member of " + describe(*group));
   }
   if (request.is_send()) HVDLITE_RETURN_IF_ERROR(check_send(request, *group, rank));
-  if (request.late_terms) HVDLITE_RETURN_IF_ERROR(check_late_terms(request, *group));
   if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
     return invalid_call(request, "prescale and postscale factors are finite numbers");
   }

@@ -10,7 +10,7 @@
 
 #include "backend/backend.h"
 #include "base/config.h"
-#include "execution/attendance.h"
+#include "entry/rank_extension.h"
 #include "execution/commit_book.h"
 #include "execution/counters.h"
 #include "execution/live_figures.h"
@@ -66,9 +66,9 @@ struct EngineParts {
   TensorQueue queue{timeline};
   // Elastic jobs with several ranks; shared with the pending operations.
   std::shared_ptr<CommitBook> commits;
-  Counters counters;                  // the runner counts up, any thread reads
-  Attendance attendance{rank, size};  // in late gradients
+  Counters counters;  // the runner counts up, any thread reads
   LiveFigures live;
+  RankExtensions extensions;  // last: they use the other parts
 };
 
 }  // namespace hvdlite

@@ -370,8 +370,9 @@ Status Coordinator::note_absent(PendingTable& table, const PendingTensor& pendin
                                 Response& response) {
   for (std::size_t i = 0; i < pending.submitted.size(); ++i) {
     const int rank = table.group.ranks[i];
-    const bool late = std::binary_search(response.late.begin(), response.late.end(), rank);
-    if (!pending.submitted[i] && !late) response.absent.push_back(rank);
+    const std::vector<int>& left_out = response.left_out;
+    const bool named = std::binary_search(left_out.begin(), left_out.end(), rank);
+    if (!pending.submitted[i] && !named) response.absent.push_back(rank);
   }
   if (response.absent != table.absent) {
     if (epochs_ >= kMaxEpoch) {
@@ -400,12 +401,12 @@ void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint 
     decider->complete(table, pending, response);
   }
   if (!pending.refusal.ok()) {
-    return respond_error(pending, std::move(pending.refusal), std::move(response.late));
+    return respond_error(pending, std::move(pending.refusal), std::move(response.left_out));
   }
   if (pending.request.changes_process_sets()) return respond_change(std::move(pending));
   // Who has joined is nothing to the two ranks of a send.
   Status noted = pending.request.is_send() ? Status() : note_absent(table, pending, response);
-  if (!noted.ok()) return respond_error(pending, std::move(noted), std::move(response.late));
+  if (!noted.ok()) return respond_error(pending, std::move(noted), std::move(response.left_out));
   if (observer_ != nullptr) observer_->answered(pending.number, Status());
   const std::string key = pending.request.key();
   if (!pending.arrivals.empty()) {
@@ -434,7 +435,8 @@ void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint 
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::respond_error(const PendingTensor& pending, Status error, std::vector<int> late) {
+void Coordinator::respond_error(const PendingTensor& pending, Status error,
+                                std::vector<int> left_out) {
   if (pending.request.changes_process_sets()) {
     for (auto& [id, table] : tables_) table.removing.clear();
   }
@@ -443,7 +445,7 @@ void Coordinator::respond_error(const PendingTensor& pending, Status error, std:
   response.form = Response::Form::kError;
   response.request = named(pending.request);
   response.error = std::move(error);
-  response.late = std::move(late);
+  response.left_out = std::move(left_out);
   responses_.push_back(std::move(response));
 }
 

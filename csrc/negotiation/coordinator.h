@@ -158,8 +158,8 @@ class Coordinator {
                               const Request& request);
   // Names the absent ranks in the response. kInternal when generations have run out.
   Status note_absent(PendingTable& table, const PendingTensor& pending, Response& response);
-  // `late`: members that have not submitted it, and get the error when they do.
-  void respond_error(const PendingTensor& pending, Status error, std::vector<int> late = {});
+  // `left_out`: members that have not submitted it, and get the error when they do.
+  void respond_error(const PendingTensor& pending, Status error, std::vector<int> left_out = {});
   // As above, where members are missing. The error does not go to them: a request of theirs may be
   // on its way, and opens a new pending tensor.
   void respond_error_to_submitters(const PendingTable& table, const PendingTensor& pending,

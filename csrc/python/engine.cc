@@ -57,23 +57,13 @@ EntryBuilder call_of(Kind kind, Name name, std::uint32_t process_set, const Tens
 
 // The parameters of the functions below are those of Python, see _core.pyi.
 
-// Key, step, quorum, grace in microseconds, bound, whether to fold, and whether to skip.
-using LateTermsTuple =
-    std::tuple<std::string, std::uint64_t, std::uint32_t, std::int64_t, std::uint32_t, bool, bool>;
-
-void add_late_terms(EntryBuilder& call, const py::tuple& terms) {
-  auto [key, step, quorum, grace_us, bound, fold, skips] = terms.cast<LateTermsTuple>();
-  call.late_terms({std::move(key), step, quorum, grace_us, bound, fold}, skips);
-}
-
 HandlePtr allreduce(const HolderPtr& self, Name name, const Tensors& tensors, int op,
                     double prescale, double postscale, std::optional<double> weight,
                     std::uint32_t process_set, py::object keep, bool blocking,
-                    std::uintptr_t stream, std::string transaction,
-                    const std::optional<py::tuple>& late_terms) {
+                    std::uintptr_t stream, std::string transaction, const CallTerms* terms) {
   EntryBuilder call = call_of(Kind::kAllreduce, std::move(name), process_set, tensors, stream);
   call.reduce(op, prescale, postscale).weigh(weight).transaction(std::move(transaction));
-  if (late_terms) add_late_terms(call, *late_terms);
+  if (terms != nullptr) terms->add_to(call);
   return submit(self, call, std::move(keep), blocking);
 }
 
@@ -281,14 +271,6 @@ void note(const HolderPtr& self, std::string kind, std::string name, std::string
   self->engine().note(std::move(kind), std::move(name), std::move(text));
 }
 
-py::list attendance(const HolderPtr& self, const std::string& key) {
-  py::list rows;
-  for (const Attendance::Row& row : self->engine().attendance(key)) {
-    rows.append(py::make_tuple(row.late, row.skipped, row.folded, row.oldest));
-  }
-  return rows;
-}
-
 py::dict tunables(const HolderPtr& self) {
   const Tunables current = self->engine().tunables();
   py::dict row;
@@ -360,6 +342,7 @@ void register_engine(py::module_& module) {
   module.def(
       "utf8_of_name", [](const Name& name) { return py::bytes(name.text); }, py::arg("name"));
   register_handle(module);
+  py::class_<CallTerms>(module, "Terms");
   register_gradient_memory(module);
   register_pending_operations(module);
   register_native_waits(module);
@@ -379,7 +362,7 @@ void register_engine(py::module_& module) {
            py::arg("control_tree") = false)
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
-           process_set, keep, blocking, stream, transaction, py::arg("late_terms") = py::none())
+           process_set, keep, blocking, stream, transaction, py::arg("terms") = py::none())
       .def("allgather", &allgather, py::arg("name"), py::arg("tensors"), process_set, keep,
            blocking, stream, transaction)
       .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
@@ -416,13 +399,6 @@ void register_engine(py::module_& module) {
       .def("live", &live)
       .def("note_gradient", [](const HolderPtr& self) { self->engine().note_gradient(); })
       .def("note", &note, py::arg("kind"), py::arg("name"), py::arg("text"))
-      .def(
-          "waiting_results",
-          [](const HolderPtr& self, const std::string& key) {
-            return self->engine().waiting_results(key);
-          },
-          py::arg("key"))
-      .def("attendance", &attendance, py::arg("key"))
       .def("tunables", &tunables);
 }
 

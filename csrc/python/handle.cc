@@ -230,7 +230,6 @@ void register_handle(py::module_& module) {
       .def_property_readonly("set_id", &HandleObject::set_id)
       .def_property_readonly("last_joined", &HandleObject::last_joined)
       .def_property_readonly("members", &HandleObject::members)
-      .def_property_readonly("late", &HandleObject::late)
       .def_property_readonly("epoch", &HandleObject::epoch)
       .def("take_output", &HandleObject::take_output, py::arg("index") = 0)
       .def("copy_output", &HandleObject::copy_output, py::arg("index"), py::arg("target"),

@@ -56,7 +56,6 @@ class HandleObject {
   int set_id() const { return entry_->completion->set_id; }
   int last_joined() const { return entry_->completion->last_joined; }
   int members() const { return entry_->completion->members; }
-  bool late() const { return entry_->completion->late; }
   int epoch() const { return entry_->completion->epoch; }
   pybind11::object take_output(std::size_t index);
   void copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream);
@@ -107,6 +106,17 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
 };
 
 using HandlePtr = std::unique_ptr<HandleObject>;
+
+// The terms on which a call does not wait for all ranks (wire/terms.h), as Python gives them. The
+// feature that knows them makes a Python class of its subclass.
+class CallTerms {
+ public:
+  CallTerms() = default;
+  virtual ~CallTerms() = default;
+  CallTerms(const CallTerms&) = delete;
+  CallTerms& operator=(const CallTerms&) = delete;
+  virtual void add_to(EntryBuilder& call) const = 0;
+};
 
 // Submits what the builder has made. `keep` holds the memory of the tensors, and `blocking` says
 // that the caller waits at once. Raises the error of an entry that the engine does not take.

@@ -56,4 +56,5 @@ PYBIND11_MODULE(_core, module) {
   hvdlite::register_gpu(module);
   hvdlite::register_engine(module);
   hvdlite::register_fast_path(module);
+  hvdlite::register_late_gradients(module);
 }

@@ -78,10 +78,7 @@ Status NegotiationWorld::connect(const std::vector<int>& host_of, bool control_t
     rank.parts =
         std::make_unique<EngineParts>(std::move(fabric), std::make_unique<SelfBackend>(), config,
                                       GpuLibraries(), std::make_unique<Trace>(), nullptr, 0, 0);
-    EngineParts& parts = *rank.parts;
-    rank.negotiator = std::make_unique<Negotiator>(*parts.fabric, parts.sets, parts.config,
-                                                   parts.queue, parts.counters, parts.live,
-                                                   parts.attendance, parts.timeline, false);
+    rank.negotiator = std::make_unique<Negotiator>(*rank.parts, /*elastic=*/false);
     ranks_.push_back(std::move(rank));
   }
   return Status();

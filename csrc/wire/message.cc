@@ -10,7 +10,7 @@ constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an e
 constexpr std::size_t kMinRequestBytes = 39;  // fixed fields, empty texts, no tensor
 constexpr std::size_t kEnds = 2;              // of a send
 constexpr std::uint8_t kWeighted = 1;         // flags of a request
-constexpr std::uint8_t kLateTerms = 2;
+constexpr std::uint8_t kTerms = 2;
 constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
 
 void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
@@ -49,31 +49,11 @@ bool names_ranks(const Request& request) {
   return request.changes_process_sets() || request.is_send();
 }
 
-void put_late_terms(Writer& writer, const LateTerms& terms) {
-  writer.put_text(terms.key);
-  writer.put(terms.step);
-  writer.put(terms.quorum);
-  writer.put(terms.grace_us);
-  writer.put(terms.bound);
-  writer.put(static_cast<std::uint8_t>(terms.fold));
-}
-
-void get_late_terms(Reader& reader, LateTerms& terms) {
-  terms.key = reader.get_text(kMaxNameBytes);
-  terms.step = reader.get<std::uint64_t>();
-  terms.quorum = reader.get<std::uint32_t>();
-  terms.grace_us = reader.get<std::int64_t>();
-  terms.bound = reader.get<std::uint32_t>();
-  terms.fold = reader.get<std::uint8_t>() != 0;
-  const bool timed = terms.grace_us >= 0 && terms.grace_us <= kMaxGraceUs;
-  if (!timed || terms.quorum == 0 || terms.bound == 0) reader.reject();
-}
-
 void put_request(Writer& writer, const Request& request) {
   writer.put(request.kind);
   writer.put(request.op);
-  writer.put(static_cast<std::uint8_t>((request.weighted ? kWeighted : 0) |
-                                       (request.late_terms ? kLateTerms : 0)));
+  writer.put(
+      static_cast<std::uint8_t>((request.weighted ? kWeighted : 0) | (request.terms ? kTerms : 0)));
   writer.put(request.root);
   writer.put(request.process_set);
   writer.put(request.prescale);
@@ -90,7 +70,7 @@ void put_request(Writer& writer, const Request& request) {
     for (const std::int64_t dim : tensor.dims) writer.put(dim);
   }
   put_numbers(writer, names_ranks(request) ? request.ranks : request.splits);
-  if (request.late_terms) put_late_terms(writer, *request.late_terms);
+  if (request.terms) request.terms->put(writer);
 }
 
 void get_tensor(Reader& reader, TensorShape& tensor) {
@@ -118,7 +98,7 @@ void get_request(Reader& reader, Request& request) {
   request.kind = static_cast<Kind>(kind);
   request.op = static_cast<ReduceOp>(op);
   const auto flags = reader.get<std::uint8_t>();
-  if (flags > (kWeighted | kLateTerms)) return reader.reject();
+  if (flags > (kWeighted | kTerms)) return reader.reject();
   request.weighted = (flags & kWeighted) != 0;
   request.root = reader.get<std::int32_t>();
   request.process_set = reader.get<std::uint32_t>();
@@ -133,7 +113,7 @@ void get_request(Reader& reader, Request& request) {
   }
   get_numbers(reader, names_ranks(request) ? request.ranks : request.splits);
   if (request.is_send() && request.ranks.size() != kEnds) reader.reject();
-  if ((flags & kLateTerms) != 0) get_late_terms(reader, request.late_terms.emplace());
+  if ((flags & kTerms) != 0) request.terms = read_terms(reader);
 }
 
 void put_status(Writer& writer, const Status& status) {
@@ -221,16 +201,16 @@ void get_absent(Reader& reader, Response& response) {
   get_ranks(reader, response.absent);
 }
 
-void put_late(Writer& writer, const Response& response) {
-  writer.put(Response::Form::kLate);
-  put_ranks(writer, response.late);
+void put_left_out(Writer& writer, const Response& response) {
+  writer.put(Response::Form::kLeftOut);
+  put_ranks(writer, response.left_out);
 }
 
 void get_response(Reader& reader, Response& response) {
   const auto form = reader.get<std::uint8_t>();
-  if (form > static_cast<int>(Response::Form::kLate)) return reader.reject();
+  if (form > static_cast<int>(Response::Form::kLeftOut)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
-  if (response.form == Response::Form::kLate) return get_ranks(reader, response.late);
+  if (response.form == Response::Form::kLeftOut) return get_ranks(reader, response.left_out);
   if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
   if (response.form == Response::Form::kTune) return get_tunables(reader, response);
   if (response.form == Response::Form::kCut) return;
@@ -312,7 +292,7 @@ Bytes encode_respond(const std::vector<Response>& responses) {
   Writer list;
   std::uint32_t count = 0;
   std::uint32_t generation = 0;
-  const std::vector<int>* late = nullptr;  // null: nobody
+  const std::vector<int>* left_out = nullptr;  // null: nobody
   for (const Response& response : responses) {
     const bool collective =
         response.form == Response::Form::kCached || response.form == Response::Form::kFull;
@@ -321,9 +301,9 @@ Bytes encode_respond(const std::vector<Response>& responses) {
       generation = response.generation;
       ++count;
     }
-    if (late == nullptr ? !response.late.empty() : response.late != *late) {
-      put_late(list, response);
-      late = &response.late;
+    if (left_out == nullptr ? !response.left_out.empty() : response.left_out != *left_out) {
+      put_left_out(list, response);
+      left_out = &response.left_out;
       ++count;
     }
     put_response(list, response);
@@ -370,15 +350,15 @@ bool decode_submit(std::span<const std::byte> body, Submit& submit) {
 
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses) {
   Reader reader(body);
-  Response last;  // the absent and late members that it names hold for the next responses too
+  Response last;  // those that it names absent or left out are so in the next responses, too
   for (std::uint32_t left = reader.get_count(1); left > 0; --left) {
     Response response;
     response.absent = last.absent;
     response.generation = last.generation;
-    response.late = last.late;
+    response.left_out = last.left_out;
     get_response(reader, response);
     if (reader.bad()) return false;
-    if (response.form == Response::Form::kAbsent || response.form == Response::Form::kLate) {
+    if (response.form == Response::Form::kAbsent || response.form == Response::Form::kLeftOut) {
       last = std::move(response);
     } else {
       responses.push_back(std::move(response));

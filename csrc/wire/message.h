@@ -9,10 +9,9 @@
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 flags:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
-//              transaction:text count:u32 tensor[count] count:u32 split:i64[count] late_terms?
-//              flags: 1 weighted, 2 there are late_terms. split: a rank where the request changes
-//              the process sets, or is a send: source and destination
-//   late_terms = key:text step:u64 quorum:u32 grace:i64 bound:u32 fold:u8    grace in microseconds
+//              transaction:text count:u32 tensor[count] count:u32 split:i64[count] terms?
+//              flags: 1 weighted, 2 there are terms (wire/terms.h). split: a rank where the request
+//              changes the process sets, or is a send: source and destination
 //   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
@@ -20,15 +19,15 @@
 //                      | error:  code:u8 rank:i32 set:u32 name:text count:u32 end:i64[count]
 //                                message:text
 //                      | absent: generation:u32 count:u32 rank:i32[count]
-//                      | late:   count:u32 rank:i32[count]
+//                      | left_out: count:u32 rank:i32[count]
 //                      | tune:   count:u8 value:i64[count]
 //                      | cut )
 //              end: of a send, source and destination
 //              number: first_dimensions; the one set_id, or the one last_joined rank, where the
 //              request changes the process sets, or is a join
-//              absent and late are not responses: they say who had joined, and who was late, for
-//              the responses behind them; tune and cut go to every rank of the world, and end a
-//              round; tune holds from here on
+//              absent and left_out are not responses: they say who had joined, and whose tensors do
+//              not count, for the responses behind them; tune and cut go to every rank of the
+//              world, and end a round; tune holds from here on
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
@@ -50,6 +49,7 @@
 #include "base/status.h"
 #include "base/tunables.h"
 #include "wire/bytes.h"
+#include "wire/terms.h"
 
 namespace hvdlite {
 
@@ -59,7 +59,6 @@ inline constexpr std::size_t kMaxKeyBytes = kMaxNameBytes + 64;
 inline constexpr std::size_t kMaxDimensions = 32;
 inline constexpr std::uint32_t kNotCached = UINT32_MAX;
 inline constexpr std::int64_t kMaxCacheIds = 1 << 22;
-inline constexpr std::int64_t kMaxGraceUs = std::int64_t{1} << 40;  // twelve days
 
 enum class FrameType : std::uint8_t {
   kSubmit = 1,
@@ -111,22 +110,6 @@ struct TensorShape {
   bool operator==(const TensorShape&) const = default;
 };
 
-// The terms on which an all-reduce goes on without ranks that are late
-// (negotiation/late_gradients).
-struct LateTerms {
-  std::string key;            // all requests of one step with this key share one decision
-  std::uint64_t step = 0;     // read where the name is new to the key, and not compared
-  std::uint32_t quorum = 1;   // of all members of the process set, so many suffice
-  std::int64_t grace_us = 0;  // then the others have so many microseconds more
-  std::uint32_t bound = 1;    // no rank is more steps than that behind
-  bool fold = true;           // what comes late goes into a later step; otherwise it is forgotten
-
-  bool operator==(const LateTerms& other) const {
-    return key == other.key && quorum == other.quorum && grace_us == other.grace_us &&
-           bound == other.bound && fold == other.fold;
-  }
-};
-
 // One collective as one rank wants it: all that ranks must agree on.
 struct Request {
   Kind kind = Kind::kAllreduce;
@@ -148,7 +131,7 @@ struct Request {
   // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks. A send:
   // source and destination, which decoders and the engine's local checks have seen to.
   std::vector<std::int64_t> ranks;
-  std::optional<LateTerms> late_terms;  // all-reduce: the terms of late gradients, if it has them
+  TermsPtr terms;  // on which it does not wait for all members, or none
 
   bool operator==(const Request&) const = default;
   bool changes_process_sets() const {
@@ -177,8 +160,8 @@ struct Request {
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
   // An allgather's first dimensions and an alltoall's splits may change with every call.
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
-  // Whether all members that take part submit it before it is answered. Other requests have terms.
-  bool waits_for_all() const { return !late_terms; }
+  // Whether all members that take part submit it before it is answered.
+  bool waits_for_all() const { return !terms; }
   // Whether it is one of those by which steps are known (negotiation/step_clock/step_clock.h).
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
@@ -214,7 +197,7 @@ struct Response {
     kAbsent = 3,
     kTune = 4,
     kCut = 5,
-    kLate = 6,
+    kLeftOut = 6,
   };
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
@@ -230,8 +213,8 @@ struct Response {
   // of the others (transport/topology.h).
   std::vector<int> absent;
   std::uint32_t generation = 0;
-  // Of late gradients: the members, ascending, whose own tensors do not count.
-  std::vector<int> late;
+  // Where the request has terms: the members, ascending, whose own tensors do not count.
+  std::vector<int> left_out;
   Status error;  // kError
   // Does not travel: the only ranks that get it, ascending; empty: all that it concerns.
   std::vector<int> recipients;

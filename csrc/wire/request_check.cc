@@ -22,11 +22,6 @@ std::string text_of(const T& value) {
   return text.str();
 }
 
-// The first field in which two requests differ, in words.
-struct Difference {
-  std::string field, a, b;
-};
-
 std::optional<Difference> difference(const TensorShape& a, const TensorShape& b, Kind kind) {
   if (a.dtype != b.dtype) {
     return Difference{"dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype))};
@@ -50,26 +45,6 @@ std::optional<Difference> difference(const TensorShape& a, const TensorShape& b,
   return std::nullopt;
 }
 
-std::optional<Difference> difference(const LateTerms& a, const LateTerms& b) {
-  if (a.key != b.key)
-    return Difference{"key of late gradients", "'" + a.key + "'", "'" + b.key + "'"};
-  if (a.quorum != b.quorum) {
-    return Difference{"quorum of late gradients", text_of(a.quorum), text_of(b.quorum)};
-  }
-  if (a.grace_us != b.grace_us) {
-    return Difference{"grace of late gradients", text_of(a.grace_us) + " us",
-                      text_of(b.grace_us) + " us"};
-  }
-  if (a.bound != b.bound) {
-    return Difference{"bound of late gradients", text_of(a.bound), text_of(b.bound)};
-  }
-  if (a.fold != b.fold) {
-    return Difference{"policy of late gradients", a.fold ? "fold" : "drop",
-                      b.fold ? "fold" : "drop"};
-  }
-  return std::nullopt;
-}
-
 std::optional<Difference> difference(const Request& a, const Request& b) {
   if (a.kind != b.kind) {
     return Difference{"operation", std::string(name_of(a.kind)), std::string(name_of(b.kind))};
@@ -81,13 +56,7 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
     return Difference{"reduce op", std::string(name_of(a.op)), std::string(name_of(b.op))};
   }
   if (a.root != b.root) return Difference{"root rank", text_of(a.root), text_of(b.root)};
-  if (a.late_terms.has_value() != b.late_terms.has_value()) {
-    return Difference{"late gradients", a.late_terms ? "one" : "none",
-                      b.late_terms ? "one" : "none"};
-  }
-  if (a.late_terms) {
-    if (auto found = difference(*a.late_terms, *b.late_terms)) return found;
-  }
+  if (auto found = difference(a.terms, b.terms)) return found;
   if (a.weighted != b.weighted) {
     return Difference{"weight", a.weighted ? "one" : "none", b.weighted ? "one" : "none"};
   }

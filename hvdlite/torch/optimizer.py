@@ -226,8 +226,8 @@ class Distributed(Attending):
         """
         self._opt_called = True  # LR schedulers check this
         if closure is not None:
-            drops, late = self._micro_batches is not None, self._reducer.settings.late is not None
-            check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, Mode.LATE: late})
+            drops, modes = self._micro_batches is not None, self._reducer.settings.modes()
+            check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, **modes})
         if self._micro_batches is not None:
             self._micro_batches.before_step()
         if self._skips_synchronize:
@@ -367,7 +367,7 @@ def DistributedOptimizer(
         compression=compression,
         passes=ops.check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
-        sparse_as_dense=(sparse_as_dense and takes_dense) or late is not None,
+        sparse_as_dense=sparse_as_dense and takes_dense,
         cap_bytes=bytes_of_cap(bucket_cap_mb),
         weight=weight,
         bucket_view=gradient_as_bucket_view,

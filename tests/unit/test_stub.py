@@ -15,7 +15,7 @@ pytest.importorskip("mypy", reason="mypy is missing: make dev (make lint runs th
 # Complaints that concern every pybind11 class, and do not matter to users.
 PYBIND11 = re.compile(
     r"is inconsistent, metaclass differs$"
-    r"|(Handle|GradientMemory)\.__init__ is inconsistent, stub does not have \*args"
+    r"|(Handle|GradientMemory|Terms)\.__init__ is inconsistent, stub does not have \*args"
 )
 
 

@@ -8,7 +8,7 @@ namespace hvdlite {
 bool LateGradients::take(PendingTable& table, std::size_t member, const Request& request,
                          TimePoint now) {
   ByKey& by_key = sets_[id_of(table)];
-  const auto found = by_key.find(request.late_terms->key);
+  const auto found = by_key.find(LateTerms::of(request.terms).key);
   if (found == by_key.end() || !found->second.catch_up(request.name, member)) return false;
   close(table, found->second, found->first, now);
   return true;
@@ -17,18 +17,20 @@ bool LateGradients::take(PendingTable& table, std::size_t member, const Request&
 void LateGradients::submitted(PendingTable& table, PendingTensor& pending, std::size_t member,
                               const Request& request, TimePoint now) {
   const std::vector<int>& ranks = table.group.ranks;
-  const LateTerms& call = *pending.request.late_terms;
+  const LateTerms& call = LateTerms::of(pending.request.terms);
   const auto [at, is_new] = sets_[id_of(table)].try_emplace(call.key, ranks.size());
   Participation& one = at->second;
   for (std::size_t i = 0; i < ranks.size() && is_new; ++i) {
     if (coordinator_.joined(ranks[i])) one.join(i);
   }
-  if (pending.refusal.ok() && one.is_new(request.name) && request.late_terms->step != call.step) {
-    pending.refusal = Status(
-        StatusCode::kMismatch,
-        describe(request) + ": ranks disagree about the step of late gradients: rank " +
-            std::to_string(pending.first_rank) + " has " + std::to_string(call.step) + ", rank " +
-            std::to_string(ranks[member]) + " has " + std::to_string(request.late_terms->step));
+  if (pending.refusal.ok() && one.is_new(request.name) &&
+      LateTerms::of(request.terms).step != call.step) {
+    pending.refusal =
+        Status(StatusCode::kMismatch,
+               describe(request) + ": ranks disagree about the step of late gradients: rank " +
+                   std::to_string(pending.first_rank) + " has " + std::to_string(call.step) +
+                   ", rank " + std::to_string(ranks[member]) + " has " +
+                   std::to_string(LateTerms::of(request.terms).step));
   }
   const std::string key = request.key();
   one.arrive(request.name, member, call, coordinator_.has_cached(key, request));
@@ -49,7 +51,7 @@ void LateGradients::close(PendingTable& table, Participation& one, const std::st
   if (!one.close(now)) return;
   std::vector<std::pair<std::uint64_t, std::string>> keys;  // in the order of first submission
   for (const auto& [tensor, pending] : table.tensors) {
-    const bool concerned = pending.request.late_terms && pending.request.late_terms->key == key;
+    const bool concerned = pending.request.terms && LateTerms::of(pending.request.terms).key == key;
     if (concerned) keys.emplace_back(pending.number, tensor);
   }
   std::sort(keys.begin(), keys.end());
@@ -58,7 +60,7 @@ void LateGradients::close(PendingTable& table, Participation& one, const std::st
 
 bool LateGradients::awaits(const PendingTable& table, const PendingTensor& pending,
                            std::size_t member) const {
-  const Participation& one = sets_.at(id_of(table)).at(pending.request.late_terms->key);
+  const Participation& one = sets_.at(id_of(table)).at(LateTerms::of(pending.request.terms).key);
   return one.awaits(pending.request.name, member);
 }
 
@@ -66,7 +68,7 @@ void LateGradients::complete(const PendingTable& table, const PendingTensor& pen
                              Response& response) {
   const Presence late = of(table, pending).answer(pending.request.name, pending.submitted);
   for (std::size_t i = 0; i < late.size(); ++i) {
-    if (late[i]) response.late.push_back(table.group.ranks[i]);
+    if (late[i]) response.left_out.push_back(table.group.ranks[i]);
   }
 }
 
@@ -81,7 +83,7 @@ void LateGradients::joined(int rank, TimePoint now) {
     }
     std::vector<std::string> keys;  // of steps closed before, and complete without this rank
     for (const auto& [key, pending] : table.tensors) {
-      if (pending.request.late_terms) keys.push_back(key);
+      if (pending.request.terms) keys.push_back(key);
     }
     std::sort(keys.begin(), keys.end());
     for (const std::string& key : keys) answer_if_complete(table, key, now);

@@ -1,4 +1,4 @@
-// Late gradients: an all-reduce with terms (LateTerms in wire/message.h) goes on without the
+// Late gradients: an all-reduce with terms (wire/late_terms.h) goes on without the
 // gradients of ranks that are late. This extension of the coordinator answers its tensors when a
 // quorum of ranks is there and the grace has passed, and names the late ranks in the response.
 // participation.h says which ranks are late.
@@ -45,7 +45,7 @@ class LateGradients : public Extension {
   }
   // What decides about a tensor that has submitted() behind it.
   Participation& of(const PendingTable& table, const PendingTensor& pending) {
-    return sets_.at(id_of(table)).at(pending.request.late_terms->key);
+    return sets_.at(id_of(table)).at(LateTerms::of(pending.request.terms).key);
   }
   // Answers what can be answered because a step of this key can be closed.
   void close(PendingTable& table, Participation& one, const std::string& key, TimePoint now);

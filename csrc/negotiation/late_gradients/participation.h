@@ -1,5 +1,5 @@
 // Which ranks give a gradient of their own to a step, where some ranks are late. A pure state
-// machine without a clock, one for each key of a process set (LateTerms in wire/message.h).
+// machine without a clock, one for each key of a process set (wire/late_terms.h).
 //
 // Words: a *step* has several names (buckets of gradients), and each member of the process set
 // submits each name once for each step. A step is *open* from its first submission on. The members
@@ -25,6 +25,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "wire/late_terms.h"
 #include "wire/message.h"
 
 namespace hvdlite {

@@ -77,11 +77,12 @@ void StepClock::arrived(const std::string& name, std::span<const Arrival> arriva
 
 void StepClock::answered(PendingTensor& pending, const Response& response, TimePoint now,
                          std::vector<Notice>& notices) {
-  for (const int rank : response.late) {
+  for (const int rank : response.left_out) {
     Arrival& arrival = pending.arrivals[rank];
     if (!arrival.came()) arrival = {now, now, /*after_wait=*/false};
   }
-  arrived(pending.request.name, pending.arrivals, response.absent.empty() && response.late.empty());
+  arrived(pending.request.name, pending.arrivals,
+          response.absent.empty() && response.left_out.empty());
   const auto line = lateness_.take_line();
   if (line) notices.push_back({"late", line->rank, "", line->text});
 }

@@ -4,46 +4,6 @@
 #include <utility>
 
 namespace hvdlite {
-namespace {
-
-constexpr std::size_t kRanksShown = 8;
-
-// "barrier 'x'"; a change of the process sets has no name that the user knows.
-std::string subject(const Request& request) {
-  return request.changes_process_sets() ? std::string(name_of(request.kind)) : describe(request);
-}
-
-}  // namespace
-
-std::string describe_wait(const Wait& wait) {
-  return "rank " + std::to_string(wait.rank) + " waits for rank " + std::to_string(wait.awaited) +
-         " in " + subject(*wait.request);
-}
-
-std::string advice_for(const std::vector<Wait>& waits) {
-  const auto changes = [](const Wait& wait) { return wait.request->changes_process_sets(); };
-  const auto sends = [](const Wait& wait) { return wait.request->is_send(); };
-  if (std::any_of(waits.begin(), waits.end(), changes)) {
-    return "every rank changes process sets at the same point";
-  }
-  if (std::all_of(waits.begin(), waits.end(), sends)) {
-    return "ranks that send to each other submit both transfers before they wait, with "
-           "hvd.send_async() or hvd.recv_async()";
-  }
-  return std::string("call the same operations in the same order on all ranks; ") + kJoinAtTheEnd;
-}
-
-Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {
-  std::string text = "deadlock: ";
-  for (std::size_t i = 0; i < waits.size(); ++i) {
-    if (i == kRanksShown) {
-      text += ", and so on";
-      break;
-    }
-    text += (i == 0 ? "" : i + 1 == waits.size() ? ", and " : ", ") + describe_wait(waits[i]);
-  }
-  return Status(StatusCode::kDeadlock, text + more + ": " + advice_for(waits));
-}
 
 DeadlockWatch::DeadlockWatch(double grace, Coordinator& coordinator)
     : half_(delay_of(grace / 2)), coordinator_(coordinator) {}
@@ -188,7 +148,7 @@ std::string DeadlockWatch::describe_others(const std::vector<Wait>& path, const 
         std::any_of(path.begin(), path.end(), [&](const Wait& wait) { return wait.rank == other; });
     if (told || ++others > kRanksShown) continue;
     text += (others == 1 ? "; also waiting: rank " : ", rank ") + std::to_string(rank) + " in " +
-            subject(own.front()->pending->request);
+            describe_awaited(own.front()->pending->request);
   }
   if (others > kRanksShown) text += " and " + std::to_string(others - kRanksShown) + " more ranks";
   return text + "; nothing else is under way on these ranks";

@@ -35,22 +35,10 @@
 #include "negotiation/coordinator.h"
 #include "negotiation/extension.h"
 #include "negotiation/pending_table.h"
+#include "negotiation/waits/wait_texts.h"
 #include "wire/message.h"
 
 namespace hvdlite {
-
-// A rank that waits for another one in an operation.
-struct Wait {
-  int rank = -1;
-  int awaited = -1;
-  const Request* request = nullptr;  // borrowed from its table
-};
-// "rank 1 waits for rank 0 in allreduce 'loss'"
-std::string describe_wait(const Wait& wait);
-// What the ranks of such waits do about it.
-std::string advice_for(const std::vector<Wait>& waits);
-// The error of the operations in which the ranks wait, each for the next one.
-Status deadlock_error(const std::vector<Wait>& waits, const std::string& more = "");
 
 class DeadlockWatch : public Extension {
  public:

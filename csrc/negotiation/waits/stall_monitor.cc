@@ -6,7 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/text.h"
-#include "negotiation/waits/deadlock.h"
+#include "negotiation/waits/wait_texts.h"
 
 namespace hvdlite {
 namespace {

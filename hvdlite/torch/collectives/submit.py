@@ -104,18 +104,6 @@ def _tensors_in(keep: object) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
-class LateTerms(NamedTuple):
-    """What an allreduce needs that does not wait for all ranks; see `_core.Engine.allreduce`."""
-
-    key: str
-    step: int
-    quorum: int
-    grace_us: int
-    bound: int
-    fold: bool
-    skip: bool
-
-
 class Reduction(NamedTuple):
     """How an allreduce combines the tensors of the members of a process set."""
 
@@ -126,7 +114,7 @@ class Reduction(NamedTuple):
     process_set: ProcessSet = global_process_set
     wire: int | None = None  # the core's number of the dtype as which float32 and float64 travel
     transaction: str = ""  # of an elastic job, see `_core.Engine.commit`
-    late_terms: LateTerms | None = None  # of gradients with `late=`
+    terms: _core.Terms | None = None  # of a mode that does not wait for all ranks
 
 
 def _submit(
@@ -159,10 +147,10 @@ def start_allreduce(
     blocking: bool,
 ) -> Submission:
     """Submit tensors that are reduced together."""
-    op, prescale, postscale, weight, process_set, _, transaction, late_terms = reduction
+    op, prescale, postscale, weight, process_set, _, transaction, terms = reduction
     enqueue = partial(
         basics.engine().allreduce, name, specs, op, prescale, postscale, weight,
-        transaction=transaction, late_terms=late_terms,
+        transaction=transaction, terms=terms,
     )  # fmt: skip
     return _submit(enqueue, specs, process_set, keep, blocking)
 

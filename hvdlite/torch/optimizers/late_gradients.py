@@ -14,6 +14,7 @@ median step, and who is told of ranks that are late in every step.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import statistics
@@ -23,11 +24,11 @@ import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
-from hvdlite import basics, operation_names
+from hvdlite import _core, basics, operation_names
 from hvdlite.errors import LateGradientsWarning
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import member_id, registered_id
-from hvdlite.torch.collectives.submit import LateTerms, Reduction
+from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings
@@ -81,7 +82,7 @@ class LateExchange(GradientExchange):
             settings: how it reduces gradients.
             late: for whom the ranks wait.
         """
-        super().__init__(name, settings)
+        super().__init__(name, dataclasses.replace(settings, sparse_as_dense=True))
         process_set = settings.reduction.process_set
         self.late = late
         self._key_prefix = f"{name}@{registered_id(process_set)}"
@@ -112,13 +113,15 @@ class LateExchange(GradientExchange):
     @property
     def behind(self) -> int:
         """How many steps of the others wait for this rank."""
-        return basics.engine().waiting_results(self.key) if self._process_set.included() else 0
+        if not self._process_set.included():
+            return 0
+        return _core.waiting_results(basics.engine(), self.key)
 
     def attendance(self) -> list[Attendance]:
         """Return a row for each member, as far as this rank knows."""
         if not self._process_set.included():
             return []
-        rows = basics.engine().attendance(self.key)
+        rows = _core.attendance(basics.engine(), self.key)
         own = basics.rank()
         return [
             Attendance(rank, row[0], *(row[1:] if rank == own else (None, None, None)))
@@ -147,10 +150,10 @@ class LateExchange(GradientExchange):
         size = self._process_set.size() or 1
         late = self.late
         quorum, grace = (late.members(size), self._grace()) if self._settled else (size, 0)
-        terms = LateTerms(
+        terms = _core.LateTerms(
             self.key, self._cycle, quorum, grace, late.bound, late.policy == "fold", not fresh
         )
-        return reduction._replace(late_terms=terms)
+        return reduction._replace(terms=terms)
 
     def _grace(self) -> int:
         """Return microseconds."""

@@ -6,6 +6,8 @@
 #include "base/half.h"
 #include "check.h"
 #include "engine_worlds.h"
+#include "negotiation/late_gradients/late_results.h"
+#include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients {
 using namespace std::chrono_literals;
@@ -19,12 +21,20 @@ LateTerms call_of(int step, std::uint32_t quorum = 1, std::uint32_t bound = 4) {
 EntryPtr bucket(const std::string& name, std::vector<float>& values, LateTerms call) {
   EntryPtr entry = allreduce_entry(name, values, ReduceOp::kAverage);
   entry->request.weighted = true;
-  entry->request.late_terms = std::move(call);
+  entry->request.terms = std::make_shared<LateTerms>(std::move(call));
   return entry;
 }
 
+int waiting_results(Engine& engine) {
+  return engine.find<LateResults>()->attendance().waiting(kKey);
+}
+
+std::vector<Attendance::Row> attendance(Engine& engine) {
+  return engine.find<LateResults>()->attendance().rows(kKey);
+}
+
 bool waits(Engine& engine, int steps) {
-  return soon([&] { return engine.waiting_results(kKey) == steps; });
+  return soon([&] { return waiting_results(engine) == steps; });
 }
 
 // A step of one bucket of floats: what this rank gets for `own`, and whether it was late.
@@ -37,10 +47,10 @@ Outcome step_of(Engine& engine, float own, const LateTerms& call, double weight 
   std::vector<float> values(5, own);
   const EntryPtr entry = bucket("grad", values, call);
   entry->weight = skips ? 0 : weight;
-  entry->skips = skips;
+  LateEntry::of(*entry).skips = skips;
   CHECK_OK(run(engine, entry));
   CHECK_EQ(values, std::vector<float>(5, values[0]));
-  return {values[0], entry->completion->late};
+  return {values[0], LateEntry::of(*entry).late};
 }
 
 // Where a step's call is another one than that of the step before, it waits for all.
@@ -60,7 +70,7 @@ TEST(engine_late_gradients_goes_on_without_a_late_rank_and_folds_its_gradient) {
         outcome = step_of(engine, sleeps ? 6.0F : 2.0F, call_of(1));
         CHECK_EQ(outcome.value, 2.0F);
         CHECK_EQ(outcome.late, sleeps);
-        CHECK_EQ(engine.waiting_results(kKey), 0);
+        CHECK_EQ(waiting_results(engine), 0);
         met.arrive_and_wait();
         if (sleeps) CHECK(waits(engine, 1));
         outcome = step_of(engine, sleeps ? 9.0F : 3.0F, call_of(2));
@@ -71,10 +81,10 @@ TEST(engine_late_gradients_goes_on_without_a_late_rank_and_folds_its_gradient) {
         outcome = step_of(engine, sleeps ? 12.0F : 4.0F, call_of(3, /*quorum=*/2));
         CHECK_EQ(outcome.value, (4.0F + 9.0F + 12.0F) / 3);
         CHECK(!outcome.late);
-        CHECK_EQ(engine.attendance(kKey)[sleeper].late, std::uint64_t{2});
-        CHECK_EQ(engine.attendance(kKey)[1 - sleeper].late, std::uint64_t{0});
-        CHECK_EQ(engine.attendance(kKey)[sleeper].folded, std::uint64_t{sleeps ? 2U : 0U});
-        CHECK_EQ(engine.attendance(kKey)[sleeper].oldest, std::uint64_t{sleeps ? 1U : 0U});
+        CHECK_EQ(attendance(engine)[sleeper].late, std::uint64_t{2});
+        CHECK_EQ(attendance(engine)[1 - sleeper].late, std::uint64_t{0});
+        CHECK_EQ(attendance(engine)[sleeper].folded, std::uint64_t{sleeps ? 2U : 0U});
+        CHECK_EQ(attendance(engine)[sleeper].oldest, std::uint64_t{sleeps ? 1U : 0U});
       });
     }
   }
@@ -111,7 +121,7 @@ TEST(engine_late_gradients_forgets_late_gradients_by_policy) {
     CHECK_EQ(step_of(engine, rank == 0 ? 1.0F : 100.0F, call(1, 1)).value, 1.0F);
     met.arrive_and_wait();
     CHECK_EQ(step_of(engine, rank == 0 ? 1.0F : 2.0F, call(2, 2)).value, 1.5F);
-    CHECK_EQ(engine.attendance(kKey)[1].folded, std::uint64_t{0});
+    CHECK_EQ(attendance(engine)[1].folded, std::uint64_t{0});
   });
 }
 
@@ -135,15 +145,15 @@ TEST(engine_late_gradients_lets_no_rank_be_further_behind_than_the_bound) {
       CHECK_OK(finish(engine, entry));
     } else {
       met.arrive_and_wait();
-      CHECK_EQ(engine.waiting_results(kKey), kBound);
-      for (int step = 1; engine.waiting_results(kKey) > 0; ++step) {
+      CHECK_EQ(waiting_results(engine), kBound);
+      for (int step = 1; waiting_results(engine) > 0; ++step) {
         const Outcome outcome = step_of(engine, 77.0F, call_of(step, 1, kBound), 1, true);
         CHECK_EQ(outcome.value, step <= kBound ? static_cast<float>(step) : 8.0F);
         CHECK(outcome.late);
         if (step == kBound) CHECK(waits(engine, 1));
       }
-      CHECK_EQ(engine.attendance(kKey)[1].skipped, std::uint64_t{kBound + 1});
-      CHECK_EQ(engine.attendance(kKey)[1].folded, std::uint64_t{0});
+      CHECK_EQ(attendance(engine)[1].skipped, std::uint64_t{kBound + 1});
+      CHECK_EQ(attendance(engine)[1].folded, std::uint64_t{0});
     }
     met.arrive_and_wait();
     CHECK_EQ(step_of(engine, static_cast<float>(rank), call_of(5, 2, kBound)).value, 0.5F);
@@ -187,7 +197,7 @@ void check_type(DataType dtype, const Make& make, const Read& read) {
         entry->request.weighted = true;
         entry->request.prescale = 0.5;
         entry->request.postscale = 4;
-        entry->request.late_terms = call_of(step, step == 2 ? 3 : 2);
+        entry->request.terms = std::make_shared<LateTerms>(call_of(step, step == 2 ? 3 : 2));
         for (int i = 2 * number; i < 2 * number + 2; ++i) {
           std::vector<T>& values = tensors[static_cast<std::size_t>(i)];
           const auto count = static_cast<std::int64_t>(values.size());
@@ -202,7 +212,7 @@ void check_type(DataType dtype, const Make& make, const Read& read) {
       }
       for (const EntryPtr& entry : entries) {
         CHECK_OK(finish(engine, entry));
-        CHECK_EQ(entry->completion->late, step == 1 && rank == 2);
+        CHECK_EQ(LateEntry::of(*entry).late, step == 1 && rank == 2);
       }
       // Half of the mean of 1, 2 and 3; of 1 and 2; of 1, 2, 3 and 3.
       const float mean = step == 0 ? 2.0F : step == 1 ? 1.5F : 2.25F;
@@ -243,7 +253,7 @@ void run_at_random(const Hosts& hosts, unsigned seed) {
   run_world(hosts, [&](int rank, Engine& engine) {
     std::mt19937 random(seed + static_cast<unsigned>(rank));
     for (int step = 0; step < kSteps; ++step) {
-      const bool skips = engine.waiting_results(kKey) > 0 && random() % 2 == 0;
+      const bool skips = waiting_results(engine) > 0 && random() % 2 == 0;
       gave[rank].push_back(!skips);
       if (!skips && random() % 4 == 0) std::this_thread::sleep_for(1ms * (random() % 6));
       Steps values(kBuckets, std::vector<double>(static_cast<std::size_t>(size * kSteps)));
@@ -259,7 +269,7 @@ void run_at_random(const Hosts& hosts, unsigned seed) {
         entry->request.tensors = {shape};
         entry->inputs = {own.data()};
         entry->outputs = {own.data()};
-        entry->skips = skips;
+        LateEntry::of(*entry).skips = skips;
         entry->weight = skips ? 0 : 1;
         CHECK_OK(engine.enqueue(entry, false));
         entries.push_back(entry);

@@ -6,6 +6,8 @@
 #include "check.h"
 #include "engine/pending_operations.h"
 #include "engine_worlds.h"
+#include "negotiation/late_gradients/late_results.h"
+#include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients_ends {
 using namespace std::chrono_literals;
@@ -15,8 +17,15 @@ constexpr const char* kKey = "optimizer";
 EntryPtr bucket(std::vector<float>& values, const LateTerms& call) {
   EntryPtr entry = allreduce_entry("grad", values, ReduceOp::kAverage);
   entry->request.weighted = true;
-  entry->request.late_terms = call;
+  entry->request.terms = std::make_shared<LateTerms>(call);
   return entry;
+}
+
+// Gives the entry terms of its own, which may be changed.
+LateTerms& change_terms(Entry& entry) {
+  auto terms = std::make_shared<LateTerms>(LateTerms::of(entry.request.terms));
+  entry.request.terms = terms;
+  return *terms;
 }
 
 LateTerms call_of(int step, int grace_us = 0) {
@@ -30,8 +39,12 @@ Status step_of(Engine& engine, int step, float* value = nullptr, int grace_us = 
   return status;
 }
 
+int waiting_results(Engine& engine) {
+  return engine.find<LateResults>()->attendance().waiting(kKey);
+}
+
 bool waits(Engine& engine, int steps) {
-  return soon([&] { return engine.waiting_results(kKey) == steps; });
+  return soon([&] { return waiting_results(engine) == steps; });
 }
 
 TEST(engine_late_gradients_refuses_ranks_that_differ) {
@@ -77,11 +90,9 @@ TEST(engine_late_gradients_refuses_what_cannot_wait_for_a_late_rank) {
       return status.message();
     };
     CHECK(has(refusal([](Entry& entry) { entry.request.weighted = false; }), "by average"));
-    CHECK(has(refusal([](Entry& entry) { entry.request.late_terms->quorum = 3; }),
-              "from 1 to 2, not 3"));
-    CHECK(has(refusal([](Entry& entry) { entry.request.late_terms->bound = 0; }),
-              "at least one step"));
-    CHECK(has(refusal([](Entry& entry) { entry.request.late_terms->key = ""; }), "1 to 512 bytes"));
+    CHECK(has(refusal([](Entry& entry) { change_terms(entry).quorum = 3; }), "from 1 to 2, not 3"));
+    CHECK(has(refusal([](Entry& entry) { change_terms(entry).bound = 0; }), "at least one step"));
+    CHECK(has(refusal([](Entry& entry) { change_terms(entry).key = ""; }), "1 to 512 bytes"));
     CHECK(has(refusal([](Entry& entry) {
                 entry.request.tensors[0].dtype = entry.request.tensors[0].wire =
                     DataType::kComplex64;
@@ -135,7 +146,7 @@ TEST(engine_late_gradients_counts_joined_ranks_as_absent) {
         CHECK_EQ(value, 5.0F);
         join();
       }
-      CHECK_EQ(engine.waiting_results(kKey), 0);
+      CHECK_EQ(waiting_results(engine), 0);
       met.arrive_and_wait();
     }
   });
@@ -199,7 +210,7 @@ TEST(engine_late_gradients_gives_results_after_the_others_have_left) {
       CHECK_OK(step_of(behind, step, &value));
       CHECK_EQ(value, 1.0F);
     }
-    CHECK_EQ(behind.waiting_results(kKey), 0);
+    CHECK_EQ(waiting_results(behind), 0);
   }
 }
 

@@ -206,7 +206,16 @@ TEST(deadlock_of_a_name_that_is_used_again_is_not_that_of_its_last_use) {
   CHECK(waits.none());
 }
 
-TEST(deadlock_does_not_concern_joins_and_late_gradients) {
+// The terms of no feature.
+struct SomeTerms : Terms {
+  std::string name() const override { return "terms"; }
+  void put(Writer& /*writer*/) const override {}
+  std::optional<Difference> difference(const Terms& /*other*/) const override {
+    return std::nullopt;
+  }
+};
+
+TEST(deadlock_does_not_concern_joins_and_requests_with_terms) {
   Waits waits(3);
   waits.block(0, join_of());
   waits.block(1, send_of("a", 2, 1));
@@ -215,12 +224,12 @@ TEST(deadlock_does_not_concern_joins_and_late_gradients) {
   CHECK_EQ(failed.size(), std::size_t{2});
   CHECK(failed.contains("a") && failed.contains("b"));
 
-  Waits late(2);
+  Waits some(2);
   Request request = allreduce_of("r", 4);
-  request.late_terms = LateTerms{"key", 1, 1, 5'000'000, 1, true};
-  late.block(0, request);
-  late.block(1, barrier_of("x"));
-  CHECK(late.none());
+  request.terms = std::make_shared<SomeTerms>();
+  some.block(0, request);
+  some.block(1, barrier_of("x"));
+  CHECK(some.none());
 }
 
 TEST(deadlock_of_a_change_of_process_sets_fails_the_change_for_all_ranks) {

@@ -2,6 +2,8 @@
 #include "check.h"
 #include "coordinators.h"
 #include "negotiation/late_gradients/late_gradients.h"
+#include "negotiation/step_clock/step_clock.h"
+#include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients {
 using namespace std::chrono_literals;
@@ -158,7 +160,7 @@ Request late_request(const std::string& name, const LateTerms& call) {
   Request request = allreduce_of(name, 4);
   request.op = ReduceOp::kAverage;
   request.weighted = true;
-  request.late_terms = call;
+  request.terms = std::make_shared<LateTerms>(call);
   return request;
 }
 
@@ -170,7 +172,7 @@ TEST(coordinator_names_late_ranks_and_lets_them_catch_up) {
   for (int rank = 0; rank < 3; ++rank) CHECK_OK(coordinator.submit(rank, request, kStart));
   auto responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK(responses[0].late.empty());
+  CHECK(responses[0].left_out.empty());
   CHECK(coordinator.decides());
   CHECK(!coordinator.decision_due());
   CHECK_OK(coordinator.submit(2, request, kStart));
@@ -180,7 +182,7 @@ TEST(coordinator_names_late_ranks_and_lets_them_catch_up) {
   coordinator.decide(kStart + 5ms);
   responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].late, std::vector<int>{1});
+  CHECK_EQ(responses[0].left_out, std::vector<int>{1});
   CHECK(responses[0].absent.empty());
   CHECK(coordinator.idle());
   CHECK_OK(coordinator.submit(1, request, kStart));  // of that step
@@ -209,11 +211,77 @@ TEST(coordinator_answers_only_what_is_complete_when_a_step_closes) {
   CHECK_OK(coordinator.submit(1, a, kStart));
   auto responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].late, std::vector<int>{2});
+  CHECK_EQ(responses[0].left_out, std::vector<int>{2});
   CHECK_OK(coordinator.submit(0, b, kStart));
   responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].late, std::vector<int>{2});
+  CHECK_EQ(responses[0].left_out, std::vector<int>{2});
+}
+
+// Submits an all-reduce on these ranks, each a millisecond after the one before.
+void submit_late(Coordinator& coordinator, const std::vector<int>& ranks,
+                 Coordinator::TimePoint at) {
+  const Request request = late_request("a", call_of(2, 40ms, /*bound=*/4));
+  for (const int rank : ranks) {
+    at += 1ms;
+    CHECK_OK(coordinator.submit(rank, request, at, {at, at, false}));
+  }
+}
+
+constexpr Coordinator::TimePoint kBegin = kStart + 1h;
+
+TEST(step_clock_has_a_late_rank_be_late_until_its_step_closes) {
+  StepClock clock(3, 0);
+  Coordinator coordinator = make_coordinator(3);
+  coordinator.add(clock);
+  LateGradients late(coordinator);
+  coordinator.add(late);
+  submit_late(coordinator, {0, 1, 2}, kBegin);
+  (void)coordinator.take_responses();
+  for (int step = 1; step < 4; ++step) {
+    submit_late(coordinator, {0, 1}, kBegin + step * 100ms);
+    coordinator.decide(kBegin + step * 100ms + 50ms);
+    CHECK_EQ(coordinator.take_responses().size(), std::size_t{1});
+  }
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 2U);
+  CHECK_EQ(report.ranks[2].last, 2U);
+  CHECK(report.ranks[2].late_between == 2ms + 49ms);
+  CHECK(report.ranks[0].waiting == 2ms + 49ms);
+  for (const StepClock::Rank& rank : report.ranks) {
+    CHECK(rank.backward + rank.waiting + rank.communicating + rank.between > 0ms);
+  }
+}
+
+TEST(late_terms_survive_a_round_trip) {
+  Submit submit;
+  submit.requests = {late_request("a", {}),
+                     late_request("b", {"optimizer", 7, 3, 250'000, 4, false})};
+  submit.requests[0].terms = {};
+  const Bytes frame = encode_submit(submit);
+  Submit read;
+  CHECK(decode_submit(std::span(frame).subspan(5), read));
+  CHECK(read.requests == submit.requests);
+  CHECK_EQ(LateTerms::of(read.requests[1].terms).step, std::uint64_t{7});
+  submit.requests[1].terms = {};
+  CHECK_EQ(frame.size() - encode_submit(submit).size(), std::size_t{2 + 9 + 8 + 4 + 8 + 4 + 1});
+  CHECK(read.requests != submit.requests);
+}
+
+TEST(late_terms_without_a_quorum_a_bound_or_a_time_are_refused) {
+  const auto travels = [](const LateTerms& call) {
+    Submit submit;
+    submit.requests = {late_request("a", call)};
+    const Bytes frame = encode_submit(submit);
+    Submit read;
+    return decode_submit(std::span(frame).subspan(5), read);
+  };
+  CHECK(travels({"key", 0, 1, 0, 1, true}));
+  for (const LateTerms& bad :
+       {LateTerms{"key", 0, 0, 0, 1, true}, LateTerms{"key", 0, 1, 0, 0, true},
+        LateTerms{"key", 0, 1, -1, 1, true}, LateTerms{"key", 0, 1, kMaxGraceUs + 1, 1, true}}) {
+    CHECK(!travels(bad));
+  }
 }
 
 }  // namespace hvdlite::testing::late_gradients

@@ -10,8 +10,9 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "engine/late_results.h"
 #include "negotiation/late_gradients/late_gradients.h"
+#include "negotiation/late_gradients/late_results.h"
+#include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients_model {
 
@@ -37,12 +38,14 @@ struct Collective {
 };
 
 struct Rank {
-  Rank(int rank, int size) : attendance(rank, size), late(rank, queue, attendance) {}
+  Rank(int rank, int size)
+      : late(rank, size, [this](const EntryPtr& entry, Status status) {
+          queue.finish(entry, std::move(status));
+        }) {}
 
   Trace trace;
   Timeline timeline{trace};
   TensorQueue queue{timeline};
-  Attendance attendance;
   LateResults late;
   ResponseCache cache{100};
   std::unordered_map<std::string, EntryPtr> pending;
@@ -135,9 +138,9 @@ class Model {
     }
     for (const EntryPtr& entry : one.handles) check_result(rank, *entry);
     one.handles.clear();
-    CHECK(one.attendance.waiting(case_.call.key) <= static_cast<int>(case_.call.bound));
+    CHECK(one.late.attendance().waiting(case_.call.key) <= static_cast<int>(case_.call.bound));
     if (++one.step == steps_of(rank)) return join(rank);
-    one.skips = one.attendance.waiting(case_.call.key) > 0;
+    one.skips = one.late.attendance().waiting(case_.call.key) > 0;
     for (int bucket = 0; bucket < case_.buckets; ++bucket) one.left.push_back(bucket);
     std::shuffle(one.left.begin(), one.left.end(), random_);
     one.values.assign(static_cast<std::size_t>(case_.buckets), std::vector<double>(elements()));
@@ -159,12 +162,13 @@ class Model {
     entry->request.tensors[0].dtype = entry->request.tensors[0].wire = DataType::kFloat64;
     entry->request.op = ReduceOp::kAverage;
     entry->request.weighted = true;
-    entry->request.late_terms = case_.call;
-    entry->request.late_terms->step = static_cast<std::uint64_t>(one.step);
+    auto terms = std::make_shared<LateTerms>(case_.call);
+    terms->step = static_cast<std::uint64_t>(one.step);
+    entry->request.terms = std::move(terms);
     entry->key = entry->request.key();
     entry->inputs = {values.data()};
     entry->outputs = {values.data()};
-    entry->skips = one.skips;
+    LateEntry::of(*entry).skips = one.skips;
     if (one.skips) entry->weight = 0;
     CHECK_OK(one.queue.push(entry));
     one.submitted.push_back(entry);
@@ -191,7 +195,7 @@ class Model {
     one.submitted.pop_front();
     (void)one.queue.take();
     one.to_coordinator.push_back(entry->request);
-    if (!entry->request.late_terms || !one.late.take(entry)) one.pending[entry->key] = entry;
+    if (!entry->request.terms || !one.late.take(entry)) one.pending[entry->key] = entry;
     return true;
   }
 
@@ -219,10 +223,10 @@ class Model {
   void check_late(const Response& response) {
     if (response.request.kind == Kind::kJoin) return;
     auto& late = late_[response.request.name];
-    late.push_back(response.late);
+    late.push_back(response.left_out);
     for (const auto& [name, others] : late_) {
       if (others.size() < late.size() || case_.joins_after < case_.steps) continue;
-      CHECK(others[late.size() - 1] == response.late);
+      CHECK(others[late.size() - 1] == response.left_out);
     }
   }
 
@@ -266,16 +270,16 @@ class Model {
       return;
     }
     if (request.kind == Kind::kJoin) {
-      one.late.clear();
+      one.late.all_joined();
       return one.queue.finish(entry, Status());
     }
-    if (among(response.late)) {
-      auto proxy = one.late.answer_late(request, response.late, std::move(entry));
+    if (among(response.left_out)) {
+      auto proxy = one.late.answered_without(request, response.left_out, std::move(entry));
       CHECK_OK(proxy.status());
       entry = std::move(proxy.value());
     } else {
       CHECK(entry != nullptr);
-      one.late.answer(*entry, response.late);
+      one.late.answered(*entry, response.left_out);
     }
     Collective& collective = collectives_[one.collectives - 1];
     collective.sum.resize(elements());
@@ -288,7 +292,7 @@ class Model {
   }
 
   // The rank has the result of its step, like all others.
-  void check_result(int rank, const Entry& entry) {
+  void check_result(int rank, Entry& entry) {
     const Rank& one = *ranks_[rank];
     const auto& results = results_[entry.request.name];
     CHECK(static_cast<int>(results.size()) > one.step);
@@ -296,7 +300,7 @@ class Model {
     const std::vector<double>& result = results[static_cast<std::size_t>(one.step)];
     CHECK(std::memcmp(entry.outputs[0], result.data(), 8 * elements()) == 0);
     const bool counted = result[gradient(rank, one.step)] > 0.5;
-    CHECK_EQ(counted, !entry.completion->late && !entry.skips);
+    CHECK_EQ(counted, !LateEntry::of(entry).late && !LateEntry::of(entry).skips);
   }
 
   // Each gradient is in one sum at most, and in one sum unless it was late in the end, its rank has

@@ -5,7 +5,6 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/late_gradients/late_gradients.h"
 #include "negotiation/step_clock/step_clock.h"
 #include "negotiation/waits/stalls.h"
 
@@ -230,38 +229,6 @@ TEST(step_clock_begins_anew_where_names_do_not_come_again) {
   run(clock, with_late(2, 1, 30ms, 0ms));
   CHECK(clock.report().steps >= 10U);
   CHECK(clock.report().ranks[1].last >= 10U);
-}
-
-// Submits an all-reduce with late terms on these ranks, each a millisecond after the one before.
-void submit_late(Coordinator& coordinator, const std::vector<int>& ranks, Duration at) {
-  Request request = allreduce_of("a", 1);
-  request.late_terms = LateTerms{"roll", 0, 2, 40'000, 4, true};  // two ranks and 40 ms
-  for (const int rank : ranks) {
-    const Arrival sent = alone(at += 1ms);
-    CHECK_OK(coordinator.submit(rank, request, sent.last, sent));
-  }
-}
-
-TEST(step_clock_has_a_late_rank_be_late_until_its_step_closes) {
-  StepClock clock(3, 0);
-  Coordinator coordinator(3, 100);
-  coordinator.add(clock);
-  coordinator.add_set(world_of(3));
-  LateGradients late(coordinator);
-  coordinator.add(late);
-  submit_late(coordinator, {0, 1, 2}, 0ms);
-  (void)coordinator.take_responses();
-  for (int step = 1; step < 4; ++step) {
-    submit_late(coordinator, {0, 1}, step * 100ms);
-    coordinator.decide(kBegin + step * 100ms + 50ms);
-    CHECK_EQ(coordinator.take_responses().size(), std::size_t{1});
-  }
-  const StepClock::Report report = clock.report();
-  CHECK_EQ(report.steps, 2U);
-  CHECK_EQ(report.ranks[2].last, 2U);
-  CHECK(report.ranks[2].late_between == 2ms + 49ms);
-  CHECK(report.ranks[0].waiting == 2ms + 49ms);
-  for (const StepClock::Rank& rank : report.ranks) CHECK(sum(rank) > 0ms);
 }
 
 TEST(stalls_are_those_that_have_waited_the_longest) {

@@ -83,49 +83,20 @@ TEST(wire_respond_survives_a_round_trip) {
   CHECK_EQ(read[2].error.failed_rank(), 2);
 }
 
-TEST(wire_late_terms_and_late_ranks_survive_a_round_trip) {
-  Submit submit;
-  submit.requests = {sample_request(), sample_request()};
-  submit.requests[0].weighted = true;
-  const std::size_t without = encode_submit(submit).size();
-  LateTerms call{"optimizer", 7, 3, 250'000, 4, false};
-  submit.requests[1].late_terms = call;
-  const Bytes frame = encode_submit(submit);
-  CHECK_EQ(frame.size() - without, std::size_t{2 + 9 + 8 + 4 + 8 + 4 + 1});
-  Submit read;
-  CHECK(decode_submit(body_of(frame), read));
-  CHECK(read.requests == submit.requests);
-  CHECK_EQ(read.requests[1].late_terms->step, std::uint64_t{7});
+TEST(wire_members_left_out_survive_a_round_trip) {
   std::vector<Response> responses(5);
   for (std::uint32_t id = 0; id < 5; ++id) responses[id].cache_id = id;
   const std::size_t nobody = encode_respond(responses).size();
-  responses[1].late = {0, 2};
-  responses[2].late = {0, 2};
-  responses[3].late = {1};
+  responses[1].left_out = {0, 2};
+  responses[2].left_out = {0, 2};
+  responses[3].left_out = {1};
   const Bytes answer = encode_respond(responses);
   // Once for each change: a form, a count, and the ranks.
   CHECK_EQ(answer.size() - nobody, std::size_t{3 * 5 + 3 * 4});
   std::vector<Response> got;
   CHECK(decode_respond(body_of(answer), got));
   CHECK_EQ(got.size(), responses.size());
-  for (std::size_t i = 0; i < got.size(); ++i) CHECK_EQ(got[i].late, responses[i].late);
-}
-
-TEST(wire_refuses_late_terms_without_a_quorum_a_bound_or_a_time) {
-  const LateTerms good{"key", 0, 1, 0, 1, true};
-  const auto travels = [](const LateTerms& call) {
-    Submit submit;
-    submit.requests = {sample_request()};
-    submit.requests[0].late_terms = call;
-    Submit read;
-    return decode_submit(body_of(encode_submit(submit)), read);
-  };
-  CHECK(travels(good));
-  for (const LateTerms& bad :
-       {LateTerms{"key", 0, 0, 0, 1, true}, LateTerms{"key", 0, 1, 0, 0, true},
-        LateTerms{"key", 0, 1, -1, 1, true}, LateTerms{"key", 0, 1, kMaxGraceUs + 1, 1, true}}) {
-    CHECK(!travels(bad));
-  }
+  for (std::size_t i = 0; i < got.size(); ++i) CHECK_EQ(got[i].left_out, responses[i].left_out);
 }
 
 // A list of numbers means splits and rows, or ranks, a set and the last rank to join.

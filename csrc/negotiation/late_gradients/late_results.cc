@@ -1,4 +1,4 @@
-#include "engine/late_results.h"
+#include "negotiation/late_gradients/late_results.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,8 +7,47 @@
 
 #include "entry/entry_check.h"
 #include "kernels/fold.h"
+#include "wire/late_terms.h"
 
 namespace hvdlite {
+
+Status LateResults::check(const Entry& entry, const Group& group, bool elastic) const {
+  const Request& request = entry.request;
+  const LateTerms& terms = LateTerms::of(request.terms);
+  if (request.kind != Kind::kAllreduce || !request.weighted) {
+    return invalid_call(request, "late gradients are of an allreduce by average");
+  }
+  for (const TensorShape& tensor : request.tensors) {
+    if (tensor.device == DeviceType::kGpu) {
+      return invalid_call(request,
+                          "late gradients are in host memory, because results wait there for "
+                          "ranks that are late; copy the gradients to the host");
+    }
+    if (!is_floating(tensor.dtype)) {
+      return invalid_call(
+          request, "'" + request.tensor_name(tensor) + "', of dtype " +
+                       std::string(name_of(tensor.dtype)) +
+                       ", cannot be given late; late gradients are real floating-point tensors");
+    }
+  }
+  if (terms.key.empty() || terms.key.size() > kMaxNameBytes) {
+    return invalid_call(request, "the key of late gradients has 1 to 512 bytes");
+  }
+  if (terms.quorum < 1 || terms.quorum > group.ranks.size()) {
+    return invalid_call(request, "the quorum of late gradients is a number of ranks from 1 to " +
+                                     std::to_string(group.ranks.size()) + ", not " +
+                                     std::to_string(terms.quorum));
+  }
+  if (terms.bound < 1 || terms.grace_us < 0 || terms.grace_us > kMaxGraceUs) {
+    return invalid_call(request,
+                        "late gradients have a bound of at least one step, and a grace from 0 "
+                        "to 2^40 microseconds");
+  }
+  if (!elastic) return Status();
+  return invalid_call(request,
+                      "an elastic job has no late gradients: what waits for a late rank would "
+                      "be lost with the world; train it without `late`");
+}
 
 LateResults::Memory LateResults::allocate(std::uint64_t bytes) {
   if (auto node = spare_.extract(bytes)) return std::move(node.mapped());
@@ -23,11 +62,12 @@ EntryPtr LateResults::make_proxy(const Request& request) {
   auto proxy = std::make_shared<Entry>();
   proxy->request = request;
   proxy->weight = 0;
+  std::vector<Memory>& memory = LateEntry::of(*proxy).memory;
   for (const TensorShape& tensor : request.tensors) {
-    proxy->own_memory.push_back(allocate(tensor.bytes()));
-    if (proxy->own_memory.back() == nullptr) return nullptr;
-    proxy->inputs.push_back(proxy->own_memory.back().get());
-    proxy->outputs.push_back(proxy->own_memory.back().get());
+    memory.push_back(allocate(tensor.bytes()));
+    if (memory.back() == nullptr) return nullptr;
+    proxy->inputs.push_back(memory.back().get());
+    proxy->outputs.push_back(memory.back().get());
   }
   return proxy;
 }
@@ -43,13 +83,13 @@ bool LateResults::take(const EntryPtr& entry) {
 }
 
 void LateResults::attach(Name& name, const WaitingPtr& waiting, EntryPtr late) {
-  const LateTerms& call = *late->request.late_terms;
+  const LateTerms& call = LateTerms::of(late->request.terms);
   const bool folds = call.fold && late->weight > 0;
-  attendance_.taken(call.key, late->request.name, waiting->step, late->skips, folds);
+  attendance_.taken(call.key, late->request.name, waiting->step, LateEntry::of(*late).skips, folds);
   waiting->late = std::move(late);
   if (folds) {
     if (Status status = stand(name, *waiting->late, waiting->number); !status.ok()) {
-      return queue_.finish(std::exchange(waiting->late, nullptr), std::move(status));
+      return finish_(std::exchange(waiting->late, nullptr), std::move(status));
     }
   }
   Completion& end = *waiting->proxy->completion;
@@ -87,16 +127,15 @@ Status LateResults::stand(Name& name, const Entry& late, std::uint64_t number) {
   return Status();
 }
 
-void LateResults::answer(Entry& entry, const std::vector<int>& late) {
+void LateResults::answered(Entry& entry, const std::vector<int>& late) {
   Name& name = names_[entry.key];
-  const LateTerms& call = *entry.request.late_terms;
-  (void)attendance_.answered(call.key, entry.request.name, late);
+  (void)attendance_.answered(LateTerms::of(entry.request.terms).key, entry.request.name, late);
   merge(name, entry);
   ++name.answers;
 }
 
-Result<EntryPtr> LateResults::answer_late(const Request& request, const std::vector<int>& late,
-                                          EntryPtr crossed) {
+Result<EntryPtr> LateResults::answered_without(const Request& request, const std::vector<int>& late,
+                                               EntryPtr crossed) {
   auto waiting = std::make_shared<Waiting>();
   waiting->proxy = make_proxy(request);
   if (waiting->proxy == nullptr) {
@@ -104,13 +143,13 @@ Result<EntryPtr> LateResults::answer_late(const Request& request, const std::vec
                  describe(request) + ": there is no memory for a result that waits for rank " +
                      std::to_string(rank_) + ", which is late",
                  rank_);
-    if (crossed != nullptr) queue_.finish(crossed, error);
+    if (crossed != nullptr) finish_(crossed, error);
     return error;
   }
   Name& name = names_[request.key()];
   merge(name, *waiting->proxy);
   waiting->number = name.answers++;
-  waiting->step = attendance_.answered(request.late_terms->key, request.name, late);
+  waiting->step = attendance_.answered(LateTerms::of(request.terms).key, request.name, late);
   EntryPtr proxy = waiting->proxy;
   if (crossed != nullptr) {
     attach(name, waiting, std::move(crossed));
@@ -120,7 +159,7 @@ Result<EntryPtr> LateResults::answer_late(const Request& request, const std::vec
   return proxy;
 }
 
-void LateResults::answer_error(const std::string& key, const Status& error) {
+void LateResults::failed_without(const std::string& key, const Status& error) {
   auto waiting = std::make_shared<Waiting>();
   waiting->proxy = std::make_shared<Entry>();
   waiting->proxy->completion->finish(error);
@@ -143,7 +182,7 @@ void LateResults::merge(Name& name, Entry& entry) {
     give_back(std::move(standing.sums[i]), tensors[i].count() * fold_size_of(tensors[i].dtype));
   }
   entry.weight = total;
-  attendance_.folded(entry.request.late_terms->key, name.answers - standing.oldest);
+  attendance_.folded(LateTerms::of(entry.request.terms).key, name.answers - standing.oldest);
 }
 
 void LateResults::deliver(Waiting& waiting) {
@@ -165,12 +204,13 @@ void LateResults::deliver(Waiting& waiting) {
     }
     late->completion->members = proxy.completion->members;
     late->completion->epoch = proxy.completion->epoch;
-    late->completion->late = true;
+    LateEntry::of(*late).late = true;
   }
-  for (std::size_t i = 0; i < proxy.own_memory.size(); ++i) {
-    give_back(std::move(proxy.own_memory[i]), proxy.request.tensors[i].bytes());
+  std::vector<Memory>& memory = LateEntry::of(proxy).memory;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    give_back(std::move(memory[i]), proxy.request.tensors[i].bytes());
   }
-  queue_.finish(late, std::move(status));
+  finish_(late, std::move(status));
 }
 
 void LateResults::forget(std::uint32_t process_set) {
@@ -178,7 +218,7 @@ void LateResults::forget(std::uint32_t process_set) {
   std::erase_if(names_, [&](const auto& one) { return one.first.starts_with(prefix); });
 }
 
-void LateResults::clear() {
+void LateResults::all_joined() {
   names_.clear();
   spare_.clear();
   attendance_.clear();

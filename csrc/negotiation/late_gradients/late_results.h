@@ -1,5 +1,6 @@
-// This rank's part in late gradients (negotiation/late_gradients), where it is late: what takes
-// part instead of it, the results that wait for it, and the gradients that wait for a later step.
+// This rank's part in late gradients, where it is late: what takes part instead of it, the results
+// that wait for it, and the gradients that wait for a later step. late_gradients.h is rank 0's
+// part.
 //
 // Words: where an answer names this rank late, an entry of the engine's own takes part in the
 // collective, the *proxy*. Its result *waits* until the submission of the name comes, first in,
@@ -9,44 +10,64 @@
 // "drop" it is forgotten.
 //
 // A late entry may come before its answer (they cross), between the answer and the end of the
-// collective, or after it. The negotiator owns it; only the runner calls it.
+// collective, or after it. Engine parts own it. Only the runner calls it, except check() and
+// attendance(), which any thread calls.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "entry/entry.h"
-#include "execution/attendance.h"
-#include "execution/tensor_queue.h"
+#include "entry/rank_extension.h"
+#include "negotiation/late_gradients/attendance.h"
 
 namespace hvdlite {
 
-class LateResults {
- public:
-  // All borrowed.
-  LateResults(int rank, TensorQueue& queue, Attendance& attendance)
-      : rank_(rank), queue_(queue), attendance_(attendance) {}
+// What an entry with late terms has besides.
+struct LateEntry : Attachment {
+  using Memory = std::unique_ptr<std::byte[]>;
 
-  // This rank has submitted an entry that does not wait for all ranks. True: it is late, and ends
-  // when its result is there.
-  bool take(const EntryPtr& entry);
-  // The answer to the entry, which participates, with these ranks late: the standing gradient of
-  // its name goes into what the entry gives.
-  void answer(Entry& entry, const std::vector<int>& late);
+  bool skips = false;  // the submitter gives nothing, now and where it is late; its weight is 0
+  bool late = false;   // the result is that of the others. Read it after the entry's end
+  std::vector<Memory> memory;  // a proxy's, by tensor
+
+  static LateEntry& of(Entry& entry) {
+    if (entry.attachment == nullptr) entry.attachment = std::make_unique<LateEntry>();
+    return static_cast<LateEntry&>(*entry.attachment);
+  }
+};
+
+class LateResults : public RankExtension {
+ public:
+  using Finish = std::function<void(const EntryPtr&, Status)>;  // as TensorQueue::finish()
+
+  LateResults(int rank, int size, Finish finish)
+      : rank_(rank), finish_(std::move(finish)), attendance_(rank, size) {}
+
+  bool decides() const override { return true; }
+  Status check(const Entry& entry, const Group& group, bool elastic) const override;
+  // This rank has submitted an entry. True: it is late, and ends when its result is there.
+  bool take(const EntryPtr& entry) override;
+  // The answer to an entry that participates: the standing gradient of its name goes into what the
+  // entry gives.
+  void answered(Entry& entry, const std::vector<int>& late) override;
   // The answer to a request that this rank is late with. `crossed`: its late entry, where that came
   // before, or null. Returns the proxy. kInternal: there is no memory for it.
-  Result<EntryPtr> answer_late(const Request& request, const std::vector<int>& late,
-                               EntryPtr crossed);
+  Result<EntryPtr> answered_without(const Request& request, const std::vector<int>& late,
+                                    EntryPtr crossed) override;
   // This rank is late with what has ended with an error, before any collective: the error waits.
-  void answer_error(const std::string& key, const Status& error);
+  void failed_without(const std::string& key, const Status& error) override;
+  // What waits and stands is dropped.
+  void forget(std::uint32_t process_set) override;
+  void all_joined() override;
 
-  // The process set is gone, or all ranks have joined: what waits and stands is dropped.
-  void forget(std::uint32_t process_set);
-  void clear();
+  const Attendance& attendance() const { return attendance_; }
 
  private:
   // A result that waits.
@@ -69,7 +90,7 @@ class LateResults {
     std::uint64_t answers = 0;
   };
 
-  using Memory = std::unique_ptr<std::byte[]>;
+  using Memory = LateEntry::Memory;
 
   // Memory of so many bytes, which is written already where it has been used before: fresh pages
   // would make all ranks wait. Null: there is none.
@@ -86,8 +107,8 @@ class LateResults {
   void deliver(Waiting& waiting);
 
   const int rank_;
-  TensorQueue& queue_;
-  Attendance& attendance_;
+  const Finish finish_;
+  Attendance attendance_;
   std::unordered_map<std::string, Name> names_;           // by Request::key()
   std::unordered_multimap<std::uint64_t, Memory> spare_;  // by bytes
 };

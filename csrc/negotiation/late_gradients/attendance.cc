@@ -1,4 +1,4 @@
-#include "execution/attendance.h"
+#include "negotiation/late_gradients/attendance.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 // rank's own step, when it submits a name a second time. Results *wait* from the answer until this
 // rank submits the name that it was late with; a step waits *whole* when all its results do.
 //
-// Engine parts own it. The runner calls the functions that write, any thread the others; the mutex
+// LateResults owns it. The runner calls the functions that write, any thread the others; the mutex
 // guards all.
 #pragma once
 

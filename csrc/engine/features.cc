@@ -1,0 +1,29 @@
+#include "engine/features.h"
+
+#include <utility>
+
+#include "negotiation/late_gradients/late_gradients.h"
+#include "negotiation/late_gradients/late_results.h"
+#include "negotiation/waits/deadlock.h"
+#include "negotiation/waits/stall_monitor.h"
+
+namespace hvdlite {
+
+std::vector<std::unique_ptr<Extension>> add_features(Coordinator& coordinator, EngineParts& parts) {
+  std::vector<std::unique_ptr<Extension>> made;
+  made.push_back(std::make_unique<DeadlockWatch>(parts.config.deadlock_grace, coordinator));
+  made.push_back(std::make_unique<StallMonitor>(parts.config, coordinator, parts.live.stalls));
+  made.push_back(std::make_unique<LateGradients>(coordinator));
+  for (const auto& extension : made) coordinator.add(*extension);
+  coordinator.add(parts.live.steps);
+  return made;
+}
+
+void add_features(EngineParts& parts) {
+  parts.extensions.add(std::make_unique<LateResults>(
+      parts.rank, parts.size, [&parts](const EntryPtr& entry, Status status) {
+        parts.queue.finish(entry, std::move(status));
+      }));
+}
+
+}  // namespace hvdlite

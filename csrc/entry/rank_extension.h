@@ -1,0 +1,97 @@
+// An optional feature of the engine, as this rank's side of it sees it: the counterpart of
+// negotiation/extension.h, which is rank 0's. The engine calls each extension that it was given
+// (engine/features.h) and knows none of them by name.
+//
+// One extension *decides* about entries whose requests have terms (wire/terms.h): rank 0 may answer
+// such a request without this rank, which then is *left out*. What takes part instead of this
+// rank's entry, and when that entry ends, is the extension's. It may keep what it needs for that in
+// the attachment of an entry.
+//
+// Every hook does nothing unless an extension overrides it. Only the runner calls them, except
+// check(), which any thread calls. An entry without terms costs no call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "entry/entry.h"
+#include "transport/topology.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+class RankExtension {
+ public:
+  RankExtension() = default;
+  virtual ~RankExtension() = default;
+  RankExtension(const RankExtension&) = delete;
+  RankExtension& operator=(const RankExtension&) = delete;
+
+  // Whether it decides about entries with terms. RankExtensions asks once.
+  virtual bool decides() const { return false; }
+
+  // The engine calls the next five only where the extension decides.
+  // What is wrong with an entry of this process set, which has passed check_entry():
+  // kInvalidArgument.
+  virtual Status check(const Entry& /*entry*/, const Group& /*group*/, bool /*elastic*/) const {
+    return Status();
+  }
+  // This rank has submitted the entry. True: its request was answered without it, and the extension
+  // ends it.
+  virtual bool take(const EntryPtr& /*entry*/) { return false; }
+  // The answer to an entry that counts, without these members.
+  virtual void answered(Entry& /*entry*/, const std::vector<int>& /*left_out*/) {}
+  // The answer to a request that leaves this rank out. `crossed`: its entry, where that came before
+  // the answer, or null; the extension ends it. Returns what takes part instead. An error ends the
+  // world.
+  virtual Result<EntryPtr> answered_without(const Request& /*request*/,
+                                            const std::vector<int>& /*left_out*/,
+                                            EntryPtr crossed) {
+    return crossed;
+  }
+  // The request of this key has ended with an error, without this rank's entry.
+  virtual void failed_without(const std::string& /*key*/, const Status& /*error*/) {}
+
+  // A process set is gone. All ranks have joined, and take part again.
+  virtual void forget(std::uint32_t /*process_set*/) {}
+  virtual void all_joined() {}
+};
+
+// The extensions of an engine, whose parts own them.
+class RankExtensions {
+ public:
+  // Before the engine takes entries. Only one extension may decide.
+  void add(std::unique_ptr<RankExtension> extension) {
+    if (extension->decides()) decider_ = extension.get();
+    all_.push_back(std::move(extension));
+  }
+  // Returns the extension that decides about the request, or null where it waits for all members.
+  RankExtension* decider_of(const Request& request) const {
+    return request.waits_for_all() ? nullptr : decider_;
+  }
+  RankExtension* decider() const { return decider_; }
+  void forget(std::uint32_t process_set) {
+    for (const auto& extension : all_) extension->forget(process_set);
+  }
+  void all_joined() {
+    for (const auto& extension : all_) extension->all_joined();
+  }
+  // The extension of this class, for callers that ask it something; null where there is none.
+  template <typename Feature>
+  const Feature* find() const {
+    for (const auto& extension : all_) {
+      if (const auto* found = dynamic_cast<const Feature*>(extension.get())) return found;
+    }
+    return nullptr;
+  }
+
+ private:
+  std::vector<std::unique_ptr<RankExtension>> all_;
+  RankExtension* decider_ = nullptr;  // the one of them that decides
+};
+
+}  // namespace hvdlite
