@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/self_backend.h"
 #include "base/mutex.h"
 #include "check.h"
 #include "engine/engine_worlds.h"

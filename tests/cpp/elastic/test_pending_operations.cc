@@ -1,5 +1,6 @@
 // Entries between two worlds: submitted in the gap, to engines of long ago, and while a worker
 // leaves.
+#include "backend/self_backend.h"
 #include "elastic_worlds.h"
 
 using namespace hvdlite;

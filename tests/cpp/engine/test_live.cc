@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/self_backend.h"
 #include "check.h"
 #include "engine_worlds.h"
 #include "execution/events.h"

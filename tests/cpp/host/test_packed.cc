@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/self_backend.h"
 #include "backend_worlds.h"
 #include "check.h"
 #include "cpp/engine/engine_worlds.h"
