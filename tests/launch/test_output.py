@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import base_environment
+from hvdlite.launch.output.console import Console
 from launch.marked import MarkedJob, python
 from launcher import end_launcher, launcher_command, run_launcher, start_launcher
 from patience import HANG, Stopwatch, wait_until
@@ -275,3 +276,19 @@ def test_one_descriptor_closed_from_the_start(stream: str) -> None:
     )
     assert done.returncode in (0, 1)
     assert "Traceback" not in done.stderr
+
+
+def test_last_words_of_the_launcher_are_written_by_a_thread_that_gets_no_core(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write = Console._write_all
+
+    def late(console: Console, fd: int, data: bytes) -> None:
+        time.sleep(0.2)  # as on a busy machine, where the launcher's own thread goes on
+        write(console, fd, data)
+
+    monkeypatch.setattr(Console, "_write_all", late)
+    with Console() as console:
+        assert console.drained(0.0)
+        console.note("the job was none")
+    assert capfd.readouterr().err == "hvdlite-run: the job was none\n"

@@ -24,6 +24,7 @@ _CAPACITY = 4 << 20  # queued bytes; while there are more, the console is full
 _END = -1  # in place of a descriptor: ends the thread; queued last
 _NOTHING = -2  # in place of a descriptor: only the rows below the output have changed
 _PACE = 0.05  # seconds from one drawing of these rows until they are erased for more output
+_LAST_WORDS = 10.0  # seconds for what was said after the last wait; a busy machine needs a moment
 _LONGEST_WITHOUT = 0.25  # seconds that they are missing while much output comes
 
 
@@ -42,6 +43,7 @@ class Console:
         self._queue: deque[tuple[int, bytes | None]] = deque()  # None: close the descriptor
         self._bytes = 0
         self._failed: dict[int, OSError] = {}
+        self._given_up = False  # the last wait for the queue was in vain
         self._region: Region | None = None
         self._region_fd = STDERR
         self._changes = False  # whether the rows of the region are to be drawn, or erased for good
@@ -53,10 +55,16 @@ class Console:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread once it has written what is queued; do not wait for it."""
+        """End the thread once it has written what is queued, and wait for that.
+
+        The process ends soon, and would take the launcher's last words with it. It does not wait if
+        the last wait was in vain, because the reader of the output may never read on.
+        """
         with self._changed:
             self._queue.append((_END, None))
             self._changed.notify_all()
+        if not self._given_up:
+            self._thread.join(_LAST_WORDS)
 
     def is_terminal(self, fd: int) -> bool:
         """Return whether the descriptor is a terminal."""
@@ -138,9 +146,11 @@ class Console:
         with self._changed:
             while self._bytes or self._queue or self._changes:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                self._given_up = left <= 0
+                if self._given_up:
                     return False
                 self._changed.wait(left)
+            self._given_up = False
         return True
 
     def _run(self) -> None:
