@@ -39,35 +39,22 @@ def trained(output: str) -> list[tuple[int, list[float]]]:
     return [(int(row[0]), [float(value) for value in row[1:]]) for row in rows if row]
 
 
-def alone(trainer: str, folder: Path) -> list[float]:
-    """Train in one process; return the parameters."""
-    ((size, parameters),) = trained(run(str(SCRIPT), trainer, "1", folder=folder))
-    assert size == 1
-    return parameters
-
-
-@pytest.fixture(scope="module")
-def plain_alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Train alone by torch; but for transformers, which shuffles, every trainer equals it."""
-    return alone("plain", tmp_path_factory.mktemp("plain"))
-
-
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_trainer_finds_the_ranks_and_trains_as_one_process_does(
-    trainer: str, plain_alone: list[float], tmp_path: Path
+    trainer: str, tmp_path: Path
 ) -> None:
     pytest.importorskip({"lightning": "pytorch_lightning", "plain": "torch"}.get(trainer, trainer))
     ours = run_launcher("-np", "2", str(SCRIPT), trainer, "2", cwd=tmp_path)
     assert ours.returncode == 0, ours.stdout + ours.stderr
+    torchruns = run(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *(str(SCRIPT), trainer, "2"),
+        folder=tmp_path,
+    )
     ranks = trained(ours.stdout)
     assert [size for size, _ in ranks] == [2, 2]
     assert ranks[0] == ranks[1]
-    if trainer == "plain":  # The others read the same variables.
-        torchruns = run(
-            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *(str(SCRIPT), trainer, "2"),
-            folder=tmp_path,
-        )
-        assert ranks == trained(torchruns)
-    expected = alone(trainer, tmp_path) if trainer == "transformers" else plain_alone
-    assert ranks[0][1] == pytest.approx(expected, rel=1e-5)
+    assert ranks == trained(torchruns)
+    ((size, alone),) = trained(run(str(SCRIPT), trainer, "1", folder=tmp_path))
+    assert size == 1
+    assert ranks[0][1] == pytest.approx(alone, rel=1e-5)

@@ -20,7 +20,7 @@ class Cycle:
     paused: set[int] = field(default_factory=set)  # numbers of backwards that only accumulate
     backwards: int = 0  # that have ended, paused ones not counted
     seen_in: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter, the last of them
-    ready: dict[GradientBucket, int] = field(default_factory=dict)  # gradients that are, by bucket
+    ready: dict[GradientBucket, int] = field(default_factory=dict)  # gradients, by bucket
     failure: HvdliteError | None = None  # of the first submission that failed
 
     def count(self, param: torch.Tensor, paused: bool) -> tuple[int, bool]:
