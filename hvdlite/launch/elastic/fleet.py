@@ -23,32 +23,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from hvdlite.launch.process.placement import Placement, place_as
+from hvdlite.launch.process.placement import place_as
+from hvdlite.launch.process.starts import Start, pause_after
 
-FIRST_WAIT = 1.0  # seconds that a slot waits after the first death in it
-LONGEST_WAIT = 60.0
 _GOOD_LIFE = 60.0  # seconds after which an earlier death in the slot does not count any more
 _DEATHS = 3  # so many deaths on a host in `_DEATHS_WITHIN` seconds put it away
 _DEATHS_WITHIN = 60.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """A worker to start.
-
-    Attributes:
-        worker: its number.
-        host: the name of its host.
-        slot: its slot there, from 0.
-        joiner: whether it is started after the first ones.
-        placement: the numbers that its environment gets: those that it will probably have.
-    """
-
-    worker: int
-    host: str
-    slot: int
-    joiner: bool
-    placement: Placement
 
 
 @dataclass
@@ -197,7 +177,7 @@ class Fleet:
         host = self._hosts[one.host]
         slot = host.slot(one.slot)
         slot.deaths = 1 if now - one.since >= _GOOD_LIFE else slot.deaths + 1
-        slot.ready_at = now + min(FIRST_WAIT * 2 ** min(slot.deaths - 1, 10), LONGEST_WAIT)
+        slot.ready_at = now + pause_after(slot.deaths)
         if not blames:
             return
         host.died_at.append(now)

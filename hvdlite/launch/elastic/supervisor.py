@@ -11,9 +11,8 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from hvdlite.launch.description import counted
 from hvdlite.launch.elastic.actions import (
@@ -29,18 +28,16 @@ from hvdlite.launch.elastic.actions import (
     Warn,
     Went,
 )
-from hvdlite.launch.elastic.agents import Agents
 from hvdlite.launch.elastic.discovery import Discovery
-from hvdlite.launch.elastic.fleet import Fleet, Start
+from hvdlite.launch.elastic.fleet import Fleet
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.loop import GRACE, Stop
-from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import Failure, root_failure
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.inbox import PASSED_ON
+from hvdlite.launch.process.starts import Start
 from hvdlite.launch.process.stopped import StoppedWatch
-from hvdlite.launch.supervisor import AnyRank, Supervisor
-from hvdlite.launch.view import View
+from hvdlite.launch.supervisor import AnyRank, Desk, Supervisor
 
 _RECENT = 60.0  # seconds before a failure in which another one may belong to the same story
 
@@ -52,12 +49,10 @@ class Timing:
     Attributes:
         heartbeat: how long a worker may be stopped until it is evicted.
         drain: how long a worker that has to leave may take.
-        grace: from a signal to the launcher until its workers are killed.
     """
 
     heartbeat: float
     drain: float
-    grace: float
 
 
 class ElasticSupervisor(Supervisor):
@@ -67,44 +62,29 @@ class ElasticSupervisor(Supervisor):
 
     def __init__(
         self,
-        console: Console,
-        inbox: SignalInbox,
-        job_id: bytes,
+        desk: Desk,
         fleet: Fleet,
         registrar: Registrar,
         discovery: Discovery,
-        agents: Agents,
         timing: Timing,
         min_np: int,
-        timestamps: bool = False,
-        reports: bool = True,
-        view: View | None = None,
     ) -> None:
         """Make a supervisor without workers; all arguments are borrowed.
 
         Args:
-            console: shows the output.
-            inbox: receives signals to the launcher.
-            job_id: the public number of the job, 16 bytes.
+            desk: what every supervisor works with.
             fleet: says which worker to start next.
             registrar: decides who belongs to which epoch.
             discovery: says which hosts there are.
-            agents: start workers on other hosts.
             timing: the user's times.
             min_np: the fewest workers with which the job starts.
-            timestamps: whether the time stands before each line.
-            reports: whether to show a report of the first failure.
-            view: takes the workers' samples of themselves, and what happens to workers.
         """
-        super().__init__(console, inbox, job_id, timestamps, reports, timing.grace, view)
-        self._view = view
+        super().__init__(desk)
         self._fleet = fleet
         self._registrar = registrar
         self._discovery = discovery
-        self._agents = agents
         self._timing = timing
         self._min_np = min_np
-        self._starter: Callable[[Start], None] = lambda start: None
         self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
         self._trained: set[int] = set()  # workers that run and were members of an epoch
         self._went_at: dict[int, float] = {}  # by worker that has gone lately: the first sign of it
@@ -115,6 +95,7 @@ class ElasticSupervisor(Supervisor):
         self._killed: dict[int, str] = {}  # by worker that was killed: why, for the report
         self._raised: dict[int, str] = {}  # by worker that is ending because of it: what it raised
         self._kill_at: dict[int, float] = {}  # by worker: when it has taken too long to end
+        self._drained: set[str] = set()  # hosts whose agents got a signal
         self._stopped = StoppedWatch(timing.heartbeat)
         self._over = False
         self._lost = False  # the job has failed
@@ -126,26 +107,16 @@ class ElasticSupervisor(Supervisor):
         """The workers of the last epoch, in rank order."""
         return self._members
 
-    def run_workers(self, first: Iterable[Start], starter: Callable[[Start], None]) -> None:
-        """Start the first workers and run the job to its end.
-
-        Args:
-            first: the workers that start now.
-            starter: starts one worker, and passes it to `add`; called on this thread, because a
-                worker dies when the thread that started it ends.
-
-        Raises:
-            OSError: one of the first workers could not be started; the others have been ended.
-        """
-        first = list(first)
-        self._starter = starter
+    def run_first(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
+        """Start the first workers and run the job to its end; see `Supervisor.run_first`."""
         self._members = tuple(start.worker for start in first)
         self._trained.update(self._members)
-        self.run([partial(self._start, start) for start in first])
+        super().run_first(first, starter)
 
-    def _start(self, start: Start) -> None:
+    def start(self, start: Start) -> None:
+        """Start one worker, of whom the registrar is told first."""
         self._registrar.expect(start.worker, self._name_of(start.host), start.joiner)
-        self._starter(start)
+        super().start(start)
         if start.joiner:
             self._note("worker", f"worker {start.worker} starts on {self._name_of(start.host)}")
 
@@ -159,12 +130,7 @@ class ElasticSupervisor(Supervisor):
 
     def tick(self, now: float) -> float | None:
         """Do what is due: start, evict, kill and reap workers; end a job that has too few slots."""
-        others = self._other_hosts()
-        times = [
-            super().tick(now),
-            self.release_due(now),
-            self._agents.tick(now, others, self._fleet.used),
-        ]
+        times = [super().tick(now)]
         if self._stop is None:
             self._start_due(now)
             self._kill_late(now)
@@ -177,7 +143,7 @@ class ElasticSupervisor(Supervisor):
     def _start_due(self, now: float) -> None:
         for start in self._fleet.due(now):
             try:
-                self._start(start)
+                self.start(start)
             except OSError as error:
                 where = self._name_of(start.host)
                 self._console.say(f"cannot start worker {start.worker} on {where}: {error}")
@@ -357,8 +323,8 @@ class ElasticSupervisor(Supervisor):
                 self._console.say(f"{news.warning}; the hosts stay as they were")
             if news.hosts is not None:
                 leaving = self._fleet.offer(news.hosts, now)
-                for name in self._other_hosts():
-                    self._fleet.reach(name, self._agents.serves(name))
+                for name in self.hosts_wanted():
+                    self._fleet.reach(name, self._agents is not None and self._agents.serves(name))
                 for number in leaving:
                     slots = news.hosts.get(self._fleet.host_of(number), 0)
                     left = (
@@ -366,19 +332,20 @@ class ElasticSupervisor(Supervisor):
                     )
                     self._drain([number], f"its host {left}")
 
-    def _other_hosts(self) -> dict[str, float]:
+    def hosts_used(self) -> Collection[str]:
+        """Return the hosts on which workers run."""
+        return self._fleet.used
+
+    def hosts_wanted(self) -> dict[str, float]:
         """Return the other hosts that may have workers, and from when on; none at the end."""
         if self._over or self._stop is not None:
             return {}
         wanted = self._fleet.wanted.items()
         return {name: when for name, when in wanted if not self._discovery.here(name)}
 
-    def off(self, fd: int) -> None:
-        """Stop watching a descriptor."""
-        self.selector.unregister(fd)
-
     def host_ready(self, name: str) -> None:
         """Note that workers can be started on a host."""
+        self._drained.discard(name)
         self._fleet.reach(name, True)
 
     def host_lost(self, name: str, why: str) -> None:
@@ -388,15 +355,22 @@ class ElasticSupervisor(Supervisor):
             self._console.say(f"host {name} takes no part now: {why}")
             self._fleet.lost(name, time.monotonic())
 
-    def host_drains(self, name: str) -> None:
-        """Have the workers of a host leave, because its agent got SIGTERM."""
-        self._console.say(f"host {name} is taken away (SIGTERM to its agent)")
-        self._drain(self._fleet.drain(name), "its host is taken away")
-
-    def worker_stopped(self, worker: int) -> None:
-        """Evict a worker on another host that has been stopped for the heartbeat."""
-        if self._runs(worker):
-            self.found_stopped(worker)
+    def host_signalled(self, name: str, number: int) -> None:
+        """Have the workers of a host leave, because its agent got a signal; end them at another."""
+        if number == PASSED_ON:
+            super().host_signalled(name, number)
+        elif name not in self._drained:
+            self._drained.add(name)
+            signal_name = signal.Signals(number).name
+            self._console.say(f"host {name} is taken away ({signal_name} to its agent)")
+            self._drain(self._fleet.drain(name), "its host is taken away")
+            if self._agents is not None:
+                self._agents.excuse(name)
+        else:
+            for worker in self._workers:
+                if worker.host == name and worker.ending is None:
+                    worker.signal_group(signal.SIGTERM)
+                    self._kill_at[worker.number] = time.monotonic() + GRACE
 
     def _drain(self, workers: Iterable[int], why: str) -> None:
         for number in workers:

@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 
-from hvdlite.launch.elastic.agents import Agents
-from hvdlite.launch.elastic.fleet import Start
 from hvdlite.launch.loop import Stop
-from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import Failure, describe, root_failure
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
+from hvdlite.launch.process.inbox import PASSED_ON
 from hvdlite.launch.process.resources import oom_kills
+from hvdlite.launch.process.starts import Start
 from hvdlite.launch.servers.worker_ranks import WorkerRanks
-from hvdlite.launch.supervisor import AnyRank, Supervisor
-from hvdlite.launch.view import View
+from hvdlite.launch.supervisor import AnyRank, Desk, Supervisor
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _PATIENCE = 5.0  # seconds that servers have to end by themselves when the workers have ended
@@ -47,57 +43,24 @@ class ServersSupervisor(Supervisor):
     """Runs one job with parameter servers, in the launcher. Used by one thread."""
 
     def __init__(
-        self,
-        console: Console,
-        inbox: SignalInbox,
-        job_id: bytes,
-        servers: int,
-        ranks: WorkerRanks,
-        agents: Agents,
-        elsewhere: Sequence[str],
-        timestamps: bool,
-        grace: float,
-        view: View | None,
+        self, desk: Desk, servers: int, ranks: WorkerRanks, elsewhere: Collection[str]
     ) -> None:
         """Make a supervisor without processes; all arguments are borrowed.
 
         Args:
-            console: shows the output.
-            inbox: receives signals to the launcher.
-            job_id: the public number of the job, 16 bytes.
+            desk: what every supervisor works with.
             servers: how many of the first ranks serve.
             ranks: says which worker to start next.
-            agents: start processes on other hosts.
             elsewhere: the names of the other hosts.
-            timestamps: whether the time stands before each line.
-            grace: seconds from a signal to the launcher until the processes are killed.
-            view: takes the processes' samples of themselves, and what happens to them.
         """
-        super().__init__(console, inbox, job_id, timestamps, grace=grace, view=view)
-        self._view = view
+        super().__init__(desk)
         self._servers = servers
         self._ranks = ranks
-        self._agents = agents
         self._elsewhere = elsewhere
         self._serving = set(range(servers))  # the servers that have not ended
-        self._starter: Callable[[Start], None] = lambda start: None
         self._lost = False  # the job has failed
         self._left = 0  # the number of live workers at that moment
         self._all_obeyed = True  # every process that was told to end has ended well
-
-    def run_processes(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
-        """Start the servers and the first workers, and run the job to its end.
-
-        Args:
-            first: what starts now.
-            starter: starts one process, and passes it to `add`; called on this thread, because a
-                process dies when the thread that started it ends.
-
-        Raises:
-            OSError: one of the first processes could not be started; the others have been ended.
-        """
-        self._starter = starter
-        self.run([partial(starter, start) for start in first])
 
     def goes_on(self) -> bool:
         """Return whether a process runs, or the rank of one that died gets another one."""
@@ -105,18 +68,16 @@ class ServersSupervisor(Supervisor):
 
     def tick(self, now: float) -> float | None:
         """Start workers that are due, and look after the agents."""
-        wanted = {} if self._ends_now else dict.fromkeys(self._elsewhere, 0.0)
-        used = {worker.host for worker in self._workers if worker.ending is None}
-        times = [
-            super().tick(now),
-            self.release_due(now),
-            self._agents.tick(now, wanted, used),
-        ]
+        times = [super().tick(now)]
         if not self._ends_now:
             for start in self._ranks.due(now, self._usable):
                 self._start_again(start)
             times.append(self._ranks.wake_at(now))
         return min((when for when in times if when is not None), default=None)
+
+    def hosts_wanted(self) -> Mapping[str, float]:
+        """Return the other hosts, unless nothing is started any more."""
+        return {} if self._ends_now else dict.fromkeys(self._elsewhere, 0.0)
 
     @property
     def _ends_now(self) -> bool:
@@ -124,11 +85,12 @@ class ServersSupervisor(Supervisor):
         return self._stop is not None or self._ranks.done
 
     def _usable(self, host: str) -> bool:
-        return host not in self._elsewhere or self._agents.serves(host)
+        agents = self._agents
+        return host not in self._elsewhere or (agents is not None and agents.serves(host))
 
     def _start_again(self, start: Start) -> None:
         try:
-            self._starter(start)
+            self.start(start)
         except OSError as error:
             self._console.say(f"cannot start worker {start.worker} on {start.host}: {error}")
             pause = self._ranks.ended(start.worker, time.monotonic(), well=False)
@@ -277,21 +239,7 @@ class ServersSupervisor(Supervisor):
             texts.append(text.replace(self._noun, kind, 1))
         return " and ".join(texts)
 
-    def off(self, fd: int) -> None:
-        """Stop watching a descriptor."""
-        self.selector.unregister(fd)
-
-    def host_ready(self, name: str) -> None:
-        """Do nothing: `tick` sees which hosts can start workers."""
-
     def host_lost(self, name: str, why: str) -> None:
         """Say that a host is gone; the ends of its processes come one by one."""
         if why and not self._ends_now:
             self._console.say(f"host {name} takes no part now: {why}")
-
-    def host_drains(self, name: str) -> None:
-        """Take SIGTERM to an agent as one to the launcher, as in a job without servers."""
-        self._inbox.tell(name, signal.SIGTERM)
-
-    def worker_stopped(self, worker: int) -> None:
-        """Do nothing: a worker that is stopped may go on."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hvdlite.launch.elastic.fleet import FIRST_WAIT, LONGEST_WAIT, Start
+from hvdlite.launch.process.starts import Start, pause_after
 
 _GOOD_LIFE = 60.0  # seconds after which earlier deaths of the rank's workers do not count any more
 
@@ -111,7 +111,7 @@ class WorkerRanks:
         if deaths > self._restarts:
             self.given_up.append(rank)
             return None
-        pause: float = min(FIRST_WAIT * 2 ** min(deaths - 1, 10), LONGEST_WAIT)
+        pause = pause_after(deaths)
         self._waiting[rank] = _Waiting(one.start, now + pause)
         return pause
 

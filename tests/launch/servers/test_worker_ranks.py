@@ -9,7 +9,7 @@ from hvdlite.launch.command.flags import build_parser
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Host
-from hvdlite.launch.servers.job import first_processes
+from hvdlite.launch.run import first_processes
 from hvdlite.launch.servers.worker_ranks import WorkerRanks
 
 
