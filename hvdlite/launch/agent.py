@@ -106,14 +106,15 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
 def _receive_part(link: Link) -> dict[str, Any] | None:
     """Wait for this host's part of the job; return None if the launcher goes away instead."""
     stdin: bytes | None = None
-    while not link.lost and link.outcome is None:
-        link.wait(1.0)
-        for command in link.receive():
+    while True:
+        for command in link.receive():  # Also on a line that has ended: it may say why.
             if command.kind == Kind.STDIN:
                 stdin = command.body
             elif command.kind == Kind.PART:
                 return {**command.data(), "stdin": stdin}
-    return None
+        if link.lost or link.outcome is not None:
+            return None
+        link.wait(1.0)
 
 
 def _run(

@@ -103,10 +103,6 @@ class Run:
         """Show how the job ended, and return it."""
         raise NotImplementedError
 
-    def name_of(self, number: int) -> str:
-        """Name a process in messages."""
-        raise NotImplementedError
-
     # What is the same.
 
     def run(self) -> Outcome:
@@ -191,7 +187,8 @@ class Run:
         said = None
         if what.verbose:
             joins = ", to join" if start.joiner else ""
-            said = f"{self.name_of(start.worker)}: {{}}{joins}: {shlex.join(what.command)}"
+            who = f"{supervisor.noun_of(start.worker)} {start.worker}"
+            said = f"{who}: {{}}{joins}: {shlex.join(what.command)}"
         supervisor.add(worker, files, said)
 
     def _start_here(self, start: Start, own: Mapping[str, str]) -> AnyRank:
@@ -294,10 +291,6 @@ class FixedRun(Run):
         status = supervisor.conclude() or status_of_strangers(self.what, met.met, self.console)
         order = tuple(range(self.what.ranks))
         return Outcome(status, supervisor.root, supervisor.results, order)
-
-    def name_of(self, number: int) -> str:
-        """Name a rank in messages."""
-        return f"rank {number}"
 
 
 def _here(host: Host) -> bool:

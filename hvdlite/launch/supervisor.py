@@ -95,6 +95,7 @@ class Supervisor(JobLoop[AnyRank]):
         self._hurried = False  # the user did not want to wait: a second signal, or no grace
         self._note_at = 0.0  # monotonic time of the next note
         self._failures: list[Failure] = []
+        self._lost = False  # the job has failed
         self._asked: set[int] = set()  # who ended because they were asked to stop
         self._oom_kills = oom_kills()
         self._stopped = StoppedWatch(STOPPED_FOR)
@@ -132,6 +133,31 @@ class Supervisor(JobLoop[AnyRank]):
             OSError: it could not be started here.
         """
         self._starter(start)
+
+    # What a kind of job decides: which ranks start later, and whether it goes on after an end.
+
+    def due(self, now: float) -> Sequence[Start]:
+        """Return the ranks to start now, besides the first ones."""
+        return ()
+
+    def not_started(self, start: Start, error: OSError) -> None:
+        """Note that such a rank could not be started here."""
+
+    def expects(self) -> bool:
+        """Return whether the job waits for ranks that start later."""
+        return False
+
+    def noun_of(self, number: int) -> str:
+        """Name what a number counts."""
+        return self._noun
+
+    def host_name(self, host: str) -> str:
+        """Name a host in messages."""
+        return host
+
+    def suspects(self) -> Sequence[Failure]:
+        """Return the failures among which the one is that the others followed from."""
+        return self._failures
 
     def add(
         self, worker: AnyRank, files: tuple[int, int] | None = None, said: str | None = None
@@ -198,9 +224,17 @@ class Supervisor(JobLoop[AnyRank]):
         """Note how a rank ended; the first failure begins the end of the job."""
         if ending.stopped:
             self._asked.add(worker.number)
-        if ending.well or (self._stop is not None and self._stop.terminated):
-            return
-        self._end_after(self._note_failure(worker, ending))
+        if not (ending.well or self._told):
+            self._end_after(self._note_failure(worker, ending))
+
+    def goes_on(self) -> bool:
+        """Return whether a rank runs, or is to be started later."""
+        return super().goes_on() or (self._stop is None and self.expects())
+
+    @property
+    def _told(self) -> bool:
+        """Whether the ranks were told to end, so that it is not a failure when they do."""
+        return self._stop is not None and self._stop.terminated
 
     def _note_failure(self, worker: AnyRank, ending: Ending) -> Failure:
         stderr = self._pump.last_words(worker.number)
@@ -211,6 +245,7 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _end_after(self, failure: Failure) -> None:
         """End the job when the time has passed in which its cause may come."""
+        self._lost = True
         at = failure.at + failure.window
         if self._stop is None:
             self._stop = Stop(at, at + GRACE)
@@ -257,14 +292,31 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed, other than by the signal `number`."""
-        return any(failure.ending.code != 128 + number for failure in self._failures)
+        codes = [failure.ending.code for failure in self._failures]
+        return self._lost and any(code != 128 + number for code in codes)
 
     def tick(self, now: float) -> float | None:
         """Do what is due, for ranks and agents."""
         times = [self._look_after(now), self.release_due(now)]
         if self._agents is not None:
             times.append(self._agents.tick(now, self.hosts_wanted(), self.hosts_used()))
+        if self._stop is None:
+            for start in self.due(now):
+                self._start_later(start)
         return min((when for when in times if when is not None), default=None)
+
+    def _start_later(self, start: Start) -> None:
+        try:
+            self.start(start)
+        except OSError as error:
+            where = self.host_name(start.host)
+            self._console.say(f"cannot start worker {start.worker} on {where}: {error}")
+            self.not_started(start, error)
+
+    def note(self, text: str) -> None:
+        """Tell the view, if there is one, what has happened to a rank."""
+        if self._view is not None:
+            self._view.note("worker", -1, text)
 
     def _look_after(self, now: float) -> float | None:
         """Look for ranks that are stopped; once a signal came, print which ranks it waits for."""
@@ -295,11 +347,11 @@ class Supervisor(JobLoop[AnyRank]):
     def found_stopped(self, number: int) -> None:
         """Say that a rank is stopped."""
         worker = next(worker for worker in self._workers if worker.number == number)
-        pid = worker.pid
         where = f"host {worker.host}, " if isinstance(worker, RemoteWorker) else ""
+        who = f"{self.noun_of(number)} {number} ({where}pid {worker.pid})"
         self._console.say(
-            f"{self._noun} {number} ({where}pid {pid}) is stopped, by SIGSTOP, Ctrl-Z or a "
-            f"debugger; the others wait as soon as they need it; kill -CONT {pid} lets it go on"
+            f"{who} is stopped, by SIGSTOP, Ctrl-Z or a debugger; the others wait as soon as they "
+            f"need it; kill -CONT {worker.pid} lets it go on"
         )
 
     def killing(self) -> None:
@@ -314,9 +366,10 @@ class Supervisor(JobLoop[AnyRank]):
         return self._named(ranks)
 
     def _named(self, ranks: Sequence[int]) -> str:
-        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-        named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-        return f"{self._noun}{'s' if len(ranks) > 1 else ''} {named}{more}"
+        by_noun: dict[str, list[int]] = {}
+        for number in ranks:
+            by_noun.setdefault(self.noun_of(number), []).append(number)
+        return " and ".join(_listed(noun, numbers) for noun, numbers in by_noun.items())
 
     def _console_changed(self) -> None:
         self._console.woken()
@@ -338,7 +391,7 @@ class Supervisor(JobLoop[AnyRank]):
                 f"{EXIT_STOPPED}); the job has not failed: run it again to go on"
             )
         self._wait_for_console()
-        return status or 0
+        return status or int(self._lost)
 
     def _stopped_by_request(self) -> bool:
         """Return whether ranks stopped because they were asked to, and no rank failed."""
@@ -350,12 +403,12 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _report(self, root: Failure) -> str:
         killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-        return describe(root, killed, self._noun)
+        return describe(root, killed, self.noun_of(root.rank))
 
     @property
     def root(self) -> Failure | None:
-        """The failure that the others followed from, if there was any."""
-        return root_failure(self._failures) if self._failures else None
+        """The failure that the others followed from, if the job failed."""
+        return root_failure(self.suspects()) if self._lost and self._failures else None
 
     def _wait_for_console(self) -> None:
         """Wait until all output is written, or until a signal comes."""
@@ -364,6 +417,12 @@ class Supervisor(JobLoop[AnyRank]):
             return
         while not self._console.drained(0.1) and not self._inbox.take():
             pass
+
+
+def _listed(noun: str, numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {named}{more}"
 
 
 def _name(number: int) -> str:

@@ -261,10 +261,6 @@ class ElasticRun(Run):
             status = status_of_strangers(self.what, False, self.console)
         return Outcome(status, supervisor.root, supervisor.results, supervisor.members)
 
-    def name_of(self, number: int) -> str:
-        """Name a worker in messages."""
-        return f"worker {number}"
-
 
 def elastic_variables(start: Start, heartbeat: float) -> dict[str, str]:
     """Build the variables that tell a worker that its job is elastic."""

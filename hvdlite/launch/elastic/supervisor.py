@@ -32,7 +32,7 @@ from hvdlite.launch.elastic.discovery import Discovery
 from hvdlite.launch.elastic.fleet import Fleet
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.loop import GRACE, Stop
-from hvdlite.launch.output.report import Failure, root_failure
+from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import PASSED_ON
 from hvdlite.launch.process.starts import Start
@@ -98,7 +98,6 @@ class ElasticSupervisor(Supervisor):
         self._drained: set[str] = set()  # hosts whose agents got a signal
         self._stopped = StoppedWatch(timing.heartbeat)
         self._over = False
-        self._lost = False  # the job has failed
         self.on(registrar.fd, self._take_events)
         self.on(discovery.fd, self._take_hosts)
 
@@ -115,40 +114,38 @@ class ElasticSupervisor(Supervisor):
 
     def start(self, start: Start) -> None:
         """Start one worker, of whom the registrar is told first."""
-        self._registrar.expect(start.worker, self._name_of(start.host), start.joiner)
+        self._registrar.expect(start.worker, self.host_name(start.host), start.joiner)
         super().start(start)
         if start.joiner:
-            self._note("worker", f"worker {start.worker} starts on {self._name_of(start.host)}")
+            self.note(f"worker {start.worker} starts on {self.host_name(start.host)}")
 
-    def _name_of(self, host: str) -> str:
+    def host_name(self, host: str) -> str:
         """Name a host as reports do: this machine by its own name, whatever the list says."""
         return socket.gethostname() if self._discovery.here(host) else host
 
-    def goes_on(self) -> bool:
-        """Return whether a worker runs, or the job waits for workers that come later."""
-        return super().goes_on() or not (self._over or self._stop is not None)
+    def expects(self) -> bool:
+        """Return whether the job waits for workers that come later."""
+        return not self._over
+
+    def due(self, now: float) -> Sequence[Start]:
+        """Return the workers to start now."""
+        return self._fleet.due(now)
+
+    def not_started(self, start: Start, error: OSError) -> None:
+        """Note that a worker could not be started here."""
+        self._registrar.ended(start.worker, f"could not be started: {error}", False)
+        self._fleet.ended(start.worker, time.monotonic(), died=True, blames=True)
 
     def tick(self, now: float) -> float | None:
         """Do what is due: start, evict, kill and reap workers; end a job that has too few slots."""
         times = [super().tick(now)]
         if self._stop is None:
-            self._start_due(now)
             self._kill_late(now)
             shortage = self._fleet.shortage(now)
             if shortage is not None:
                 self._fail(shortage)
             times += [self._fleet.wake_at(now), *self._kill_at.values()]
         return min((when for when in times if when is not None), default=None)
-
-    def _start_due(self, now: float) -> None:
-        for start in self._fleet.due(now):
-            try:
-                self.start(start)
-            except OSError as error:
-                where = self._name_of(start.host)
-                self._console.say(f"cannot start worker {start.worker} on {where}: {error}")
-                self._registrar.ended(start.worker, f"could not be started: {error}", False)
-                self._fleet.ended(start.worker, now, died=True, blames=True)
 
     def _kill_late(self, now: float) -> None:
         due = {number for number, when in self._kill_at.items() if when <= now}
@@ -172,7 +169,7 @@ class ElasticSupervisor(Supervisor):
         if not ending.well:
             worker.signal_group(signal.SIGKILL)
         killed, raised = self._killed.pop(number, ""), self._raised.pop(number, "")
-        if raised and (killed or self._ends):  # It failed before, with the status that Python has.
+        if raised and (killed or self._told):  # It failed before, with the status that Python has.
             ending = Ending(1, by_signal=False, why=killed or raised)
         elif killed:
             ending = replace(ending, why=killed)
@@ -181,8 +178,8 @@ class ElasticSupervisor(Supervisor):
         if ending.stopped:
             self._asked.add(number)
         well = ending.well or leaves or number in self._drains
-        if not (well or self._ends):
-            self._note("worker", f"worker {number} (host {worker.host}): {died_of(ending)}")
+        if not (well or self._told):
+            self.note(f"worker {number} (host {worker.host}): {died_of(ending)}")
         self._registrar.ended(number, died_of(ending), well)
         # It said goodbye before it ended, so the next epoch may have been formed without it.
         finished = ending.well and number in self._trained and not leaves
@@ -194,7 +191,7 @@ class ElasticSupervisor(Supervisor):
             blames=not (well or asked),
         )
         caused = bool(raised) and not self._signalled
-        failure = None if well or (self._ends and not caused) else self._note_recent(worker, ending)
+        failure = None if well or (self._told and not caused) else self._note_recent(worker, ending)
         self.retire(worker, ending.well)
         self._kill_at.pop(number, None)
         self._ended_well[number] = well
@@ -202,11 +199,6 @@ class ElasticSupervisor(Supervisor):
         if finished:
             self._fleet.stop_growing()
         self._judge(failure)
-
-    @property
-    def _ends(self) -> bool:
-        """Whether the workers were asked to end."""
-        return self._stop is not None and self._stop.terminated
 
     def _note_recent(self, worker: AnyRank, ending: Ending) -> Failure:
         """Note a failure, and forget those of another story."""
@@ -219,18 +211,13 @@ class ElasticSupervisor(Supervisor):
         """Decide whether the job is over, after one of the last epoch's workers has ended."""
         running = [number for number in self._members if number not in self._ended_well]
         if failure is not None and not self._formed and len(running) < self._min_np:
-            self._lost = True  # No other worker can join before the first epoch.
-            self._end_after(failure)
+            self._end_after(failure)  # No other worker can join before the first epoch.
         elif not running and self._stop is None:
             self._conclude_epoch()
 
     def _stop_politely(self, number: int, host: str) -> None:
         self._registrar.stops()
         super()._stop_politely(number, host)
-
-    def _has_failed(self, number: int) -> bool:
-        """Return whether the job has failed; a death that it survived is not a failure."""
-        return self._lost and super()._has_failed(number)
 
     def _all_well(self) -> bool:
         return all(self._ended_well.get(number, False) for number in self._members)
@@ -261,7 +248,7 @@ class ElasticSupervisor(Supervisor):
         """Do what the registrar asks for."""
         if isinstance(event, EpochFormed):
             self._console.say(event.line)
-            self._note("worker", event.line)
+            self.note(event.line)
         elif isinstance(event, EpochBegun):
             self._formed = True
             self._members = event.workers
@@ -286,7 +273,7 @@ class ElasticSupervisor(Supervisor):
             self._went_at[event.worker] = event.at
         elif isinstance(event, Refused):
             self._console.say(f"worker {event.worker} cannot join: {event.reason}")
-            self._note("worker", f"worker {event.worker} cannot join: {event.reason}")
+            self.note(f"worker {event.worker} cannot join: {event.reason}")
             self._expect_end(event.worker)
         elif isinstance(event, Entered):
             self._fleet.entered()
@@ -294,11 +281,6 @@ class ElasticSupervisor(Supervisor):
             self._console.say(event.text)
         elif isinstance(event, Failed):
             self._fail(event.reason)
-
-    def _note(self, kind: str, text: str) -> None:
-        """Tell the view, if there is one, what has happened to the workers."""
-        if self._view is not None:
-            self._view.note(kind, -1, text)
 
     def _runs(self, number: int) -> bool:
         return any(one.number == number and one.ending is None for one in self._workers)
@@ -378,16 +360,10 @@ class ElasticSupervisor(Supervisor):
             self._registrar.drain(number, why)
             self._expect_end(number)
 
-    @property
-    def root(self) -> Failure | None:
-        """The failure that the others followed from, if the job failed.
-
-        The registrar says who went first, as in the lines about epochs.
-        """
-        if not (self._lost and self._failures):
-            return None
+    def suspects(self) -> Sequence[Failure]:
+        """Return the failures; the registrar says who went first, as in the lines about epochs."""
         went_at = self._went_at
-        return root_failure([replace(f, at=went_at.get(f.rank, f.at)) for f in self._failures])
+        return [replace(one, at=went_at.get(one.rank, one.at)) for one in self._failures]
 
     @property
     def strangers(self) -> bool:
@@ -397,7 +373,7 @@ class ElasticSupervisor(Supervisor):
     def conclude(self) -> int:
         """Show the report, wait for the console, and return the exit status of the launcher."""
         self._take_events()
-        return super().conclude() or int(self._lost)
+        return super().conclude()
 
 
 def died_of(ending: Ending) -> str:

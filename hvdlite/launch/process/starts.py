@@ -1,4 +1,4 @@
-"""A process that is to be started, and how long one waits after others have died in its place."""
+"""A process that is to be started, and how long one waits after others have failed there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from hvdlite.launch.process.placement import Placement
 
-FIRST_WAIT = 1.0  # seconds after the first failure
-LONGEST_WAIT = 60.0
+_FIRST_WAIT = 1.0  # seconds after the first failure
+_LONGEST_WAIT = 60.0
+_GOOD_LIFE = 60.0  # seconds after which earlier failures do not count any more
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,26 @@ class Start:
     placement: Placement
 
 
-def pause_after(failures: int) -> float:
-    """Return the seconds until the next attempt after so many failures in a row.
+class BackOff:
+    """When the next attempt is made in a place where earlier ones have failed, later and later.
+
+    Attributes:
+        failures: how many have failed in a row; one after a good life is the first again.
+        ready_at: when the next attempt may be made, in seconds.
 
     Example:
-        >>> [pause_after(failures) for failures in (1, 2, 3, 100)]
-        [1.0, 2.0, 4.0, 60.0]
+        >>> slot = BackOff()
+        >>> [slot.failed(now=100.0) for _ in range(4)], slot.failed(now=200.0, lived=60.0)
+        ([1.0, 2.0, 4.0, 8.0], 1.0)
     """
-    return min(FIRST_WAIT * 2.0 ** min(failures - 1, 10), LONGEST_WAIT)
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.ready_at = 0.0
+
+    def failed(self, now: float, lived: float = 0.0) -> float:
+        """Note a failure after `lived` seconds; return the pause until the next attempt."""
+        self.failures = 1 if lived >= _GOOD_LIFE else self.failures + 1
+        pause = min(_FIRST_WAIT * 2.0 ** min(self.failures - 1, 10), _LONGEST_WAIT)
+        self.ready_at = now + pause
+        return pause

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from hvdlite.launch.process.starts import pause_after
+from hvdlite.launch.process.starts import BackOff
 from hvdlite.launch.remote.first_meeting import meet
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
@@ -83,8 +83,7 @@ class Agents:
         self._alive_at = 0.0
         self._ticked_at = math.inf
         self._awake_since = -math.inf  # when `tick` was last called after a long pause
-        self._failures: dict[str, int] = {}
-        self._retry_at: dict[str, float] = {}
+        self._failures: dict[str, BackOff] = {}
 
     def greet(
         self, names: Sequence[str], enough: Callable[[Collection[str]], bool]
@@ -188,8 +187,7 @@ class Agents:
     def _give_up(self, host: RemoteHost) -> None:
         """End the connection to a host, until `tick` makes another one after a while."""
         del self.hosts[host.name]
-        failures = self._failures[host.name] = self._failures.get(host.name, 0) + 1
-        self._retry_at[host.name] = time.monotonic() + pause_after(failures)
+        self._failures.setdefault(host.name, BackOff()).failed(time.monotonic())
         host.close()
 
     def _watch(self, host: RemoteHost, owner: Owner) -> None:
@@ -225,8 +223,10 @@ class Agents:
         assert owner is not None
         if not self._way.reaches_again:
             wanted = {name: when for name, when in wanted.items() if name in self.hosts}
-        for name, when in wanted.items():
-            if name not in self.hosts and max(when, self._retry_at.get(name, 0.0)) <= now:
+        failed = self._failures
+        later = {n: max(w, failed[n].ready_at if n in failed else 0.0) for n, w in wanted.items()}
+        for name, when in later.items():
+            if name not in self.hosts and when <= now:
                 self._watch(self._connect(name), owner)
         if now > self._ticked_at + self._pulse.heartbeat / 2:
             # This process was stopped, or had no core, and reads before it calls others silent.
@@ -239,8 +239,7 @@ class Agents:
             self._look_after(host, owner, now, speaks)
             if host.name not in wanted and host.name not in used and host.serves:
                 host.finish()
-        later = [max(when, self._retry_at.get(name, 0.0)) for name, when in wanted.items()]
-        times = [when for when in later if when > now]
+        times = [when for when in later.values() if when > now]
         return min([*times, *([self._alive_at] if self.hosts else [])], default=None)
 
     def _look_after(self, host: RemoteHost, owner: Owner, now: float, speaks: bool) -> None:

@@ -26,6 +26,7 @@ from hvdlite.launch.remote.worker import LOST, RemoteWorker
 from hvdlite.rendezvous.deadline import is_never
 
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
+_LONGEST_FLUSH = 1.0  # seconds to write what is queued to an agent that is given up
 _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LIVE}
 
@@ -244,7 +245,8 @@ class RemoteHost:
 
     def _why_lost(self) -> str:
         said = self._cut_because or last_line(self._line.said())
-        self.lost_because = f"lost the connection to its host{': ' if said else ''}{said}"
+        lost = "lost the connection to its host"
+        self.lost_because = f"lost the connection to its host: {said}" if said else lost
         return self.lost_because
 
     def _tell(self, kind: Kind, number: int) -> None:
@@ -285,11 +287,12 @@ class RemoteHost:
         if self._closed:
             return
         self._closed = True
+        self._outbox.put(None)
         if self.serves:
             self._thread.join(_LONGEST_GOODBYE)
         if not self._closed_well:
+            self._writer.join(_LONGEST_FLUSH)  # What was sent last may tell why the job ends.
             self._line.cut()
-        self._outbox.put(None)
         self._writer.join(_LONGEST_GOODBYE)
         if not (self._thread.is_alive() or self._writer.is_alive()):
             self._line.hang_up()

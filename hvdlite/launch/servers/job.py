@@ -13,7 +13,7 @@ from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.run import FixedRun, Rendezvous
-from hvdlite.launch.servers.supervisor import ServersSupervisor, kind_of
+from hvdlite.launch.servers.supervisor import ServersSupervisor
 from hvdlite.launch.servers.worker_ranks import WorkerRanks
 from hvdlite.launch.supervisor import Desk, Supervisor
 from hvdlite.launch.view import View
@@ -60,7 +60,3 @@ class ServersRun(FixedRun):
     def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
         """Show how the job ended, and return it."""
         return Outcome(supervisor.conclude(), supervisor.root, supervisor.results)
-
-    def name_of(self, number: int) -> str:
-        """Name a process in messages."""
-        return f"{kind_of(number, self._servers.count)} {number}"
