@@ -67,7 +67,7 @@ LAUNCH = (
     "hvdlite.launch.remote",
     "hvdlite.launch.view",
     *(f"hvdlite.launch.{name}" for name in ("description", "timeline_parts", "strangers")),
-    *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
+    *("hvdlite.launch.loop", "hvdlite.launch.supervisor", "hvdlite.launch.run"),
     "hvdlite.launch.elastic",
     "hvdlite.launch.servers",
     "hvdlite.launch.emit",

@@ -1,10 +1,10 @@
-"""Agent: runs this host's ranks of a job; the launcher starts it over ssh or srun.
+"""Agent: starts and ends processes of a job on this host; the launcher starts it by ssh or srun.
 
-The launcher runs `ssh host exec python -m hvdlite.launch.agent`. The agent reads its part of the
-job from stdin, starts those ranks, and writes their output, and how each ended, to stdout. If stdin
-ends, or brings nothing for `agent_loop.SILENCE` seconds, the launcher or the connection to it is
-gone: the agent then ends its ranks and itself. ssh shows the launcher what the agent writes to
-stderr. In node mode (`nodes`) the agent is an hvdlite-run that has connected to the launcher.
+The launcher runs `ssh host exec python -m hvdlite.launch.agent`. The agent reads commands from
+stdin (`remote.messages`), and writes the output of the processes, and how each ended, to stdout. If
+stdin ends, or brings nothing for long, the launcher or the connection to it is gone: the agent then
+ends its processes and itself. ssh shows the launcher what the agent writes to stderr. In node mode
+(`nodes`) the agent is an hvdlite-run that has connected to the launcher.
 """
 
 from __future__ import annotations
@@ -15,23 +15,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import hvdlite
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent_loop import Agent, Link
-from hvdlite.launch.elastic_agent import ElasticAgent
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
 from hvdlite.launch.remote.ssh import SAFE_PATH
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.handshake import Job, Role
-from hvdlite.rendezvous.store import StoreClient
 
 _CHECK_SECONDS = 10.0  # how long the agent tries to reach the launcher's store
 # Variables that belong to a host or a login, and not to the job.
@@ -94,16 +90,12 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     program = part["command"][0]
     if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
         raise OSError(f"the program {program!r} is not found")
-    elastic = "heartbeat" in part
-    rank, own = (0, part["meeting"]) if elastic else next(iter(part["ranks"].items()))
-    epoch = int(own.get("HVDLITE_EPOCH", 0))  # of a job that cluster software has started again
+    own = {**part["meeting"], **part.get("own", {})}
+    epoch = int(own["HVDLITE_EPOCH"])  # of a job that cluster software has started again
     job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), epoch)
     address = own["HVDLITE_RENDEZVOUS"]
-    try:
-        if elastic:  # To a registrar a client of the store is nobody.
-            reach("the registrar", address, job, 0, Role.STORE, Deadline(_CHECK_SECONDS))[0].close()
-        else:
-            StoreClient(address, job, int(rank), Deadline(_CHECK_SECONDS)).close()
+    try:  # In an elastic job this reaches the registrar, to which a client of the store is nobody.
+        reach("the launcher", address, job, 0, Role.STORE, Deadline(_CHECK_SECONDS))[0].close()
     except BootstrapError as error:
         raise OSError(
             f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
@@ -114,14 +106,15 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
 def _receive_part(link: Link) -> dict[str, Any] | None:
     """Wait for this host's part of the job; return None if the launcher goes away instead."""
     stdin: bytes | None = None
-    while not link.lost and link.outcome is None:
-        link.wait(1.0)
-        for command in link.receive():
+    while True:
+        for command in link.receive():  # Also on a line that has ended: it may say why.
             if command.kind == Kind.STDIN:
                 stdin = command.body
-            elif command.kind == Kind.START:
+            elif command.kind == Kind.PART:
                 return {**command.data(), "stdin": stdin}
-    return None
+        if link.lost or link.outcome is not None:
+            return None
+        link.wait(1.0)
 
 
 def _run(
@@ -130,20 +123,12 @@ def _run(
     """Run this host's part of the job to its end.
 
     Raises:
-        OSError: the part cannot run here, or a rank could not be started.
+        OSError: the part cannot run here.
     """
     _check(part, environment)
-    if "heartbeat" in part:
-        agent = ElasticAgent(link, part, environment, inbox)
-        link.send(frame(Kind.READY))
-        agent.run(())
-    else:
-        fixed = Agent(link, bytes.fromhex(part["job_id"]), inbox=inbox)
-        starters: list[Callable[[], None]] = []
-        for rank, own in part["ranks"].items():
-            placement = Placement(int(rank), *part["slots"][rank])
-            starters.append(partial(fixed.start, placement, part, {**environment, **own}))
-        fixed.run(starters)
+    agent = Agent(link, part, environment, inbox)
+    link.send(frame(Kind.READY))
+    agent.run(())
     link.send(frame(Kind.DONE))
     # The rest of the output may have to wait for a slow console, but not for a dead link.
     while link.waiting and not link.lost:
@@ -194,7 +179,7 @@ def attend(
     if part["compat"]:
         shared = on_path(shared)
     well = True
-    with SignalInbox(passes_on="heartbeat" not in part) as inbox:
+    with SignalInbox(passes_on=True) as inbox:
         try:
             _run(link, part, shared, inbox)
         except OSError as error:

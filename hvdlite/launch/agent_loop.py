@@ -1,9 +1,14 @@
-"""The agent's loop over one host's ranks, and its connection to the launcher."""
+"""The agent's loop over the processes of one host, and its connection to the launcher.
+
+The launcher has the agent start, signal and finish one process at a time. Both say four times in a
+heartbeat that they are there. If the launcher says nothing for long, the agent ends its processes.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import secrets
 import select
 import selectors
 import signal
@@ -12,14 +17,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hvdlite.launch.loop import JobLoop
+from hvdlite.launch.loop import JobLoop, Stop
 from hvdlite.launch.output.streams import Stream, StreamReader
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
 from hvdlite.launch.process.local import Worker, start_worker
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
+from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
 
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone
@@ -28,7 +34,11 @@ _CAPACITY = 4 << 20  # bytes that wait for ssh; while there are more, no output 
 # srun passes on whole lines alone, so this ends each message with one.
 _NEW_LINE = frame(Kind.ALIVE, body=b"\n")
 _KINDS = {STDOUT: Kind.OUT, STDERR: Kind.ERR, RESULT: Kind.RESULT, LIVE: Kind.LIVE}
-GONE = 1  # status of a stop because the launcher is gone; no program reads it
+# An agent may end while others go on, maybe on the same machine under another name. So it ends its
+# own processes alone, which have this variable.
+_MARK = "HVDLITE_AGENT_ID"
+_CANNOT_START = 126  # status of a process that could not be started, as a shell's
+_GONE = 1  # status of a stop because the launcher is gone; no program reads it
 
 
 class Link:
@@ -113,7 +123,7 @@ class Link:
 
 
 class _Forwarder(StreamReader):
-    """Sends the output of the ranks to the launcher."""
+    """Sends the output of the processes to the launcher."""
 
     def __init__(self, agent: Agent, link: Link) -> None:
         super().__init__(agent.selector)
@@ -134,84 +144,81 @@ def tell_signals(link: Link, inbox: SignalInbox) -> None:
 
 
 class Agent(JobLoop[Worker]):
-    """The loop over one host's ranks of a job. Used by one thread.
-
-    Attributes:
-        silence: seconds without a message from the launcher until it counts as gone.
-        period: seconds between two looks at the clock.
-    """
-
-    silence = SILENCE
-    period = _TICK_SECONDS
+    """The loop over one host's processes of a job. Used by one thread."""
 
     def __init__(
-        self, link: Link, job_id: bytes, mark: str | None = None, inbox: SignalInbox | None = None
+        self,
+        link: Link,
+        part: Mapping[str, Any],
+        environment: Mapping[str, str],
+        inbox: SignalInbox,
     ) -> None:
-        """Make a loop without ranks.
+        """Make a loop without processes.
 
         Args:
             link: the connection to the launcher; borrowed.
-            job_id: the public number of the job.
-            mark: see `JobLoop`.
+            part: this host's part of the job.
+            environment: the variables that all processes here share.
             inbox: receives signals to the agent, which the launcher is told; borrowed.
         """
-        super().__init__(job_id, mark)
+        own = secrets.token_hex(16)
+        super().__init__(bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
+        pulse = part["pulse"]
+        self._heartbeat = float(pulse["heartbeat"])
+        self._patience = float(pulse["patience"])
+        self._grace = float(pulse["grace"])
+        self._stopped = StoppedWatch(float(pulse["stopped"]))
+        self._silence = SILENCE  # until the first ALIVE: before it the launcher waits for others
+        self._alive_at = 0.0
         self._link = link
+        self._part = part
+        self._environment = {**environment, _MARK: own}
         self._forwarder = _Forwarder(self, link)
         self._oom_kills = oom_kills()
         self._listens = True
         self._watches_room = False
+        self._closing = False  # the launcher starts nothing here any more
+        self._asked = False  # the launcher has asked processes to end, and will say when to kill
         self.on(link.read_fd, self._obey)
-        if inbox is not None:
-            self.on(inbox.fd, lambda: tell_signals(link, inbox))
+        self.on(inbox.fd, lambda: tell_signals(link, inbox))
 
     @property
     def streams(self) -> StreamReader:
-        """The reader of the ranks' output, which sends it to the launcher."""
+        """The reader of the processes' output, which sends it to the launcher."""
         return self._forwarder
 
-    def start(
-        self, placement: Placement, part: Mapping[str, Any], environment: Mapping[str, str]
-    ) -> None:
-        """Start one rank, and send its process id to the launcher."""
-        worker = start_worker(
-            placement, part["command"], environment, stdin=part["stdin"], live=part["live"]
-        )
-        self.watch(worker)
-        for sink, pipe in worker.take_pipes().items():
-            self._forwarder.open(worker.number, pipe, sink)
-        self._link.send(data_frame(Kind.STARTED, placement.rank, worker.pid))
+    def goes_on(self) -> bool:
+        """Return whether the launcher may still want processes here."""
+        return super().goes_on() or not (self._closing or self._stop is not None)
 
     def ended(self, worker: Worker, ending: Ending) -> None:
-        """Tell the launcher how a rank ended; the launcher decides what follows."""
+        """Tell the launcher how a process ended; the launcher decides what follows."""
         oom_killed = oom_kills() > self._oom_kills
-        self._link.send(
-            data_frame(Kind.ENDED, worker.number, [ending.status, ending.by_signal, oom_killed])
-        )
+        body = [ending.status, ending.by_signal, oom_killed]
+        self._link.send(data_frame(Kind.ENDED, worker.number, body))
 
     def complain(self, text: str) -> None:
         """Report to stderr that something could not be ended."""
         print(f"hvdlite-run: {text}", file=sys.stderr)
 
     def tick(self, now: float) -> float | None:
-        """Write queued frames, and end the ranks if the launcher is gone."""
+        """Write queued frames, say that this host is alive, and look after launcher and workers."""
         self._link.flush()
-        silent = now - self._link.heard_at > self.silence
+        silent = now - self._link.heard_at > self._silence
         if (self._link.gone or silent) and self._listens:
             self._link.gone = True
             self._listens = False
-            self._stop_listening()
-            self.launcher_gone()
+            self._watch_room(False)
+            self.selector.unregister(self._link.read_fd)
+            self.stop_now(_GONE, grace=self._grace)
+        if now >= self._alive_at:
+            self._alive_at = now + self._heartbeat / 4
+            self._link.send(frame(Kind.ALIVE))
+        running = {one.number: one.pid for one in self._workers if one.ending is None}
+        for number in self._stopped.find(running, now):
+            self._link.send(frame(Kind.STOPPED, number))
         self._watch_room(bool(self._link.waiting) and not self._link.gone)
-        return now + self.period
-
-    def launcher_gone(self) -> None:
-        """End the ranks, because nobody wants their results any more."""
-        self.stop_now(GONE)
-
-    def _stop_listening(self) -> None:
-        self._watch_room(False)
-        self.selector.unregister(self._link.read_fd)
+        return min(now + _TICK_SECONDS, self._alive_at, self._stopped.due)
 
     def _watch_room(self, wanted: bool) -> None:
         """Watch the link for room while `wanted`: while frames are queued."""
@@ -228,16 +235,53 @@ class Agent(JobLoop[Worker]):
             self.selector.unregister(link.write_fd)
 
     def _obey(self) -> None:
-        """Stop all ranks at the first message with a signal, since the launcher stops all or none.
-
-        The launcher decides how long the ranks may take: it later sends SIGKILL, or is gone.
-        """
         for command in self._link.receive():
-            if command.kind != Kind.SIGNAL:
-                continue
-            number = int(command.data())
-            stop = self._stop
-            if number == signal.SIGKILL:
-                self.stop_now(128 + number, number, grace=0.0)
-            elif stop is None or stop.status is None or stop.number != number:
-                self.stop_now(128 + number, number, grace=math.inf)
+            workers = [one for one in self._workers if one.number == command.number]
+            if command.kind == Kind.ALIVE:
+                self._silence = self._patience
+            elif command.kind == Kind.START:
+                self._start(command)
+            elif command.kind == Kind.SIGNAL:
+                self._signal_one(workers, int(command.data()))
+            elif command.kind == Kind.FINISH:
+                for worker in workers:
+                    if worker.ending is not None:
+                        self.retire(worker, well=False)
+            elif command.kind == Kind.CLOSE:
+                self._closing = True
+
+    def _start(self, command: Frame) -> None:
+        own, part = command.data(), self._part
+        try:
+            worker = start_worker(
+                Placement(*own["placement"]),
+                part["command"],
+                {**self._environment, **own["environment"], **part.get("own", {})},
+                stdin=part["stdin"],
+                number=command.number,
+                live=part["live"],
+            )
+        except OSError as error:
+            text = f"hvdlite-run: cannot start here: {error}\n"
+            self._link.send(frame(Kind.ERR, command.number, text.encode()))
+            body = [_CANNOT_START, False, False]
+            self._link.send(data_frame(Kind.ENDED, command.number, body))
+            return
+        self.watch(worker)
+        for sink, pipe in worker.take_pipes().items():
+            self.streams.open(worker.number, pipe, sink)
+        self._link.send(data_frame(Kind.STARTED, worker.number, worker.pid))
+
+    def _signal_one(self, workers: list[Worker], number: int) -> None:
+        """Send a signal to a process and its children; what has no process left hears SIGKILL."""
+        for worker in workers:
+            worker.signal_group(number)
+        self._asked |= number not in (signal.SIGKILL, PASSED_ON)
+        if number == signal.SIGKILL and self._closing and not JobLoop.goes_on(self):
+            self.stop_now(0, signal.SIGKILL, grace=0.0)
+
+    def _clear_leftovers(self) -> None:
+        if self._stop is None and self._asked and self._workers:
+            # The launcher has asked all of them to end, and kills what is left after its grace.
+            self._stop = Stop(time.monotonic(), math.inf)
+        super()._clear_leftovers()

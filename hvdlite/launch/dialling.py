@@ -1,4 +1,4 @@
-"""An agent of an elastic job that other software has started on its host, as Ray does.
+"""An agent that other software has started on its host, as Ray does.
 
 `serve` runs in a process of that software. It connects to the launcher, proves that it knows the
 secret of the job, and starts the agent (`main`) with the line as stdin and stdout. The agent has
@@ -80,9 +80,8 @@ def _complete(part: dict[str, Any]) -> dict[str, str]:
     """Add to the part of the job what this host has itself; return the ranks' environment."""
     part["folder"] = str(Path.cwd())
     part["command"] = [sys.executable, "-m", "hvdlite.launch.call"]
-    token = os.environ.pop(_AGENTS_TOKEN)
-    part["meeting"]["HVDLITE_TOKEN"] = token
-    return {**os.environ, "HVDLITE_TOKEN": token}
+    part["own"] = {"HVDLITE_TOKEN": os.environ.pop(_AGENTS_TOKEN)}
+    return dict(os.environ)
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """The loop that watches ranks, moves their output, and ends them together.
 
 `JobLoop` has two subclasses. `Supervisor` runs it in the launcher, over the ranks of this host and
-those of others (and `ElasticSupervisor` over workers that come and go); `Agent` runs it on each
-other host. When a loop has returned, nothing of the job is left on its host.
+those of others; `Agent` runs it on each other host. When a loop has returned, nothing of the job is
+left on its host.
 """
 
 from __future__ import annotations
@@ -60,8 +60,12 @@ class Watched(Protocol):
         """Send a signal to the rank and its children."""
         ...
 
-    def reap(self) -> str | None:
-        """End the rank and release its resources; return a complaint if it could not be ended."""
+    def reap(self, at_end: bool = False) -> str | None:
+        """End the rank and release its resources; return a complaint if it could not be ended.
+
+        Args:
+            at_end: whether the job is over.
+        """
         ...
 
 
@@ -151,9 +155,10 @@ class JobLoop(Generic[AnyWorker]):
         finally:
             self._kill()
             self.streams.finish()
+            self.settle()
             self._reaper.dismiss()
             for worker in self._workers:
-                complaint = worker.reap()
+                complaint = worker.reap(at_end=True)
                 if complaint:
                     self.complain(complaint)
             self.selector.close()
@@ -202,6 +207,9 @@ class JobLoop(Generic[AnyWorker]):
     def complain(self, text: str) -> None:
         """Report that something could not be ended."""
         raise NotImplementedError
+
+    def settle(self) -> None:
+        """Called when all ranks have been killed: wait for other hosts, if there are any."""
 
     def killing(self) -> None:
         """Called when the grace is over, before the remaining ranks are killed."""

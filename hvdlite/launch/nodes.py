@@ -100,16 +100,18 @@ def _join(here: ThisNode, what: Description) -> int:
     def environment(part: dict[str, Any]) -> dict[str, str]:
         ranks = part["ranks"]
         print(
-            f"hvdlite-run: {me} runs ranks {', '.join(ranks)}; node 0 shows their output",
+            f"hvdlite-run: {me} runs ranks {', '.join(map(str, ranks))}; node 0 shows their output",
             file=sys.stderr,
         )
         part["folder"], part["command"] = str(Path.cwd()), list(what.command)
         part["compat"] = what.compat
         hostname = socket.gethostname()
-        for variables in ranks.values():
-            variables["HVDLITE_TOKEN"] = here.token.hex()
-            variables["HVDLITE_HOSTNAME"] = variables["HOROVOD_HOSTNAME"] = hostname
-        return what.shared_environment(threads_per_rank(available_cores(), len(ranks)))
+        part["own"] = {
+            "HVDLITE_TOKEN": here.token.hex(),
+            "HVDLITE_HOSTNAME": hostname,
+            "HOROVOD_HOSTNAME": hostname,
+        }
+        return what.shared_environment(threads_per_rank(available_cores(), what.ranks))
 
     try:
         attend(link, environment, patient=True, afterwards=partial(_wait_for_outcome, link))

@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from hvdlite.launch.description import counted
@@ -28,8 +30,10 @@ from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
 from hvdlite.launch.process.local import Worker
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
+from hvdlite.launch.process.starts import Start
 from hvdlite.launch.process.stopped import StoppedWatch
-from hvdlite.launch.remote.remote import RemoteWorker
+from hvdlite.launch.remote.agents import Agents
+from hvdlite.launch.remote.worker import RemoteWorker
 from hvdlite.launch.view import View
 from hvdlite.stop_marks import EXIT_STOPPED
 
@@ -37,10 +41,35 @@ _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
 _FIRST_NOTE = 2.0  # seconds after a signal until the launcher names the ranks that it waits for
 _NOTE_SECONDS = 10.0  # seconds between later notes
-_STOPPED_FOR = 3.0  # seconds that a rank is stopped before the launcher says so
+STOPPED_FOR = 3.0  # seconds that a rank is stopped before the launcher says so
 _MOST_NAMED = 8  # a note lists at most so many ranks
 
 AnyRank: TypeAlias = Worker | RemoteWorker
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a supervisor works with; all of it is borrowed.
+
+    Attributes:
+        console: shows the output.
+        inbox: receives signals to the launcher.
+        job_id: the public number of the job, 16 bytes.
+        agents: start and end ranks on other hosts; None in a job that has none.
+        timestamps: whether the time stands before each line.
+        reports: whether to show a report of the first failure.
+        grace: seconds from a signal to the launcher until its ranks are killed.
+        view: takes the ranks' samples of themselves, and what happens to them.
+    """
+
+    console: Console
+    inbox: SignalInbox
+    job_id: bytes
+    agents: Agents | None = None
+    timestamps: bool = False
+    reports: bool = True
+    grace: float = GRACE
+    view: View | None = None
 
 
 class Supervisor(JobLoop[AnyRank]):
@@ -48,41 +77,28 @@ class Supervisor(JobLoop[AnyRank]):
 
     _noun = "rank"  # what the numbers of this supervisor's workers count
 
-    def __init__(
-        self,
-        console: Console,
-        inbox: SignalInbox,
-        job_id: bytes,
-        timestamps: bool = False,
-        reports: bool = True,
-        grace: float = GRACE,
-        view: View | None = None,
-    ) -> None:
-        """Make a supervisor without ranks.
-
-        Args:
-            console: shows the output; borrowed.
-            inbox: receives signals to the launcher; borrowed.
-            job_id: the public number of the job, 16 bytes.
-            timestamps: whether the time stands before each line.
-            reports: whether to show a report of the first failure.
-            grace: seconds from a signal to the launcher until its ranks are killed.
-            view: takes the ranks' samples of themselves; borrowed.
-        """
-        super().__init__(job_id)
+    def __init__(self, desk: Desk) -> None:
+        """Make a supervisor without ranks."""
+        super().__init__(desk.job_id)
+        console, inbox = desk.console, desk.inbox
         self._console = console
         self._inbox = inbox
-        self._pump = OutputPump(console, self.selector, timestamps, view)
-        self._reports = reports
-        self._grace = grace
+        self._pump = OutputPump(console, self.selector, desk.timestamps, desk.view)
+        self._reports = desk.reports
+        self._grace = desk.grace
+        self._view = desk.view
+        self._agents = desk.agents
+        self._starter: Callable[[Start], None] = lambda start: None
+        self._unsaid: dict[int, str] = {}  # by rank whose process id is not known: what to say
         self._signalled = 0  # the signal to the launcher that ends the job; 0 without one
         self._signalled_by: set[str] = set()  # hosts that got such a signal; "" is this one
         self._hurried = False  # the user did not want to wait: a second signal, or no grace
         self._note_at = 0.0  # monotonic time of the next note
         self._failures: list[Failure] = []
+        self._lost = False  # the job has failed
         self._asked: set[int] = set()  # who ended because they were asked to stop
         self._oom_kills = oom_kills()
-        self._stopped = StoppedWatch(_STOPPED_FOR)
+        self._stopped = StoppedWatch(STOPPED_FOR)
         self.on(inbox.fd, self._take_signals)
         self.on(console.wake_fd, self._console_changed)
 
@@ -96,25 +112,129 @@ class Supervisor(JobLoop[AnyRank]):
         """By rank, the bytes that it wrote as its result for `hvdlite.run`."""
         return self._pump.results
 
-    def add(self, worker: AnyRank, files: tuple[int, int] | None = None) -> None:
+    def run_first(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
+        """Start the first ranks and run the job to its end.
+
+        Args:
+            first: what starts now.
+            starter: starts one rank, and passes it to `add`; called on this thread, because a
+                process dies when the thread that started it ends.
+
+        Raises:
+            OSError: one of them could not be started here; the others have been ended.
+        """
+        self._starter = starter
+        self.run([partial(self.start, start) for start in first])
+
+    def start(self, start: Start) -> None:
+        """Start one rank.
+
+        Raises:
+            OSError: it could not be started here.
+        """
+        self._starter(start)
+
+    # What a kind of job decides: which ranks start later, and whether it goes on after an end.
+
+    def due(self, now: float) -> Sequence[Start]:
+        """Return the ranks to start now, besides the first ones."""
+        return ()
+
+    def not_started(self, start: Start, error: OSError) -> None:
+        """Note that such a rank could not be started here."""
+
+    def expects(self) -> bool:
+        """Return whether the job waits for ranks that start later."""
+        return False
+
+    def noun_of(self, number: int) -> str:
+        """Name what a number counts."""
+        return self._noun
+
+    def host_name(self, host: str) -> str:
+        """Name a host in messages."""
+        return host
+
+    def suspects(self) -> Sequence[Failure]:
+        """Return the failures among which the one is that the others followed from."""
+        return self._failures
+
+    def add(
+        self, worker: AnyRank, files: tuple[int, int] | None = None, said: str | None = None
+    ) -> None:
         """Watch a rank and show its output.
 
         Args:
             worker: the rank.
             files: descriptors for copies of its stdout and stderr, which the supervisor then owns.
+            said: what to say when its process is known, which stands for {}.
         """
         self.watch(worker)
         copies = dict(zip((STDOUT, STDERR), files or (), strict=False))
         for sink, pipe in worker.take_pipes().items():
             self._pump.open(worker.number, pipe, sink, copies.get(sink))
+        if said is not None:
+            self._unsaid[worker.number] = said
+            if worker.pid:
+                self.worker_started(worker.number)
+
+    # What the agents tell; see `remote.agents.Owner`.
+
+    def off(self, fd: int) -> None:
+        """Stop watching a descriptor."""
+        self.selector.unregister(fd)
+
+    def host_ready(self, name: str) -> None:
+        """Do nothing: `tick` sees which hosts can start ranks."""
+
+    def host_lost(self, name: str, why: str) -> None:
+        """Do nothing: the ends of its ranks come one by one."""
+
+    def host_signalled(self, name: str, number: int) -> None:
+        """Take a signal to an agent as one to the launcher."""
+        self._inbox.tell(name, number)
+
+    def worker_started(self, number: int) -> None:
+        """Say which process a rank is, if the user wants to know."""
+        said = self._unsaid.pop(number, None)
+        for worker in self._workers:
+            if said is not None and worker.number == number:
+                where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
+                self._console.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
+
+    def worker_stopped(self, number: int) -> None:
+        """Note that a rank on another host is stopped."""
+        if any(one.number == number and one.ending is None for one in self._workers):
+            self.found_stopped(number)
+
+    def hosts_wanted(self) -> Mapping[str, float]:
+        """Return the other hosts on which ranks may be started later, and from when on."""
+        return {}
+
+    def hosts_used(self) -> Collection[str]:
+        """Return the hosts on which ranks run."""
+        return {worker.host for worker in self._workers if worker.ending is None}
+
+    def settle(self) -> None:
+        """Wait until nothing of the job is left on other hosts."""
+        if self._agents is not None:
+            self._agents.settle()
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Note how a rank ended; the first failure begins the end of the job."""
         if ending.stopped:
             self._asked.add(worker.number)
-        if ending.well or (self._stop is not None and self._stop.terminated):
-            return
-        self._end_after(self._note_failure(worker, ending))
+        if not (ending.well or self._told):
+            self._end_after(self._note_failure(worker, ending))
+
+    def goes_on(self) -> bool:
+        """Return whether a rank runs, or is to be started later."""
+        return super().goes_on() or (self._stop is None and self.expects())
+
+    @property
+    def _told(self) -> bool:
+        """Whether the ranks were told to end, so that it is not a failure when they do."""
+        return self._stop is not None and self._stop.terminated
 
     def _note_failure(self, worker: AnyRank, ending: Ending) -> Failure:
         stderr = self._pump.last_words(worker.number)
@@ -125,6 +245,7 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _end_after(self, failure: Failure) -> None:
         """End the job when the time has passed in which its cause may come."""
+        self._lost = True
         at = failure.at + failure.window
         if self._stop is None:
             self._stop = Stop(at, at + GRACE)
@@ -171,9 +292,33 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed, other than by the signal `number`."""
-        return any(failure.ending.code != 128 + number for failure in self._failures)
+        codes = [failure.ending.code for failure in self._failures]
+        return self._lost and any(code != 128 + number for code in codes)
 
     def tick(self, now: float) -> float | None:
+        """Do what is due, for ranks and agents."""
+        times = [self._look_after(now), self.release_due(now)]
+        if self._agents is not None:
+            times.append(self._agents.tick(now, self.hosts_wanted(), self.hosts_used()))
+        if self._stop is None:
+            for start in self.due(now):
+                self._start_later(start)
+        return min((when for when in times if when is not None), default=None)
+
+    def _start_later(self, start: Start) -> None:
+        try:
+            self.start(start)
+        except OSError as error:
+            where = self.host_name(start.host)
+            self._console.say(f"cannot start worker {start.worker} on {where}: {error}")
+            self.not_started(start, error)
+
+    def note(self, text: str) -> None:
+        """Tell the view, if there is one, what has happened to a rank."""
+        if self._view is not None:
+            self._view.note("worker", -1, text)
+
+    def _look_after(self, now: float) -> float | None:
         """Look for ranks that are stopped; once a signal came, print which ranks it waits for."""
         stop = self._stop
         if stop is None:
@@ -201,10 +346,12 @@ class Supervisor(JobLoop[AnyRank]):
 
     def found_stopped(self, number: int) -> None:
         """Say that a rank is stopped."""
-        pid = next(worker.pid for worker in self._workers if worker.number == number)
+        worker = next(worker for worker in self._workers if worker.number == number)
+        where = f"host {worker.host}, " if isinstance(worker, RemoteWorker) else ""
+        who = f"{self.noun_of(number)} {number} ({where}pid {worker.pid})"
         self._console.say(
-            f"{self._noun} {number} (pid {pid}) is stopped, by SIGSTOP, Ctrl-Z or a debugger; the "
-            f"others wait as soon as they need it; kill -CONT {pid} lets it go on"
+            f"{who} is stopped, by SIGSTOP, Ctrl-Z or a debugger; the others wait as soon as they "
+            f"need it; kill -CONT {worker.pid} lets it go on"
         )
 
     def killing(self) -> None:
@@ -219,9 +366,10 @@ class Supervisor(JobLoop[AnyRank]):
         return self._named(ranks)
 
     def _named(self, ranks: Sequence[int]) -> str:
-        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-        named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-        return f"{self._noun}{'s' if len(ranks) > 1 else ''} {named}{more}"
+        by_noun: dict[str, list[int]] = {}
+        for number in ranks:
+            by_noun.setdefault(self.noun_of(number), []).append(number)
+        return " and ".join(_listed(noun, numbers) for noun, numbers in by_noun.items())
 
     def _console_changed(self) -> None:
         self._console.woken()
@@ -243,7 +391,7 @@ class Supervisor(JobLoop[AnyRank]):
                 f"{EXIT_STOPPED}); the job has not failed: run it again to go on"
             )
         self._wait_for_console()
-        return status or 0
+        return status or int(self._lost)
 
     def _stopped_by_request(self) -> bool:
         """Return whether ranks stopped because they were asked to, and no rank failed."""
@@ -255,12 +403,12 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _report(self, root: Failure) -> str:
         killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-        return describe(root, killed, self._noun)
+        return describe(root, killed, self.noun_of(root.rank))
 
     @property
     def root(self) -> Failure | None:
-        """The failure that the others followed from, if there was any."""
-        return root_failure(self._failures) if self._failures else None
+        """The failure that the others followed from, if the job failed."""
+        return root_failure(self.suspects()) if self._lost and self._failures else None
 
     def _wait_for_console(self) -> None:
         """Wait until all output is written, or until a signal comes."""
@@ -269,6 +417,12 @@ class Supervisor(JobLoop[AnyRank]):
             return
         while not self._console.drained(0.1) and not self._inbox.take():
             pass
+
+
+def _listed(noun: str, numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {named}{more}"
 
 
 def _name(number: int) -> str:

@@ -12,7 +12,7 @@ from hvdlite.launch.call import pack
 from hvdlite.launch.description import Description, Elastic
 from hvdlite.launch.elastic.discovery import DiscoveryError
 from hvdlite.launch.job import run_job
-from hvdlite.launch.remote.remote import LaunchError
+from hvdlite.launch.remote.ways import LaunchError
 from hvdlite.ray.cluster import import_ray
 from hvdlite.ray.nodes import RayHosts, Share
 from hvdlite.ray.placement import Demand

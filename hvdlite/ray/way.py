@@ -125,6 +125,7 @@ class RayWay:
     """How agents are reached; see `ways.Way`. A context manager, which ends all actors."""
 
     carries_secrets: ClassVar[bool] = False
+    reaches_again: ClassVar[bool] = True
 
     def __init__(
         self,

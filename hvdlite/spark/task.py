@@ -26,7 +26,7 @@ from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import inherited_environment, start_worker
 from hvdlite.launch.process.placement import place_as
-from hvdlite.launch.supervisor import AnyRank, Supervisor
+from hvdlite.launch.supervisor import AnyRank, Desk, Supervisor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
 from hvdlite.rendezvous.deadline import Deadline
@@ -132,7 +132,7 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_assigned, (one.assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
-        supervisor = _TaskSupervisor(console, inbox, own, reports=False)
+        supervisor = _TaskSupervisor(Desk(console, inbox, own, reports=False))
 
         def start() -> None:
             try:

@@ -29,11 +29,11 @@ from typing import Any, NoReturn
 from hvdlite import _core, basics
 from hvdlite.elastic import ObjectState, epochs, run, steps
 from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Limits
-from hvdlite.launch.elastic.fleet import Start
-from hvdlite.launch.elastic.job import elastic_environment
+from hvdlite.launch.elastic.job import elastic_variables
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.process.local import job_environment
 from hvdlite.launch.process.placement import place
+from hvdlite.launch.process.starts import Start
 from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.objects import broadcast_object
 from hvdlite.rendezvous.handshake import Job
@@ -139,7 +139,8 @@ class Soak:
         start = Start(number, "localhost", number % MOST, joiner, placement)
         environment = {
             **job_environment(placement, self._job, self._registrar.address),
-            **elastic_environment(start, HEARTBEAT, "localhost"),
+            **elastic_variables(start, HEARTBEAT),
+            "HVDLITE_HOSTNAME": "localhost",
         }
         self._registrar.expect(number, "localhost", joiner)
         process = self._context.Process(

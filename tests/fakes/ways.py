@@ -48,6 +48,7 @@ class Sockets:
 
     connect_seconds = 60.0
     carries_secrets = True
+    reaches_again = True
 
     def open(self, host: str) -> SocketLine:
         return SocketLine(host != "gone")

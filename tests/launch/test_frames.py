@@ -25,7 +25,7 @@ FRAMES = [
     Frame(Kind.OUT, 1, GREETING),
     Frame(Kind.RESULT, 2, bytes(100_000)),
 ]
-STREAM = b"".join(frame(one.kind, one.rank, one.body) for one in FRAMES)
+STREAM = b"".join(frame(one.kind, one.number, one.body) for one in FRAMES)
 
 
 @pytest.mark.parametrize("step", [1, 7, 4096, len(STREAM)])
@@ -45,13 +45,13 @@ def test_what_a_login_prints_is_skipped(noise: bytes) -> None:
 
 def test_values_of_a_frame() -> None:
     sent = {"name": "ä\udcff", "numbers": [1, None, True]}
-    (received,) = FrameReader().feed(data_frame(Kind.START, 0, sent))
+    (received,) = FrameReader().feed(data_frame(Kind.PART, 0, sent))
     assert received.data() == sent
 
 
 def test_text_that_is_no_unicode_survives_in_the_environment() -> None:
     name = os.fsdecode(b"\xff\xfe")
-    (received,) = FrameReader().feed(data_frame(Kind.START, 0, {"A": name}))
+    (received,) = FrameReader().feed(data_frame(Kind.PART, 0, {"A": name}))
     assert os.fsencode(received.data()["A"]) == b"\xff\xfe"
 
 

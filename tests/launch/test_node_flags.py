@@ -106,7 +106,7 @@ def test_index_of_a_pod_is_the_node_rank() -> None:
         ("--node-rank 1", {}, "belong to --nodes, which is not given"),
         ("--meet a:1", {}, "belong to --nodes, which is not given"),
         ("--nodes 2 -H a,b", {}, "--nodes and -H: a job has one of them"),
-        ("--nodes 2 --min-np 1", {}, "--nodes and --min-np: "),
+        ("--nodes 2 --host-discovery-script x", {}, "--nodes and --host-discovery-script: "),
         ("--nodes 2 --via srun", {}, "--nodes and --via: "),
         ("--nodes two", {}, "--nodes two: give a number from 1, or auto"),
         ("--nodes 0", {}, "--nodes 0: give a number from 1, or auto"),

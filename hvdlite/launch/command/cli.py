@@ -76,7 +76,7 @@ def choose_hosts(
     if options.num_proc is None and hosts:
         slots = sum(host.slots for host in hosts)
         options.num_proc = slots if options.max_np is None else min(slots, options.max_np)
-    if options.num_proc is None:
+    if options.num_proc is None and options.nodes is None:  # A node has ranks of its own.
         options.num_proc = options.min_np
     if options.num_proc is not None and options.num_proc > MOST_SLOTS * max(1, len(hosts)):
         parser.error(f"-np {options.num_proc}: at most {MOST_SLOTS} ranks run on a host")

@@ -23,8 +23,6 @@ _FIRST_PORT, _PORTS = 20000, 10000
 _WITHOUT = {
     "hosts": "-H",
     "hostfile": "--hostfile",
-    "min_np": "--min-np",
-    "max_np": "--max-np",
     "host_discovery_script": "--host-discovery-script",
 }
 

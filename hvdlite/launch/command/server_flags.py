@@ -14,7 +14,6 @@ _WITHOUT = {
     "min_np": "--min-np (write --min-workers)",
     "max_np": "--max-np",
     "host_discovery_script": "--host-discovery-script",
-    "nodes": "--nodes",
     "emit": "--emit",
 }
 

@@ -23,32 +23,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from hvdlite.launch.process.placement import Placement, place_as
+from hvdlite.launch.process.placement import place_as
+from hvdlite.launch.process.starts import BackOff, Start
 
-FIRST_WAIT = 1.0  # seconds that a slot waits after the first death in it
-LONGEST_WAIT = 60.0
-_GOOD_LIFE = 60.0  # seconds after which an earlier death in the slot does not count any more
 _DEATHS = 3  # so many deaths on a host in `_DEATHS_WITHIN` seconds put it away
 _DEATHS_WITHIN = 60.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """A worker to start.
-
-    Attributes:
-        worker: its number.
-        host: the name of its host.
-        slot: its slot there, from 0.
-        joiner: whether it is started after the first ones.
-        placement: the numbers that its environment gets: those that it will probably have.
-    """
-
-    worker: int
-    host: str
-    slot: int
-    joiner: bool
-    placement: Placement
 
 
 @dataclass
@@ -60,12 +39,6 @@ class _Running:
 
 
 @dataclass
-class _Slot:
-    deaths: int = 0  # one after the other, without a good life between them
-    ready_at: float = 0.0
-
-
-@dataclass
 class _Host:
     slots: int = 0  # how many the provider gives; 0 for a host that it does not list
     drained: bool = False
@@ -73,10 +46,10 @@ class _Host:
     died_at: deque[float] = field(default_factory=lambda: deque(maxlen=_DEATHS))
     times_away: int = 0
     away_until: float = 0.0
-    states: dict[int, _Slot] = field(default_factory=dict)
+    states: dict[int, BackOff] = field(default_factory=dict)
 
-    def slot(self, number: int) -> _Slot:
-        return self.states.setdefault(number, _Slot())
+    def slot(self, number: int) -> BackOff:
+        return self.states.setdefault(number, BackOff())
 
 
 class Fleet:
@@ -195,9 +168,7 @@ class Fleet:
         if not died:
             return
         host = self._hosts[one.host]
-        slot = host.slot(one.slot)
-        slot.deaths = 1 if now - one.since >= _GOOD_LIFE else slot.deaths + 1
-        slot.ready_at = now + min(FIRST_WAIT * 2 ** min(slot.deaths - 1, 10), LONGEST_WAIT)
+        host.slot(one.slot).failed(now, now - one.since)
         if not blames:
             return
         host.died_at.append(now)

@@ -1,57 +1,48 @@
-"""Run one elastic job from its description to its end.
+"""Run one elastic job: its hosts may change, and its workers come and go.
 
-`ElasticRun` finds the hosts, waits for slots, starts the registrar, which takes the place of the
-store, and supervises workers that come and go until nothing of the job is left.
+`ElasticRun` finds the hosts, waits for slots, and starts the registrar, which takes the place of
+the store.
 """
 
 from __future__ import annotations
 
-import secrets
 import select
-import shlex
-import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from typing import Any
 
-from hvdlite.compat import on_path
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
 from hvdlite.launch.elastic.actions import Limits
-from hvdlite.launch.elastic.agents import AgentHost, Agents, AgentWorker
 from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
-from hvdlite.launch.elastic.first_meeting import keep_alive
-from hvdlite.launch.elastic.fleet import Fleet, Start
+from hvdlite.launch.elastic.fleet import Fleet
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.elastic.supervisor import ElasticSupervisor, Timing
 from hvdlite.launch.hosts import Host, HostProvider, is_here, spread
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import (
-    Worker,
-    job_environment,
-    output_files,
-    start_worker,
-    thread_caps,
-)
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.process.starts import Start
+from hvdlite.launch.remote.agents import Pulse
+from hvdlite.launch.remote.first_meeting import ALIVE_SECONDS, keep_alive
+from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.meeting import meeting_address, route_to
-from hvdlite.launch.remote.remote import ALIVE_SECONDS, LaunchError, more_sinks
+from hvdlite.launch.remote.ways import LaunchError
+from hvdlite.launch.run import Rendezvous, Run
 from hvdlite.launch.strangers import status_of_strangers
-from hvdlite.launch.supervisor import AnyRank
-from hvdlite.launch.timeline_parts import TimelineParts
+from hvdlite.launch.supervisor import Desk, Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import interface_address
 from hvdlite.rendezvous.deadline import is_never
-from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.registrar_client import PATIENCE
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
 
 
-class ElasticRun:
+class ElasticRun(Run):
     """One run of a description of an elastic job; used once."""
 
     def __init__(
@@ -69,17 +60,26 @@ class ElasticRun:
             HostsError: the hosts of -H have too few slots.
         """
         elastic.check(what.ranks)
-        self._what = what
+        super().__init__(what, console, inbox, view)
+        self.job = replace(self.job, epoch=0)  # The epochs of such a job are those of its worlds.
         self._elastic = elastic
-        self._console = console
-        self._inbox = inbox
-        self._view = view
-        self._job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
-        self._timeline = TimelineParts(self._job.job_id)
+        # The launcher has given silent workers up long before their agent kills them.
+        heartbeat = elastic.heartbeat
+        self.pulse = Pulse(heartbeat, PATIENCE * heartbeat, grace=0.0, stopped=heartbeat)
         self._provider = self._choose_provider()
+        self._fleet = Fleet(
+            what.ranks,
+            elastic.least(what.ranks),
+            elastic.max_np,
+            elastic.timeout,
+            elastic.cooldown,
+        )
+        self._discovery: Discovery
+        self._registrar: Registrar
+        self._threads = 1
 
     def _choose_provider(self) -> HostProvider:
-        what, elastic = self._what, self._elastic
+        what, elastic = self.what, self._elastic
         if what.provider is not None:
             return what.provider
         if elastic.script is not None:
@@ -89,7 +89,7 @@ class ElasticRun:
         spread(hosts, what.ranks)
         slots = sum(host.slots for host in hosts)
         if slots < (elastic.max_np or 0):
-            self._console.say(
+            self.console.say(
                 f"--max-np {elastic.max_np} is more than the {slots} slots of the hosts, which "
                 "limit the job"
             )
@@ -103,45 +103,29 @@ class ElasticRun:
             LaunchError: a host cannot take part, or there are too few slots for too long.
             KeyboardInterrupt: a signal came before the workers were started.
         """
-        what, elastic = self._what, self._elastic
-        fleet = Fleet(
-            what.ranks,
-            elastic.least(what.ranks),
-            elastic.max_np,
-            elastic.timeout,
-            elastic.cooldown,
-        )
-        agents = Agents(what.way, elastic.heartbeat, self._inbox.fd)
         asks = Discovery(
             self._provider,
-            interrupt_fd=self._inbox.fd,
+            interrupt_fd=self.inbox.fd,
             is_here=self._is_here,
             start_timeout=self._start_timeout(),
         )
-        with asks as discovery, agents:
-            first = self._first_workers(fleet, discovery, agents)
-            address = self._address(agents)
-            registrar = Registrar.start(self._job, self._limits(len(first)), address)
-            try:
-                self._threads = self._choose_threads(discovery)
-                agents.begin(partial(self._part, registrar.address, discovery), what.stdin)
-                return self._supervise(fleet, discovery, agents, registrar, first)
-            finally:
-                registrar.close()
+        with asks as self._discovery:
+            return super().run()
 
     @property
     def _by_hand(self) -> bool:
         """Whether the user has named the hosts: then each has to come at first."""
-        return self._what.provider is None and self._elastic.script is None
+        return self.what.provider is None and self._elastic.script is None
 
     def _is_here(self, name: str) -> bool:
-        return self._what.provider is None and is_here(name)
+        known = {host.name: host.here for host in self.what.hosts}.get(name)
+        return self.what.provider is None and (is_here(name) if known is None else known)
 
     def _limits(self, first: int) -> Limits:
         elastic = self._elastic
         return Limits(
             np=first,
-            min_np=elastic.least(self._what.ranks),
+            min_np=elastic.least(self.what.ranks),
             max_np=elastic.max_np,
             elastic_timeout=elastic.timeout,
             reset_limit=elastic.reset_limit,
@@ -150,7 +134,7 @@ class ElasticRun:
         )
 
     def _start_timeout(self) -> float:
-        variables = self._what.environment
+        variables = self.what.environment
         given = variables.get("HVDLITE_START_TIMEOUT") or variables.get("HOROVOD_START_TIMEOUT")
         try:
             seconds = float(given or _START_TIMEOUT)
@@ -158,13 +142,14 @@ class ElasticRun:
             return _START_TIMEOUT  # The workers refuse it, and name the variable.
         return 0.0 if is_never(seconds) else seconds
 
-    def _first_workers(self, fleet: Fleet, discovery: Discovery, agents: Agents) -> list[Start]:
+    def first(self) -> Sequence[Start]:
         """Wait until there are slots for the first workers, and all their hosts have answered."""
-        self._offer(fleet, discovery, agents, discovery.first)
+        fleet, discovery = self._fleet, self._discovery
+        self._offer(discovery.first)
         waits = False
         while not (first := fleet.due(time.monotonic())):
             if not waits:
-                self._console.say("waiting for slots: there are too few to start")
+                self.console.say("waiting for slots: there are too few to start")
                 waits = True
             now = time.monotonic()
             shortage = fleet.shortage(now)
@@ -172,21 +157,20 @@ class ElasticRun:
                 raise LaunchError(shortage)
             wake_at = fleet.wake_at(now)
             left = ALIVE_SECONDS if wake_at is None else min(wake_at - now, ALIVE_SECONDS)
-            keep_alive(agents.present)
-            ready, _, _ = select.select([discovery.fd, self._inbox.fd], [], [], left)
-            if self._inbox.fd in ready and self._inbox.take():
+            keep_alive(self.agents.present)
+            ready, _, _ = select.select([discovery.fd, self.inbox.fd], [], [], left)
+            if self.inbox.fd in ready and self.inbox.take():
                 raise KeyboardInterrupt
             for news in discovery.take():
                 if news.warning:
-                    self._console.say(f"{news.warning}; the hosts stay as they were")
+                    self.console.say(f"{news.warning}; the hosts stay as they were")
                 if news.hosts is not None:
-                    self._offer(fleet, discovery, agents, news.hosts)
+                    self._offer(news.hosts)
         return first
 
-    def _offer(
-        self, fleet: Fleet, discovery: Discovery, agents: Agents, hosts: Mapping[str, int]
-    ) -> None:
+    def _offer(self, hosts: Mapping[str, int]) -> None:
         """Offer hosts to the fleet; those of whose agents nothing is heard are not needed now."""
+        fleet, discovery, agents = self._fleet, self._discovery, self.agents
         others = [name for name in hosts if not discovery.here(name) and name not in agents.hosts]
 
         def enough(names: Collection[str]) -> bool:
@@ -202,16 +186,21 @@ class ElasticRun:
             if not discovery.here(name):
                 fleet.reach(name, name in present)
         for name, why in missed.items():
-            self._console.say(f"host {name} takes no part now: {why}")
+            self.console.say(f"host {name} takes no part now: {why}")
         for name in agents.hosts:
             if name not in present:
-                self._console.say(f"host {name} has not answered yet; the job starts without it")
+                self.console.say(f"host {name} has not answered yet; the job starts without it")
 
-    def _address(self, agents: Agents) -> str | None:
+    def rendezvous(self, first: Sequence[Start]) -> AbstractContextManager[Registrar]:
+        """Start the registrar."""
+        self._registrar = Registrar.start(self.job, self._limits(len(first)), self._address())
+        return closing(self._registrar)
+
+    def _address(self) -> str | None:
         """Choose where the registrar listens; None for a Unix socket, if no other host can come."""
-        interfaces = self._what.interfaces
-        if agents.present:
-            return meeting_address(agents.present, interfaces)
+        interfaces = self.what.interfaces
+        if self.agents.present:
+            return meeting_address(self.agents.present, interfaces)
         if self._by_hand:
             return None
         if interfaces:
@@ -221,134 +210,66 @@ class ElasticRun:
         except OSError:
             return None  # There is no network.
 
-    def _part(self, address: str, discovery: Discovery, host: AgentHost) -> dict[str, Any]:
+    def here(self, host: str) -> bool:
+        """Return whether a host is this machine."""
+        return self._discovery.here(host)
+
+    def part(self, host: RemoteHost) -> dict[str, Any]:
         """Build another host's part of the job.
 
         Raises:
             LaunchError: the host cannot reach the registrar, which listens on a Unix socket.
         """
-        if address.startswith("unix:"):
+        if self.address.startswith("unix:"):
             raise LaunchError(
                 "the job began without a network; --network-interfaces names one for later hosts"
             )
-        what = self._what
-        threads = threads_per_rank(int(host.hello["cores"]), discovery.last.get(host.name, 1))
-        part: dict[str, Any] = {
-            "job_id": self._job.job_id.hex(),
-            "compat": what.compat,
-            "live": what.live,
-            "heartbeat": self._elastic.heartbeat,
-            "meeting": {"HVDLITE_RENDEZVOUS": address},
-        }
-        if what.way.carries_secrets:
-            part["folder"] = str(Path.cwd())
-            part["command"] = list(what.command)
-            part["environment"] = what.shared_environment(threads)
-            part["meeting"]["HVDLITE_TOKEN"] = self._job.token.hex()
-        return part
+        return super().part(host)
 
-    def _choose_threads(self, discovery: Discovery) -> int:
-        """Choose the number of threads of each worker here: a share of the cores for each slot."""
-        here = sum(slots for name, slots in discovery.last.items() if discovery.here(name))
+    def threads(self, host: str) -> int:
+        """Return the number of threads of each worker of a host: a share for each slot."""
+        if self.here(host):
+            return self._threads
+        cores = int(self.agents.hosts[host].hello["cores"])
+        return threads_per_rank(cores, self._discovery.last.get(host, 1))
+
+    def choose_threads(self) -> None:
+        """Choose the threads of each worker here: a share of the cores for each slot."""
+        slots_of = self._discovery.last
+        here = sum(slots for name, slots in slots_of.items() if self.here(name))
         slots = max(1, min(here, self._elastic.max_np or here))
-        threads = threads_per_rank(available_cores(), slots)
-        if here and thread_caps(self._what.environment, 1):
-            text = threads_text(threads, available_cores(), slots)
-            self._console.note(f"{text}; set OMP_NUM_THREADS to choose")
-        return threads
+        self._threads = threads_per_rank(available_cores(), slots)
+        if here:
+            self.say_threads(threads_text(self._threads, available_cores(), slots))
 
-    def _supervise(
-        self,
-        fleet: Fleet,
-        discovery: Discovery,
-        agents: Agents,
-        registrar: Registrar,
-        first: Sequence[Start],
-    ) -> Outcome:
-        what, elastic = self._what, self._elastic
-        supervisor = ElasticSupervisor(
-            self._console,
-            self._inbox,
-            self._job.job_id,
-            fleet,
-            registrar,
-            discovery,
-            agents,
-            Timing(elastic.heartbeat, elastic.drain_timeout, what.grace),
-            elastic.least(what.ranks),
-            timestamps=what.timestamps,
-            reports=what.stdin is None,  # `hvdlite.run` raises instead.
-            view=self._view,
-        )
-        agents.attach(supervisor)
+    def variables(self, start: Start) -> Mapping[str, str]:
+        """Return the variables that tell a worker that its job is elastic."""
+        return elastic_variables(start, self._elastic.heartbeat)
 
-        def start_one(start: Start) -> None:
-            if discovery.here(start.host):
-                worker: AnyRank = self._start_here(registrar.address, start)
-            else:
-                worker = self._start_there(registrar.address, agents.hosts[start.host], start)
-            self._show(supervisor, worker, start)
+    def supervisor(self, desk: Desk) -> Supervisor:
+        """Make the supervisor."""
+        elastic = self._elastic
+        timing = Timing(elastic.heartbeat, elastic.drain_timeout)
+        least = elastic.least(self.what.ranks)
+        return ElasticSupervisor(desk, self._fleet, self._registrar, self._discovery, timing, least)
 
-        try:
-            supervisor.run_workers(first, start_one)
-        finally:
-            self._timeline.merge(self._console)
+    def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
+        """Show how the job ended, and return it."""
+        assert isinstance(supervisor, ElasticSupervisor)
         status = supervisor.conclude()
         if supervisor.strangers:
-            status = status_of_strangers(what, False, self._console)
+            status = status_of_strangers(self.what, False, self.console)
         return Outcome(status, supervisor.root, supervisor.results, supervisor.members)
 
-    def _own(self, rendezvous: str, start: Start, host: str) -> dict[str, str]:
-        return {
-            **job_environment(start.placement, self._job, rendezvous),
-            **elastic_environment(start, self._elastic.heartbeat, host),
-        }
 
-    def _start_here(self, rendezvous: str, start: Start) -> Worker:
-        what = self._what
-        environment = {
-            **what.shared_environment(self._threads),
-            **self._own(rendezvous, start, socket.gethostname()),
-            **self._timeline.environment,
-        }
-        if what.compat:
-            environment = on_path(environment)
-        return start_worker(
-            start.placement,
-            what.command,
-            environment,
-            stdin=what.stdin,
-            number=start.worker,
-            live=what.live,
-        )
-
-    def _start_there(self, rendezvous: str, host: AgentHost, start: Start) -> AgentWorker:
-        own = self._own(rendezvous, start, start.host)
-        if not self._what.way.carries_secrets:
-            del own["HVDLITE_TOKEN"]
-        return host.launch(start, own, more_sinks(self._what.stdin is not None, self._what.live))
-
-    def _show(self, supervisor: ElasticSupervisor, worker: AnyRank, start: Start) -> None:
-        """Watch a worker and show its output."""
-        what = self._what
-        folder = what.output_folder
-        supervisor.add(worker, None if folder is None else output_files(folder, start.worker))
-        if what.verbose:
-            joins = ", to join" if start.joiner else ""
-            where = f"pid {worker.pid}" if worker.pid else f"on {worker.host}"
-            self._console.say(f"worker {start.worker}: {where}{joins}: {shlex.join(what.command)}")
-
-
-def elastic_environment(start: Start, heartbeat: float, host: str) -> dict[str, str]:
-    """Build the variables that tell a worker that its job is elastic, and the name of its host."""
-    environment = {
+def elastic_variables(start: Start, heartbeat: float) -> dict[str, str]:
+    """Build the variables that tell a worker that its job is elastic."""
+    variables = {
         "HVDLITE_ELASTIC": "1",
         "HOROVOD_ELASTIC": "1",
         "HVDLITE_WORKER": str(start.worker),
         "HVDLITE_ELASTIC_HEARTBEAT": f"{heartbeat:g}",
-        "HVDLITE_HOSTNAME": host,
-        "HOROVOD_HOSTNAME": host,
     }
     if start.joiner:
-        environment["HVDLITE_JOINER"] = "1"
-    return environment
+        variables["HVDLITE_JOINER"] = "1"
+    return variables

@@ -11,9 +11,8 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from hvdlite.launch.description import counted
 from hvdlite.launch.elastic.actions import (
@@ -29,18 +28,16 @@ from hvdlite.launch.elastic.actions import (
     Warn,
     Went,
 )
-from hvdlite.launch.elastic.agents import Agents
 from hvdlite.launch.elastic.discovery import Discovery
-from hvdlite.launch.elastic.fleet import Fleet, Start
+from hvdlite.launch.elastic.fleet import Fleet
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.loop import GRACE, Stop
-from hvdlite.launch.output.console import Console
-from hvdlite.launch.output.report import Failure, root_failure
+from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.inbox import PASSED_ON
+from hvdlite.launch.process.starts import Start
 from hvdlite.launch.process.stopped import StoppedWatch
-from hvdlite.launch.supervisor import AnyRank, Supervisor
-from hvdlite.launch.view import View
+from hvdlite.launch.supervisor import AnyRank, Desk, Supervisor
 
 _RECENT = 60.0  # seconds before a failure in which another one may belong to the same story
 
@@ -52,12 +49,10 @@ class Timing:
     Attributes:
         heartbeat: how long a worker may be stopped until it is evicted.
         drain: how long a worker that has to leave may take.
-        grace: from a signal to the launcher until its workers are killed.
     """
 
     heartbeat: float
     drain: float
-    grace: float
 
 
 class ElasticSupervisor(Supervisor):
@@ -67,44 +62,29 @@ class ElasticSupervisor(Supervisor):
 
     def __init__(
         self,
-        console: Console,
-        inbox: SignalInbox,
-        job_id: bytes,
+        desk: Desk,
         fleet: Fleet,
         registrar: Registrar,
         discovery: Discovery,
-        agents: Agents,
         timing: Timing,
         min_np: int,
-        timestamps: bool = False,
-        reports: bool = True,
-        view: View | None = None,
     ) -> None:
         """Make a supervisor without workers; all arguments are borrowed.
 
         Args:
-            console: shows the output.
-            inbox: receives signals to the launcher.
-            job_id: the public number of the job, 16 bytes.
+            desk: what every supervisor works with.
             fleet: says which worker to start next.
             registrar: decides who belongs to which epoch.
             discovery: says which hosts there are.
-            agents: start workers on other hosts.
             timing: the user's times.
             min_np: the fewest workers with which the job starts.
-            timestamps: whether the time stands before each line.
-            reports: whether to show a report of the first failure.
-            view: takes the workers' samples of themselves, and what happens to workers.
         """
-        super().__init__(console, inbox, job_id, timestamps, reports, timing.grace, view)
-        self._view = view
+        super().__init__(desk)
         self._fleet = fleet
         self._registrar = registrar
         self._discovery = discovery
-        self._agents = agents
         self._timing = timing
         self._min_np = min_np
-        self._starter: Callable[[Start], None] = lambda start: None
         self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
         self._trained: set[int] = set()  # workers that run and were members of an epoch
         self._went_at: dict[int, float] = {}  # by worker that has gone lately: the first sign of it
@@ -115,9 +95,9 @@ class ElasticSupervisor(Supervisor):
         self._killed: dict[int, str] = {}  # by worker that was killed: why, for the report
         self._raised: dict[int, str] = {}  # by worker that is ending because of it: what it raised
         self._kill_at: dict[int, float] = {}  # by worker: when it has taken too long to end
+        self._drained: set[str] = set()  # hosts whose agents got a signal
         self._stopped = StoppedWatch(timing.heartbeat)
         self._over = False
-        self._lost = False  # the job has failed
         self.on(registrar.fd, self._take_events)
         self.on(discovery.fd, self._take_hosts)
 
@@ -126,63 +106,46 @@ class ElasticSupervisor(Supervisor):
         """The workers of the last epoch, in rank order."""
         return self._members
 
-    def run_workers(self, first: Iterable[Start], starter: Callable[[Start], None]) -> None:
-        """Start the first workers and run the job to its end.
-
-        Args:
-            first: the workers that start now.
-            starter: starts one worker, and passes it to `add`; called on this thread, because a
-                worker dies when the thread that started it ends.
-
-        Raises:
-            OSError: one of the first workers could not be started; the others have been ended.
-        """
-        first = list(first)
-        self._starter = starter
+    def run_first(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
+        """Start the first workers and run the job to its end; see `Supervisor.run_first`."""
         self._members = tuple(start.worker for start in first)
         self._trained.update(self._members)
-        self.run([partial(self._start, start) for start in first])
+        super().run_first(first, starter)
 
-    def _start(self, start: Start) -> None:
-        self._registrar.expect(start.worker, self._name_of(start.host), start.joiner)
-        self._starter(start)
+    def start(self, start: Start) -> None:
+        """Start one worker, of whom the registrar is told first."""
+        self._registrar.expect(start.worker, self.host_name(start.host), start.joiner)
+        super().start(start)
         if start.joiner:
-            self._note("worker", f"worker {start.worker} starts on {self._name_of(start.host)}")
+            self.note(f"worker {start.worker} starts on {self.host_name(start.host)}")
 
-    def _name_of(self, host: str) -> str:
+    def host_name(self, host: str) -> str:
         """Name a host as reports do: this machine by its own name, whatever the list says."""
         return socket.gethostname() if self._discovery.here(host) else host
 
-    def goes_on(self) -> bool:
-        """Return whether a worker runs, or the job waits for workers that come later."""
-        return super().goes_on() or not (self._over or self._stop is not None)
+    def expects(self) -> bool:
+        """Return whether the job waits for workers that come later."""
+        return not self._over
+
+    def due(self, now: float) -> Sequence[Start]:
+        """Return the workers to start now."""
+        return self._fleet.due(now)
+
+    def not_started(self, start: Start, error: OSError) -> None:
+        """Note that a worker could not be started here."""
+        self._registrar.ended(start.worker, f"could not be started: {error}", False)
+        self._fleet.ended(start.worker, time.monotonic(), died=True, blames=True)
 
     def tick(self, now: float) -> float | None:
         """Do what is due: start, evict, kill and reap workers; end a job that has too few slots."""
-        others = self._other_hosts()
-        times = [
-            super().tick(now),
-            self.release_due(now),
-            self._agents.tick(now, others, self._fleet.used),
-        ]
+        times = [super().tick(now)]
         if self._stop is None:
-            self._start_due(now)
             self._kill_late(now)
             shortage = self._fleet.shortage(now)
             if shortage is not None:
                 self._fail(shortage)
             times += [self._fleet.wake_at(now), *self._kill_at.values()]
         return min((when for when in times if when is not None), default=None)
-
-    def _start_due(self, now: float) -> None:
-        for start in self._fleet.due(now):
-            try:
-                self._start(start)
-            except OSError as error:
-                where = self._name_of(start.host)
-                self._console.say(f"cannot start worker {start.worker} on {where}: {error}")
-                self._registrar.ended(start.worker, f"could not be started: {error}", False)
-                self._fleet.ended(start.worker, now, died=True, blames=True)
 
     def _kill_late(self, now: float) -> None:
         due = {number for number, when in self._kill_at.items() if when <= now}
@@ -206,7 +169,7 @@ class ElasticSupervisor(Supervisor):
         if not ending.well:
             worker.signal_group(signal.SIGKILL)
         killed, raised = self._killed.pop(number, ""), self._raised.pop(number, "")
-        if raised and (killed or self._ends):  # It failed before, with the status that Python has.
+        if raised and (killed or self._told):  # It failed before, with the status that Python has.
             ending = Ending(1, by_signal=False, why=killed or raised)
         elif killed:
             ending = replace(ending, why=killed)
@@ -215,8 +178,8 @@ class ElasticSupervisor(Supervisor):
         if ending.stopped:
             self._asked.add(number)
         well = ending.well or leaves or number in self._drains
-        if not (well or self._ends):
-            self._note("worker", f"worker {number} (host {worker.host}): {died_of(ending)}")
+        if not (well or self._told):
+            self.note(f"worker {number} (host {worker.host}): {died_of(ending)}")
         self._registrar.ended(number, died_of(ending), well)
         # It said goodbye before it ended, so the next epoch may have been formed without it.
         finished = ending.well and number in self._trained and not leaves
@@ -228,7 +191,7 @@ class ElasticSupervisor(Supervisor):
             blames=not (well or asked),
         )
         caused = bool(raised) and not self._signalled
-        failure = None if well or (self._ends and not caused) else self._note_recent(worker, ending)
+        failure = None if well or (self._told and not caused) else self._note_recent(worker, ending)
         self.retire(worker, ending.well)
         self._kill_at.pop(number, None)
         self._ended_well[number] = well
@@ -236,11 +199,6 @@ class ElasticSupervisor(Supervisor):
         if finished:
             self._fleet.stop_growing()
         self._judge(failure)
-
-    @property
-    def _ends(self) -> bool:
-        """Whether the workers were asked to end."""
-        return self._stop is not None and self._stop.terminated
 
     def _note_recent(self, worker: AnyRank, ending: Ending) -> Failure:
         """Note a failure, and forget those of another story."""
@@ -253,18 +211,13 @@ class ElasticSupervisor(Supervisor):
         """Decide whether the job is over, after one of the last epoch's workers has ended."""
         running = [number for number in self._members if number not in self._ended_well]
         if failure is not None and not self._formed and len(running) < self._min_np:
-            self._lost = True  # No other worker can join before the first epoch.
-            self._end_after(failure)
+            self._end_after(failure)  # No other worker can join before the first epoch.
         elif not running and self._stop is None:
             self._conclude_epoch()
 
     def _stop_politely(self, number: int, host: str) -> None:
         self._registrar.stops()
         super()._stop_politely(number, host)
-
-    def _has_failed(self, number: int) -> bool:
-        """Return whether the job has failed; a death that it survived is not a failure."""
-        return self._lost and super()._has_failed(number)
 
     def _all_well(self) -> bool:
         return all(self._ended_well.get(number, False) for number in self._members)
@@ -295,7 +248,7 @@ class ElasticSupervisor(Supervisor):
         """Do what the registrar asks for."""
         if isinstance(event, EpochFormed):
             self._console.say(event.line)
-            self._note("worker", event.line)
+            self.note(event.line)
         elif isinstance(event, EpochBegun):
             self._formed = True
             self._members = event.workers
@@ -320,7 +273,7 @@ class ElasticSupervisor(Supervisor):
             self._went_at[event.worker] = event.at
         elif isinstance(event, Refused):
             self._console.say(f"worker {event.worker} cannot join: {event.reason}")
-            self._note("worker", f"worker {event.worker} cannot join: {event.reason}")
+            self.note(f"worker {event.worker} cannot join: {event.reason}")
             self._expect_end(event.worker)
         elif isinstance(event, Entered):
             self._fleet.entered()
@@ -328,11 +281,6 @@ class ElasticSupervisor(Supervisor):
             self._console.say(event.text)
         elif isinstance(event, Failed):
             self._fail(event.reason)
-
-    def _note(self, kind: str, text: str) -> None:
-        """Tell the view, if there is one, what has happened to the workers."""
-        if self._view is not None:
-            self._view.note(kind, -1, text)
 
     def _runs(self, number: int) -> bool:
         return any(one.number == number and one.ending is None for one in self._workers)
@@ -357,8 +305,8 @@ class ElasticSupervisor(Supervisor):
                 self._console.say(f"{news.warning}; the hosts stay as they were")
             if news.hosts is not None:
                 leaving = self._fleet.offer(news.hosts, now)
-                for name in self._other_hosts():
-                    self._fleet.reach(name, self._agents.serves(name))
+                for name in self.hosts_wanted():
+                    self._fleet.reach(name, self._agents is not None and self._agents.serves(name))
                 for number in leaving:
                     slots = news.hosts.get(self._fleet.host_of(number), 0)
                     left = (
@@ -366,19 +314,20 @@ class ElasticSupervisor(Supervisor):
                     )
                     self._drain([number], f"its host {left}")
 
-    def _other_hosts(self) -> dict[str, float]:
+    def hosts_used(self) -> Collection[str]:
+        """Return the hosts on which workers run."""
+        return self._fleet.used
+
+    def hosts_wanted(self) -> dict[str, float]:
         """Return the other hosts that may have workers, and from when on; none at the end."""
         if self._over or self._stop is not None:
             return {}
         wanted = self._fleet.wanted.items()
         return {name: when for name, when in wanted if not self._discovery.here(name)}
 
-    def off(self, fd: int) -> None:
-        """Stop watching a descriptor."""
-        self.selector.unregister(fd)
-
     def host_ready(self, name: str) -> None:
         """Note that workers can be started on a host."""
+        self._drained.discard(name)
         self._fleet.reach(name, True)
 
     def host_lost(self, name: str, why: str) -> None:
@@ -388,15 +337,22 @@ class ElasticSupervisor(Supervisor):
             self._console.say(f"host {name} takes no part now: {why}")
             self._fleet.lost(name, time.monotonic())
 
-    def host_drains(self, name: str) -> None:
-        """Have the workers of a host leave, because its agent got SIGTERM."""
-        self._console.say(f"host {name} is taken away (SIGTERM to its agent)")
-        self._drain(self._fleet.drain(name), "its host is taken away")
-
-    def worker_stopped(self, worker: int) -> None:
-        """Evict a worker on another host that has been stopped for the heartbeat."""
-        if self._runs(worker):
-            self.found_stopped(worker)
+    def host_signalled(self, name: str, number: int) -> None:
+        """Have the workers of a host leave, because its agent got a signal; end them at another."""
+        if number == PASSED_ON:
+            super().host_signalled(name, number)
+        elif name not in self._drained:
+            self._drained.add(name)
+            signal_name = signal.Signals(number).name
+            self._console.say(f"host {name} is taken away ({signal_name} to its agent)")
+            self._drain(self._fleet.drain(name), "its host is taken away")
+            if self._agents is not None:
+                self._agents.excuse(name)
+        else:
+            for worker in self._workers:
+                if worker.host == name and worker.ending is None:
+                    worker.signal_group(signal.SIGTERM)
+                    self._kill_at[worker.number] = time.monotonic() + GRACE
 
     def _drain(self, workers: Iterable[int], why: str) -> None:
         for number in workers:
@@ -404,16 +360,10 @@ class ElasticSupervisor(Supervisor):
             self._registrar.drain(number, why)
             self._expect_end(number)
 
-    @property
-    def root(self) -> Failure | None:
-        """The failure that the others followed from, if the job failed.
-
-        The registrar says who went first, as in the lines about epochs.
-        """
-        if not (self._lost and self._failures):
-            return None
+    def suspects(self) -> Sequence[Failure]:
+        """Return the failures; the registrar says who went first, as in the lines about epochs."""
         went_at = self._went_at
-        return root_failure([replace(f, at=went_at.get(f.rank, f.at)) for f in self._failures])
+        return [replace(one, at=went_at.get(one.rank, one.at)) for one in self._failures]
 
     @property
     def strangers(self) -> bool:
@@ -423,7 +373,7 @@ class ElasticSupervisor(Supervisor):
     def conclude(self) -> int:
         """Show the report, wait for the console, and return the exit status of the launcher."""
         self._take_events()
-        return super().conclude() or int(self._lost)
+        return super().conclude()
 
 
 def died_of(ending: Ending) -> str:

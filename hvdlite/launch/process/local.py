@@ -167,7 +167,7 @@ class Worker:
         else:
             ask_group(self.pid, number)
 
-    def reap(self) -> str | None:
+    def reap(self, at_end: bool = False) -> str | None:
         """Kill what is left of the group, and reap the worker; complain if it does not die."""
         self.look()
         self.signal_group(signal.SIGKILL)

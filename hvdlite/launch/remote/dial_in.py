@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hvdlite.launch.remote.messages import Kind, data_frame
-from hvdlite.launch.remote.remote import LaunchError
 from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.launch.remote.ways import LaunchError
 from hvdlite.rendezvous.acceptor import Acceptor
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
@@ -64,6 +64,7 @@ class NodeLines:
     """The way to nodes that have connected; see `ways.Way`."""
 
     carries_secrets: ClassVar[bool] = False
+    reaches_again: ClassVar[bool] = False
 
     def __init__(self, nodes: Sequence[Node], connect_seconds: float) -> None:
         self.connect_seconds = connect_seconds

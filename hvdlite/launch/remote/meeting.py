@@ -1,25 +1,13 @@
-"""Where the ranks of several hosts meet, and what an agent is told about their placements."""
+"""Where the ranks of several hosts meet."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
 
-from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.remote.remote import LaunchError, RemoteHost
+from hvdlite.launch.remote.host import RemoteHost
+from hvdlite.launch.remote.ways import LaunchError
 from hvdlite.rendezvous.address import interface_address, interface_addresses
-
-
-def placement_numbers(placement: Placement) -> list[int]:
-    """List a placement's fields after its rank, in order, for a message to an agent."""
-    return [
-        placement.size,
-        placement.local_rank,
-        placement.local_size,
-        placement.cross_rank,
-        placement.cross_size,
-        placement.host,
-    ]
 
 
 def meeting_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> str | None:

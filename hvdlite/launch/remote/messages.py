@@ -1,13 +1,15 @@
 """Messages between the launcher and the agents on other hosts, over ssh's stdin and stdout.
 
-A frame is a kind, a rank, a length and that many bytes. Frames are not authenticated, because ssh
-has authenticated both sides. The reader skips what a login shell prints before the agent's
-greeting.
+The agent says hello, gets its part of the job and says that it is ready. Then the launcher has it
+start, signal and finish one process at a time, and both say regularly that they are there. A frame
+is a kind, the number of a process, a length and that many bytes. Frames are not authenticated,
+because ssh has authenticated both sides. The reader skips what a login shell prints before the
+agent's greeting.
 
 Example:
     >>> reader = FrameReader(after_greeting=True)
     >>> reader.feed(b"Welcome!\\n" + GREETING + frame(Kind.OUT, 3, b"hi"))
-    [Frame(kind=<Kind.OUT: 6>, rank=3, body=b'hi')]
+    [Frame(kind=<Kind.OUT: 6>, number=3, body=b'hi')]
 """
 
 from __future__ import annotations
@@ -32,26 +34,25 @@ class Kind(enum.IntEnum):
     """The meaning of a frame, after the side that sends it."""
 
     HELLO = 1  # agent: its version, and the name and cores of its host
-    STDIN = 2  # launcher: the bytes that every rank reads from its stdin
-    START = 3  # launcher: the host's part of the job
-    STARTED = 4  # agent: a rank runs; carries its process id
-    REFUSED = 5  # agent: the job cannot start here; carries the reason
-    OUT = 6  # agent: bytes of a rank's stdout
-    ERR = 7  # agent: bytes of a rank's stderr
-    RESULT = 8  # agent: bytes of a rank's result for `hvdlite.run`
-    ENDED = 9  # agent: a rank has ended; carries how
-    DONE = 10  # agent: nothing of the job is left here
-    SIGNAL = 11  # launcher: send this signal to a rank
-    ALIVE = 12  # launcher, in elastic jobs also agent: it is still there
-    CAUGHT = 18  # agent: it got a signal that the launcher is to take as its own
-    LIVE = 20  # agent: bytes of a rank's samples for a view of the job
-    OUTCOME = 19  # launcher: the job is over; carries its status and, if it did not start, why
-    # Elastic jobs alone:
-    READY = 13  # agent: it can start workers
-    LAUNCH = 14  # launcher: start this worker
-    STOPPED = 15  # agent: a worker has been stopped for the heartbeat
-    DRAIN = 16  # agent: its host is taken away
-    FINISH = 17  # launcher: the job is over, or needs this host no longer
+    STDIN = 2  # launcher: the bytes that every process reads from its stdin
+    PART = 3  # launcher: what the processes of this host have in common
+    READY = 4  # agent: it can start processes
+    REFUSED = 5  # agent: the job cannot run here; carries the reason
+    OUT = 6  # agent: bytes of a process's stdout
+    ERR = 7  # agent: bytes of a process's stderr
+    RESULT = 8  # agent: bytes of a process's result for `hvdlite.run`
+    LIVE = 9  # agent: bytes of a process's samples for a view of the job
+    START = 10  # launcher: start this process
+    STARTED = 11  # agent: it runs; carries its process id
+    SIGNAL = 12  # launcher: send this signal to a process and its children
+    STOPPED = 13  # agent: a process has been stopped (SIGSTOP) for a while
+    ENDED = 14  # agent: a process has ended; carries how
+    FINISH = 15  # launcher: end what a process that has ended has left, and forget it
+    ALIVE = 16  # both: it is still there
+    CAUGHT = 17  # agent: it got a signal, about which the launcher decides
+    CLOSE = 18  # launcher: no other process will be started here
+    DONE = 19  # agent: nothing of the job is left here
+    OUTCOME = 20  # launcher: the job is over; carries its status and, if it did not start, why
 
 
 _KINDS = frozenset(Kind)
@@ -59,10 +60,10 @@ _KINDS = frozenset(Kind)
 
 @dataclass(frozen=True)
 class Frame:
-    """One message; `rank` is 0 if the message does not concern a single rank."""
+    """One message; `number` is 0 if the message does not concern a single process."""
 
     kind: Kind
-    rank: int
+    number: int
     body: bytes
 
     def data(self) -> Any:
@@ -77,14 +78,14 @@ class Frame:
             raise NoFrameError(repr(self.body[:_SHOWN])) from None
 
 
-def frame(kind: Kind, rank: int = 0, body: bytes = b"") -> bytes:
+def frame(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
     """Encode a message whose body is bytes."""
-    return _HEADER.pack(kind, rank, len(body)) + body
+    return _HEADER.pack(kind, number, len(body)) + body
 
 
-def data_frame(kind: Kind, rank: int, data: Any) -> bytes:
+def data_frame(kind: Kind, number: int, data: Any) -> bytes:
     """Encode a message whose body is JSON."""
-    return frame(kind, rank, json.dumps(data).encode())
+    return frame(kind, number, json.dumps(data).encode())
 
 
 class FrameReader:
@@ -113,14 +114,14 @@ class FrameReader:
         frames = []
         at = 0
         while at + _HEADER.size <= len(self._buffer):
-            kind, rank, length = _HEADER.unpack_from(self._buffer, at)
+            kind, number, length = _HEADER.unpack_from(self._buffer, at)
             if kind not in _KINDS or length > self._longest:
                 raise NoFrameError(repr(bytes(self._buffer[at : at + _SHOWN])))
             end = at + _HEADER.size + length
             if end > len(self._buffer):
                 break
             body = bytes(memoryview(self._buffer)[at + _HEADER.size : end])
-            frames.append(Frame(Kind(kind), rank, body))
+            frames.append(Frame(Kind(kind), number, body))
             at = end
         del self._buffer[:at]
         return frames

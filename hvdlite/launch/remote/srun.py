@@ -43,6 +43,7 @@ class Srun:
     python: str = sys.executable
     connect_seconds: float = 60.0
     carries_secrets: ClassVar[bool] = True
+    reaches_again: ClassVar[bool] = True
 
     def open(self, host: str) -> ProcessLine:
         """Start srun."""

@@ -22,6 +22,14 @@ _LONGEST_END = 5.0  # seconds that a command may take to end when its line has b
 _MOST_SAID = 1 << 16  # bytes of its stderr that are read
 
 
+class LaunchError(OSError):
+    """The job cannot run on a host; the message says which host, why, and what to do."""
+
+
+class AbsentError(LaunchError):
+    """A host cannot be reached, or has not answered in time."""
+
+
 class Line(Protocol):
     """The connection to the agent on one host; it may still be in the making.
 
@@ -63,6 +71,10 @@ class Way(Protocol):
 
         Otherwise the agents have their own.
         """
+
+    @property
+    def reaches_again(self) -> bool:
+        """Whether a host that was lost may be connected to once more."""
 
     @property
     def connect_seconds(self) -> float:

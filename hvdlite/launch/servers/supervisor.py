@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 
-from hvdlite.launch.elastic.agents import Agents
-from hvdlite.launch.elastic.fleet import Start
 from hvdlite.launch.loop import Stop
-from hvdlite.launch.output.console import Console
-from hvdlite.launch.output.report import Failure, describe, root_failure
+from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
-from hvdlite.launch.process.resources import oom_kills
+from hvdlite.launch.process.inbox import PASSED_ON
+from hvdlite.launch.process.starts import Start
 from hvdlite.launch.servers.worker_ranks import WorkerRanks
-from hvdlite.launch.supervisor import AnyRank, Supervisor
-from hvdlite.launch.view import View
+from hvdlite.launch.supervisor import AnyRank, Desk, Supervisor
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _PATIENCE = 5.0  # seconds that servers have to end by themselves when the workers have ended
@@ -47,76 +42,55 @@ class ServersSupervisor(Supervisor):
     """Runs one job with parameter servers, in the launcher. Used by one thread."""
 
     def __init__(
-        self,
-        console: Console,
-        inbox: SignalInbox,
-        job_id: bytes,
-        servers: int,
-        ranks: WorkerRanks,
-        agents: Agents,
-        elsewhere: Sequence[str],
-        timestamps: bool,
-        grace: float,
-        view: View | None,
+        self, desk: Desk, servers: int, ranks: WorkerRanks, elsewhere: Collection[str]
     ) -> None:
         """Make a supervisor without processes; all arguments are borrowed.
 
         Args:
-            console: shows the output.
-            inbox: receives signals to the launcher.
-            job_id: the public number of the job, 16 bytes.
+            desk: what every supervisor works with.
             servers: how many of the first ranks serve.
             ranks: says which worker to start next.
-            agents: start processes on other hosts.
             elsewhere: the names of the other hosts.
-            timestamps: whether the time stands before each line.
-            grace: seconds from a signal to the launcher until the processes are killed.
-            view: takes the processes' samples of themselves, and what happens to them.
         """
-        super().__init__(console, inbox, job_id, timestamps, grace=grace, view=view)
-        self._view = view
+        super().__init__(desk)
         self._servers = servers
         self._ranks = ranks
-        self._agents = agents
         self._elsewhere = elsewhere
         self._serving = set(range(servers))  # the servers that have not ended
-        self._starter: Callable[[Start], None] = lambda start: None
-        self._lost = False  # the job has failed
         self._left = 0  # the number of live workers at that moment
         self._all_obeyed = True  # every process that was told to end has ended well
 
-    def run_processes(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
-        """Start the servers and the first workers, and run the job to its end.
+    def start(self, start: Start) -> None:
+        """Start one process."""
+        super().start(start)
+        if start.joiner:
+            self.note(f"worker {start.worker} starts for rank {start.placement.rank}")
 
-        Args:
-            first: what starts now.
-            starter: starts one process, and passes it to `add`; called on this thread, because a
-                process dies when the thread that started it ends.
+    def expects(self) -> bool:
+        """Return whether the rank of a worker that died gets another one."""
+        return not self._ranks.done
 
-        Raises:
-            OSError: one of the first processes could not be started; the others have been ended.
-        """
-        self._starter = starter
-        self.run([partial(starter, start) for start in first])
+    def due(self, now: float) -> Sequence[Start]:
+        """Return the workers to start now."""
+        return self._ranks.due(now, self._usable)
 
-    def goes_on(self) -> bool:
-        """Return whether a process runs, or the rank of one that died gets another one."""
-        return super().goes_on() or not (self._ranks.done or self._stop is not None)
+    def not_started(self, start: Start, error: OSError) -> None:
+        """Note that a worker could not be started here."""
+        pause = self._ranks.ended(start.worker, time.monotonic(), well=False)
+        self._tell(f"worker {start.worker} could not be started", pause)
+
+    def noun_of(self, number: int) -> str:
+        """Name what the process of a number is."""
+        return kind_of(number, self._servers)
 
     def tick(self, now: float) -> float | None:
-        """Start workers that are due, and look after the agents."""
-        wanted = {} if self._ends_now else dict.fromkeys(self._elsewhere, 0.0)
-        used = {worker.host for worker in self._workers if worker.ending is None}
-        times = [
-            super().tick(now),
-            self.release_due(now),
-            self._agents.tick(now, wanted, used),
-        ]
-        if not self._ends_now:
-            for start in self._ranks.due(now, self._usable):
-                self._start_again(start)
-            times.append(self._ranks.wake_at(now))
+        """Do what is due, and wake up when a worker is to be started."""
+        times = [super().tick(now), None if self._ends_now else self._ranks.wake_at(now)]
         return min((when for when in times if when is not None), default=None)
+
+    def hosts_wanted(self) -> Mapping[str, float]:
+        """Return the other hosts, unless nothing is started any more."""
+        return {} if self._ends_now else dict.fromkeys(self._elsewhere, 0.0)
 
     @property
     def _ends_now(self) -> bool:
@@ -124,17 +98,8 @@ class ServersSupervisor(Supervisor):
         return self._stop is not None or self._ranks.done
 
     def _usable(self, host: str) -> bool:
-        return host not in self._elsewhere or self._agents.serves(host)
-
-    def _start_again(self, start: Start) -> None:
-        try:
-            self._starter(start)
-        except OSError as error:
-            self._console.say(f"cannot start worker {start.worker} on {start.host}: {error}")
-            pause = self._ranks.ended(start.worker, time.monotonic(), well=False)
-            self._tell(f"worker {start.worker} could not be started", pause)
-            return
-        self._tell_view(f"worker {start.worker} starts for rank {start.placement.rank}")
+        agents = self._agents
+        return host not in self._elsewhere or (agents is not None and agents.serves(host))
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Note how a process ended; the job goes on without a worker if it can."""
@@ -171,16 +136,7 @@ class ServersSupervisor(Supervisor):
             then += ", because its workers died too often (--worker-restarts)"
         text = f"{what}; {ranks.live} of {ranks.total} workers go on or have finished, and {then}"
         self._console.say(text)
-        self._tell_view(text)
-
-    def _tell_view(self, text: str) -> None:
-        if self._view is not None:
-            self._view.note("worker", -1, text)
-
-    @property
-    def _told(self) -> bool:
-        """Whether the processes were told to end, so that it is not a failure when they do."""
-        return self._stop is not None and self._stop.terminated
+        self.note(text)
 
     def _server_ended(self, worker: AnyRank, ending: Ending) -> None:
         self._serving.discard(worker.number)
@@ -238,60 +194,27 @@ class ServersSupervisor(Supervisor):
     def _lose(self, failure: Failure) -> None:
         """End the job because of a failure; earlier ones, which it has survived, do not count."""
         if not self._lost:
-            self._lost = True
             self._left = self._ranks.live
             self._failures = [one for one in self._failures if one.at > failure.at - _STORY]
         self._end_after(failure)
 
-    @property
-    def root(self) -> Failure | None:
-        """The failure that ended the job: that of a server rather than that of a worker."""
-        if not (self._lost and self._failures):
-            return None
+    def suspects(self) -> Sequence[Failure]:
+        """Return the failures of servers, rather than those of workers."""
         servers = [one for one in self._failures if one.rank < self._servers and one.is_cause]
-        return root_failure(servers or self._failures)
-
-    def _has_failed(self, number: int) -> bool:
-        """Return whether the job has failed; a death that it survived is not a failure."""
-        return self._lost and super()._has_failed(number)
+        return servers or self._failures
 
     def _all_well(self) -> bool:
         return self._all_obeyed and not self._lost
 
     def _report(self, root: Failure) -> str:
-        killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-        text = describe(root, killed, kind_of(root.rank, self._servers))
+        text = super()._report(root)
         ranks = self._ranks
         if root.rank >= self._servers and ranks.lost:
             left = f"{self._left} of {ranks.total} workers were left"
             text += f"hvdlite-run: {left}, fewer than --min-workers\n"
         return text
 
-    def _named(self, ranks: Sequence[int]) -> str:
-        kinds: dict[str, list[int]] = {}
-        for number in ranks:
-            kinds.setdefault(kind_of(number, self._servers), []).append(number)
-        texts = []
-        for kind, numbers in kinds.items():
-            text = super()._named(numbers)
-            texts.append(text.replace(self._noun, kind, 1))
-        return " and ".join(texts)
-
-    def off(self, fd: int) -> None:
-        """Stop watching a descriptor."""
-        self.selector.unregister(fd)
-
-    def host_ready(self, name: str) -> None:
-        """Do nothing: `tick` sees which hosts can start workers."""
-
     def host_lost(self, name: str, why: str) -> None:
         """Say that a host is gone; the ends of its processes come one by one."""
         if why and not self._ends_now:
             self._console.say(f"host {name} takes no part now: {why}")
-
-    def host_drains(self, name: str) -> None:
-        """Take SIGTERM to an agent as one to the launcher, as in a job without servers."""
-        self._inbox.tell(name, signal.SIGTERM)
-
-    def worker_stopped(self, worker: int) -> None:
-        """Do nothing: a worker that is stopped may go on."""

@@ -20,21 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hvdlite.launch.elastic.fleet import FIRST_WAIT, LONGEST_WAIT, Start
-
-_GOOD_LIFE = 60.0  # seconds after which earlier deaths of the rank's workers do not count any more
+from hvdlite.launch.process.starts import BackOff, Start
 
 
 @dataclass
 class _Running:
     start: Start
     since: float
-
-
-@dataclass
-class _Waiting:
-    start: Start  # of the worker that died
-    ready_at: float
 
 
 class WorkerRanks:
@@ -61,8 +53,8 @@ class WorkerRanks:
         self._fewest = fewest
         self._restarts = restarts
         self._running = {start.worker: _Running(start, now) for start in first}
-        self._waiting: dict[int, _Waiting] = {}
-        self._deaths: dict[int, int] = {}
+        self._waiting: dict[int, Start] = {}  # by rank: that of the worker that died
+        self._deaths = {start.placement.rank: BackOff() for start in first}
         self._over = False
         self._next = max(self._running) + 1
 
@@ -81,12 +73,6 @@ class WorkerRanks:
         """Whether the job fails, because too few workers live."""
         return self.live < self._fewest
 
-    @property
-    def hosts(self) -> set[str]:
-        """The hosts on which workers run, or are to be started."""
-        waiting = {one.start.host for one in self._waiting.values()}
-        return waiting | {one.start.host for one in self._running.values()}
-
     def ended(self, worker: int, now: float, well: bool) -> float | None:
         """Note the end of a worker.
 
@@ -104,15 +90,14 @@ class WorkerRanks:
             self.finished += 1
             self.stop_starting()
             return None
-        good = now - one.since >= _GOOD_LIFE
-        deaths = self._deaths[rank] = 1 if good else self._deaths.get(rank, 0) + 1
+        deaths = self._deaths[rank]
+        pause = deaths.failed(now, now - one.since)
         if self._over:
             return None
-        if deaths > self._restarts:
+        if deaths.failures > self._restarts:
             self.given_up.append(rank)
             return None
-        pause: float = min(FIRST_WAIT * 2 ** min(deaths - 1, 10), LONGEST_WAIT)
-        self._waiting[rank] = _Waiting(one.start, now + pause)
+        self._waiting[rank] = one.start
         return pause
 
     def stop_starting(self) -> None:
@@ -128,9 +113,9 @@ class WorkerRanks:
             usable: returns whether a process can be started on a host now.
         """
         starts = []
-        for rank, one in list(self._waiting.items()):
-            if one.ready_at <= now and usable(one.start.host):
-                start = replace(one.start, worker=self._next, joiner=True)
+        for rank, died in list(self._waiting.items()):
+            if self._deaths[rank].ready_at <= now and usable(died.host):
+                start = replace(died, worker=self._next, joiner=True)
                 self._next += 1
                 del self._waiting[rank]
                 self._running[start.worker] = _Running(start, now)
@@ -139,5 +124,5 @@ class WorkerRanks:
 
     def wake_at(self, now: float) -> float | None:
         """Return when `due` may have a new answer; None if only events change it."""
-        times = [one.ready_at for one in self._waiting.values() if one.ready_at > now]
-        return min(times, default=None)
+        times = [self._deaths[rank].ready_at for rank in self._waiting]
+        return min((when for when in times if when > now), default=None)

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.elastic import actions, first_meeting, job
+from hvdlite.launch.elastic import actions, job
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Evict, Leaving, Limits
+from hvdlite.launch.remote import first_meeting
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 

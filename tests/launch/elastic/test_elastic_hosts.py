@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakes.ssh import agent_of, fake_ssh
-from hvdlite.launch.elastic.agents import AgentHost
+from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.remote.ways import ProcessLine
 from launch.elastic.jobs import ElasticJob, rewrite, short_heartbeat
@@ -202,7 +202,7 @@ class StuckSsh(Ssh):
 
 
 def test_message_to_a_stuck_ssh_holds_nobody_up() -> None:
-    host = AgentHost("far", StuckSsh())
+    host = RemoteHost("far", StuckSsh())
     watch = Stopwatch()
     for _ in range(8):
         host.send(b"x" * (1 << 20))

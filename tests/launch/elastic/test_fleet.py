@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.launch.elastic.fleet import Fleet, Start
+from hvdlite.launch.elastic.fleet import Fleet
+from hvdlite.launch.process.starts import Start
 
 
 def fleet_of(

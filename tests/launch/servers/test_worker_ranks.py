@@ -9,7 +9,7 @@ from hvdlite.launch.command.flags import build_parser
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Host
-from hvdlite.launch.servers.job import first_processes
+from hvdlite.launch.run import first_processes
 from hvdlite.launch.servers.worker_ranks import WorkerRanks
 
 
@@ -80,7 +80,6 @@ def test_numbers_that_contradict_each_other(servers: Servers, message: str) -> N
     [
         ("--servers 1 --min-np 2", r"--servers and --min-np \(write --min-workers\): a job has"),
         ("--servers 1 --max-np 2", "--servers and --max-np: a job has one of them"),
-        ("--servers 1 --nodes 2", "--servers and --nodes: a job has one of them"),
         ("--servers 1 --emit slurm", "--servers and --emit: a job has one of them"),
         ("--min-workers 1", "--min-workers belongs to --servers, which is not given"),
         ("--worker-restarts 1", "--worker-restarts belongs to --servers, which is not"),

@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from hvdlite.launch.elastic import first_meeting
-from hvdlite.launch.elastic.first_meeting import meet
+from hvdlite.launch.remote import first_meeting
+from hvdlite.launch.remote.first_meeting import meet
+from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.messages import Kind, frame
-from hvdlite.launch.remote.remote import AbsentError, LaunchError, RemoteHost
 from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.launch.remote.ways import AbsentError, LaunchError
 from patience import HANG
 
 

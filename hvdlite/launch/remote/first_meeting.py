@@ -1,4 +1,4 @@
-"""Which other hosts take part when an elastic job starts: all that come while others do.
+"""Which other hosts take part when a job starts: all that come while others do.
 
 A host that a script or a cluster's software lists may be dead, or busy. The job does not wait for
 it much longer than for the others, if these are enough.
@@ -10,32 +10,31 @@ import selectors
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from hvdlite.launch.remote.host import RemoteHost, connect_deadline
 from hvdlite.launch.remote.messages import Kind, frame
-from hvdlite.launch.remote.remote import (
-    ALIVE_SECONDS,
-    AbsentError,
-    AnyHost,
-    RemoteHost,
-    connect_deadline,
-)
-from hvdlite.launch.remote.ways import Way
+from hvdlite.launch.remote.ways import AbsentError, Way
 
+ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _PATIENCE = 5.0  # seconds after enough hosts have come; as many as these took, if that is longer
 
 
 def meet(
-    hosts: Sequence[AnyHost],
+    hosts: Sequence[RemoteHost],
     enough: Callable[[Collection[str]], bool],
     way: Way,
     interrupted_fd: int,
+    come: Callable[[RemoteHost], bool] = lambda host: bool(host.hello),
+    what: str = "answered",
 ) -> dict[str, str]:
-    """Receive from the agents until all have sent their hello, or enough and the rest is late.
+    """Receive from the agents until all have come, or enough and the rest is late.
 
     Args:
         hosts: the hosts, whose threads do not run yet.
         enough: returns whether the job can start with the hosts of these names.
         way: it says how long a host may take.
         interrupted_fd: a byte there ends the wait.
+        come: returns whether a host has come as far as it should; by default, has said hello.
+        what: what the host then has done, for the message.
 
     Returns:
         By name, why each host cannot be reached. Those that are late may still come.
@@ -43,7 +42,7 @@ def meet(
     Raises:
         AbsentError: without a host there are not enough, and it cannot be reached, or takes too
             long.
-        LaunchError: a host has another version of hvdlite.
+        LaunchError: the job cannot run on a host, or one has another version of hvdlite.
         KeyboardInterrupt: there was such a byte.
     """
     begun = time.monotonic()
@@ -55,14 +54,14 @@ def meet(
         selector.register(interrupted_fd, selectors.EVENT_READ, None)
         for host in hosts:
             selector.register(host.fileno(), selectors.EVENT_READ, host)
-        while waiting := [name for name, host in left.items() if not host.hello]:
+        while waiting := [name for name, host in left.items() if not come(host)]:
             now = time.monotonic()
             if leave_at is None and enough([name for name in left if name not in waiting]):
                 leave_at = min(deadline, now + max(_PATIENCE, now - begun))
             if leave_at is not None and now >= leave_at:
                 break
             if now >= deadline:
-                raise AbsentError(f"host {', '.join(waiting)} has not answered in time")
+                raise AbsentError(f"host {', '.join(waiting)} has not {what} in time")
             until = deadline if leave_at is None else leave_at
             keep_alive(left.values())
             for key, _ in selector.select(min(until - now, ALIVE_SECONDS)):

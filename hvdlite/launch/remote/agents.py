@@ -1,0 +1,284 @@
+"""The agents of a job, which start and end its processes on other hosts.
+
+`Agents` connects to hosts, also to those that are listed later, tells the loop what their agents
+say, and gives up those that are silent.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from hvdlite.launch.process.starts import BackOff
+from hvdlite.launch.remote.first_meeting import meet
+from hvdlite.launch.remote.host import RemoteHost
+from hvdlite.launch.remote.messages import Kind, data_frame, frame
+from hvdlite.launch.remote.ways import LaunchError, Way
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How launcher and agents watch each other. Times are in seconds.
+
+    Attributes:
+        heartbeat: how long an agent may be silent; both sides speak four times in this time.
+        patience: how long an agent may hear nothing before it ends its processes.
+        grace: how long these then have, from SIGTERM to SIGKILL.
+        stopped: how long a process may be stopped (SIGSTOP) before its agent says so.
+    """
+
+    heartbeat: float
+    patience: float
+    grace: float
+    stopped: float
+
+
+class Owner(Protocol):
+    """The loop that has the agents: what it offers them, and what they tell it."""
+
+    def on(self, fd: int, call: Callable[[], None]) -> None:
+        """Call `call` whenever the descriptor can be read."""
+
+    def off(self, fd: int) -> None:
+        """Stop that."""
+
+    def host_ready(self, name: str) -> None:
+        """Note that processes can be started on a host."""
+
+    def host_lost(self, name: str, why: str) -> None:
+        """Note that no process can be started on a host any more."""
+
+    def host_signalled(self, name: str, number: int) -> None:
+        """Note that the agent on a host got a signal."""
+
+    def worker_started(self, number: int) -> None:
+        """Note that the process id of a process is known."""
+
+    def worker_stopped(self, number: int) -> None:
+        """Note that a process is stopped."""
+
+
+class Agents:
+    """All other hosts of a job; a context manager. Used by the loop's thread."""
+
+    def __init__(self, way: Way, pulse: Pulse, interrupted_fd: int) -> None:
+        """Make it without hosts.
+
+        Args:
+            way: how the agents are reached.
+            pulse: how long they may be silent.
+            interrupted_fd: readable when the user wants to stop.
+        """
+        self.hosts: dict[str, RemoteHost] = {}
+        self._way = way
+        self._pulse = pulse
+        self._interrupted_fd = interrupted_fd
+        self._owner: Owner | None = None
+        self._part_of: Callable[[RemoteHost], dict[str, Any]] = lambda host: {}
+        self._stdin: bytes | None = None
+        self._alive_at = 0.0
+        self._ticked_at = math.inf
+        self._awake_since = -math.inf  # when `tick` was last called after a long pause
+        self._failures: dict[str, BackOff] = {}
+
+    def greet(
+        self, names: Sequence[str], enough: Callable[[Collection[str]], bool]
+    ) -> dict[str, str]:
+        """Connect to hosts and wait until their agents have sent their hello, or enough of them.
+
+        Args:
+            names: the names of the hosts.
+            enough: returns whether the job can start with these other hosts.
+
+        Returns:
+            By name, why each host that does not come is given up; `tick` connects to it again.
+
+        Raises:
+            LaunchError: a host that is needed does not come, or one has another version of hvdlite.
+            KeyboardInterrupt: the user wants to stop.
+        """
+        for name in names:
+            self._connect(name)
+        hosts = list(self.hosts.values())
+        missed = meet(hosts, enough, self._way, self._interrupted_fd)
+        for name in missed:
+            self._give_up(self.hosts[name])
+        return missed
+
+    @property
+    def present(self) -> list[RemoteHost]:
+        """The hosts whose agents have answered."""
+        return [host for host in self.hosts.values() if host.hello]
+
+    def begin(self, part_of: Callable[[RemoteHost], dict[str, Any]], stdin: bytes | None) -> None:
+        """Give agents that have answered their part, and wait until they can start processes.
+
+        Args:
+            part_of: returns a host's part, which also later hosts get.
+            stdin: the bytes that every process reads from its stdin, if any.
+
+        Raises:
+            LaunchError: the job cannot run on a host.
+            KeyboardInterrupt: the user wants to stop.
+        """
+        self._part_of, self._stdin = part_of, stdin
+        hosts = self.present
+        names = {host.name for host in hosts}
+        for host in hosts:
+            self._begin(host)
+        meet(
+            hosts,
+            names.issubset,
+            self._way,
+            self._interrupted_fd,
+            lambda host: host.ready,
+            "prepared its part",
+        )
+
+    def _begin(self, host: RemoteHost) -> None:
+        host.begin({**self._part_of(host), "pulse": asdict(self._pulse)}, self._stdin)
+
+    def attach(self, owner: Owner) -> None:
+        """Pass, from now on, what the agents say to the loop."""
+        self._owner = owner
+        for host in self.hosts.values():
+            if host.ready:
+                self._serve(host, owner)
+            else:
+                self._watch(host, owner)
+
+    def serves(self, name: str) -> bool:
+        """Return whether processes can be started on a host."""
+        return name in self.hosts and self.hosts[name].serves
+
+    def _connect(self, name: str) -> RemoteHost:
+        host = RemoteHost(name, self._way)
+        self.hosts[name] = host
+        return host
+
+    def _serve(self, host: RemoteHost, owner: Owner) -> None:
+        self._failures.pop(host.name, None)
+        host.serve()
+        owner.on(host.fd, lambda: self._take(host, owner))
+        owner.host_ready(host.name)
+
+    def _take(self, host: RemoteHost, owner: Owner) -> None:
+        for kind, number in host.take():
+            if kind == Kind.STARTED:
+                owner.worker_started(number)
+            elif kind == Kind.STOPPED:
+                owner.worker_stopped(number)
+            elif kind == Kind.CAUGHT:
+                owner.host_signalled(host.name, number)
+            elif kind == Kind.DONE:
+                owner.off(host.fd)
+                self._drop(host, owner, host.lost_because)
+                return
+
+    def _drop(self, host: RemoteHost, owner: Owner, why: str) -> None:
+        """Take a host out whose connection has ended, or has to."""
+        self._give_up(host)
+        owner.host_lost(host.name, "" if host.closing else why)
+
+    def _give_up(self, host: RemoteHost) -> None:
+        """End the connection to a host, until `tick` makes another one after a while."""
+        del self.hosts[host.name]
+        self._failures.setdefault(host.name, BackOff()).failed(time.monotonic())
+        host.close()
+
+    def _watch(self, host: RemoteHost, owner: Owner) -> None:
+        owner.on(host.fileno(), partial(self._receive, host, owner))
+
+    def _receive(self, host: RemoteHost, owner: Owner) -> None:
+        """Receive from an agent that cannot start processes yet."""
+        greeted = bool(host.hello)
+        try:
+            host.receive()
+            if host.hello and not greeted:
+                self._begin(host)
+        except LaunchError as error:
+            owner.off(host.fileno())
+            self._drop(host, owner, str(error))
+            return
+        if host.ready:
+            owner.off(host.fileno())
+            self._serve(host, owner)
+
+    def tick(self, now: float, wanted: Mapping[str, float], used: Collection[str]) -> float | None:
+        """Connect to new hosts, give silent ones up, and close those that are not wanted.
+
+        Args:
+            now: the monotonic time.
+            wanted: the hosts on which processes may be started later, and from when on.
+            used: the hosts on which processes run.
+
+        Returns:
+            When to call this again; None if only events can change anything.
+        """
+        owner = self._owner
+        assert owner is not None
+        if not self._way.reaches_again:
+            wanted = {name: when for name, when in wanted.items() if name in self.hosts}
+        failed = self._failures
+        later = {n: max(w, failed[n].ready_at if n in failed else 0.0) for n, w in wanted.items()}
+        for name, when in later.items():
+            if name not in self.hosts and when <= now:
+                self._watch(self._connect(name), owner)
+        if now > self._ticked_at + self._pulse.heartbeat / 2:
+            # This process was stopped, or had no core, and reads before it calls others silent.
+            self._awake_since = now
+        self._ticked_at = now
+        speaks = now >= self._alive_at
+        if speaks:
+            self._alive_at = now + self._pulse.heartbeat / 4
+        for host in list(self.hosts.values()):
+            self._look_after(host, owner, now, speaks)
+            if host.name not in wanted and host.name not in used and host.serves:
+                host.finish()
+        times = [when for when in later.values() if when > now]
+        return min([*times, *([self._alive_at] if self.hosts else [])], default=None)
+
+    def _look_after(self, host: RemoteHost, owner: Owner, now: float, speaks: bool) -> None:
+        if speaks and host.hello:
+            host.send(frame(Kind.ALIVE))
+        heartbeat = self._pulse.heartbeat
+        since = now - heartbeat
+        if self._awake_since < since and host.silent(since):
+            host.cut(f"it was silent for {heartbeat:g} s")
+        elif not host.serves and now > host.deadline:
+            owner.off(host.fileno())
+            self._drop(host, owner, "it has not answered in time")
+
+    def excuse(self, name: str) -> None:
+        """Let the agent of a host end well before the job does, once no process runs there."""
+        if name in self.hosts:
+            self.hosts[name].send(data_frame(Kind.OUTCOME, 0, [0, ""]))
+
+    def settle(self) -> None:
+        """Have all agents end, and wait until nothing of the job is left on their hosts."""
+        for host in self.hosts.values():
+            host.finish()
+        for host in self.hosts.values():
+            host.settle()
+
+    def conclude(self, status: int, why: str = "") -> None:
+        """Tell the agents how the job has ended; those that wait for it end with this status."""
+        for host in self.hosts.values():
+            host.send(data_frame(Kind.OUTCOME, 0, [status, why]))
+
+    def __enter__(self) -> Agents:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """End all agents; what is left on their hosts ends with them."""
+        if error is not None:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self.conclude(130 if interrupted else 1, "" if interrupted else str(error))
+        for host in self.hosts.values():
+            host.finish()
+        for host in self.hosts.values():
+            host.close()

@@ -1,0 +1,304 @@
+"""The launcher's side of one other host: the line to its agent (see `ways`), and two threads.
+
+One thread reads, and one writes, so that a write to a stuck line holds nobody else up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import hvdlite
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
+from hvdlite.launch.process.starts import Start
+from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
+from hvdlite.launch.remote.ways import AbsentError, LaunchError, Way, last_line
+from hvdlite.launch.remote.worker import LOST, RemoteWorker
+from hvdlite.rendezvous.deadline import is_never
+
+_LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
+_LONGEST_FLUSH = 1.0  # seconds to write what is queued to an agent that is given up
+_LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
+_SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LIVE}
+
+
+def connect_deadline(way: Way) -> float:
+    """Return until when a host that is connected to now has to answer; monotonic, in seconds."""
+    seconds = way.connect_seconds
+    return math.inf if is_never(seconds) else time.monotonic() + seconds + 5
+
+
+class RemoteHost:
+    """The connection to the agent on one other host, and the processes there.
+
+    The loop's thread makes it, because the process of a line dies with the thread that started it,
+    and calls all methods; the host's thread reads what the agent sends once `serve` was called.
+
+    Attributes:
+        hello: the agent's description of its host; empty until it arrives.
+        ready: whether the agent can start processes.
+        serves: whether the host's thread runs.
+        workers: the processes of this host, by number.
+        over: whether nothing more comes from the agent's processes.
+        heard_at: the monotonic time of the agent's last message.
+        deadline: until when it has to be ready, a monotonic time.
+        closing: whether the agent was told that nothing is started there any more.
+        busy: whether the host's thread waits for a slow console, and so cannot hear the agent.
+        lost_because: why the connection has ended.
+        fd: readable when `take` has events.
+    """
+
+    def __init__(self, name: str, way: Way) -> None:
+        """Begin to connect to the agent of a host."""
+        self.name = name
+        self.hello: dict[str, Any] = {}
+        self.ready = self.serves = self.over = self.closing = self.busy = False
+        self.workers: dict[int, RemoteWorker] = {}
+        self.heard_at = time.monotonic()
+        self.deadline = connect_deadline(way)
+        self.lost_because = "its agent sent something that is not a message"
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._way = way
+        self._line = way.open(name)
+        self._reader = FrameReader(after_greeting=True, longest=_LONGEST_FRAME)
+        self._early: list[Frame] = []  # came before the host's thread ran
+        self._events: deque[tuple[Kind, int]] = deque()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._cut_because = ""
+        self._closed_well = False
+        self._closed = False
+        self._settled = threading.Event()  # set when `over` is
+        self._thread = threading.Thread(
+            target=self._serve, name=f"hvdlite-from-{name}", daemon=True
+        )
+        self._writer = threading.Thread(
+            target=self._write_outbox, name=f"hvdlite-to-{name}", daemon=True
+        )
+        self._writer.start()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when the agent has sent something."""
+        return self._line.read_fd
+
+    def address(self) -> str:
+        """Return the host's IP address, once its agent has said hello."""
+        return self._way.address(self.name, self.hello)
+
+    # Before the host's thread runs.
+
+    def receive(self) -> None:
+        """Read and handle messages of an agent that cannot start processes yet.
+
+        Raises:
+            AbsentError: the host cannot be reached.
+            LaunchError: the agent refuses, or it has another version of hvdlite.
+        """
+        data = self._read()
+        if not data:
+            status = self._line.end()
+            raise AbsentError(self._way.explain(self.name, self._line.said(), status))
+        try:
+            for message in self._reader.feed(data):
+                self._take_before_start(message)
+        except NoFrameError as error:
+            raise LaunchError(f"cannot start on host {self.name}: {_disturbed(error)}") from None
+
+    def _read(self) -> bytes:
+        """Read what the agent has sent; nothing if the line is broken."""
+        try:
+            return os.read(self._line.read_fd, 1 << 18)
+        except OSError:
+            return b""
+
+    def _take_before_start(self, message: Frame) -> None:
+        if message.kind == Kind.HELLO:
+            self.hello = message.data()
+            if self.hello["version"] != hvdlite.__version__:
+                raise LaunchError(
+                    f"host {self.name} has hvdlite {self.hello['version']}, this launcher is "
+                    f"{hvdlite.__version__}; install the same version on every host"
+                )
+        elif message.kind == Kind.REFUSED:
+            why = message.body.decode(errors="replace")
+            raise LaunchError(f"cannot start on host {self.name}: {why}")
+        elif message.kind == Kind.CAUGHT:
+            number = signal.Signals(int(message.data())).name
+            raise LaunchError(f"host {self.name} got {number} before the ranks ran")
+        elif message.kind == Kind.READY:
+            self.ready = True
+        elif message.kind != Kind.ALIVE:
+            self._early.append(message)
+
+    def begin(self, part: Mapping[str, Any], stdin: bytes | None) -> None:
+        """Give the agent its part of the job; it then checks whether it can start processes."""
+        if stdin is not None:
+            self.send(frame(Kind.STDIN, body=stdin))
+        self.send(data_frame(Kind.PART, 0, dict(part)))
+
+    def serve(self) -> None:
+        """Start the host's thread."""
+        self.serves = True
+        self.heard_at = time.monotonic()
+        self._thread.start()
+
+    # What the launcher says.
+
+    def send(self, data: bytes) -> None:
+        """Queue a message; the writer's thread writes it, if the connection still exists."""
+        self._outbox.put(data)
+
+    def _write_outbox(self) -> None:
+        while (data := self._outbox.get()) is not None:
+            view = memoryview(data)
+            try:
+                while view:
+                    view = view[os.write(self._line.write_fd, view) :]
+            except OSError:
+                pass  # The line is broken, which the host's thread notices when it reads.
+
+    def launch(
+        self, start: Start, environment: Mapping[str, str], more: Sequence[int]
+    ) -> RemoteWorker:
+        """Have the agent start a process, with these sinks besides STDOUT and STDERR."""
+        worker = RemoteWorker(start.worker, start.placement, self, more)
+        self.workers[worker.number] = worker
+        own = {"environment": dict(environment), "placement": astuple(start.placement)}
+        self.send(data_frame(Kind.START, worker.number, own))
+        if self.over:  # The host's thread may have ended before it could see this process.
+            worker.end(Ending(LOST, by_signal=False, why="lost the connection to its host"), True)
+        return worker
+
+    def forget(self, number: int) -> None:
+        """Take no more messages about a process."""
+        self.workers.pop(number, None)
+
+    def finish(self) -> None:
+        """Tell the agent to end when its processes have, because no other is wanted there."""
+        if not self.closing:
+            self.closing = True
+            self.send(frame(Kind.CLOSE))
+
+    # What the agent says, on the host's thread.
+
+    def _serve(self) -> None:
+        """Pass the agent's messages on until the connection ends; then all processes have ended.
+
+        A process that has not ended by then is reported as lost.
+        """
+        why = "the launcher's thread for this host failed"
+        try:
+            for message in self._early:
+                self._take(message)
+            # An agent that goes on after its processes, to learn how the job ends, may get signals.
+            while data := self._read():
+                for message in self._reader.feed(data):
+                    self._take(message)
+            why = self._why_lost()
+        except NoFrameError as error:
+            why = _disturbed(error)
+        finally:
+            self._end_workers(why)
+            self._tell(Kind.DONE, 0)
+
+    def _take(self, message: Frame) -> None:
+        self.busy = True
+        worker = self.workers.get(message.number)
+        if message.kind == Kind.DONE:
+            self._closed_well = True
+            self._end_workers("its agent has not told how it ended")
+        elif message.kind == Kind.CAUGHT:
+            self._tell(Kind.CAUGHT, int(message.data()))
+        elif worker is not None and not self.over:
+            self._take_about(worker, message)
+        self.heard_at = time.monotonic()
+        self.busy = False
+
+    def _take_about(self, worker: RemoteWorker, message: Frame) -> None:
+        if message.kind in _SINKS:
+            worker.write(_SINKS[message.kind], message.body)
+        elif message.kind == Kind.STARTED:
+            worker.pid = int(message.data())
+            self._tell(Kind.STARTED, worker.number)
+        elif message.kind == Kind.STOPPED:
+            self._tell(Kind.STOPPED, worker.number)
+        elif message.kind == Kind.ENDED:
+            ending = message.data()
+            if not isinstance(ending, list) or len(ending) != 3:
+                raise NoFrameError(repr(ending))
+            status, by_signal, oom_killed = ending
+            worker.end(Ending(status, by_signal, oom_killed=oom_killed))
+
+    def _end_workers(self, why: str) -> None:
+        for worker in list(self.workers.values()):
+            worker.end(Ending(LOST, by_signal=False, why=why), lost=not self._closed_well)
+        self.over = True
+        self._settled.set()
+
+    def _why_lost(self) -> str:
+        said = self._cut_because or last_line(self._line.said())
+        lost = "lost the connection to its host"
+        self.lost_because = f"lost the connection to its host: {said}" if said else lost
+        return self.lost_because
+
+    def _tell(self, kind: Kind, number: int) -> None:
+        self._events.append((kind, number))
+        os.eventfd_write(self.fd, 1)
+
+    # What the loop asks for.
+
+    def take(self) -> list[tuple[Kind, int]]:
+        """Return what happened since the last call, in order.
+
+        These are STARTED and STOPPED with the number of a process, CAUGHT with that of a signal,
+        and DONE when the connection has ended.
+        """
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def silent(self, since: float) -> bool:
+        """Return whether the agent has said nothing since then."""
+        return self.serves and not self.over and not self.busy and self.heard_at < since
+
+    def cut(self, why: str) -> None:
+        """Give the connection up; its processes then count as lost."""
+        self._cut_because = why
+        self._line.cut()
+
+    def settle(self) -> None:
+        """Wait until the agent has ended what is left there, at most for seconds."""
+        if self.serves and not self._settled.wait(_LONGEST_GOODBYE):
+            self._line.cut()
+            self._settled.wait(_LONGEST_GOODBYE)
+
+    def close(self) -> None:
+        """End the line, once the agent has ended what is left there; at most after seconds."""
+        if self._closed:
+            return
+        self._closed = True
+        self._outbox.put(None)
+        if self.serves:
+            self._thread.join(_LONGEST_GOODBYE)
+        if not self._closed_well:
+            self._writer.join(_LONGEST_FLUSH)  # What was sent last may tell why the job ends.
+            self._line.cut()
+        self._writer.join(_LONGEST_GOODBYE)
+        if not (self._thread.is_alive() or self._writer.is_alive()):
+            self._line.hang_up()
+            os.close(self.fd)
+        self._line.end()
+
+
+def _disturbed(error: NoFrameError) -> str:
+    return f"something besides hvdlite's agent writes to its stdout there: {error}"
