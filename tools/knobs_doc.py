@@ -69,7 +69,7 @@ PYTHON_INTRODUCTION = """
 ## Variables that Python reads
 
 hvdlite-run sets the token, the rendezvous and the numbers of the ranks itself.
-[Other launchers](launch.md#other-launchers-torchrun-mpirun-srun) need some of them from you.
+[Other launchers](launchers.md) need some of them from you.
 
 | Variable | Default | What it does | Horovod's name |
 |---|---|---|---|
