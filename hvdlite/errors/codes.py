@@ -47,7 +47,7 @@ def _rows() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _fits(parts: tuple[str, ...], message: str) -> bool:
-    """Return whether a message has all parts, one after the other."""
+    """Return whether a message has all parts, in this order."""
     end = 0
     for part in parts:
         begin = message.find(part, end)
