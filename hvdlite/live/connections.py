@@ -11,10 +11,9 @@ PATIENCE = 10.0  # seconds
 
 
 class Connection(H11Protocol):
-    """A connection that ends if its viewer sends no request, or does not read, for a while.
+    """A connection that ends if its viewer sends no request, or does not read, for a while."""
 
-    What waits for a viewer is at most asyncio's buffer of 64 KiB and the socket's.
-    """
+    # The data that wait for a viewer are at most asyncio's buffer of 64 KiB and the socket's.
 
     _timer: asyncio.TimerHandle | None = None
 
