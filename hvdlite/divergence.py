@@ -136,8 +136,8 @@ class Comparison:
 
     def finish(self) -> Divergence | None:
         """Wait for the other ranks' numbers; return which tensors differ, or None."""
-        # It raises a MismatchError if the members have other tensors, or the same ones in another
-        # order.
+        # The call raises a MismatchError if the members have other tensors, or the same ones in
+        # another order.
         by_rank = self._exchange.finish()
         first, *others = by_rank.values()
         if self._exchange.uneven or any(one[0] != first[0] for one in others):

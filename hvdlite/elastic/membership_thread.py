@@ -4,8 +4,8 @@ It sleeps until the registrar says something, or the worker's world ends. When a
 the engine *suspends* what it had in flight. The membership thread reports what this worker has
 handed out, hands out what another survivor has (the *commit point*), connects to the remaining
 members, and gives the rest to the next engine. The training thread sleeps in its collective
-meanwhile, and sees nothing of it. At a *boundary* the training thread waits in `enter`, and ranks may join and
-leave.
+meanwhile, and sees nothing of it. At a *boundary* the training thread waits in `enter`, and ranks
+may join and leave.
 
 The registrar, in the launcher, is the one authority: this thread decides nothing alone.
 """
@@ -86,8 +86,8 @@ class MembershipThread:
 
     def begin(self, deadline: Deadline) -> Connection:
         """Register this worker, and wait for its first world; a joiner gets a world of one."""
-        # It raises BootstrapError if the job cannot start or the registrar refuses this worker, and
-        # GivenUpError if the deadline was given up.
+        # The call raises BootstrapError if the job cannot start or the registrar refuses this
+        # worker, and GivenUpError if the deadline was given up.
         try:
             self._register(deadline)
             return Connection() if self._worker.joiner else self._await_first(deadline)
@@ -129,7 +129,7 @@ class MembershipThread:
 
     def enter(self, restored: bool) -> Decision:
         """Wait at the boundary until a world has been formed; see `Membership`."""
-        # It raises BootstrapError if the job is over, or the registrar refuses this worker.
+        # The call raises BootstrapError if the job is over, or the registrar refuses this worker.
         with self._changed:
             self._boundary, self._decision = restored, None
             self._inbox.put(_AT_BOUNDARY)

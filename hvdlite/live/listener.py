@@ -69,7 +69,7 @@ class Listener:
 
 def open_listener(address: str = DEFAULT_ADDRESS, token_file: Path | None = None) -> Listener:
     """Listen at "host:port"; port 0 is a free one, and without a file a token is drawn."""
-    # It raises ArgumentError if the address or the file cannot be used.
+    # The call raises ArgumentError if the address or the file cannot be used.
     token = secrets.token_urlsafe(_TOKEN_BYTES) if token_file is None else read_token(token_file)
     try:
         host = split_host(address)[0]

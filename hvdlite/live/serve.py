@@ -29,7 +29,7 @@ class Service:
 
     def __init__(self, address: str, token_file: Path | None, say: Callable[[str], None]) -> None:
         """Listen at "host:port", but do not answer yet; without a file, a token is drawn."""
-        # It raises ArgumentError if the address or the file cannot be used.
+        # The call raises ArgumentError if the address or the file cannot be used.
         self._page = Page(open_listener(address, token_file), say)
         self._run = Run()
         # A `Reporter` gets the write end, `pipe`.
