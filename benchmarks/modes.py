@@ -106,7 +106,7 @@ class Synchronous:
     def __init__(self, hvd: Any, delay: str, seconds: float) -> None:
         self.hvd = hvd
         self.steps = 0
-        self._seconds = 0.0  # of all turns, on the slowest rank
+        self._seconds = 0.0  # The slowest rank took so long in all turns.
         self._compute = compute_times(delay, seconds, hvd.rank())
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
