@@ -38,7 +38,7 @@ import hvdlite.torch as hvd
 from hvdlite import basics
 
 RATES = ("100mbit", "1gbit", "10gbit")
-EVERY = 16  # steps of a round of local SGD
+EVERY = 16  # A round of local SGD has so many steps.
 PORT = 29477
 
 

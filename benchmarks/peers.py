@@ -49,7 +49,7 @@ class Task(NamedTuple):
     size: int
     pause: float = 0.0  # seconds before each call
     way: str = ""  # One tensor has no way.
-    calls: int = 0  # 0: as many as three say that fit into a turn
+    calls: int = 0  # With 0, three calls say how many fit into a turn.
 
 
 def main() -> int:

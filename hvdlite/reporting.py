@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hvdlite.live.reporter import Reporter
 
 _reporter: Reporter | None = None
-_decided = False  # whether it is known if this process serves a page
+_decided = False  # It is set when it is known if this process serves a page.
 
 
 def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:

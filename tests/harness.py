@@ -52,7 +52,7 @@ _DEADLINE = 240.0  # seconds; only a hang meets it, and pytest's limit comes lat
 _AFTER_FIRST_FAILURE = 15.0  # seconds that the other ranks get after an unexpected failure
 _SETTLE = 20.0  # seconds for children and shared memory to disappear
 _FOR_STACKS = 10.0  # seconds within which ranks that hang have printed their stacks
-_SHOWN = 20_000  # last characters of a rank's output that a failure shows
+_SHOWN = 20_000  # A failure shows so many last characters of a rank's output.
 
 Rank = Worker | ForkedRank
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-_MOST_SHOWN = 200  # characters of an error's text in the line about an epoch
+_MOST_SHOWN = 200  # The line about an epoch shows so many characters of an error.
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _run_once(
         state.sync()
         return func(state, *args, **kwargs)
     except CollectiveError as error:
-        if hasattr(error, "add_note"):  # since Python 3.11
+        if hasattr(error, "add_note"):  # Python has it since 3.11.
             error.add_note(_HINT)
         else:
             print(f"hvdlite: {_HINT}", file=sys.stderr)

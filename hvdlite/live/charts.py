@@ -20,7 +20,7 @@ from hvdlite.live.sample import Sample
 
 MOST_RANKS = 32  # The first chart has so many bars, for the ranks that are the last most often.
 _MOST_LINES = 8  # So many ranks have a line of their own.
-PHASES = {  # static/live.css has the same colours.
+PHASES = {  # The file static/live.css has the same colours.
     "backward": "#0072b2",
     "waiting": "#e69f00",
     "communicating": "#009e73",

@@ -6,7 +6,7 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 256  # connections at a time
+MOST = 256  # There are at most so many connections.
 PATIENCE = 10.0  # seconds
 
 

@@ -30,7 +30,7 @@ from hvdlite.live.run import Run
 from hvdlite.live.state import state
 from hvdlite.live.viewer import About, End
 
-MOST_STREAMS = 128  # open pages
+MOST_STREAMS = 128  # So many pages may be open.
 _PERIOD = 1.0  # seconds between two states
 _RETRY = 2.0  # seconds until a browser that has lost the connection tries again
 _GRACE = 1  # seconds that answers get to end

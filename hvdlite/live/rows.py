@@ -22,7 +22,7 @@ _SECONDS = 10.0  # The rows are means of so many seconds.
 _LONG_SECONDS = 60.0  # The notes are about so many seconds.
 # Below so many columns there is the headline alone; from so many, notes stand beside the ranks.
 _NARROW, _WIDE = 60, 110
-_LONGEST_HOST = 12  # columns of the name of a host
+_LONGEST_HOST = 12  # The name of a host has at most so many columns.
 _MOST_EVENTS = 2
 _FRESH = 60.0  # seconds for which an event is shown
 _NO_STEPS = "-"

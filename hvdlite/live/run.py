@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall
 from hvdlite.live.totals import Totals
 
-_RECENT = 128  # samples of each rank that are kept as they came
-_POINTS = 600  # points of each rank's history
+_RECENT = 128  # So many samples of each rank are kept as they came.
+_POINTS = 600  # Each rank's history has so many points.
 _EVENTS = 1000
 _SILENCE = 3.0  # seconds without a line after which a rank is called silent
 

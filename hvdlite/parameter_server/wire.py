@@ -26,7 +26,7 @@ ENTRY_BYTES = _ENTRY.size
 ROW_NUMBER_BYTES = 8
 MAX_TEXT_BYTES = 64 << 20  # A body that is text has at most so many.
 _KEEPALIVE_SECONDS = 5
-_AT_ONCE = 512  # pieces of memory per system call; the kernel takes at most 1024
+_AT_ONCE = 512  # A system call takes so many pieces of memory; the kernel allows 1024.
 
 
 class Operation(enum.IntEnum):
