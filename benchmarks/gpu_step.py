@@ -149,7 +149,7 @@ def measure_steps(
         for name, contestant in contestants.items():
             contestant.step(batch)  # The first one warms up.
             wait_for_device()
-            slowest([0.0])  # a barrier over gloo, whatever else the group has
+            slowest([0.0])  # This is a barrier over gloo, whatever else the group has.
             begin = time.perf_counter_ns()
             times = [contestant.step(batch) for _ in range(steps)]
             wait_for_device()

@@ -49,7 +49,7 @@ SIZES = [4, 4 * KIB, 16 * KIB]
 PAUSES_MS = [0, 0.5, 5]
 TENSORS, BYTES_EACH = 222, 4 * KIB
 ROUNDS = 12
-SECONDS = 0.1  # of each contestant, in each round
+SECONDS = 0.1  # Each contestant runs so long in each round.
 MOST_CALLS = 200
 
 Call = Callable[[], object]
@@ -172,7 +172,7 @@ def tell_phases(row: dict[str, Any], call: Call, calls: int, pause: float, path:
         return timed(call)
 
     for _ in range(3):
-        once()  # so that nothing is new in what is measured
+        once()  # Nothing is new then in what is measured.
     phases = phases_of(once, calls, path)
     if hvd.rank() == 0:
         print_row({"benchmark": "latency_phases", "np": hvd.size(), **row, **phases})

@@ -40,11 +40,11 @@ from workers import add_common_arguments, print_row, run_ranks
 
 MODES = ("dropcompute", "localsgd", "late")
 DELAYS = ("hiccup", "tail", "slow")
-TRAINED = 1440  # digits
-MICRO = 2  # samples of a micro-batch
-MICROS = 4  # micro-batches of a step
+TRAINED = 1440  # The model trains on so many digits.
+MICRO = 2  # A micro-batch has so many samples.
+MICROS = 4  # A step has so many micro-batches.
 EVERY = 16
-ROUND = 2 * EVERY  # steps of a turn
+ROUND = 2 * EVERY  # A turn has so many steps.
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -106,7 +106,7 @@ class Synchronous:
     def __init__(self, hvd: Any, delay: str, seconds: float) -> None:
         self.hvd = hvd
         self.steps = 0
-        self._seconds = 0.0  # of all turns, on the slowest rank
+        self._seconds = 0.0  # The slowest rank took so long in all turns.
         self._compute = compute_times(delay, seconds, hvd.rank())
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -207,7 +207,7 @@ class LocalSGD(Synchronous):
 class LateGradients(Synchronous):
     """Steps go on without ranks that are late."""
 
-    _computed = 0  # steps
+    _computed = 0  # It counts steps.
 
     def make(self, optimizer: torch.optim.Optimizer) -> Any:
         """Let the optimizer leave out who is late."""

@@ -35,7 +35,7 @@ WORKERS = 8
 STEP_SECONDS = 0.02
 SLOWNESS = 4
 SERVERS = 2
-RUNS = 3  # trainings of each kind, with other seeds
+RUNS = 3  # There are so many trainings of each kind, with other seeds.
 Exchange = Callable[[], None]
 
 
@@ -170,7 +170,7 @@ def rpc_exchange(stack: contextlib.ExitStack, count: int, quick: bool) -> Exchan
     return exchange
 
 
-_held: list[Any] = []  # what the server of torch's RPC holds
+_held: list[Any] = []  # The server of torch's RPC holds these.
 
 
 def apply_by_rpc(gradient: Any) -> Any:

@@ -37,7 +37,7 @@ PAUSES_MS = [0.5, 5]
 TENSORS, BYTES_EACH = 222, 4 * KIB
 WAYS = ["one by one", "in flight", "grouped"]
 ROUNDS = 10
-SECONDS = 0.1  # of each contestant, in each round
+SECONDS = 0.1  # Each contestant runs so long in each round.
 MOST_CALLS = 300
 START_SECONDS, END_SECONDS = 120.0, 30.0
 KEY = "HVDLITE_BENCHMARK_KEY"
@@ -48,8 +48,8 @@ class Task(NamedTuple):
 
     size: int
     pause: float = 0.0  # seconds before each call
-    way: str = ""  # of many tensors; empty: one tensor
-    calls: int = 0  # 0: as many as three say that fit into a turn
+    way: str = ""  # One tensor has no way.
+    calls: int = 0  # With 0, three calls say how many fit into a turn.
 
 
 def main() -> int:
@@ -113,7 +113,7 @@ def ranks_of(names: list[str], ranks: int) -> Iterator[Connections]:
                 connections = accepted(listener, len(names) * ranks, started)
                 yield connections
                 for connection in [one for own in connections.values() for one in own]:
-                    connection.send(None)  # the end of the run
+                    connection.send(None)  # This is the end of the run.
                 for process in started:
                     process.wait(END_SECONDS)
             finally:
@@ -124,11 +124,7 @@ def ranks_of(names: list[str], ranks: int) -> Iterator[Connections]:
 def accepted(
     listener: Listener, expected: int, started: list[subprocess.Popen[bytes]]
 ) -> Connections:
-    """Return the connections of all ranks, by contestant.
-
-    Raises:
-        SystemExit: a rank ended or did not come.
-    """
+    """Return the connections of all ranks, by contestant; exit if a rank does not come."""
     own_socket = listener._listener._socket  # type: ignore[attr-defined] # Listener has no timeout
     own_socket.settimeout(1.0)
     connections: Connections = {}
@@ -192,7 +188,7 @@ def work(arguments: argparse.Namespace) -> int:
     while (task := driver.recv()) is not None:
         key = (task.size, task.way)
         if key not in prepared:
-            prepared = {key: call_of(contestant, task)}  # only this one's memory is kept
+            prepared = {key: call_of(contestant, task)}  # Only this one's memory is kept.
         call = prepared[key]
         assert call is not None
         driver.send(times_of(contestant, call, task))

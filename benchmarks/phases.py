@@ -20,19 +20,12 @@ BATCH_PARTS = ["pack", "wait for ranks", "reduce", "exchange", "unpack"]
 
 
 def phases_of(call: Callable[[], float], calls: int, path: Path) -> dict[str, Any]:
-    """Measure the phases of a call that has run before, by a timeline; every rank calls this.
-
-    Args:
-        call: does it once, and returns how long it took, in microseconds.
-        calls: how often.
-        path: of the timeline's file, which no other call of this function is given.
-
-    Returns:
-        On rank 0, medians in microseconds: `call_us` of the call; for each phase that of a tensor,
-        for each part that of a batch; `batches`, how many a call made; and for calls of one tensor
-        `outside_us`, the part of the call in which its tensor was not with the engine. On other
-        ranks: nothing.
-    """
+    """Measure the phases of a call that has run before, by a timeline; every rank calls this."""
+    # `call` does it once, and returns how long it took, in microseconds. No other call of this
+    # function gets the same path. On rank 0 the result has medians in microseconds: `call_us` of
+    # the call; for each phase that of a tensor, for each part that of a batch; `batches`, how many
+    # a call made; and for calls of one tensor `outside_us`, the part of the call in which its
+    # tensor was not with the engine. On other ranks it is empty.
     hvd.barrier()
     hvd.start_timeline(str(path))
     times = [call() for _ in range(calls)]

@@ -49,16 +49,10 @@ class PlainSockets:
         self._sockets[peer].append(connection)
 
     def exchange(self, outgoing: memoryview, incoming: memoryview, connections: int) -> None:
-        """Send `outgoing` to every other rank and fill `incoming` from all.
-
-        Args:
-            outgoing: the same bytes for all.
-            incoming: as many bytes for each rank, by rank; this rank's own part stays as it is.
-            connections: between each two ranks; each of them carries an equal part.
-
-        Raises:
-            TimeoutError: nothing moved for a minute.
-        """
+        """Send `outgoing` to every other rank and fill `incoming` from all."""
+        # Every rank gets the same bytes. `incoming` has as many bytes for each rank, by rank; this
+        # rank's own part stays as it is. Each of the connections between two ranks carries an equal
+        # part.
         share = -(-len(outgoing) // connections)
         left = 0
         with selectors.DefaultSelector() as selector:

@@ -70,7 +70,7 @@ class Contestant:
     optimizer: torch.optim.Optimizer
     before_step: Callable[[], object]
     set_to_none: bool = True
-    settles: bool = False  # whether its first steps find out how the others are done
+    settles: bool = False  # Its first steps find out how the others are done.
 
     def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
         """Train one step; return its time in milliseconds."""
@@ -103,7 +103,7 @@ class Turn(NamedTuple):
     """What a contestant needed in one turn."""
 
     times: list[float]  # milliseconds of each step
-    usage: Usage  # of one step on average
+    usage: Usage  # This is one step's on average.
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from workers import add_common_arguments, print_row, run_ranks
 TENSORS = 161
 WIDTHS = [512, 1024, 1024, 1024, 1024, 100]  # 3.8 M parameters in 10 tensors
 BATCH = 32
-WORLDS = 3  # rounds of the two worlds
+WORLDS = 3  # The two worlds run in so many rounds.
 STEPS = 60
 QUICK_STEPS = 3
 MODES = ("ops", "hvdlite", "strategy")

@@ -32,11 +32,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_ranks(script: str, ranks: int, output: Path | None, arguments: list[str]) -> int:
-    """Start `script --worker` on `ranks` ranks and print the JSON lines of rank 0.
-
-    Returns:
-        The exit status of hvdlite-run.
-    """
+    """Start `script --worker` on `ranks` ranks and print the JSON lines of rank 0."""
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as folder:
         launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)]

@@ -6,11 +6,10 @@ import time
 
 
 class Stopwatch:
-    """Counts samples from the end of the first epoch on.
+    """Counts samples from the end of the first epoch on."""
 
-    In its first epoch a process also imports, traces or compiles code. That may take seconds, and
-    says nothing about the speed of training.
-    """
+    # In its first epoch a process also imports, traces or compiles code. That may take seconds, and
+    # says nothing about the speed of training.
 
     def __init__(self) -> None:
         self._begin = self._end = math.nan
@@ -30,14 +29,9 @@ class Stopwatch:
 
 
 def report(rate: float, ranks: int, local_ranks: int, alone: float = math.nan) -> str:
-    """Describe a rate, and explain it by the number of this machine's cores.
-
-    Args:
-        rate: samples per second of all ranks together.
-        ranks: the number of ranks.
-        local_ranks: the number of ranks on this machine.
-        alone: samples per second of one rank that trained alone; NaN if none did.
-    """
+    """Describe a rate, and explain it by the number of this machine's cores."""
+    # `rate` is in samples per second of all ranks together, and `alone` in those of one rank that
+    # trained alone; NaN if none did.
     if math.isnan(rate):
         return "One epoch is too short to measure the speed."
     text = f"{rate:,.0f} samples/s on {ranks} rank(s)"

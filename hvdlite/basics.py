@@ -41,15 +41,16 @@ from hvdlite.world import World, as_planned, make_world
 Teller = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
 _world: World | None = None
-_succession = threading.Lock()  # held while a world takes the place of another one, or of none
-_left_elastic = False  # whether this process has left an elastic job, which takes nobody back
+_succession = threading.Lock()  # It is held while one world replaces another.
+_left_elastic = False  # An elastic job takes nobody back who has left it.
 _watchers: list[Callable[[_core.Engine | None], None]] = []
 _tellers: list[Teller] = []
 _lock = threading.RLock()
-_busy: str | None = None  # name of the running function that begins or ends a world; under _lock
-_starting: Deadline | None = None  # the deadline of the init() that runs, in any thread
+# This is the name of the running function that begins or ends a world; `_lock` guards it.
+_busy: str | None = None
+_starting: Deadline | None = None  # The init() that runs, in any thread, has this deadline.
 _hooks_installed = False
-_LOOK_SECONDS = 0.1  # how often shutdown() checks whether another thread's init() has given up
+_LOOK_SECONDS = 0.1  # shutdown() checks so often whether another thread's init() has given up.
 _LONGEST_GATHERING = 20.0  # seconds that ranks on other hosts may take to stop their timelines
 
 
@@ -135,7 +136,7 @@ def _begin_elastic(
     sets: Sequence[ProcessSet],
 ) -> World:
     """Make the first world of a worker of an elastic job; that of a joiner has one rank."""
-    from hvdlite.elastic.membership_thread import MembershipThread  # ordinary jobs do not need it
+    from hvdlite.elastic.membership_thread import MembershipThread  # Ordinary jobs do not need it.
 
     if _left_elastic:
         raise ArgumentError(
@@ -164,18 +165,11 @@ def follow(
     rank_of: Sequence[int],
     resumes: bool,
 ) -> _core.Engine | None:
-    """Replace the world of an elastic job by the next one; for the membership thread.
-
-    Args:
-        connection: of the next world; this function takes it over.
-        epoch: its number.
-        pending: has the operations that go on in it.
-        rank_of: by rank of the present world, the next rank of that worker, or -1.
-        resumes: the next world begins in the middle of things, and not at a boundary.
-
-    Returns:
-        The next engine; None if this process has left the job meanwhile.
-    """
+    """Replace an elastic job's world by the next one; None if this process has left the job."""
+    # The membership thread calls this function, which takes `connection` over. `epoch` is the
+    # number of the next world. `pending` has the operations that go on in it. `rank_of` gives, by
+    # rank of the present world, the next rank of that worker, or -1. With `resumes` the next world
+    # begins in the middle of things, and not at a boundary.
     global _world
     with _succession:
         if _world is None:
@@ -283,11 +277,9 @@ def _leave_world(world: World) -> None:
 
 
 def watch(watcher: Callable[[_core.Engine | None], None]) -> None:
-    """Call `watcher` with the engine now and after every `init`, and with None after `shutdown`.
-
-    Adapters use it to prepare something in a new world, or to hand the engine to operations that
-    reach it without Python.
-    """
+    """Call `watcher` with the engine now and after every `init`, and with None after `shutdown`."""
+    # Adapters use this function to prepare something in a new world, or to hand the engine to
+    # operations that reach it without Python.
     with _lock:
         _watchers.append(watcher)
         world = _world
@@ -302,11 +294,7 @@ def is_initialized() -> bool:
 
 
 def engine() -> _core.Engine:
-    """Return the engine that the adapters submit to.
-
-    Raises:
-        NotInitializedError: `init` was not called, or `shutdown` was called after it.
-    """
+    """Return the engine that the adapters submit to; raise NotInitializedError without one."""
     return _current().engine
 
 
@@ -444,34 +432,16 @@ def _install_hooks() -> None:
 
 
 def tell_peers(error: BaseException) -> None:
-    """End the world, because the training function has raised `error`: all other ranks name it.
-
-    A script that ends with an exception in its main thread does so by itself. Integrations that
-    call a user's function in another thread call this, and then raise the exception again. Without
-    a world, or in a world of one, this does nothing.
-
-    Args:
-        error: what the function has raised.
-
-    Example:
-        >>> def call(fn):
-        ...     try:
-        ...         return fn()
-        ...     except BaseException as error:
-        ...         tell_peers(error)
-        ...         raise
-    """
+    """End the world, because the training function has raised `error`: all other ranks name it."""
+    # A script that ends with an exception in its main thread ends the world without this call.
+    # Integrations that call a user's function in another thread call this function, and then raise
+    # the exception again. Without a world, or in a world of one, it does nothing.
     _tell_peers(type(error), error, error.__traceback__)
 
 
 def tell_also(tell: Teller) -> None:
-    """Have `tell` called, too, when an exception ends the script, and by `tell_peers`.
-
-    Adapters that have engines besides the one of `init` end these with it.
-
-    Args:
-        tell: gets the exception's class, the exception, and its traceback.
-    """
+    """Have `tell` called, too, when an exception ends the script, and by `tell_peers`."""
+    # Adapters that have engines besides the one of `init` end those engines in `tell`.
     _tellers.append(tell)
     _install_hooks()
 

@@ -72,12 +72,12 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Sends float32 and float64 as `wire`, everything else as it is.
+    """Sends float32 and float64 as `wire`, everything else as it is."""
 
-    Each framework has a subclass that says how it casts, and subclasses of that say to what.
-    """
+    # Each framework has a subclass that says how it casts, and subclasses of that subclass say to
+    # what.
 
-    wide: tuple[Any, ...]  # the framework's float32 and float64
+    wide: tuple[Any, ...]  # These are the framework's float32 and float64.
     wire: str
 
     @staticmethod
@@ -99,49 +99,37 @@ class CastCompressor(Compressor):
 
 
 class Int8Compressor(Compressor):
-    """Sends 260 bytes for 256 numbers between hosts, in allreduces by `Average` and `Sum`.
+    """Sends 260 bytes for 256 numbers between hosts, in allreduces by `Average` and `Sum`."""
 
-    The core packs: 256 numbers that follow each other share a scale, their largest magnitude
-    divided by 127, and each of them travels as the nearest multiple of the scale (8-bit blockwise
-    quantization: Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, ICLR 2022; here
-    with even steps). Each host sends the reduction of its ranks, so nothing is packed within a
-    host, and nothing at all on one host. The hosts' parts are summed in float32, and the result is
-    packed once for all: every rank unpacks the same bytes. No error is carried over to the next
-    step. A number is off by at most half a scale for each host, and half of the result's.
-
-    float32, float16 and bfloat16 are packed; everything else, and the rows of sparse gradients,
-    travel as they are. 256 numbers of which one is infinite or NaN become NaN on every rank.
-
-    Example:
-        >>> hvd.allreduce(gradient, compression=hvd.Compression.int8)
-    """
+    # The core packs: 256 numbers that follow each other share a scale, their largest magnitude
+    # divided by 127, and each of them travels as the nearest multiple of the scale (8-bit blockwise
+    # quantization: Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, ICLR 2022; here
+    # with even steps). Each host sends the reduction of its ranks, so nothing is packed within a
+    # host, and nothing at all on one host. The hosts' parts are summed in float32, and the result
+    # is packed once for all: every rank unpacks the same bytes. No error is carried over to the
+    # next step. A number is off by at most half a scale for each host, and half of the result's.
+    # Only float32, float16 and bfloat16 are packed; everything else, and the rows of sparse
+    # gradients, travel as they are. If one of 256 numbers is infinite or NaN, all 256 become NaN on
+    # every rank.
 
     wire = "int8"
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Raise an error, because the core packs, and nothing else does.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise ArgumentError: the core packs, and nothing else does."""
         raise ArgumentError(
             "Compression.int8 packs what an allreduce by hvd.Average or hvd.Sum sends to other "
             "hosts, and nothing else; take Compression.fp16 or Compression.bf16 here"
         )
 
 
-PACKED_TYPES = ("float32", "float16", "bfloat16")  # what the core can pack
-CAST_TYPES = ("float32", "float64")  # what the core can cast
+PACKED_TYPES = ("float32", "float16", "bfloat16")  # The core can pack these.
+CAST_TYPES = ("float32", "float64")  # The core can cast these.
 
 
 def travels_as(cast: int | None, dtype: str) -> int | None:
-    """Return the core's number of the dtype as which tensors of `dtype` travel; None: as they are.
-
-    Args:
-        cast: what `cast_in_core` returns.
-        dtype: the name of the tensors' dtype.
-    """
+    """Return the core's number of the dtype as which `dtype` travels; None: as it is."""
+    # `cast` is what `cast_in_core` returned.
     if cast is None:
         return None
     return cast if dtype in (PACKED_TYPES if is_packed(cast) else CAST_TYPES) else None
@@ -158,13 +146,9 @@ def of_rows(compression: Any, op: int) -> Any:
 
 
 def cast_in_core(compression: Any, op: int) -> tuple[int | None, Any]:
-    """Split a compression into the cast that the core does and the compressor that is left to call.
-
-    Returns:
-        For a mere cast: the core's number of the dtype as which tensors travel, for `travels_as`,
-        and a compressor that does nothing. Otherwise, and for Adasum: None and the compression
-        itself.
-    """
+    """Split a compression into the cast that the core does and the compressor left to call."""
+    # For a mere cast the result is the core's number of a dtype, for `travels_as`, and a compressor
+    # that does nothing; otherwise, and for Adasum, None and the compression itself.
     kind = compression if isinstance(compression, type) else type(compression)
     wire = vars(kind).get("wire")
     if wire is None or op == ops.Adasum:

@@ -23,23 +23,17 @@ from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import Exchange, ranks_text
 
 _ACTIONS = ("raise", "warn", "repair")
-_SHOWN = 3  # how many tensors a message lists
+_SHOWN = 3  # A message lists at most so many tensors.
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The tensors that differ between ranks; the same on every rank that has compared.
+    """The tensors that differ between ranks; the same on every rank that has compared."""
 
-    Attributes:
-        groups: by the name of a tensor, the ranks in groups that have the same bits, the largest
-            group first.
-        compared: how many tensors were compared.
-        places: where the differing tensors stand among those.
-    """
-
+    # By the name of a tensor: the ranks in groups that have the same bits, the largest group first.
     groups: dict[str, list[list[int]]]
-    compared: int
-    places: tuple[int, ...] = ()
+    compared: int  # So many tensors were compared.
+    places: tuple[int, ...] = ()  # These are the differing tensors' positions among the compared.
 
     @property
     def minority(self) -> list[int]:
@@ -61,15 +55,7 @@ class Divergence:
         return min(common) if common else None
 
     def text(self, owner: str) -> str:
-        """Describe it in a sentence.
-
-        Args:
-            owner: what the message calls the tensors' owner.
-
-        Example:
-            >>> Divergence({"w": [[0, 1], [2]]}, 4).text("it")
-            "it: 1 of 4 tensors differs between ranks: 'w' (rank 2 differs from ranks 0, 1)"
-        """
+        """Describe the differences in a sentence that begins with `owner`, who has the tensors."""
         listed = [f"'{name}' ({_between(*groups)})" for name, groups in self.groups.items()]
         more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
         verb = "differs" if len(listed) == 1 else "differ"
@@ -107,17 +93,9 @@ def _between(first: list[int], *others: list[int]) -> str:
 def compare(
     names: Sequence[str], numbers: Sequence[int], process_set: ProcessSet
 ) -> Divergence | None:
-    """Compare one number for each tensor; return which differ between the members, or None.
-
-    Args:
-        names: the names of the tensors.
-        numbers: for each tensor a signed integer of 64 bits.
-        process_set: its members compare; all of them call this function.
-
-    Raises:
-        MismatchError: the members have other tensors, or the same ones in another order.
-        HvdliteError: the comparison failed.
-    """
+    """Compare one number for each tensor; return which differ between the members, or None."""
+    # Each number is a signed integer of 64 bits. All members of the process set call this function.
+    # Members that have other tensors, or the same ones in another order, get a MismatchError.
     number = member_id(process_set)
     if process_set.size() == 1:
         return None
@@ -126,15 +104,7 @@ def compare(
 
 
 def array_word_sum(array: Any) -> int:
-    """Sum the words of eight bytes of an array, modulo 2^64; bytes at the end are words, too.
-
-    Args:
-        array: a contiguous NumPy array.
-
-    Example:
-        >>> array_word_sum(numpy.array([1, 2, -4], "int32"))
-        8589934589
-    """
+    """Sum the 8-byte words of a contiguous array, modulo 2^64; bytes at its end are words, too."""
     flat = array.reshape(-1).view("uint8")
     whole = flat.size // 8 * 8
     total = int(flat[:whole].view("int64").sum()) + int(flat[whole:].sum())
@@ -152,18 +122,9 @@ class Comparison:
         process_set: ProcessSet,
         blocking: bool,
     ) -> None:
-        """Send this rank's numbers.
-
-        Args:
-            name: identifies the operation on all ranks.
-            names: the names of the tensors.
-            numbers: for each tensor a signed integer of 64 bits.
-            process_set: its members compare.
-            blocking: whether the caller calls `finish` at once.
-
-        Raises:
-            HvdliteError: the world is over.
-        """
+        """Send this rank's numbers: for each tensor a signed integer of 64 bits."""
+        # `name` identifies the operation on all ranks. `blocking` says that the caller calls
+        # `finish` at once.
         self._names = list(names)
         own = [zlib.crc32(b"\n".join(map(_core.utf8_of_name, names))), *numbers]
         self._exchange = Exchange(name, own, process_set, blocking)
@@ -174,12 +135,9 @@ class Comparison:
         return self._exchange.name
 
     def finish(self) -> Divergence | None:
-        """Wait for the other ranks' numbers; return which tensors differ, or None.
-
-        Raises:
-            MismatchError: the members have other tensors, or the same ones in another order.
-            HvdliteError: the comparison failed.
-        """
+        """Wait for the other ranks' numbers; return which tensors differ, or None."""
+        # The call raises a MismatchError if the members have other tensors, or the same ones in
+        # another order.
         by_rank = self._exchange.finish()
         first, *others = by_rank.values()
         if self._exchange.uneven or any(one[0] != first[0] for one in others):
@@ -216,18 +174,10 @@ def react(
     process_set: ProcessSet,
     repair: Callable[[int], None],
 ) -> None:
-    """Do what a replica watch was told to do where replicas differ.
-
-    Args:
-        divergence: how they differ.
-        then: "raise", "warn" or "repair".
-        owner: what a message calls the watch.
-        process_set: its members compare; the first of them warns.
-        repair: gives all members the state of one rank.
-
-    Raises:
-        DivergenceError: with "raise", and with "repair" where no rank has the majority's bits.
-    """
+    """Do what a replica watch was told to do where replicas differ."""
+    # `then` is "raise", "warn" or "repair". `repair` gives all members the state of one rank; where
+    # no rank has the majority's bits, it cannot, and DivergenceError is raised. The first member of
+    # the process set warns.
     root = divergence.root
     if then == "raise" or (then == "repair" and root is None):
         refuse(divergence, owner, process_set)
@@ -242,16 +192,7 @@ def react(
 
 
 def refuse(divergence: Divergence, owner: str, process_set: ProcessSet) -> NoReturn:
-    """Raise the error that all ranks raise where replicas differ, and tell the live view.
-
-    Args:
-        divergence: how they differ.
-        owner: what the message calls who has compared them.
-        process_set: its members compare.
-
-    Raises:
-        DivergenceError: always.
-    """
+    """Raise the DivergenceError that all ranks raise, and tell the live view."""
     _tell_view(divergence, divergence.text(owner), process_set)
     raise divergence.error(owner)
 
@@ -269,11 +210,7 @@ def check_interval() -> int:
 
 @functools.cache
 def warn_of_no_check(what: str) -> None:
-    """Warn on rank 0, once, if HVDLITE_CHECK_REPLICAS is set and does not reach into something.
-
-    Args:
-        what: is not compared.
-    """
+    """Warn on rank 0, once, that HVDLITE_CHECK_REPLICAS does not compare what `what` trains."""
     every = check_interval()
     if every > 0 and basics.rank() == 0:
         warnings.warn(
@@ -285,21 +222,12 @@ def warn_of_no_check(what: str) -> None:
 
 
 def check_name(where: str) -> str:
-    """Return what messages call the replica check that HVDLITE_CHECK_REPLICAS sets.
-
-    Example:
-        >>> check_name("step 100 of 'gradients'")
-        "HVDLITE_CHECK_REPLICAS, step 100 of 'gradients'"
-    """
+    """Return what messages call the replica check that HVDLITE_CHECK_REPLICAS sets."""
     return f"HVDLITE_CHECK_REPLICAS, {where}"
 
 
 def check_arguments(every: int, then: str) -> None:
-    """Check the arguments of a replica watch.
-
-    Raises:
-        ArgumentError: one of them cannot be used.
-    """
+    """Raise ArgumentError if an argument of a replica watch cannot be used."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ArgumentError(f"every={every!r}: give the number of steps between two checks")
     if then not in _ACTIONS:

@@ -16,23 +16,11 @@ def gather_bytes(
     process_set: int = 0,
     timeout: float | None = None,
 ) -> list[memoryview]:
-    """Send this rank's bytes to all members of a process set, and return those of every member.
-
-    Args:
-        engine: the engine of the world.
-        data: this rank's bytes; may be empty, and may have another length on every rank.
-        name: identifies the operation on all ranks.
-        process_set: the number of the process set; 0 is the world.
-        timeout: seconds to wait for the other members; None waits for ever.
-
-    Returns:
-        One block of bytes for each member, in the order of their ranks. A rank that has joined has
-        an empty block.
-
-    Raises:
-        TimeoutError: some member did not submit its bytes in time.
-        HvdliteError: the collective failed.
-    """
+    """Send this rank's bytes to all members of a process set; return those of every member."""
+    # Bytes may be empty, and may have another length on every rank; a rank that has joined gives an
+    # empty block. `name` identifies the operation on all ranks, and process set 0 is the world. A
+    # member that has not submitted within `timeout` seconds causes a TimeoutError; None waits
+    # forever.
     return gather_in_epoch(engine, data, name, process_set, timeout)[0]
 
 

@@ -10,7 +10,7 @@ from hvdlite.errors import ArgumentError
 
 @dataclass(frozen=True)
 class RankLateness:
-    """How late one rank was, as means over the steps, of which the last hundred count most.
+    """How late one rank was, as means over the steps; the last hundred count most.
 
     Attributes:
         rank: the rank.

@@ -8,14 +8,7 @@ from hvdlite.errors import ArgumentError
 
 
 def variables_of(layers: Any) -> list[Any]:
-    """List the trainable variables of Keras layers.
-
-    Args:
-        layers: one layer, a list, tuple or set of layers, or None for no layer.
-
-    Raises:
-        ArgumentError: a layer has no variables yet, since it is not built.
-    """
+    """List the trainable variables of one Keras layer, or of several; none for None."""
     if layers is None:
         return []
     if not isinstance(layers, list | tuple | set):

@@ -83,11 +83,7 @@ class _Sizes(NamedTuple):
 
 
 def _agree(asked: str) -> None:
-    """Check that all ranks ask for the same mesh.
-
-    Raises:
-        MismatchError: they do not; every rank gets this error.
-    """
+    """Raise MismatchError on every rank unless all ranks ask for the same mesh."""
     name = operation_names.next_name("mesh")
     answers = [bytes(one) for one in gather_bytes(basics.engine(), asked.encode(), name)]
     for rank, answer in enumerate(answers):

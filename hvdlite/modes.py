@@ -177,14 +177,7 @@ def refusal(one: Mode, other: Mode) -> str | None:
 
 
 def check_together(chosen: Mapping[Mode, bool]) -> None:
-    """Refuse modes that cannot be combined.
-
-    Args:
-        chosen: for each mode, whether the user has chosen it.
-
-    Raises:
-        ArgumentError: two of them cannot be combined; the message says why, and what to do.
-    """
+    """Raise ArgumentError if two of the chosen modes cannot be combined."""
     modes = [mode for mode, given in chosen.items() if given]
     for one, other in itertools.combinations(modes, 2):
         message = refusal(one, other)

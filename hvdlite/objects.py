@@ -17,7 +17,7 @@ from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.rendezvous import environment
 
-_FAILED = b"!"  # sent by a rank that could not pickle its object; every pickle is longer
+_FAILED = b"!"  # A rank that cannot pickle its object sends this; every pickle is longer.
 
 
 def broadcast_object(
@@ -86,10 +86,7 @@ def allgather_object(
 
 
 def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list[memoryview]:
-    """Gather the pickles of all members, in the order of their ranks.
-
-    A rank that does not send, and one that has joined, contributes no bytes.
-    """
+    """Gather the pickles of all members by rank; a rank that does not send gives no bytes."""
     if not environment.allow_pickle():
         raise ArgumentError(
             f"'{name}' sends a pickled object, which HVDLITE_ALLOW_PICKLE=0 forbids; "

@@ -15,9 +15,9 @@ from hvdlite.errors import ArgumentError
 
 MOST_NAMES = 64
 
-_lock = threading.RLock()  # guards the rest; re-entrant, because a signal handler may observe
+_lock = threading.RLock()  # It guards the rest; a signal handler may observe, too.
 _samples = 0
-_values: dict[str, Any] = {}  # by name a float, or what `float` makes one of
+_values: dict[str, Any] = {}  # A value is a float, or `float` makes one of it.
 
 
 def observe(samples: int | None = None, **values: Any) -> None:
@@ -58,17 +58,10 @@ def observe(samples: int | None = None, **values: Any) -> None:
 
 
 def figures() -> dict[str, Any]:
-    """Return what `observe` was told: `{"samples": total, "values": {name: last}}`.
-
-    It waits for values on a GPU. A value that cannot be read is left out.
-
-    Example:
-        >>> observe(samples=32, loss=0.5)
-        >>> figures()
-        {'samples': 32, 'values': {'loss': 0.5}}
-    """
+    """Return what `observe` was told: `{"samples": total, "values": {name: last}}`."""
     with _lock:
         samples, kept = _samples, dict(_values)
+    # Reading waits for values on a GPU. A value that cannot be read is left out.
     read: dict[str, float] = {}
     for name, value in kept.items():
         try:
@@ -77,7 +70,7 @@ def figures() -> dict[str, Any]:
             continue
         with _lock:
             if _values.get(name) is value:
-                _values[name] = read[name]  # so that nothing reads it twice, or keeps its memory
+                _values[name] = read[name]  # Nothing reads it twice, or keeps its memory.
     return {"samples": samples, "values": read}
 
 

@@ -21,7 +21,7 @@ _Counts = dict[tuple[int, str], int]
 _counts: _Counts = {}
 _objects: _Counts = {}
 _restarts = 0
-_lock = threading.Lock()  # guards all of these
+_lock = threading.Lock()  # It guards all of these.
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,8 @@ class Mark:
 
 
 def next_name(kind: str, process_set: int = 0) -> str:
-    """Return the next name for this kind of operation.
-
-    The names start with '#'. The core does not cache such names, because each is used once.
-
-    Example:
-        >>> restart()
-        >>> next_name("allreduce"), next_name("broadcast"), next_name("allreduce")
-        ('#allreduce.0', '#broadcast.0', '#allreduce.1')
-        >>> next_name("allreduce", process_set=1)
-        '#allreduce.0'
-    """
+    """Return the next name for this kind of operation, such as "#allreduce.0"."""
+    # The core does not cache names that start with '#', because each is used once.
     return f"#{kind}.{next_number(kind, process_set)}"
 
 
@@ -68,11 +59,9 @@ def forget(process_set: int) -> None:
 
 
 def next_object(kind: str, process_set: int = 0) -> int:
-    """Return how many objects of this kind (optimizers, metrics) the process set has numbered.
-
-    An object keeps its number, and names all of its operations by it. So these numbers continue
-    after `join`.
-    """
+    """Return how many objects of this kind (optimizers, metrics) the process set has numbered."""
+    # An object keeps its number, and names all of its operations by it. So these numbers continue
+    # after `join`.
     return _next(_objects, process_set, kind)
 
 
@@ -90,17 +79,7 @@ def restart_operations() -> None:
 
 
 def mark() -> Mark:
-    """Return the present counts, for `back_to`.
-
-    Example:
-        >>> restart()
-        >>> here = mark()
-        >>> next_name("allreduce"), next_name("allreduce")
-        ('#allreduce.0', '#allreduce.1')
-        >>> back_to(here)
-        >>> next_name("allreduce")
-        '#allreduce.0'
-    """
+    """Return the present counts, for `back_to`."""
     with _lock:
         return Mark(dict(_counts), dict(_objects))
 
@@ -116,9 +95,5 @@ def back_to(here: Mark) -> None:
 
 
 def restarts() -> int:
-    """Return how often the counts of operations were restarted.
-
-    A caller that remembers what the ranks agreed on compares this number: after a restart they must
-    agree again.
-    """
+    """Return how often the counts restarted: after each restart the ranks must agree again."""
     return _restarts

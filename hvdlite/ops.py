@@ -50,15 +50,10 @@ def op_name(op: int) -> str:
 
 
 def reduce_op(op: object) -> ReduceOp:
-    """Return `op`, a `ReduceOp` or the number of one, as a `ReduceOp`.
-
-    Enums of other libraries are refused even if they equal one of the numbers, because other
-    libraries number their operations differently: torch.distributed's SUM is 0, which is `Average`
-    here.
-
-    Raises:
-        ArgumentError: `op` is not a reduce operation.
-    """
+    """Return `op`, a `ReduceOp` or the number of one, as a `ReduceOp`; or raise ArgumentError."""
+    # Enums of other libraries are refused even if they equal one of the numbers, because other
+    # libraries number their operations differently: torch.distributed's SUM is 0, which is
+    # `Average` here.
     if isinstance(op, ReduceOp):
         return op
     if isinstance(op, int) and not isinstance(op, bool) and op in _NUMBERS:
@@ -68,16 +63,8 @@ def reduce_op(op: object) -> ReduceOp:
 
 
 def choose_op(average: bool | None, op: int | None) -> ReduceOp:
-    """Choose the reduce operation from `op` or the older `average`; the default is `Average`.
-
-    Args:
-        average: True for `Average`, False for `Sum`, None to leave it to `op`.
-        op: one of `Average`, `Sum`, `Adasum`, `Min`, `Max`, `Product`, or None.
-
-    Raises:
-        ArgumentError: both are given, `op` is not a reduce operation, or `average` is not a bool
-            (as in `hvd.allreduce(tensor, hvd.Sum)`, whose second argument is `average`).
-    """
+    """Choose the reduce operation from `op` or the older `average`; the default is `Average`."""
+    # In `hvd.allreduce(tensor, hvd.Sum)` the second argument is `average`.
     if average is not None and not isinstance(average, bool):
         raise ArgumentError(
             f"average={average!r}: average, the second argument, takes True, False or None; "
@@ -96,16 +83,8 @@ def modes_of_op(op: int) -> dict[Mode, bool]:
 
 
 def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
-    """Check that `op` can combine gradients, and that the factor fits it.
-
-    Args:
-        op: the reduce operation.
-        predivide_factor: an average is divided by it before the sum, and by the rest after the sum.
-
-    Raises:
-        ArgumentError: `op` is none of `Average`, `Sum` and `Adasum`; the factor is not a positive
-            number; or the factor is given without `Average`.
-    """
+    """Raise ArgumentError if `op` cannot combine gradients, or if the factor does not fit it."""
+    # An average is divided by the factor before the sum, and by the rest after the sum.
     op = reduce_op(op)
     if op not in (Average, Sum, Adasum):
         raise ArgumentError(
@@ -117,11 +96,8 @@ def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
 
 
 def check_passes(passes: Any) -> int:
-    """Return the number of passes per step; a value equal to a whole number, 64 / 32, is one too.
-
-    Raises:
-        ArgumentError: `backward_passes_per_step` is not a whole number of at least 1.
-    """
+    """Return the number of passes per step, or raise ArgumentError."""
+    # A value that equals a whole number, such as 64 / 32, is one, too.
     try:
         number = int(passes)
     except (TypeError, ValueError, OverflowError):
@@ -133,20 +109,13 @@ def check_passes(passes: Any) -> int:
     return number
 
 
-Groups = int | Sequence[Sequence[Any]]  # of gradients: how many, or the sources of each
+Groups = int | Sequence[Sequence[Any]]  # Gradients travel in so many groups, or in these.
 
 
 def check_groups(groups: Groups, source: str, none: str) -> Groups:
-    """Return the groups in which gradients travel, lists as lists.
-
-    Args:
-        groups: what the user asked for.
-        source: what the user calls that of which there is a gradient: "parameter".
-        none: what happens where the number of groups is zero.
-
-    Raises:
-        ArgumentError: the number is negative, or something is in two groups.
-    """
+    """Return the groups in which gradients travel, lists as lists; or raise ArgumentError."""
+    # `source` is the user's word for what has a gradient, such as "parameter", and `none` says what
+    # happens where the number of groups is zero.
     if isinstance(groups, int):
         if groups < 0:
             raise ArgumentError(f"the number of groups is zero ({none}) or more, not {groups}")
@@ -159,15 +128,7 @@ def check_groups(groups: Groups, source: str, none: str) -> Groups:
 
 
 def dtype_number(dtype: str, name: str = "") -> int:
-    """Return the core's number of an element type.
-
-    Args:
-        dtype: the name of the type, such as "float32".
-        name: the name of the tensor, for the error message.
-
-    Raises:
-        ArgumentError: the core does not have this type; the message says what to send instead.
-    """
+    """Return the core's number of an element type, such as "float32"; or raise ArgumentError."""
     number = DTYPES.get(dtype)
     if number is not None:
         return number
@@ -179,11 +140,7 @@ def dtype_number(dtype: str, name: str = "") -> int:
 
 
 def check_reducible(dtype: str, name: str, op: int) -> None:
-    """Check that `op` reduces tensors of this type; some types can only be copied.
-
-    Raises:
-        ArgumentError: the core has no arithmetic for `dtype`; the message says what to do.
-    """
+    """Raise ArgumentError if `op` cannot reduce this type; some types can only be copied."""
     if dtype == "bool":
         if op in (Min, Max, Product):
             return

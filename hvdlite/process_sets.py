@@ -128,11 +128,12 @@ def find(ranks: list[int] | None) -> ProcessSet:
 
 
 _current: _World | None = None
-_static: list[_Static] = []  # of an elastic job
-# Of an elastic job: by id, the process sets that have lost a member, and whether this rank is a
-# member. Their `ranks` are numbers of a former world.
+_static: list[_Static] = []  # Only an elastic job has any.
+# An elastic job keeps here, by id, the process sets that have lost a member, and whether this rank
+# is a member. Their `ranks` are numbers of a former world.
 _broken: dict[int, bool] = {}
-_registered: dict[int, list[ProcessSet]] = {}  # by id; static objects of equal ranks share an id
+# The keys are ids; static objects of equal ranks share one.
+_registered: dict[int, list[ProcessSet]] = {}
 
 
 def _world() -> _World:
@@ -157,10 +158,8 @@ def begin(engine: _core.Engine, rank: int, size: int) -> None:
 
 
 def keep_static(process_sets: Sequence[ProcessSet]) -> None:
-    """Store the process sets that `init` was given in an elastic job, for all of its worlds.
-
-    Each has the same id on all ranks and in all worlds, because graphs of TensorFlow hold it.
-    """
+    """Store the process sets that `init` was given in an elastic job, for all of its worlds."""
+    # Each has the same id on all ranks and in all worlds, because graphs of TensorFlow hold it.
     global _static
     numbers: dict[tuple[int, ...], int] = {}
     _static = [
@@ -170,11 +169,7 @@ def keep_static(process_sets: Sequence[ProcessSet]) -> None:
 
 
 def check_static(size: int) -> None:
-    """Check that the first world of an elastic job has the ranks of the stored process sets.
-
-    Raises:
-        ArgumentError: it does not; every rank gets this error.
-    """
+    """Raise ArgumentError on every rank if a stored process set names a rank that is missing."""
     for process_set, _, ranks in _static:
         if not ranks or ranks[0] < 0 or ranks[-1] >= size:
             raise ArgumentError(
@@ -194,17 +189,10 @@ def begin_epoch(
     sets: Mapping[int, Sequence[int]],
     resumes: bool = False,
 ) -> None:
-    """Begin in a world of an elastic job.
-
-    Args:
-        engine: the engine of this world.
-        rank: this process's rank in it.
-        size: its size.
-        sets: by id, the ranks of the process sets that the engine has.
-        resumes: the registered process sets go on. Those that the engine does not have are broken:
-            they have lost a member, and their operations raise RankFailedError until the next
-            boundary. Otherwise all end, and those that `init` was given begin anew.
-    """
+    """Begin in a world of an elastic job; `sets` has the ranks of its process sets by id."""
+    # With `resumes` the registered process sets go on. Those that the engine does not have are
+    # broken: they have lost a member, and their operations raise RankFailedError until the next
+    # boundary. Without `resumes` all end, and those that `init` was given begin anew.
     global _current
     if not resumes:
         end()
@@ -216,7 +204,7 @@ def begin_epoch(
     present: dict[int, Sequence[int]] = {0: range(size), **sets}
     for number, equals in _registered.items():
         if number not in present and number not in _broken:
-            _broken[number] = bool(equals[0].included())  # by the former world's numbers
+            _broken[number] = bool(equals[0].included())  # The former world's numbers say so.
     _current = _World(engine, rank, size)
     for number, members in present.items():
         for process_set in _registered.get(number, []):
@@ -248,11 +236,7 @@ StaticSets = Sequence[ProcessSet | Sequence[int]] | str | None
 
 
 def static_sets(given: StaticSets) -> list[ProcessSet]:
-    """Turn the argument `process_sets` of `init` into a list of process sets.
-
-    Raises:
-        ArgumentError: the argument is a string other than "dynamic", or names invalid ranks.
-    """
+    """Turn the argument `process_sets` of `init` into a list, or raise ArgumentError."""
     if isinstance(given, str):
         if given != "dynamic":
             raise ArgumentError(f'process_sets={given!r}: give a list of sets, "dynamic" or None')
@@ -261,13 +245,9 @@ def static_sets(given: StaticSets) -> list[ProcessSet]:
 
 
 def register_static(process_sets: Sequence[ProcessSet]) -> None:
-    """Register the process sets that `init` was given; every rank gives the same ones.
-
-    Two of them may have equal ranks, unlike in `add_process_set`: they then share one id.
-
-    Raises:
-        ArgumentError: a rank does not exist; every rank gets this error.
-    """
+    """Register the process sets that `init` was given; every rank gives the same ones."""
+    # Two of them may have equal ranks, unlike in `add_process_set`: they then share one id. If a
+    # rank does not exist, every rank gets an ArgumentError.
     for process_set in process_sets:
         number = next(
             (n for n, equals in _registered.items() if equals[0].ranks == process_set.ranks), None
@@ -370,11 +350,7 @@ def process_sets() -> list[ProcessSet]:
 
 
 def registered_id(process_set: ProcessSet) -> int:
-    """Return the number of a process set.
-
-    Raises:
-        ArgumentError: it is not a process set, or is not registered.
-    """
+    """Return the number of a process set; raise ArgumentError if it is not registered."""
     if not isinstance(process_set, ProcessSet):
         raise ArgumentError(
             f"process_set={process_set!r} is not a ProcessSet; make one with hvd.add_process_set"
@@ -390,11 +366,7 @@ def registered_id(process_set: ProcessSet) -> int:
 
 
 def member_id(process_set: ProcessSet) -> int:
-    """Return the number of a process set to which this rank may submit.
-
-    Raises:
-        ArgumentError: the process set is not registered, or this rank is not a member.
-    """
+    """Return the number of a process set to which this rank may submit; or raise ArgumentError."""
     number = registered_id(process_set)
     if not process_set.included():
         raise ArgumentError(
@@ -404,11 +376,7 @@ def member_id(process_set: ProcessSet) -> int:
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> int:
-    """Return `root_rank` if it is a rank of the world and a member of the process set.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Return `root_rank`; raise ArgumentError if it is not a member of the process set."""
     size = _world().size
     if not 0 <= root_rank < size:
         raise ArgumentError(

@@ -14,7 +14,7 @@ from hvdlite import _core, basics
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 _INT64 = _core.DTYPES["int64"]
-_SHOWN = 8  # how many ranks a message lists
+_SHOWN = 8  # A message lists at most so many ranks.
 
 SILENCE = (
     "where that is meant, silence this with "
@@ -28,16 +28,11 @@ class Exchange:
     def __init__(
         self, name: str, numbers: Sequence[int], process_set: ProcessSet, blocking: bool
     ) -> None:
-        """Send this rank's numbers.
-
-        Args:
-            name: identifies the operation on all ranks.
-            numbers: this rank's numbers, each a signed integer of 64 bits.
-            process_set: the ranks that compare their numbers.
-            blocking: whether the caller calls `finish` at once.
-        """
+        """Send this rank's numbers, each a signed integer of 64 bits."""
+        # `name` identifies the operation on all ranks. `blocking` says that the caller calls
+        # `finish` at once.
         self.name = name
-        self.uneven = False  # whether some rank, as `finish` has seen, sent more or fewer numbers
+        self.uneven = False  # `finish` sets it if some rank sent more or fewer numbers.
         self._process_set = process_set
         self._ranks = list(process_set.ranks)
         self._count = len(numbers)
@@ -48,13 +43,7 @@ class Exchange:
         )
 
     def finish(self) -> dict[int, list[int]]:
-        """Wait, and return the numbers by rank, in the order of the ranks.
-
-        Ranks that sent fewer or more numbers than this rank are left out.
-
-        Raises:
-            HvdliteError: the exchange failed.
-        """
+        """Wait, and return the numbers by rank, in the order of the ranks."""
         self._handle.wait()
         received = array("q")
         received.frombytes(self._handle.take_output())
@@ -63,18 +52,17 @@ class Exchange:
         for rank, length in zip(self._senders(len(lengths)), lengths, strict=True):
             if length == self._count:  # A rank that has joined sends no numbers.
                 numbers[rank] = received[begin : begin + length].tolist()
+            # A rank that sent fewer or more numbers than this rank is left out.
             elif length > 0:
                 self.uneven = True
             begin += length
         return numbers
 
     def _senders(self, count: int) -> Sequence[int]:
-        """Return the ranks of so many senders: in an elastic job some may have died meanwhile.
-
-        Whether the result is from before a death, no rank knows by its own ranks alone: another one
-        may be in the next world already. So only the names of ranks depend on these, and never
-        what ranks conclude from the numbers.
-        """
+        """Return the ranks of so many senders: in an elastic job some may have died meanwhile."""
+        # No rank knows from its own ranks alone whether the result is from before a death: another
+        # rank may be in the next world already. So only the names of ranks depend on these, and
+        # never what ranks conclude from the numbers.
         for ranks in (self._ranks, self._process_set.ranks):
             if len(ranks) == count:
                 return ranks
@@ -84,18 +72,9 @@ class Exchange:
 def difference(
     owner: str, names: Sequence[str], numbers: dict[int, list[int]], advice: str
 ) -> str | None:
-    """Describe which parameters differ between ranks; None if all are equal.
-
-    Args:
-        owner: what the message calls the optimizer or model that has the parameters.
-        names: the names of the parameters.
-        numbers: for each rank, one number for each parameter.
-        advice: what the user can do.
-
-    Example:
-        >>> difference("it", ["a", "b"], {0: [1, 2], 2: [1, 3]}, "do this")[:65]
-        "it: 1 of 2 parameters differ between rank 0 and rank 2, first 'b'"
-    """
+    """Describe which parameters differ between ranks; None if all are equal."""
+    # `owner` is what the message calls the optimizer or model. `numbers` has, for each rank, one
+    # number for each parameter. `advice` says what the user can do.
     (first, own), *others = numbers.items()
     differing = [i for i in range(len(names)) if any(theirs[i] != own[i] for _, theirs in others)]
     if not differing:
@@ -114,24 +93,14 @@ def speaks(numbers: dict[int, list[int]]) -> bool:
 
 
 def set_text(process_set: ProcessSet) -> str:
-    """Write the arguments of a broadcast within a process set, for a message.
-
-    Example:
-        >>> set_text(global_process_set)
-        'root_rank=0'
-    """
+    """Write the arguments of a broadcast within a process set, for a message."""
     if process_set is global_process_set:
         return "root_rank=0"
     return f"root_rank={process_set.ranks[0]}, process_set=..."
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Write a list of ranks, for a message.
-
-    Example:
-        >>> ranks_text([1]), ranks_text([0, 2])
-        ('rank 1', 'ranks 0, 2')
-    """
+    """Write a list of ranks for a message: "rank 1", "ranks 0, 2"."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     rest = "" if len(ranks) <= _SHOWN else f" and {len(ranks) - _SHOWN} more"
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"

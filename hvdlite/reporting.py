@@ -20,24 +20,17 @@ if TYPE_CHECKING:
     from hvdlite.live.reporter import Reporter
 
 _reporter: Reporter | None = None
-_decided = False  # whether it is known if this process serves a page
+_decided = False  # It is set when it is known if this process serves a page.
 
 
 def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:
-    """Report on this engine from now on, if a view of the job wants it.
-
-    Args:
-        engine: of the world that begins.
-        rank: of this process in it.
-        size: how many ranks it has.
-        epoch: of an elastic job, the number of this world.
-    """
+    """Report on this engine from now on, if a view of the job wants it."""
     global _reporter
     if _reporter is None:
         pipe = _pipe(rank, size)
         if pipe is None:
             return
-        from hvdlite.live.reporter import Reporter  # ordinary jobs do not need it
+        from hvdlite.live.reporter import Reporter  # Ordinary jobs do not need it.
 
         _reporter = Reporter(pipe, host_name(), observed.figures)
         atexit.register(end)
@@ -45,23 +38,15 @@ def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:
 
 
 def follow_unless_busy(engine: Any, rank: int, size: int) -> None:
-    """Report on this engine if no engine is reported on: that of a process group, without `init`.
-
-    Args:
-        engine: of the group.
-        rank: of this process in it.
-        size: how many members it has.
-    """
+    """Report on the engine of a process group, if no engine is reported on."""
     if _reporter is None or not _reporter.busy:
         follow(engine, rank, size)
 
 
 def end() -> None:
-    """Write the last sample of the world that ends, if it is reported on; forget what it was told.
-
-    What `hvd.observe` has counted belongs to the world, and goes on in the next epoch of an elastic
-    job.
-    """
+    """Write the last sample of the world that ends, and forget what `observe` was told."""
+    # What `hvd.observe` has counted belongs to the world, and goes on in the next epoch of an
+    # elastic job.
     if _reporter is not None:
         _reporter.end()
     observed.forget()
@@ -89,7 +74,7 @@ def _pipe(rank: int, size: int) -> int | None:
         _say(f"warning: no live page: {error}")
         return pipe
     page.start(About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
-    atexit.register(page.stop)  # before `end` is registered, and so called after it
+    atexit.register(page.stop)  # It is registered before `end`, and runs after it.
     return page.pipe
 
 

@@ -15,16 +15,9 @@ _INDEX_BYTES = 8
 
 
 def dense_from(row_bytes: Any, dense_bytes: Any) -> Any:
-    """Return the number of rows, of all ranks together, from which a dense tensor is cheaper.
-
-    Args:
-        row_bytes: bytes of the values of one row, without its index of 8 bytes; an int or a tensor.
-        dense_bytes: bytes of the whole gradient as a dense tensor; an int or a tensor.
-
-    Example:
-        >>> dense_from(row_bytes=56, dense_bytes=6400)
-        100
-    """
+    """Return the number of rows, of all ranks together, from which a dense tensor is cheaper."""
+    # `row_bytes` counts the values of one row, without its index of 8 bytes, and `dense_bytes` the
+    # whole gradient as a dense tensor. Both are ints or tensors.
     return -(-dense_bytes // (row_bytes + _INDEX_BYTES))
 
 
@@ -34,12 +27,7 @@ def hears_dense() -> bool:
 
 
 def say_dense(name: str, rows: int) -> None:
-    """Write to the log that a gradient travels dense; callers do so once for each gradient.
-
-    Args:
-        name: what the message calls the gradient.
-        rows: how many rows all ranks have together.
-    """
+    """Write to the log that a gradient travels dense; callers do so once for each gradient."""
     _log.info(
         "the sparse gradients of %s have so many rows (%d on all ranks) that sending them dense is "
         "cheaper, which is done while that is so",

@@ -37,17 +37,17 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 _NAME = "stop.requested"
 _INT64 = _core.DTYPES["int64"]
 _MAX = _core.REDUCE_OPS["max"]
-_OTHER = 0xFF  # stands for what `ask_also` asks, where else the number of a signal is
-_ABOVE_RANKS = 1 << 31  # of the ranks that have noted a signal, the first one is named
+_OTHER = 0xFF  # It replaces a signal's number for what `ask_also` asks.
+_ABOVE_RANKS = 1 << 31  # The first rank that noted a signal wins the maximum.
 
 # Written by the main thread: by `stop_on`, and by the handler, which Python calls there.
-_earlier: dict[int, list[Handler]] = {}  # by signal that is watched: the handlers before
-_noted: list[int] = []  # signals that this process has got, the first one first
-_calling: set[int] = set()  # signals whose earlier handlers run now
-_leaves = False  # whether this process has asked to leave its elastic job
-_asked: Callable[[], bool] | None = None  # who else may ask this process to stop
+_earlier: dict[int, list[Handler]] = {}  # Each watched signal had these handlers before.
+_noted: list[int] = []  # This process has got these signals, in this order.
+_calling: set[int] = set()  # The earlier handlers of these signals run now.
+_leaves = False  # It is set when this process has asked to leave its elastic job.
+_asked: Callable[[], bool] | None = None  # `ask_also` has set this.
 _asked_name = ""
-_warned: set[int] = set()  # signals for which the loss of the handler was told
+_warned: set[int] = set()  # A warning has told that these signals lost their handlers.
 
 
 def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
@@ -87,22 +87,9 @@ def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
 
 
 def ask_also(asks: Callable[[], bool] | None, name: str = "") -> None:
-    """Have `stop_requested` also call `asks`, for cluster software that sends no signal.
-
-    All ranks call it alike.
-
-    Args:
-        asks: returns whether this rank is asked to stop; None takes the former one away.
-        name: what stands in the reason instead of a signal.
-
-    Example:
-        >>> import hvdlite.torch as hvd
-        >>> hvd.init()
-        >>> ask_also(lambda: True, "maintenance")
-        >>> hvd.stop_requested()
-        'rank 0: maintenance'
-        >>> ask_also(None)
-    """
+    """Have `stop_requested` also call `asks`, for cluster software that sends no signal."""
+    # All ranks call this function alike. `asks` returns whether this rank is asked to stop, and
+    # None removes the former one. `name` stands in the reason instead of a signal.
     global _asked, _asked_name
     _asked, _asked_name = asks, name
 
@@ -123,7 +110,7 @@ def _install(number: int, before: Handler) -> None:
         atexit.register(_ignore_late_ones)
     if number not in _earlier:
         with contextlib.suppress(OSError):  # A container may refuse it; the signal is noted anyway.
-            os.memfd_create(watch_name(number, os.getpid()))  # for the launcher; until the end
+            os.memfd_create(watch_name(number, os.getpid()))  # The launcher looks for it.
     chain = _earlier.setdefault(number, [])
     if before is None:
         warnings.warn(
@@ -138,23 +125,19 @@ def _install(number: int, before: Handler) -> None:
 
 
 def _ignore_late_ones() -> None:
-    """Ignore the signals from here on, because this process ends.
-
-    Batch systems signal every process, and launchers pass their signals on, too. Python takes its
-    handlers away before it ends; a signal after that would hide the exit status.
-    """
+    """Ignore the signals from here on, because this process ends."""
+    # Batch systems signal every process, and launchers pass their signals on, too. Python removes
+    # its handlers before it ends; a signal after that would hide the exit status.
     for number in _earlier:
         if signal.getsignal(number) is _note:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """Note a signal, and call the handlers that were there before.
-
-    One of those may have been installed over this one, and may call this one again.
-    """
+    """Note a signal, and call the handlers that were there before."""
     if number not in _noted:
         _noted.append(number)
+    # A handler may have been installed over this one, and may call this one again.
     if number in _calling:
         return
     _calling.add(number)

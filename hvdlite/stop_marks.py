@@ -10,10 +10,5 @@ It is EX_TEMPFAIL of sysexits.h.
 
 
 def watch_name(number: int, pid: int) -> str:
-    """Return the name of the memfd of a process that watches for a signal.
-
-    Example:
-        >>> watch_name(15, 4711)
-        'hvdlite-stop-15-4711'
-    """
+    """Return the name of the memfd of a process that watches for a signal."""
     return f"hvdlite-stop-{number}-{pid}"

@@ -11,21 +11,8 @@ from typing import Any
 
 
 def subclass_in_place(thing: Any, mixin: type) -> None:
-    """Put a mixin before the class of an object.
-
-    The new class has the name of the old one, which the object keeps as `_wrapped_class`.
-
-    Args:
-        thing: whose class changes.
-        mixin: its methods come first; `super()` in them leads to the class that `thing` had.
-
-    Example:
-        >>> class Loud:
-        ...     def step(self):
-        ...         print("step")
-        ...         return super().step()
-        >>> subclass_in_place(optimizer, Loud)
-    """
+    """Put a mixin before the class of an object; `super()` in it leads to the old class."""
+    # The new class has the name of the old one, which the object keeps as `_wrapped_class`.
     wrapped_class: Any = type(thing)
     become(thing, _subclass(mixin, wrapped_class))
 

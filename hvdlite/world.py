@@ -52,7 +52,7 @@ class World:
     recorder: Recorder
     start: Deadline
     job_id: bytes
-    member: Member | None = None  # of an elastic job
+    member: Member | None = None  # Only a worker of an elastic job has one.
 
 
 def make_world(
@@ -65,23 +65,12 @@ def make_world(
     timeline: Path | None = None,
     records: bool = True,
 ) -> World:
-    """Start the engine of a world, and the timeline if the knob `timeline` names a file.
-
-    Args:
-        connection: is taken over.
-        start: the deadline of the `init` that made this world, or its first predecessor.
-        job_id: the public number of the job.
-        pending: operations of an elastic job.
-        epoch: of an elastic job, the number of this world.
-        sets: of an elastic job, the ranks of the process sets that it begins with, by id.
-        timeline: of an elastic job, the file of the timeline that goes on in this world.
-        records: whether this world can have a timeline and is reported to a view of the job; that
-            of a worker that will join is not.
-
-    Raises:
-        ArgumentError: the file of the timeline cannot be written. In later worlds of an elastic job
-            this is a warning.
-    """
+    """Start the engine of a world, and the timeline if the knob `timeline` names a file."""
+    # This function takes `connection` over. `start` is the deadline of the `init` that made this
+    # world, or its first predecessor. The other arguments are those of an elastic job: `epoch` is
+    # the number of this world, `sets` has the ranks of its first process sets by id, and `timeline`
+    # is the file of a timeline that goes on. Without `records` (a worker that will join) this world
+    # has no timeline and no report.
     recorder = Recorder(
         connection.rank,
         connection.host_of,
@@ -94,6 +83,7 @@ def make_world(
         knobs = _core.knob_values()
         target = str(timeline or knobs["timeline"]) if records else ""
         trace_file = recorder.begin_by_knob(target)
+    # The timeline's file cannot be written. Only the first world fails because of it.
     except ArgumentError as error:
         if epoch == 0:
             connection.close()

@@ -52,7 +52,7 @@ _DEADLINE = 240.0  # seconds; only a hang meets it, and pytest's limit comes lat
 _AFTER_FIRST_FAILURE = 15.0  # seconds that the other ranks get after an unexpected failure
 _SETTLE = 20.0  # seconds for children and shared memory to disappear
 _FOR_STACKS = 10.0  # seconds within which ranks that hang have printed their stacks
-_SHOWN = 20_000  # last characters of a rank's output that a failure shows
+_SHOWN = 20_000  # A failure shows so many last characters of a rank's output.
 
 Rank = Worker | ForkedRank
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
@@ -60,20 +60,14 @@ Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
 
 @dataclass(frozen=True)
 class RankResult:
-    """How one rank ended.
-
-    Attributes:
-        returncode: the exit status; -n if signal n killed the rank, as in `subprocess`.
-        value: the result of the body; None if the body did not return.
-        seconds: the time from the start of the world to the end of the process.
-    """
+    """How one rank ended."""
 
     rank: int
-    returncode: int
+    returncode: int  # It is -n if signal n killed the rank, as in `subprocess`.
     stdout: str
     stderr: str
-    value: Any
-    seconds: float
+    value: Any  # The body returned it; None if the body did not return.
+    seconds: float  # So long it took from the start of the world to the end of the process.
 
 
 def package_path() -> list[str]:
@@ -83,10 +77,7 @@ def package_path() -> list[str]:
 
 
 def base_environment() -> dict[str, str]:
-    """Return the environment of a user who starts a job, without variables of a job or pytest.
-
-    The ranks of many tests do nothing but print, which hvdlite-run would call an error.
-    """
+    """Return the environment of a user who starts a job, without variables of a job or pytest."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -94,6 +85,7 @@ def base_environment() -> dict[str, str]:
         and not name.endswith("_NUM_THREADS")
         and name not in ("RANK", "WORLD_SIZE")
     }
+    # The ranks of many tests do nothing but print, which hvdlite-run would call an error.
     environment["HVDLITE_INDEPENDENT"] = "1"
     path = [*package_path(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if path:
@@ -107,13 +99,7 @@ def shm_entries() -> set[str]:
 
 
 class World:
-    """Running ranks; a context manager for tests that act on the ranks from outside.
-
-    Example:
-        with World(3, body) as world:
-            world.signal(1, signal.SIGKILL)
-            results = world.wait(expect_failure=True)
-    """
+    """Running ranks; a context manager for tests that act on the ranks from outside."""
 
     def __init__(
         self,
@@ -126,18 +112,13 @@ class World:
         command: Sequence[str] | None = None,
         preload: Sequence[str] | None = None,
     ) -> None:
-        """Start the ranks.
-
-        Args:
-            n: number of ranks.
-            body: a function at the top of a module, or the source of a script.
-            arguments: the arguments of the function, which travel pickled.
-            timeout: seconds after which the world counts as hung.
-            env: variables for all ranks, or a function from a rank to its variables.
-            hosts: by rank, the index of the host that it acts as (HVDLITE_HOST_ID).
-            command: a prefix of each rank's command, such as ["ip", "netns", "exec", "a"].
-            preload: the modules with which ranks start, instead of PRELOAD of the test file.
-        """
+        """Start the ranks."""
+        # `body` is a function at the top of a module, whose arguments travel pickled, or the source
+        # of a script. `timeout` is in seconds; the world counts as hung after it. `env` has
+        # variables for all ranks, or returns those of a rank. `hosts` has, by rank, the index of
+        # the host that it acts as (HVDLITE_HOST_ID). `command` is a prefix of each rank's command,
+        # such as ["ip", "netns", "exec", "a"]. `preload` has the modules with which ranks start,
+        # instead of PRELOAD of the test file.
         self._folder = tempfile.TemporaryDirectory(prefix="hvdlite world ")
         self._path = Path(self._folder.name)
         self._shm_before = shm_entries()
@@ -206,12 +187,9 @@ class World:
             time.sleep(0.01)
 
     def wait(self, expect_failure: bool = False) -> list[RankResult]:
-        """Wait for all ranks, check that nothing is left, and return their results.
-
-        Raises:
-            AssertionError: the deadline passed; a rank failed (unless `expect_failure`); or the
-                world left processes or shared memory behind.
-        """
+        """Wait for all ranks, check that nothing is left, and return their results."""
+        # An AssertionError says that the deadline passed, that a rank failed (unless
+        # `expect_failure`), or that the world left processes or shared memory behind.
         deadline = self.started_at + self._timeout
         hung = not self._wait_until(deadline, expect_failure)
         if hung:
@@ -259,10 +237,8 @@ class World:
             time.sleep(0.05)
 
     def _leftovers(self) -> list[str]:
-        """List what the ranks left, after a moment in which it may disappear by itself.
-
-        A rank that was killed could not end its children, so this kills them first.
-        """
+        """List what the ranks left, after a moment in which it may disappear."""
+        # A rank that was killed could not end its children, so this kills them first.
         for worker in self._workers:
             if worker.ending is not None and worker.ending.by_signal:
                 worker.signal_group(signal.SIGKILL)
@@ -373,12 +349,7 @@ def run_world(
     expect_failure: bool = False,
     preload: Sequence[str] | None = None,
 ) -> list[RankResult]:
-    """Run `body(*arguments, *args)` on `n` ranks and return their results; see `World`.
-
-    Raises:
-        AssertionError: the world hung or left something behind, or a rank failed without
-            `expect_failure`.
-    """
+    """Run `body(*arguments, *args)` on `n` ranks and return their results; see `World`."""
     how: dict[str, Any] = {"timeout": timeout, "env": env, "hosts": hosts, "preload": preload}
     with World(n, body, *arguments, *args, **how) as world:
         return world.wait(expect_failure)

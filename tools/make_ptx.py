@@ -61,14 +61,7 @@ def nvrtc_library() -> Path | None:
 
 
 def compile_ptx(library: Path) -> str:
-    """Compile the kernels with NVRTC.
-
-    Returns:
-        The text for the core to carry.
-
-    Raises:
-        RuntimeError: the source has errors; the message is the compiler's log.
-    """
+    """Compile the kernels with NVRTC, and return the text for the core to carry."""
     nvrtc = ctypes.CDLL(str(library))
     program = ctypes.c_void_p()
     path = ROOT / SOURCES[0]
@@ -79,6 +72,7 @@ def compile_ptx(library: Path) -> str:
     status = nvrtc.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*options)
     )
+    # The source has errors; the message is the compiler's log.
     if status != 0:
         raise RuntimeError(_read(nvrtc, "ProgramLog", program))
     return HEADER.format(digest=source_digest()) + _lower(_read(nvrtc, "PTX", program))

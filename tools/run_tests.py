@@ -41,7 +41,7 @@ def parts_of(name: str, workers: int) -> dict[str, list[str]]:
             "Python": [*python, "-m", "not long", "tests"],
         }
     return {
-        "cluster systems": [sys.executable, "-m", "pytest", CLUSTERS],  # which mostly wait
+        "cluster systems": [sys.executable, "-m", "pytest", CLUSTERS],  # They mostly wait.
         "long tests": [*python, "-m", "long", "tests"],
     }
 
@@ -56,20 +56,17 @@ class Outcome:
     counts: Mapping[str, int]
 
 
-interrupted = threading.Event()  # by Ctrl-C or SIGTERM; an exception would lose a part that starts
+# Ctrl-C or SIGTERM sets it; an exception would lose a part that starts.
+interrupted = threading.Event()
 
 
 class Part:
     """A part that runs; a thread reads what it writes."""
 
     def __init__(self, name: str, command: Sequence[str], streams: bool) -> None:
-        """Start the command in a session of its own.
-
-        Args:
-            name: how the summary calls the part.
-            command: the program and its arguments.
-            streams: whether it writes to our stdout; its last lines are kept in any case.
-        """
+        """Start the command in a session of its own."""
+        # The summary calls the part `name`. With `streams` the part writes to our stdout; its last
+        # lines are kept in any case.
         self.name = name
         self._begun = time.monotonic()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it is shown)

@@ -9,9 +9,11 @@ grammar; people must check the other rules of the page.
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -31,17 +33,18 @@ PHRASES = {
 }
 # "there is no X" and "if X is no longer" are English.
 ALLOWED = re.compile(r"\b([Tt]here|[Ii]t) (is|are|was|were) no ")
+# A comment of Python that begins like this is not a sentence.
+PYTHON_FRAGMENT = re.compile(
+    r"#\s*((?:of|by|so that|that|which|whose|[Ll]ikewise) |[Nn](?:one|ull): )"
+)
+# The check reads these files: the named folders still have such comments.
+PYTHON_CHECKED = re.compile(
+    r"hvdlite/(?!(?:keras|launch|ray|rendezvous|spark|tensorflow|torch)/).*\.py$"
+)
 
 
 def phrases_in(text: str) -> Iterator[tuple[int, str, str]]:
-    """Give (line, phrase, advice) of each phrase in a text.
-
-    Example:
-        >>> list(phrases_in("rank 3 is no member"))
-        [(1, 'is no ', "say 'is not a', or 'there is no'")]
-        >>> list(phrases_in("there is no driver; it is no longer there"))
-        []
-    """
+    """Give (line, phrase, advice) of each phrase in a text."""
     for pattern, advice in PHRASES.items():
         for match in re.finditer(pattern.replace(" ", r"\s(?:\s*(?://|#)\s*)?"), text):
             before = text[max(0, match.start() - 8) : match.end()]
@@ -49,6 +52,19 @@ def phrases_in(text: str) -> Iterator[tuple[int, str, str]]:
                 continue
             line = text.count("\n", 0, match.start()) + 1
             yield line, match.group(), advice
+
+
+def python_fragments_in(text: str) -> Iterator[tuple[int, str, str]]:
+    """Give (line, begin, advice) of each comment of a Python text that begins as a fragment."""
+    continued = (0, 0)  # A comment here, (line, column), goes on from the line before.
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            match = PYTHON_FRAGMENT.match(token.string + " ")
+            if match is not None and token.start != continued:
+                yield line, match[1], "write a whole sentence, with a subject and a verb"
+            alone = not token.line[:column].strip()
+            continued = (line + 1, column) if alone else (0, 0)
 
 
 def tracked_files() -> Iterator[str]:
@@ -68,7 +84,8 @@ def main(names: Iterable[str]) -> int:
         text = (ROOT / name).read_text(encoding="utf-8")
         if text.startswith("// Made by tools/"):
             continue
-        for line, phrase, advice in sorted(phrases_in(text)):
+        fragments = python_fragments_in(text) if PYTHON_CHECKED.match(name) else ()
+        for line, phrase, advice in sorted([*phrases_in(text), *fragments]):
             found += 1
             print(f"{name}:{line}: '{' '.join(phrase.split())}': {advice} (docs/style.md)")
     return 1 if found else 0

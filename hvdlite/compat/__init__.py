@@ -17,14 +17,8 @@ _MEANINGS = {"HVDLITE_AVERAGE_OVER_JOINED": "1"}
 
 
 def on_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the package horovod first on the path, before an installed one.
-
-    Knobs that are not set get Horovod's behaviour.
-
-    Example:
-        >>> on_path({"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("compat:/mine")
-        True
-    """
+    """Return the environment with our package horovod before an installed one on the path."""
+    # Knobs that are not set get Horovod's behaviour.
     own = str(Path(__file__).resolve().parent)
     rest = environment.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, (own, rest)))

@@ -67,12 +67,7 @@ _FOLDERS = ("horovod.common",)
 
 
 def target_of(name: str) -> str:
-    """Return hvdlite's name for one of Horovod's modules.
-
-    Example:
-        >>> target_of("horovod.tensorflow.keras.callbacks")
-        'hvdlite.keras.callbacks'
-    """
+    """Return hvdlite's name for the full name of one of Horovod's modules."""
     known = max((one for one in _MODULES if f"{name}.".startswith(f"{one}.")), key=len)
     return _MODULES[known] + name[len(known) :]
 
@@ -129,15 +124,12 @@ class AliasFinder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find hvdlite's module for a name; None if there is none, which import reports.
-
-        Raises:
-            ModuleNotFoundError: hvdlite does not have this part of Horovod; the message says why.
-        """
+        """Find hvdlite's module for a name; None if there is none, which import reports."""
         if not fullname.startswith("horovod."):
             return None
         if fullname in _FOLDERS:
             return importlib.util.spec_from_loader(fullname, _Folder(), is_package=True)
+        # A part of Horovod that hvdlite does not have raises ModuleNotFoundError, and says why.
         for name, why in _NOT_OURS.items():
             if f"{fullname}.".startswith(f"{name}."):
                 raise ModuleNotFoundError(f"hvdlite has no {fullname}: {why}", name=fullname)

@@ -11,10 +11,5 @@ __all__ = ["ObjectState", "State", "run_fn"]
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
-    """Make a training function elastic; see `hvdlite.elastic.run`.
-
-    Args:
-        func: its first argument is a `State`.
-        reset: not called: hvdlite itself connects the ranks again.
-    """
+    """Make a training function elastic; `reset` is not called: hvdlite connects the ranks again."""
     return run(func)

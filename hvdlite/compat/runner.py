@@ -45,11 +45,7 @@ def run(
     executable: str | None = None,
     **others: Any,
 ) -> list[Any]:
-    """Call a function on every rank; see `hvdlite.run`.
-
-    Raises:
-        ArgumentError: an argument is unknown.
-    """
+    """Call a function on every rank, as `hvdlite.run`; an unknown argument is an ArgumentError."""
     elastic = {}
     for name, value in others.items():
         if name in _ELASTIC and value is not None:

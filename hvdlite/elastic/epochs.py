@@ -1,4 +1,4 @@
-"""The worlds that this worker of an elastic job has been a member of, one after the other.
+"""The worlds that this worker of an elastic job has been a member of, in turn.
 
 The membership thread records an epoch before the engine of that epoch hands anything out. Any
 thread may read. Outside elastic jobs nothing is recorded.
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from hvdlite.errors import ArgumentError
 
-_MOST_NAMED = 10  # an error names at most so many epochs
-MOST_KEPT = 1000  # a job that runs for months must not grow by its epochs
+_MOST_NAMED = 10  # An error names at most so many epochs.
+MOST_KEPT = 1000  # A job that runs for months must not grow by its epochs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Epoch:
 
 
 _lock = threading.Lock()
-_history: list[Epoch] = []  # under _lock
+_history: list[Epoch] = []  # `_lock` guards it.
 
 
 def record(epoch: Epoch) -> None:
@@ -79,30 +79,14 @@ def history() -> list[Epoch]:
 
 
 def current() -> Epoch | None:
-    """Return the newest epoch; None outside elastic jobs, and in a joiner before its first one.
-
-    Example:
-        >>> forget()
-        >>> current() is None
-        True
-    """
+    """Return the newest epoch; None outside elastic jobs, and in a joiner before its first one."""
     with _lock:
         return _history[-1] if _history else None
 
 
 def find(number: int) -> Epoch:
-    """Return the epoch with this number.
-
-    Raises:
-        ArgumentError: this worker was not a member of that epoch, or it was long ago.
-
-    Example:
-        >>> forget()
-        >>> record(Epoch(4, workers=(0, 7), worker=7, reason="worker 7 joined"))
-        >>> find(4).size
-        2
-        >>> forget()
-    """
+    """Return the epoch with this number; raise ArgumentError if this worker does not know it."""
+    # The worker was not a member of such an epoch, or the epoch was long ago.
     with _lock:
         for epoch in reversed(_history):
             if epoch.number == number:

@@ -9,18 +9,14 @@ from collections import deque
 from typing import Any
 
 Message = dict[str, Any]
-LOST: Message = {"kind": "lost"}  # this worker's world has ended by a failure
+LOST: Message = {"kind": "lost"}  # This worker's world has ended by a failure.
 
 
 class Inbox:
     """A queue of messages from any thread to the membership thread."""
 
     def __init__(self, lost_fd: int) -> None:
-        """Make an empty inbox.
-
-        Args:
-            lost_fd: an eventfd, borrowed; when it is written, the inbox brings `LOST`.
-        """
+        """Make an empty inbox; it brings `LOST` when the borrowed eventfd `lost_fd` is written."""
         self._messages: deque[Message] = deque()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lost_fd = lost_fd

@@ -5,41 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-_MOST_SHOWN = 200  # characters of an error's text in the line about an epoch
+_MOST_SHOWN = 200  # The line about an epoch shows so many characters of an error.
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a rank does after a boundary; all ranks get the same `sync` and `changed`.
+    """What a rank does after a boundary; all ranks get the same `sync` and `changed`."""
 
-    Attributes:
-        leave: this rank ends here, without an error.
-        sync: the ranks receive the state of rank 0.
-        changed: the world is a new one.
-    """
-
-    leave: bool
-    sync: bool
-    changed: bool
+    leave: bool  # This rank ends here, without an error.
+    sync: bool  # The ranks receive the state of rank 0.
+    changed: bool  # The world is a new one.
 
 
 class Membership(Protocol):
     """The side of the membership thread that the training function meets."""
 
     def enter(self, restored: bool) -> Decision:
-        """Wait at the boundary until a world has been formed.
-
-        Args:
-            restored: whether a HorovodInternalError led this rank here.
-        """
+        """Wait at the boundary until a world has been formed."""
+        # `restored` says that a HorovodInternalError led this rank here.
 
     def first_joins(self) -> bool:
         """Return whether this rank joined a job that was running already."""
 
 
 _membership: Membership | None = None
-_received = False  # whether this process has received the state of the training
-_error = ""  # why this rank has restored its state the last time
+_received = False  # It is set when this process has received the state of the training.
+_error = ""  # For this reason the rank has restored its state the last time.
 
 
 def current_membership() -> Membership | None:

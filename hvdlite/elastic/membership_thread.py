@@ -2,11 +2,12 @@
 
 It sleeps until the registrar says something, or the worker's world ends. When a member has died,
 the engine *suspends* what it had in flight. The membership thread reports what this worker has
-handed out, hands out what another survivor has (the *cut*), connects to the remaining members, and
-gives the rest to the next engine. The training thread sleeps in its collective meanwhile, and sees
-nothing of it. At a *boundary* the training thread waits in `enter`, and ranks may join and leave.
+handed out, hands out what another survivor has (the *commit point*), connects to the remaining
+members, and gives the rest to the next engine. The training thread sleeps in its collective
+meanwhile, and sees nothing of it. At a *boundary* the training thread waits in `enter`, and ranks
+may join and leave.
 
-The registrar, in the launcher, is the one authority: this thread decides nothing by itself.
+The registrar, in the launcher, is the one authority: this thread decides nothing alone.
 """
 
 from __future__ import annotations
@@ -34,34 +35,28 @@ from hvdlite.rendezvous.registrar_client import RegistrarClient
 _NO_EPOCH = -1
 # How long another host's kernel may take to answer, at least: it repeats what was lost after 1 s.
 _LEAST_ANSWER_SECONDS = 2.0
-_MOST_TOLD = 300  # characters of an exception that the line about an epoch shows
+_MOST_TOLD = 300  # The line about an epoch shows so many characters of an exception.
 _AT_BOUNDARY: Message = {"kind": "at boundary"}
 _END: Message = {"kind": "end"}
 
 
-# `hvdlite.basics.follow`.
+# This is the type of `hvdlite.basics.follow`.
 Follow = Callable[
     [Connection, int, _core.PendingOperations, Sequence[int], bool], "_core.Engine | None"
 ]
 
 
 class MembershipThread:
-    """One worker's membership in an elastic job.
+    """One worker's membership in an elastic job."""
 
-    `begin`, `attach`, `enter` and `leave` are for the training thread. Everything else runs in the
-    membership thread.
-    """
+    # The training thread calls `begin`, `attach`, `enter` and `leave`. Everything else runs in the
+    # membership thread.
 
     def __init__(
         self, worker: WorkerEnvironment, agreed: Mapping[str, str], follow: Follow
     ) -> None:
-        """Prepare; `begin` starts the thread.
-
-        Args:
-            worker: the launcher's description of this worker.
-            agreed: by variable, the settings that must be equal on every rank.
-            follow: see `hvdlite.basics.follow`.
-        """
+        """Prepare; `begin` starts the thread."""
+        # `agreed` has, by variable, the settings that must be equal on every rank.
         self.pending = _core.PendingOperations()
         self._worker = worker
         self._agreed = dict(agreed)
@@ -70,32 +65,29 @@ class MembershipThread:
         self._thread = threading.Thread(target=self._run, name="hvdlite-membership", daemon=True)
         self._endpoint: Endpoint | None = None
         self._client: RegistrarClient | None = None
-        # The membership thread's, once it runs.
-        self._epoch = _NO_EPOCH  # of the last world that was formed
-        self._members: list[int] = []  # its workers by rank
+        # Only the membership thread uses these, once it runs.
+        self._epoch = _NO_EPOCH  # The last world that was formed has this epoch.
+        self._members: list[int] = []  # These are its workers by rank.
         self._engine: _core.Engine | None = None
         self._suspended = False
-        self._heard = _NO_EPOCH  # of the last GATHER
-        self._attempt: Deadline | None = None  # of the connecting that runs
-        self._steps_before = 0  # that this process had committed when the world was formed
-        self._called_off: float = _NO_EPOCH  # no epoch before this one is formed any more
-        # Between the membership thread and the training thread.
+        self._heard = _NO_EPOCH  # The last GATHER was for this epoch.
+        self._attempt: Deadline | None = None  # The connecting that runs has this deadline.
+        self._steps_before = 0  # The process had committed so many when the world was formed.
+        self._called_off: float = _NO_EPOCH  # No epoch before this one is formed any more.
+        # The membership thread and the training thread share these; `_changed` guards them.
         self._changed = threading.Condition()
-        self._boundary: bool | None = None  # whether the rank that waits there has restored
+        self._boundary: bool | None = None  # The waiting rank has restored, or not; None: no rank.
         self._decision: Decision | None = None
         self._first: Connection | None = None
-        self._over: str | None = None  # why the job is over for this worker
-        self._failed = False  # whether the script has raised
+        self._over: str | None = None  # For this reason the job is over for this worker.
+        self._failed = False  # It is set when the script has raised.
 
-    # The training thread.
+    # The training thread calls these methods.
 
     def begin(self, deadline: Deadline) -> Connection:
-        """Register this worker, and wait for its first world; a joiner gets a world of one.
-
-        Raises:
-            BootstrapError: the job cannot start, or the registrar refuses this worker.
-            GivenUpError: the deadline was given up.
-        """
+        """Register this worker, and wait for its first world; a joiner gets a world of one."""
+        # The call raises BootstrapError if the job cannot start or the registrar refuses this
+        # worker, and GivenUpError if the deadline was given up.
         try:
             self._register(deadline)
             return Connection() if self._worker.joiner else self._await_first(deadline)
@@ -136,11 +128,8 @@ class MembershipThread:
         install_membership(self)
 
     def enter(self, restored: bool) -> Decision:
-        """Wait at the boundary until a world has been formed; see `Membership`.
-
-        Raises:
-            BootstrapError: the job is over, or the registrar refuses this worker.
-        """
+        """Wait at the boundary until a world has been formed; see `Membership`."""
+        # The call raises BootstrapError if the job is over, or the registrar refuses this worker.
         with self._changed:
             self._boundary, self._decision = restored, None
             self._inbox.put(_AT_BOUNDARY)
@@ -156,11 +145,8 @@ class MembershipThread:
         return self._worker.joiner
 
     def ask_to_leave(self, why: str) -> None:
-        """Ask the registrar to let this worker leave at the next boundary.
-
-        Args:
-            why: for the line that tells of the next epoch.
-        """
+        """Ask the registrar to let this worker leave at the next boundary."""
+        # The line that tells of the next epoch shows `why`.
         try:
             self._send({"kind": "drain", "why": why})
         except BootstrapError:
@@ -173,11 +159,8 @@ class MembershipThread:
             self._send({"kind": "raised", "what": what[:_MOST_TOLD]})
 
     def leave(self, commits: Mapping[int, int]) -> None:
-        """Say goodbye to the registrar; the engine has been shut down.
-
-        Args:
-            commits: by process set, the engine's count of commits.
-        """
+        """Say goodbye to the registrar, after the engine has been shut down."""
+        # `commits` has, by process set, the engine's count of commits.
         install_membership(None)
         with self._changed:
             self._over = self._over or "hvdlite was shut down"
@@ -193,7 +176,7 @@ class MembershipThread:
         if self._endpoint is not None:
             self._endpoint.close()
 
-    # The thread that reads from the registrar.
+    # The thread that reads from the registrar calls these methods.
 
     def _hear(self, message: Message) -> None:
         if message["kind"] == "gather":
@@ -211,7 +194,7 @@ class MembershipThread:
         if attempt is not None:
             attempt.give_up()
 
-    # The membership thread.
+    # The membership thread calls these methods.
 
     def _run(self) -> None:
         handle: dict[str, Callable[[Message], None]] = {
@@ -409,7 +392,7 @@ class MembershipThread:
             self._changed.notify_all()
 
     def _fail(self, reason: str) -> None:
-        """The worker cannot go on: its waiting operations raise, and it ends by itself."""
+        """The worker cannot go on: its waiting operations raise, and it ends."""
         with self._changed:
             self._over = self._over or reason
             self._changed.notify_all()

@@ -53,7 +53,7 @@ _HINT = (
 )
 
 _listeners: list[State] = []
-_lock = threading.Lock()  # guards _listeners: the membership thread notifies
+_lock = threading.Lock()  # It guards _listeners: the membership thread notifies.
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,12 +101,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def notify(version: int, removed: bool) -> None:
-    """Tell the states in use that an update waits for the next boundary; any thread may call it.
-
-    Args:
-        version: counts the updates of the job.
-        removed: ranks only leave.
-    """
+    """Tell the states in use that an update waits for the next boundary; any thread may call it."""
+    # `version` counts the updates of the job, and `removed` says that ranks only leave.
     with _lock:
         for state in _listeners:
             # A state that has seen no update has seen timestamp 0.
@@ -131,7 +127,7 @@ def _run_once(
         state.sync()
         return func(state, *args, **kwargs)
     except CollectiveError as error:
-        if hasattr(error, "add_note"):  # since Python 3.11
+        if hasattr(error, "add_note"):  # Python has it since 3.11.
             error.add_note(_HINT)
         else:
             print(f"hvdlite: {_HINT}", file=sys.stderr)

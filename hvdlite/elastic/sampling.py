@@ -37,12 +37,7 @@ Done = tuple[int, ...]
 
 
 def remaining(order: Sequence[Item], closed: Sequence[Done]) -> list[Item]:
-    """Return the samples that no replica of the closed segments has done, in their order.
-
-    Example:
-        >>> remaining(range(8), [(2, 1, 1)])
-        [4, 5, 6, 7]
-    """
+    """Return the samples that no replica of the closed segments has done, in their order."""
     left = list(order)
     for done in closed:
         left = _without(left, done)
@@ -58,12 +53,7 @@ def _without(items: list[Item], done: Done) -> list[Item]:
 
 
 def left_over(samples: int, closed: Sequence[Done]) -> int:
-    """Return how many of the samples `remaining` returns, without the order.
-
-    Example:
-        >>> left_over(8, [(2, 1, 1)])
-        4
-    """
+    """Return how many of the samples `remaining` returns, without the order."""
     for done in closed:
         samples -= _done_once(samples, done)
     return samples
@@ -82,22 +72,8 @@ def _own(samples: int, replicas: int, replica: int) -> int:
 def take(
     left: Sequence[Item], replicas: int, replica: int, padding: Sequence[Item] | None = None
 ) -> list[Item]:
-    """Return what a replica gets of the samples that remain, with the padding.
-
-    Args:
-        left: the samples that remain.
-        replicas: how many replicas there are.
-        replica: which of them this is.
-        padding: the samples that are repeated, beginning with the first one; by default `left`.
-
-    Example:
-        >>> [take("abcde", 3, replica) for replica in range(3)]
-        [['a', 'd'], ['b', 'e'], ['c', 'a']]
-        >>> [take("a", 3, replica) for replica in range(3)]
-        [['a'], ['a'], ['a']]
-        >>> take("de", 3, 2, padding="abcde")
-        ['a']
-    """
+    """Return what one of the replicas gets of the samples that remain, with the padding."""
+    # The padding repeats samples from the beginning of `padding`, by default from that of `left`.
     own = list(left[replica::replicas])
     if len(own) < -(-len(left) // replicas):
         repeated = left if padding is None else padding
@@ -106,20 +82,12 @@ def take(
 
 
 def close(closed: tuple[Done, ...], segment: Segment) -> tuple[Done, ...]:
-    """Return the closed segments with this one as the last.
-
-    Where all replicas have done equally many samples, the samples are simply the first ones. Then
-    one number is kept, and neighbours are added up: most jobs need a single number for an epoch.
-
-    Example:
-        >>> segment = Segment(10, workers=(0, 1))
-        >>> segment.count(2)
-        >>> close(((3,),), segment)
-        ((7,),)
-    """
+    """Return the closed segments with this one as the last."""
     done = tuple(segment.done)
     if max(done) == 0:
         return closed
+    # Where all replicas have done equally many samples, the samples are simply the first ones. Then
+    # one number is kept, and neighbours are added up: most jobs need a single number for an epoch.
     if min(done) < max(done):
         return (*closed, done)
     first = min(segment.samples, done[0] * len(done))
@@ -133,50 +101,29 @@ class _Record:
     """Samples that this rank has done, and the step that they belong to."""
 
     size: int
-    step: int  # its number; 0: a step of `epoch`
-    epoch: int | None  # of the step, or of the time of the record; None: all replicas
+    step: int  # Its number; 0 is any step of `epoch`.
+    epoch: int | None  # The step's, or that of the time of the record; None: all replicas count.
 
 
 class Segment:
-    """What is distributed in one segment, and what its replicas have done of it.
+    """What is distributed in one segment, and what its replicas have done of it."""
 
-    A record belongs to the last step, or to the next one, whose gradients may be under way: scripts
-    record a batch after `optimizer.step()`, before it, at the top of their loop, or after each of
-    several backward passes. Gradients under way mean the next step. So does a first record that
-    came before any gradient of the segment, and this then holds for the whole segment.
-    A record of the next step counts when the step is committed. If the segment is closed first, it
-    does not count. If the step is dropped and the script goes on, it counts with the step after it.
-
-    Attributes:
-        samples: how many samples are distributed.
-        workers: the worker of each replica.
-        done: how many samples each replica has done, with the padding.
-
-    Example:
-        >>> segment = Segment(6, workers=(4, 7))
-        >>> segment.record(2, Progress(announced=True), epoch=1)  # at the top of the loop
-        >>> segment.settle(True, {}.get, {1: (4, 7)}.__getitem__)
-        >>> segment.done
-        [0, 0]
-        >>> segment.settle(True, {1: 1}.get, {1: (4, 7)}.__getitem__)  # the step was committed
-        >>> segment.done
-        [2, 2]
-    """
+    # A record belongs to the last step, or to the next one, whose gradients may be under way:
+    # scripts record a batch after `optimizer.step()`, before it, at the top of their loop, or after
+    # each of several backward passes. Gradients under way mean the next step. So does a first
+    # record that came before any gradient of the segment, and this then holds for the whole
+    # segment. A record of the next step counts when the step is committed. If the segment is closed
+    # first, it does not count. If the step is dropped and the script goes on, it counts with the
+    # step after it.
 
     def __init__(self, samples: int, workers: Sequence[int], ended: int = 0) -> None:
-        """Distribute samples.
-
-        Args:
-            samples: how many remain.
-            workers: the workers in the order of their ranks.
-            ended: how many steps had ended (`Progress.ended`).
-        """
+        """Distribute the samples that remain, after `ended` steps (`Progress.ended`)."""
         self.samples = samples
-        self.workers = tuple(workers)
-        self.done = [0] * len(self.workers)
+        self.workers = tuple(workers)  # The worker of each replica, in the order of the ranks.
+        self.done = [0] * len(self.workers)  # It counts each replica's samples, with the padding.
         self._ended = ended
-        self._before: bool | None = None  # whether records come before their steps
-        self._records: list[_Record] = []  # that do not count yet
+        self._before: bool | None = None  # It tells whether records come before their steps.
+        self._records: list[_Record] = []  # These do not count yet.
 
     @property
     def share(self) -> int:
@@ -199,25 +146,17 @@ class Segment:
             self._ended = ended
 
     def count(self, size: int, workers: Collection[int] | None = None) -> None:
-        """Count samples as done by the replicas of these workers; None: by all replicas.
-
-        A last batch is often recorded with the size of a full one, so a replica has done its share
-        at most.
-        """
+        """Count samples as done by the replicas of these workers; None: by all replicas."""
         share = self.share
         chosen = None if workers is None or workers == self.workers else set(workers)
         for replica, worker in enumerate(self.workers):
             if chosen is None or worker in chosen:
+                # A last batch is often recorded with the size of a full one.
                 self.done[replica] = min(share, self.done[replica] + size)
 
     def record(self, size: int, progress: Progress, epoch: int) -> None:
-        """Note samples that this rank has done, or is about to do; `settle` counts them.
-
-        Args:
-            size: how many.
-            progress: how far this rank's steps are.
-            epoch: the present one. If nobody reports steps, the samples count for its workers.
-        """
+        """Note samples that this rank has done, or is about to do; `settle` counts them."""
+        # If nobody reports steps, the samples count for the workers of the present `epoch`.
         if self._before is None:
             self._before = not progress.under_way and progress.ended == self._ended
         if progress.under_way or self._before:
@@ -231,13 +170,9 @@ class Segment:
         epoch_of: Callable[[int], int | None],
         workers_in: Callable[[int], Collection[int]],
     ) -> None:
-        """Count the records whose steps are committed.
-
-        Args:
-            announced: whether steps are reported; if not, all records count.
-            epoch_of: returns the epoch of a step; None if the step is not committed.
-            workers_in: returns the workers of an epoch.
-        """
+        """Count the records whose steps are committed; all of them if no steps are announced."""
+        # `epoch_of` returns the epoch of a step, None if the step is not committed, and
+        # `workers_in` returns the workers of an epoch.
         records, self._records = self._records, []
         for record in records:
             epoch = record.epoch
@@ -249,23 +184,10 @@ class Segment:
             self.count(record.size, None if epoch is None else workers_in(epoch))
 
     def missed(self, replica: int, workers: Collection[int]) -> dict[int, int]:
-        """Return how far workers that are gone have stayed behind this rank, in samples.
-
-        Args:
-            replica: the replica of this rank. If it has not done anything, it is taken to have done
-                all.
-            workers: the workers of the present world.
-
-        Returns:
-            The number of samples by worker, without the padding and without zeros.
-
-        Example:
-            >>> segment = Segment(10, workers=(0, 1))
-            >>> segment.count(2)
-            >>> segment.count(3, workers=(0,))
-            >>> segment.missed(0, workers=(0,))
-            {1: 3}
-        """
+        """Return how many samples each worker that is gone has stayed behind this rank."""
+        # The padding does not count, and a worker that is not behind is left out. `workers` are
+        # those of the present world.
+        # A replica that has not done anything is taken to have done all.
         reached = self.done[replica] or self.share
         missed: dict[int, int] = {}
         for other, worker in enumerate(self.workers):

@@ -33,10 +33,10 @@ class ShardedData:
     seed: int
     drop_last: bool
     epoch: int
-    _closed: tuple[Done, ...]  # the segments of the epoch that are over
+    _closed: tuple[Done, ...]  # These segments of the epoch are over.
     _segment: Segment
     _replica: int
-    _fixed: tuple[int | None, int | None]  # size and rank, where the user gave them
+    _fixed: tuple[int | None, int | None]  # The user may give size and rank.
 
     def _start(
         self,
@@ -180,20 +180,14 @@ class ShardedData:
         self._segment = Segment(samples, tuple(range(size)))
 
     def _own(self, order: Sequence[Item]) -> list[Item]:
-        """Return this rank's samples of the segment, from the order of the whole epoch.
-
-        The end of the epoch repeats its beginning, also when it was resumed in between.
-        """
+        """Return this rank's samples of the segment, from the order of the whole epoch."""
         left = remaining(order, self._closed)[: self._segment.samples]
+        # The end of the epoch repeats its beginning, also when it was resumed in between.
         return take(left, self.num_replicas, self._replica, padding=order)
 
 
 def refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:
-    """Check that a mapping is a sampler's state.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Raise ArgumentError if the keys of a mapping are not those of a sampler's state."""
     if not known:
         raise ArgumentError(
             f"{name}.load_state_dict: the keys {sorted(state)} are not those of a sampler's state; "
@@ -202,17 +196,9 @@ def refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:
 
 
 def refuse_other_order(name: str, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Check that a state was made for the same order.
-
-    Args:
-        name: the class of the sampler.
-        state: the state.
-        own: what the sampler has by these keys; without "shuffle" the seed may differ.
-
-    Raises:
-        ArgumentError: it was made for another order.
-    """
+    """Raise ArgumentError if a state was made for another order than that of `own`."""
     for key, value in own.items():
+        # Without "shuffle" the seed may differ.
         if key == "seed" and not own["shuffle"]:
             continue
         if state.get(key, value) != value:
@@ -224,11 +210,7 @@ def refuse_other_order(name: str, state: Mapping[str, Any], own: Mapping[str, An
 
 
 def checked(samples: int) -> int:
-    """Return the size of a batch.
-
-    Raises:
-        ArgumentError: it is negative.
-    """
+    """Return the size of a batch; raise ArgumentError if it is negative."""
     if samples < 0:
         raise ArgumentError(
             f"record({samples}): the number of samples in a batch cannot be negative; give the "

@@ -1,6 +1,6 @@
 """What a rank of an elastic job saves, restores, and receives when it joins.
 
-A state is *saved* on each rank by itself (`save`, `commit`), *restored* after a failure that the
+A state is *saved* on each rank alone (`save`, `commit`), *restored* after a failure that the
 ranks cannot redo, and *synchronized* from rank 0 (`sync`) when a rank has joined or all have
 restored. `hvdlite.elastic.run` calls these in the right order.
 """
@@ -214,11 +214,7 @@ class ObjectState(State):
 
 
 def check_name(state: type[State], name: str) -> None:
-    """Check that a state can have an attribute of this name.
-
-    Raises:
-        ArgumentError: the name is that of a method.
-    """
+    """Raise ArgumentError if the name of an attribute is that of a method of the state."""
     if callable(getattr(state, name, None)):
         raise ArgumentError(
             f"{state.__name__}({name}=...): '{name}' is a method of the state; "

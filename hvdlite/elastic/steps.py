@@ -27,21 +27,13 @@ from hvdlite.elastic import epochs
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the steps of this process are.
+    """How far the steps of this process are."""
 
-    Attributes:
-        announced: whether the steps of this process are reported at all.
-        committed: how many steps were committed, which is the number of the last one.
-        ended: how many steps were committed or dropped.
-        under_way: whether gradients of the next step are under way.
-        epoch: of the last step that was committed or dropped; None before the first one.
-    """
-
-    announced: bool = False
-    committed: int = 0
-    ended: int = 0
-    under_way: bool = False
-    epoch: int | None = None
+    announced: bool = False  # The steps of this process are reported at all.
+    committed: int = 0  # So many steps were committed; it is the number of the last one.
+    ended: int = 0  # So many steps were committed or dropped.
+    under_way: bool = False  # Gradients of the next step are under way.
+    epoch: int | None = None  # The last step that ended was in it; None before the first one.
 
 
 _lock = threading.Lock()
@@ -49,25 +41,21 @@ _lock = threading.Lock()
 # items are kept as `epochs` keeps epochs, and one more, which all steps before belong to: samplers
 # ask for the newest steps, and `epochs.find` refuses the epoch of that item.
 _progress = Progress()
-_epochs: list[tuple[int, int]] = []  # (number of the first step, epoch)
+_epochs: list[tuple[int, int]] = []  # An item is (number of the first step, epoch).
 
 
 def announced() -> None:
-    """Note that steps will be reported, so that samples count when their step is committed.
-
-    The reducer calls it when it is made. Without it, a batch that is recorded before the first
-    gradient of the process counts at once, as in a script whose steps nobody reports.
-    """
+    """Note that steps will be reported, so that samples count when their step is committed."""
+    # The reducer calls this function when it is made. Without the call, a batch that is recorded
+    # before the first gradient of the process counts at once, as in a script whose steps nobody
+    # reports.
     global _progress
     with _lock:
         _progress = replace(_progress, announced=True)
 
 
 def begun() -> None:
-    """Note that gradients of a step are under way, from the first gradient of its first backward.
-
-    Further calls before `committed` or `dropped` do nothing.
-    """
+    """Note that gradients of a step are under way; further calls in this step do nothing."""
     global _progress
     with _lock:
         if not _progress.under_way:
@@ -75,11 +63,7 @@ def begun() -> None:
 
 
 def committed(epoch: int) -> None:
-    """Note that the gradients of a step were handed out.
-
-    Args:
-        epoch: the number of the epoch whose ranks they were reduced over.
-    """
+    """Note that the gradients of a step were reduced over the ranks of `epoch`, and handed out."""
     global _progress
     with _lock:
         number = _progress.committed + 1
@@ -94,10 +78,8 @@ def committed(epoch: int) -> None:
 
 
 def dropped() -> None:
-    """Note that the gradients under way will not make a step. Without such gradients, do nothing.
-
-    The function that trains has ended, its backward has raised, or the gradients were zeroed.
-    """
+    """Note that the gradients under way, if there are any, will not make a step."""
+    # The function that trains has ended, its backward has raised, or the gradients were zeroed.
     global _progress
     now = epochs.current()
     with _lock:
@@ -111,32 +93,14 @@ def dropped() -> None:
 
 
 def progress() -> Progress:
-    """Return how far the steps are, all of it at one moment.
-
-    Example:
-        >>> forget()
-        >>> progress().ended
-        0
-    """
+    """Return how far the steps are, all of it at one moment."""
     with _lock:
         return _progress
 
 
 def epoch_of(step: int) -> int | None:
-    """Return the epoch whose ranks made this step; None if the step is not committed.
-
-    For a step of long ago, it is an epoch that `epochs.find` does not know any more.
-
-    Args:
-        step: the number of the step, from 1.
-
-    Example:
-        >>> forget()
-        >>> committed(0); committed(0); committed(2)
-        >>> [epoch_of(step) for step in (1, 2, 3, 4)]
-        [0, 0, 2, None]
-        >>> forget()
-    """
+    """Return the epoch whose ranks made this step, from 1; None if the step is not committed."""
+    # For a step of long ago, it is an epoch that `epochs.find` does not know any more.
     with _lock:
         if not 1 <= step <= _progress.committed:
             return None

@@ -66,19 +66,9 @@ class TensorState(ObjectState):
 
 
 def refuse_differences(names: Sequence[str], numbers: Mapping[int, Sequence[int]]) -> None:
-    """Raise if ranks that had equal parameters before have different ones now.
-
-    Args:
-        names: what the numbers belong to.
-        numbers: by rank: first whether the rank had received the state before, then a checksum for
-            each parameter.
-
-    Raises:
-        MismatchError: the message names the ranks and the first parameter.
-
-    Example:
-        >>> refuse_differences(["", "a"], {0: [1, 5], 1: [1, 5], 2: [0, 9]})
-    """
+    """Raise MismatchError if ranks that had equal parameters have different ones now."""
+    # By rank, `numbers` tells first whether the rank had received the state before, then a checksum
+    # for each parameter. `names` says what the numbers belong to.
     members = {rank: mine for rank, mine in numbers.items() if mine[0]}
     if not members:
         return
@@ -94,21 +84,9 @@ def refuse_differences(names: Sequence[str], numbers: Mapping[int, Sequence[int]
 
 
 def check_layout(mine: Mapping[str, str], roots: Mapping[str, str], rank: int) -> None:
-    """Check that this rank's state holds the same tensors as rank 0's.
-
-    Only ranks that differ from rank 0 raise, so that one rank that does not fit ends alone.
-
-    Args:
-        mine: by the name of a tensor, its dtype and shape.
-        roots: the same of rank 0.
-        rank: the number of this rank, for the message.
-
-    Raises:
-        MismatchError: the message names the first difference.
-
-    Example:
-        >>> check_layout({"weight": "float32 [2]"}, {"weight": "float32 [2]"}, rank=1)
-    """
+    """Raise MismatchError if this rank's state does not hold the same tensors as rank 0's."""
+    # Only ranks that differ from rank 0 raise, so that one rank that does not fit ends alone. By
+    # name, `mine` and `roots` have the dtype and shape of each tensor here and on rank 0.
     for name in [*roots, *(name for name in mine if name not in roots)]:
         if mine.get(name) != roots.get(name):
             raise MismatchError(

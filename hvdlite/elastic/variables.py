@@ -11,19 +11,14 @@ from hvdlite.rendezvous import environment
 
 
 class VariableCopies:
-    """The values of variables at the last `save`, in arrays that the next one uses again.
+    """The values of variables at the last `save`, in arrays that the next one uses again."""
 
-    With HVDLITE_ELASTIC_SNAPSHOT=0 nothing is copied.
-    """
+    # With HVDLITE_ELASTIC_SNAPSHOT=0 nothing is copied.
 
     def __init__(self, to_array: Callable[[Any], Any]) -> None:
-        """Begin without copies.
-
-        Args:
-            to_array: returns the value of a variable as a NumPy array, copied or not.
-        """
+        """Begin without copies; `to_array` returns a value as a NumPy array, copied or not."""
         self._to_array = to_array
-        self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: a variable, its value
+        self._copies: dict[int, tuple[Any, Any]] = {}  # It has (variable, value) by id().
         self._enabled = environment.elastic_snapshot()
 
     def save(self, variables: Iterable[Any]) -> None:
@@ -41,11 +36,7 @@ class VariableCopies:
             self._copies[id(variable)] = (variable, buffer)
 
     def restore(self) -> None:
-        """Assign the copies.
-
-        Raises:
-            ArgumentError: nothing was copied.
-        """
+        """Assign the copies; raise ArgumentError if nothing was copied."""
         if not self._enabled:
             raise ArgumentError(
                 "the state cannot be restored: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies of "

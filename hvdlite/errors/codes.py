@@ -16,40 +16,16 @@ _CODE = re.compile(r" ?\[HVD\d{3,}\]")
 
 
 def with_code(message: str) -> str:
-    """Return a message with its code at its end, once.
-
-    Codes of other messages that it quotes are removed, since the first question is what this
-    message means.
-
-    Args:
-        message: what a user is told.
-
-    Returns:
-        The message without a change if the page does not have it.
-
-    Example:
-        >>> with_code("rank 1 died: its connections closed without a goodbye")
-        'rank 1 died: its connections closed without a goodbye [HVD001]'
-        >>> with_code("a message of another library")
-        'a message of another library'
-    """
+    """Return a message with its code at its end, or without a change if no row fits it."""
+    # A message may quote others. Their codes go: what this message means is the first question.
     plain = _CODE.sub("", message)
     code = find_code(plain)
     return message if code is None else f"{plain} [{code}]"
 
 
 def find_code(message: str) -> str | None:
-    """Return the code of the row whose words are in a message; None if there is not one.
-
-    Where several rows fit, the one of the most words is meant.
-
-    Args:
-        message: what a user is told.
-
-    Example:
-        >>> find_code("rank 1 died: its connections closed without a goodbye")
-        'HVD001'
-    """
+    """Return the code of the row whose words are in a message, or None."""
+    # The rows with the most words come first.
     for code, parts in _rows():
         if _fits(parts, message):
             return code
@@ -57,15 +33,7 @@ def find_code(message: str) -> str | None:
 
 
 def split_pattern(pattern: str) -> tuple[str, ...]:
-    """Return the fixed words of a row's pattern, in order.
-
-    Args:
-        pattern: what the page says of the message, with … for what varies.
-
-    Example:
-        >>> split_pattern("rank … is lost; …")
-        ('rank', 'is lost;')
-    """
+    """Return the fixed words of a row's pattern, which has … for what varies, in order."""
     return tuple(part for part in (part.strip(" '") for part in pattern.split("…")) if part)
 
 
@@ -79,7 +47,7 @@ def _rows() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _fits(parts: tuple[str, ...], message: str) -> bool:
-    """Return whether a message has all parts, one after the other."""
+    """Return whether a message has all parts, in this order."""
     end = 0
     for part in parts:
         begin = message.find(part, end)

@@ -10,4 +10,4 @@ passed_on: collections.deque[BaseException] = collections.deque(maxlen=64)
 
 def pass_on(error: BaseException) -> None:
     """Note an error that C++ code is about to get."""
-    passed_on.append(copy.copy(error))  # without its traceback, whose frames hold tensors
+    passed_on.append(copy.copy(error))  # The frames of a traceback would hold tensors.

@@ -30,12 +30,11 @@ _ASK = (
 
 
 class Authentication:
-    """An application in front of another one: it lets requests with the token pass.
+    """An application in front of another one: it lets requests with the token pass."""
 
-    The token comes as `/?token=...`, which becomes a cookie, as that cookie, or as a bearer token.
-    The name in the Host header has to be one of this host: otherwise a website whose name was made
-    to point here (DNS rebinding) could use a browser to ask.
-    """
+    # The token comes as `/?token=...`, which becomes a cookie, as that cookie, or as a bearer
+    # token. The name in the Host header has to be one of this host: otherwise a website whose name
+    # was made to point here (DNS rebinding) could use a browser to ask.
 
     def __init__(self, app: ASGIApp, listener: Listener) -> None:
         self._app = app

@@ -18,18 +18,18 @@ from hvdlite.live.record import Record
 from hvdlite.live.run import RankFigures
 from hvdlite.live.sample import Sample
 
-MOST_RANKS = 32  # bars of the first chart; those that are the last most often
-_MOST_LINES = 8  # ranks with a line of their own
-PHASES = {  # as in static/live.css
+MOST_RANKS = 32  # The first chart has so many bars, for the ranks that are the last most often.
+_MOST_LINES = 8  # So many ranks have a line of their own.
+PHASES = {  # The file static/live.css has the same colours.
     "backward": "#0072b2",
     "waiting": "#e69f00",
     "communicating": "#009e73",
     "between": "#8c959f",
 }
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
+    "svg.fonttype": "none",  # Text stays text: it can be searched and read aloud.
     "svg.hashsalt": "hvdlite",
-    "text.parse_math": False,  # a host may be called "$x"
+    "text.parse_math": False,  # A host may be called "$x".
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -39,11 +39,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(record: Record) -> str:
-    """Draw the charts of a job.
-
-    Returns:
-        One `<svg>` element.
-    """
+    """Draw the charts of a job as one `<svg>` element."""
     with rc_context(_STYLE), warnings.catch_warnings():
         # Names in a script that the font does not have are drawn by the reader's own font.
         warnings.filterwarnings("ignore", message=".*missing from.*font", category=UserWarning)

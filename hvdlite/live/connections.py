@@ -6,15 +6,14 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 256  # connections at a time
+MOST = 256  # There are at most so many connections.
 PATIENCE = 10.0  # seconds
 
 
 class Connection(H11Protocol):
-    """A connection that ends if its viewer sends no request, or does not read, for a while.
+    """A connection that ends if its viewer sends no request, or does not read, for a while."""
 
-    What waits for a viewer is at most asyncio's buffer of 64 KiB and the socket's.
-    """
+    # The data that wait for a viewer are at most asyncio's buffer of 64 KiB and the socket's.
 
     _timer: asyncio.TimerHandle | None = None
 

@@ -13,30 +13,17 @@ from hvdlite.live.totals import PHASES
 
 @dataclass(frozen=True)
 class Curves:
-    """What a job did in each of some intervals, one after the other.
+    """What a job did in each of some intervals, in turn."""
 
-    Attributes:
-        time: at the end of each interval, in seconds on rank 0's clock.
-        step: the mean time of a step in it, in seconds; None without steps.
-        phases: by name, that part of the step, as a mean of all ranks.
-        samples: per second, of all ranks.
-        bytes: a second, that one rank gives to collectives.
-    """
-
-    time: list[float]
-    step: list[float | None]
-    phases: dict[str, list[float | None]]
-    samples: list[float]
-    bytes: list[float]
+    time: list[float]  # Each interval ends at this second of rank 0's clock.
+    step: list[float | None]  # This is the mean time of a step in seconds; None without steps.
+    phases: dict[str, list[float | None]]  # By name, the step's parts are means of all ranks.
+    samples: list[float]  # All ranks together train on so many per second.
+    bytes: list[float]  # One rank gives so many to collectives per second.
 
 
 def curves(history: Mapping[int, Sequence[Sample]], most: int = 120) -> Curves:
-    """Return what `Run.history()` tells, in at most `most` intervals.
-
-    Example:
-        >>> curves({}).time
-        []
-    """
+    """Return what `Run.history()` tells, in at most `most` intervals."""
     found = Curves([], [], {name: [] for name in PHASES}, [], [])
     points = next(
         (samples for samples in history.values() if samples[-1].steps is not None),

@@ -32,7 +32,7 @@ LONG_CORE_WAIT = 0.15
 # thread off after a few milliseconds if others want its core. With a core of its own that happens
 # some times a second, for the kernel's own work.
 MANY_SWITCHES = 125.0
-FEWEST_SWITCHES = 50.0  # per second, of a rank that works little
+FEWEST_SWITCHES = 50.0  # It is per second, for a rank that works little.
 # Above this share of their host's cores, it is the ranks that need them, and not other programs.
 FULL_HOST = 0.8
 # Times of computing differ by some per cent between runs on one machine.
@@ -48,48 +48,29 @@ STALLED_STEPS = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """What limits a job.
+    """What limits a job."""
 
-    Attributes:
-        rule: the name of the rule that found it, such as "straggler".
-        says: a sentence.
-        remedy: what to do about it, in one sentence or more; may be empty.
-        rank: whom it concerns; None if it is not one rank.
-    """
-
-    rule: str
+    rule: str  # This rule found it, such as "straggler".
     says: str
-    remedy: str
-    rank: int | None = None
+    remedy: str  # It says in one sentence or more what to do; it may be empty.
+    rank: int | None = None  # None means that it does not concern one rank alone.
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that the others wait for.
-
-    Attributes:
-        rank: the rank.
-        phase: "data or forward", "backward" or "the exchange": where most of its delay comes from.
-            In the exchange it gets its gradients later than the others, and so begins the next
-            step later: the link behind it is slow.
-        seconds: how late it was because of this phase, as a mean over the steps in `share`.
-        share: of the steps, those in which it was the last, from 0 to 1.
-    """
+    """The rank that the others wait for."""
 
     rank: int
+    # Most of the delay comes from "data or forward", "backward" or "the exchange". In the exchange
+    # the rank gets its gradients later than the others, and so begins the next step later: the link
+    # behind it is slow.
     phase: str
-    seconds: float
-    share: float
+    seconds: float  # The phase made it so late, as a mean over the steps in `share`.
+    share: float  # It was the last in this share of the steps, from 0 to 1.
 
 
 def straggler(figures: Figures) -> Straggler | None:
-    """Return the one rank that holds the others up; None if it is not always the same one.
-
-    Example:
-        >>> late = straggler(figures)
-        >>> print(f"{late.seconds * 1e3:.0f} ms late in {late.phase}")
-        9 ms late in data or forward
-    """
+    """Return the one rank that holds the others up; None if it is not always the same one."""
     if figures.steps < FEWEST_STEPS or len(figures.ranks) < 2:
         return None
     one = max(figures.ranks, key=lambda rank: rank.last)
@@ -113,20 +94,9 @@ def _gets_late(figures: Figures, suspects: list[RankFigures]) -> bool:
 
 
 def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
-    """Say what limits a job.
-
-    Args:
-        figures: of the job.
-        baseline: of the same training on fewer ranks, mostly on one. Without it, a rank that has
-            told `hvd.observe(alone=)` how many samples per second it does alone is the baseline.
-
-    Returns:
-        The findings, the most important one first. There is at least one.
-
-    Example:
-        >>> [finding.rule for finding in find(figures)]
-        ['straggler', 'communicating']
-    """
+    """Say what limits a job: at least one finding, the most important one first."""
+    # The baseline is the same training on fewer ranks, mostly on one. Without it, a rank that has
+    # told `hvd.observe(alone=)` how many samples per second it does alone is the baseline.
     found = [*_faults(figures)]
     if figures.steps < FEWEST_STEPS:
         return found or [_too_short(figures)]
@@ -209,11 +179,10 @@ def _limits(figures: Figures) -> list[Finding]:
 
 
 def _is_explained(figures: Figures) -> bool:
-    """Return whether preemption may be why ranks are late.
-
-    Who sleeps or reads uses little of a core, too. Other programs delay now one rank and now
-    another. Only too many threads of the job's own explain why one rank or host is mostly the last.
-    """
+    """Return whether preemption may be why ranks are late."""
+    # A rank that sleeps or reads uses little of a core, too. Other programs delay now one rank and
+    # now another. Only too many threads of the job's own explain why one rank or host is mostly the
+    # last.
     late, slow = straggler(figures), _slow_host(figures)
     if late is not None and late.phase == "the exchange":
         return False

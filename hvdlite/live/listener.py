@@ -15,8 +15,8 @@ from hvdlite.rendezvous.address import address_of, is_loopback, listen, split_ho
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 _TOKEN_BYTES = 32
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{32,512}")  # what fits a header and, quoted, an address
-_SEND_BUFFER = 64 << 10  # of a connection, so that a browser that does not read is noticed soon
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{32,512}")  # It fits a header and, quoted, an address.
+_SEND_BUFFER = 64 << 10  # A small one soon tells that a browser does not read.
 _REMEDIES = {
     errno.EADDRINUSE: "another program listens there; give another port, or 0 for a free one",
     errno.EADDRNOTAVAIL: f"it is not an address of this host; {DEFAULT_ADDRESS} always is",
@@ -26,21 +26,13 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that listens, and what is asked of those who connect.
+    """A socket that listens, and what is asked of those who connect."""
 
-    Attributes:
-        socket: listens; the page that serves it closes it.
-        host: the host as the user gave it.
-        port: the port, which the kernel has chosen if 0 was asked for.
-        token: the secret that every request has to carry.
-        token_file: the file that the token comes from; None if the token was drawn.
-    """
-
-    socket: socket.socket
-    host: str
-    port: int
-    token: str = field(repr=False)
-    token_file: Path | None = None
+    socket: socket.socket  # The page that serves it closes it.
+    host: str  # The user gave the host in this form.
+    port: int  # The kernel has chosen the port if 0 was asked for.
+    token: str = field(repr=False)  # Every request has to carry this secret.
+    token_file: Path | None = None  # The token comes from it; None means that it was drawn.
 
     @property
     def names(self) -> frozenset[str]:
@@ -76,20 +68,8 @@ class Listener:
 
 
 def open_listener(address: str = DEFAULT_ADDRESS, token_file: Path | None = None) -> Listener:
-    """Listen at "host:port"; port 0 is a free one.
-
-    Args:
-        address: where to listen.
-        token_file: a file with the token; None draws one.
-
-    Raises:
-        ArgumentError: the address or the file cannot be used.
-
-    Example:
-        >>> with open_listener().socket as listening:
-        ...     listening.getsockname()[0]
-        '127.0.0.1'
-    """
+    """Listen at "host:port"; port 0 is a free one, and without a file a token is drawn."""
+    # The call raises ArgumentError if the address or the file cannot be used.
     token = secrets.token_urlsafe(_TOKEN_BYTES) if token_file is None else read_token(token_file)
     try:
         host = split_host(address)[0]
@@ -106,11 +86,7 @@ def open_listener(address: str = DEFAULT_ADDRESS, token_file: Path | None = None
 
 
 def read_token(path: Path) -> str:
-    """Read the token from a file.
-
-    Raises:
-        ArgumentError: the file cannot be read, or its content is not a token.
-    """
+    """Read the token from a file; raise ArgumentError if there is none in it."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -11,27 +11,18 @@ from hvdlite.live.run import Figures
 
 @dataclass(frozen=True)
 class Loss:
-    """A job beside a baseline. Numbers are multiples of the baseline's samples per second.
-
-    Attributes:
-        ranks: of the job.
-        baseline_ranks: of the baseline.
-        counted: whether both counted their samples; otherwise these are steps x ranks.
-        speed_up: samples per second, in steps.
-        waiting: by how much waiting for other ranks lowers the speed-up.
-        communicating: by how much exchanging gradients lowers it.
-        computing: by how much slower computing lowers it; below 0 where computing is faster.
-        compute_ratio: time of computing per sample of a rank.
-    """
+    """A job beside a baseline. Numbers are multiples of the baseline's samples per second."""
 
     ranks: int
     baseline_ranks: int
-    counted: bool
+    counted: bool  # Both counted their samples; otherwise samples are steps x ranks.
     speed_up: float
+    # These three lower the speed-up: waiting for other ranks, exchanging gradients, and slower
+    # computing, which is below 0 where computing is faster.
     waiting: float
     communicating: float
     computing: float
-    compute_ratio: float
+    compute_ratio: float  # It compares the time of computing per sample of a rank.
 
     @property
     def ideal(self) -> float:
@@ -39,13 +30,7 @@ class Loss:
         return self.ranks / self.baseline_ranks
 
     def sentence(self) -> str:
-        """Say it, in hundredths that sum exactly.
-
-        Example:
-            >>> Loss(2, 1, True, 1.31, 0.24, 0.19, 0.26, 1.2).sentence()
-            '2 ranks do 1.31 x the samples of 1; of the missing 0.69: waiting 0.24, communicating \
-0.19, slower compute 0.26'
-        """
+        """Say it, in hundredths that sum exactly."""
         speed_up = round(100 * self.speed_up)
         missing = round(100 * self.ideal) - speed_up
         text = f"{self._ranks} {speed_up / 100:.2f} x the samples of {self.baseline_ranks}"
@@ -77,11 +62,9 @@ class Loss:
 
 
 def loss(figures: Figures, baseline: Figures) -> Loss | None:
-    """Compare a job with a baseline; None where one of them has no steps or ranks.
-
-    The times of waiting, communicating and computing of a rank sum to its step. So what each of
-    them takes longer per sample than in the baseline sums to what a sample takes longer.
-    """
+    """Compare a job with a baseline; None where one of them has no steps or ranks."""
+    # The times of waiting, communicating and computing of a rank sum to its step. So what each of
+    # them takes longer per sample than in the baseline sums to what a sample takes longer.
     if not (figures.step and baseline.step and figures.ranks and baseline.ranks):
         return None
     counted = bool(figures.samples_per_step and baseline.samples_per_step)
@@ -104,10 +87,8 @@ def loss(figures: Figures, baseline: Figures) -> Loss | None:
 
 
 def alone(figures: Figures) -> Figures | None:
-    """Return a baseline of one rank, if a rank has said how fast it trained alone.
-
-    That is `hvd.observe(alone=...)`, in samples per second. Such a rank only computes.
-    """
+    """Return a baseline of one rank, if a rank has said how fast it trained alone."""
+    # A rank says so by `hvd.observe(alone=...)`, in samples per second. Such a rank only computes.
     rate = max((rank.values.get("alone", 0.0) for rank in figures.ranks), default=0.0)
     if not (math.isfinite(rate) and rate > 0 and figures.samples_per_step):
         return None
@@ -127,12 +108,7 @@ def _per_sample(figures: Figures, counted: bool) -> tuple[float, float, float]:
 
 
 def round_to_sum(parts: Sequence[float], total: int) -> list[int]:
-    """Round numbers to integers that sum to `total`, each by less than 1 where that is possible.
-
-    Example:
-        >>> round_to_sum([24.4, 19.4, 25.4], 69)
-        [25, 19, 25]
-    """
+    """Round numbers to integers that sum to `total`, each by less than 1 if that is possible."""
     whole = [int(part // 1) for part in parts]
     order = sorted(range(len(parts)), key=lambda n: whole[n] - parts[n])
     for n in range(abs(total - sum(whole))):

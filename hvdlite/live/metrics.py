@@ -25,21 +25,12 @@ _SPAN = 10.0  # seconds
 _KINDS = (
     *("stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged", "late"),
     "worker",
-)  # a counter that is 0 shows its rise, which one that appears later does not
+)  # A counter that is 0 shows its rise, which one that appears later does not.
 
 
 def exposition(run: Run, now: float, accept: str = "") -> tuple[bytes, str]:
-    """Return the metrics of a run and their content type.
-
-    Args:
-        run: the job.
-        now: a monotonic time of this process in seconds.
-        accept: the header of the request, by which scrapers choose a format.
-
-    Example:
-        >>> b"hvdlite_steps_total 0.0" in exposition(Run(), 0.0)[0]
-        True
-    """
+    """Return the metrics of a run and their content type, which scrapers choose by `accept`."""
+    # `now` is a monotonic time of this process in seconds.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(run, now))
     encode, kind = choose_encoder(accept)

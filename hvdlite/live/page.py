@@ -30,7 +30,7 @@ from hvdlite.live.run import Run
 from hvdlite.live.state import state
 from hvdlite.live.viewer import About, End
 
-MOST_STREAMS = 128  # open pages
+MOST_STREAMS = 128  # So many pages may be open.
 _PERIOD = 1.0  # seconds between two states
 _RETRY = 2.0  # seconds until a browser that has lost the connection tries again
 _GRACE = 1  # seconds that answers get to end
@@ -42,22 +42,10 @@ _STATIC = {
 
 
 class Page:
-    """A page over a run; a `Viewer`.
-
-    Example:
-        >>> from hvdlite.live.listener import open_listener
-        >>> page = Page(open_listener(), say=lambda line: None)
-        >>> page.start(Run(), About(("train.py",), 2, ("node1",), 0.0))
-        >>> page.stop(End(0, ""))
-    """
+    """A page over a run; a `Viewer`."""
 
     def __init__(self, listener: Listener, say: Callable[[str], None]) -> None:
-        """Make a page that is not served yet.
-
-        Args:
-            listener: where to serve; the page closes its socket.
-            say: prints a line for the user.
-        """
+        """Make a page that is not served yet; it closes the socket of its listener."""
         self._run = Run()
         self._program = ""
         self._listener = listener
@@ -65,7 +53,7 @@ class Page:
         self._outcome: str | None = None
         self._failed = False
         self._streams = 0
-        self._made = (-_PERIOD, b"")  # the state that all pages share, and when it was made
+        self._made = (-_PERIOD, b"")  # All pages share this state, made at this time.
         self._ended = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._server = Server(
@@ -168,12 +156,7 @@ class Page:
 
 
 def in_words(end: End) -> str:
-    """Say how a job has ended.
-
-    Example:
-        >>> in_words(End(0, "")), in_words(End(130, ""))
-        ('all ranks have done their work', 'exit status 130')
-    """
+    """Say how a job has ended."""
     if end.status == 0 and not end.why:
         return "all ranks have done their work"
     return end.why or f"exit status {end.status}"

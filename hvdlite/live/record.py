@@ -21,45 +21,25 @@ _F = TypeVar("_F", Figures, RankFigures)
 
 @dataclass(frozen=True)
 class Record:
-    """A job that has ended.
-
-    Attributes:
-        about: what was known from its start.
-        end: how it ended.
-        seconds: how long it ran.
-        figures: of its last epoch, without the first second in which there were steps, unless that
-            has most of them; None where no rank has said anything.
-        baseline: the figures of another job to compare with, if any.
-        findings: what limited it; none without figures.
-        events: the last ones, the oldest first.
-        history: by rank, some hundreds of samples of the last epoch.
-        lost: how many lines of the ranks could not be read.
-    """
+    """A job that has ended."""
 
     about: About
     end: End
-    seconds: float
+    seconds: float  # The job ran so long.
+    # They are of the last epoch, without the first second in which there were steps, unless that
+    # second has most of them; None where no rank has said anything.
     figures: Figures | None
     baseline: Figures | None
-    findings: list[Finding]
-    events: list[Event]
-    history: dict[int, list[Sample]]
-    lost: int
+    findings: list[Finding]  # It is empty without figures.
+    events: list[Event]  # The last ones are kept, the oldest first.
+    history: dict[int, list[Sample]]  # By rank, it has some hundreds of samples of the last epoch.
+    lost: int  # So many lines of the ranks could not be read.
 
     @classmethod
     def of(
         cls, run: Run, about: About, end: End, now: float, seconds: float, baseline: Figures | None
     ) -> Record:
-        """Take what is to be kept of a run.
-
-        Args:
-            run: the job.
-            about: what was known from its start.
-            end: how it ended.
-            now: a monotonic time of this process.
-            seconds: how long the job ran.
-            baseline: the figures of another job to compare with, if any.
-        """
+        """Take what is to be kept of a run; `now` is a monotonic time of this process."""
         figures = _figures_of(run, now)
         if figures is not None and not end.status:
             # A rank that ended before the others did is not silent.
@@ -95,10 +75,9 @@ class Record:
 
 
 def _figures_of(run: Run, now: float) -> Figures | None:
-    """Return the figures of the last epoch, without its warm-up where it is long enough.
-
-    In its first steps a process imports, compiles and fills caches, which says nothing of the rest.
-    """
+    """Return the figures of the last epoch, without its warm-up where it is long enough."""
+    # In its first steps a process imports, compiles and fills caches, which says nothing of the
+    # rest.
     whole = run.figures(math.inf, now)
     clock = [(one.time, one.steps.count) for one in run.history().get(0, []) if one.steps]
     warm = next(((time, count) for time, count in clock if count), None)
@@ -127,15 +106,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_baseline(path: Path) -> Figures:
-    """Read the figures of a job from the JSON file beside its report.
-
-    Raises:
-        ArgumentError: the file is missing, is something else, or has too few steps.
-
-    Example:
-        >>> read_baseline(Path("one.json")).size
-        1
-    """
+    """Read the figures of a job from the JSON file beside its report; or raise ArgumentError."""
     try:
         fields = json.loads(path.read_bytes())
     except OSError as error:

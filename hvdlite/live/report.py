@@ -23,8 +23,8 @@ from hvdlite.live.sample import Event
 from hvdlite.live.viewer import About, End
 from hvdlite.live.words import bytes_text, percent, time_text
 
-_MOST_EVENTS = 200  # of the table; the JSON file has all
-_MOST_VALUES = 8  # of `hvd.observe`, columns of the table of ranks
+_MOST_EVENTS = 200  # The table has so many; the JSON file has all.
+_MOST_VALUES = 8  # The table of ranks has so many columns for `hvd.observe`.
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -49,13 +49,8 @@ class Report:
     """Writes the report of a job when it has ended; a `Viewer`."""
 
     def __init__(self, path: Path, baseline: Figures | None, say: Callable[[str], None]) -> None:
-        """Make a viewer that writes nothing yet.
-
-        Args:
-            path: of the HTML file; the JSON file has the same name, but for the suffix.
-            baseline: the figures of another job to compare with.
-            say: shows a line to the user.
-        """
+        """Make a viewer that writes nothing yet; `path` names the HTML file."""
+        # The JSON file has the same name, but for the suffix.
         self._path = path.absolute()
         self._shown = path
         self._baseline = baseline
@@ -80,11 +75,7 @@ class Report:
 
 
 def check_path(path: Path) -> None:
-    """Check, before a job starts, that its report can be written.
-
-    Raises:
-        ArgumentError: it cannot, for the reason that the text says.
-    """
+    """Raise ArgumentError, before a job starts, if its report cannot be written."""
     if path.suffix not in (".html", ".htm"):
         raise ArgumentError(f"--report {path}: the name has to end with .html")
     if path.is_dir():
@@ -99,11 +90,7 @@ def check_path(path: Path) -> None:
 
 
 def write(record: Record, path: Path) -> None:
-    """Write the HTML file, and the JSON file beside it, each of them whole or not at all.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Write the HTML file, and the JSON file beside it, each of them whole or not at all."""
     _replace(path.with_suffix(".json"), record.to_json())
     _replace(path, page(record))
 
@@ -256,7 +243,7 @@ def _command(record: Record) -> list[str]:
     ]
 
 
-_WORDS = frozenset(("host", "kind", "name", "text"))  # columns that are not numbers
+_WORDS = frozenset(("host", "kind", "name", "text"))  # These columns are not numbers.
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -33,16 +33,9 @@ def _nothing_observed() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is reported on: the engine of one world.
+    """What is reported on: the engine of one world."""
 
-    Attributes:
-        engine: has `live()`; it is not kept alive.
-        rank: of this process in the world.
-        size: how many ranks there are.
-        epoch: of an elastic job.
-    """
-
-    engine: Callable[[], Any]
+    engine: Callable[[], Any]  # The engine has `live()`; it is not kept alive.
     rank: int
     size: int
     epoch: int
@@ -58,20 +51,15 @@ class Reporter:
         figures: Callable[[], Mapping[str, Any]] = _nothing_observed,
         period: float = _PERIOD,
     ) -> None:
-        """Make a reporter that has nothing to report on yet.
-
-        Args:
-            pipe: the write end of a pipe; it stays open.
-            host: the name of this host.
-            figures: returns what the training loop has observed: "samples" and "values".
-            period: seconds between two samples.
-        """
+        """Make a reporter that has nothing to report on yet."""
+        # The write end `pipe` stays open. `figures` returns what the training loop has observed:
+        # "samples" and "values". `period` is in seconds.
         os.set_blocking(pipe, False)
         self._pipe = PipeWriter(pipe)
         self._host = host
         self._figures = figures
         self._period = period
-        self._cut_events = 0  # that no line had room for
+        self._cut_events = 0  # No line had room for these.
         self._core_wait = CoreWait(Path("/proc/self/task"))
         # Re-entrant, as a signal handler needs it.
         self._orders: queue.SimpleQueue[Subject | threading.Event] = queue.SimpleQueue()
@@ -176,12 +164,7 @@ class Reporter:
 
 
 def _memory_and_threads(stat: str) -> tuple[int, int]:
-    """Read the bytes of memory and the number of threads from the text of /proc/PID/stat.
-
-    Example:
-        >>> _memory_and_threads("7 (a (b) c) " + " ".join(str(n) for n in range(3, 53)))[1]
-        20
-    """
+    """Read the bytes of memory and the number of threads from the text of /proc/PID/stat."""
     fields = stat.rpartition(")")[2].split()  # The third field of the file is the first one here.
     return int(fields[21]) * _PAGE, int(fields[17])
 
@@ -190,20 +173,14 @@ class CoreWait:
     """How long the threads of this process were ready to run and waited for a processor."""
 
     def __init__(self, tasks: Path) -> None:
-        """Begin to count.
-
-        Args:
-            tasks: the folder with the kernel's files on each thread.
-        """
+        """Begin to count; `tasks` is the folder with the kernel's files on each thread."""
         self._tasks = tasks
         self._of_thread: dict[str, int] = {}  # nanoseconds
         self._of_ended = 0  # nanoseconds
 
     def seconds(self) -> float:
-        """Return the sum over all threads, also those that have ended; it never falls.
-
-        What a thread waited between the last call and its end is not counted.
-        """
+        """Return the sum over all threads, also those that have ended; it never falls."""
+        # What a thread waited between the last call and its end is not counted.
         now = {}
         for thread in self._tasks.iterdir():
             with contextlib.suppress(OSError):  # The thread has ended, or the kernel does not tell.
@@ -222,16 +199,12 @@ def _steps(steps: Mapping[str, Any] | None) -> Steps | None:
 
 
 class PipeWriter:
-    """Writes whole lines to a non-blocking pipe.
-
-    Attributes:
-        dropped: how many lines had no room.
-    """
+    """Writes whole lines to a non-blocking pipe."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
         self._rest = b""
-        self.dropped = 0
+        self.dropped = 0  # So many lines had no room.
 
     def ready(self) -> bool:
         """Complete the line before; return whether it is complete, and count a lost one if not."""
@@ -240,11 +213,7 @@ class PipeWriter:
         return not self._rest
 
     def write(self, line: bytes) -> None:
-        """Write a line; what does not fit now is written by `ready`.
-
-        Raises:
-            OSError: nobody reads the pipe any more.
-        """
+        """Write a line; `ready` writes what does not fit now. Raises OSError without a reader."""
         self._rest += line
         self._flush()
 

@@ -18,10 +18,11 @@ from hvdlite.live.sample import Stall
 from hvdlite.live.viewer import About
 from hvdlite.live.words import bytes_text, names, percent, time_text
 
-_SECONDS = 10.0  # what the rows are means of
-_LONG_SECONDS = 60.0  # what the notes are about
-_NARROW, _WIDE = 60, 110  # columns; below: the headline alone; from: notes beside the ranks
-_LONGEST_HOST = 12  # columns of the name of a host
+_SECONDS = 10.0  # The rows are means of so many seconds.
+_LONG_SECONDS = 60.0  # The notes are about so many seconds.
+# Below so many columns there is the headline alone; from so many, notes stand beside the ranks.
+_NARROW, _WIDE = 60, 110
+_LONGEST_HOST = 12  # The name of a host has at most so many columns.
 _MOST_EVENTS = 2
 _FRESH = 60.0  # seconds for which an event is shown
 _NO_STEPS = "-"
@@ -33,13 +34,6 @@ class Painter:
     """Makes rows of one run."""
 
     def __init__(self, run: Run, about: About, colour: bool) -> None:
-        """Make a painter.
-
-        Args:
-            run: the job.
-            about: what the launcher knows of it.
-            colour: whether the rows may have colours.
-        """
         self._run = run
         self._about = about
         self._out = io.StringIO()
@@ -55,16 +49,9 @@ class Painter:
         self._plain = not colour
 
     def rows(self, width: int, height: int, now: float) -> list[bytes]:
-        """Draw the rows.
-
-        Args:
-            width: columns of the terminal.
-            height: its lines, of which the rows take at most half.
-            now: a monotonic time of this process.
-
-        Returns:
-            Rows that are shorter than the terminal is wide.
-        """
+        """Draw rows that are shorter than the terminal is wide."""
+        # `width` and `height` are the columns and lines of the terminal; the rows take at most half
+        # of its lines. `now` is a monotonic time of this process.
         figures = self._run.figures(_SECONDS, now)
         most = max(1, height // 2)
         if figures is None:
@@ -120,13 +107,7 @@ class Painter:
 
 
 def headline(figures: Figures, about: About, now: float) -> str:
-    """Describe a job in one line.
-
-    Args:
-        figures: of the job.
-        about: what the launcher knows of it.
-        now: seconds since 1970.
-    """
+    """Describe a job in one line; `now` is in seconds since 1970."""
     words = [clean(about.program)]
     if figures.total_steps:
         words.append(f"step {figures.total_steps:,}")
@@ -144,12 +125,7 @@ def headline(figures: Figures, about: About, now: float) -> str:
 
 
 def note(one: RankFigures, late: Straggler | None) -> str:
-    """Say what is the matter with a rank; empty if nothing is.
-
-    Args:
-        one: the rank.
-        late: the straggler of the job, which may be this rank.
-    """
+    """Say what is the matter with a rank, which may be the straggler `late`; "" if nothing is."""
     if one.silent:
         return f"silent for {one.silent:.0f} s"
     if late is not None and late.rank == one.rank:
@@ -161,12 +137,7 @@ def note(one: RankFigures, late: Straggler | None) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace characters that could steer the terminal.
-
-    Example:
-        >>> clean("a\\x1b[2Jb")
-        'a?[2Jb'
-    """
+    """Replace characters that could steer the terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

@@ -14,92 +14,62 @@ from dataclasses import dataclass, replace
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall
 from hvdlite.live.totals import Totals
 
-_RECENT = 128  # samples of each rank that are kept as they came
-_POINTS = 600  # points of each rank's history
+_RECENT = 128  # So many samples of each rank are kept as they came.
+_POINTS = 600  # Each rank's history has so many points.
 _EVENTS = 1000
 _SILENCE = 3.0  # seconds without a line after which a rank is called silent
 
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One rank in a span of time. All times are means of one step, in seconds.
-
-    Attributes:
-        rank: the rank.
-        host: the name of its host.
-        backward: from its first gradient to its last.
-        waiting: how long the others were later.
-        communicating: until the reduced gradients were there.
-        between: from then to the next first gradient: optimizer, data, forward.
-        last: the share of the steps in which it was the last, from 0 to 1.
-        late_between: how late it was at its first gradient, in the steps in which it was the last.
-        late_backward: how much later it became in backward, in these steps.
-        cpu: the processors that it used, as a mean; 1.0 is one core.
-        rss: bytes of memory.
-        switches: how often a second one of its threads was taken off a processor.
-        threads: how many it has.
-        cores: how many its host lets it use.
-        samples: per second.
-        values: the last values given to `hvd.observe`.
-        silent: seconds since its last line, if these are too many; otherwise 0.
-        core_wait: how many of its threads were ready to run and waited for a processor, as a mean;
-            0 where the kernel or an older record does not tell.
-        exchange: this rank's own time in the exchange of gradients, in seconds a step; 0 where an
-            older record does not tell.
-    """
+    """One rank in a span of time. All times are means of one step, in seconds."""
 
     rank: int
     host: str
+    # A step goes from the rank's first gradient to its last, on to the last one of all ranks, on to
+    # the reduced gradients, and on to the next first gradient (optimizer, data, forward).
     backward: float
     waiting: float
     communicating: float
     between: float
+    # The rank was the last in this share of the steps, from 0 to 1. In these steps it was so late
+    # at its first gradient, and became so much later in backward.
     last: float
     late_between: float
     late_backward: float
-    cpu: float
-    rss: int
-    switches: float
+    cpu: float  # It used so many processors, as a mean; 1.0 is one core.
+    rss: int  # It has so many bytes of memory.
+    switches: float  # So often a second one of its threads was taken off a processor.
     threads: int
-    cores: int
-    samples: float
-    values: dict[str, float]
-    silent: float
+    cores: int  # Its host lets it use so many.
+    samples: float  # It trained on so many per second.
+    values: dict[str, float]  # These are the last values given to `hvd.observe`.
+    silent: float  # Its last line came so many seconds ago; 0 if that is not too long.
+    # So many of its threads were ready to run and waited for a processor, as a mean; 0 where the
+    # kernel or an older record does not tell.
     core_wait: float = 0.0
+    # Its own time in the exchange of gradients, in seconds a step, is 0 where an older record does
+    # not tell.
     exchange: float = 0.0
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A job in a span of time.
+    """A job in a span of time."""
 
-    Attributes:
-        seconds: the length of the span.
-        epoch: of the world.
-        size: how many ranks there are.
-        steps: how many steps were completed.
-        step: the mean time of a step, in seconds; 0 without steps.
-        samples: per second, of all ranks; 0 where nobody calls `hvd.observe(samples=)`.
-        bytes_per_step: what one rank gives to collectives in a step, in bytes.
-        ranks: by rank, those that have said something.
-        stalled: what waits for ranks.
-        total_steps: how many steps were completed since the job began.
-        samples_per_step: of all ranks; 0 where nobody calls `hvd.observe(samples=)`.
-        events: "nonfinite" and "diverged" of the span.
-    """
-
-    seconds: float
+    seconds: float  # The span is so long.
     epoch: int
-    size: int
-    steps: int
-    step: float
+    size: int  # There are so many ranks.
+    steps: int  # So many steps were completed in the span.
+    step: float  # The mean time of a step is in seconds; it is 0 without steps.
+    # All ranks together train on so many per second; 0 where nobody calls `hvd.observe(samples=)`.
     samples: float
-    bytes_per_step: float
-    ranks: tuple[RankFigures, ...]
+    bytes_per_step: float  # One rank gives so many bytes to collectives in a step.
+    ranks: tuple[RankFigures, ...]  # Only ranks that have said something are here.
     stalled: tuple[Stall, ...]
-    total_steps: int
-    samples_per_step: float = 0.0
-    events: tuple[Event, ...] = ()
+    total_steps: int  # So many steps were completed since the job began.
+    samples_per_step: float = 0.0  # It is of all ranks; 0 where nobody calls `hvd.observe`.
+    events: tuple[Event, ...] = ()  # These are "nonfinite" and "diverged" of the span.
 
     @property
     def rate(self) -> float:
@@ -148,19 +118,14 @@ class Run:
         self._lock = threading.Lock()
         self._ranks: dict[int, _History] = {}
         self._epoch = 0
-        self._past_steps = 0  # of earlier epochs
+        self._past_steps = 0  # Earlier epochs had so many.
         self._began: float | None = None
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._lost = 0
         self._totals = Totals()
 
     def add(self, sample: Sample, now: float) -> None:
-        """Add what a rank said.
-
-        Args:
-            sample: its line.
-            now: when it came, a monotonic time of this process in seconds.
-        """
+        """Add what a rank said; `now` is a monotonic time of this process in seconds."""
         with self._lock:
             if sample.epoch < self._epoch:
                 return  # It comes from a world that has ended.
@@ -209,20 +174,15 @@ class Run:
             return [self._ranks[rank].recent[-1] for rank in sorted(self._ranks)]
 
     def history(self) -> dict[int, list[Sample]]:
-        """Return, by rank, samples from the beginning of the epoch to now, some hundreds at most.
-
-        What happened between two of them is the difference of their numbers.
-        """
+        """Return, by rank, some hundreds of samples from the beginning of the epoch to now."""
+        # What happened between two of them is the difference of their numbers.
         with self._lock:
             return {rank: list(one.points) for rank, one in sorted(self._ranks.items())}
 
     def figures(self, seconds: float, now: float) -> Figures | None:
-        """Return what the job did in its last seconds; None before its first line.
-
-        Args:
-            seconds: how long a span; `math.inf` is the whole epoch.
-            now: a monotonic time of this process in seconds.
-        """
+        """Return what the job did in its last seconds; None before its first line."""
+        # With `math.inf` the span is the whole epoch. `now` is a monotonic time of this process in
+        # seconds.
         with self._lock:
             if not self._ranks:
                 return None
@@ -240,17 +200,11 @@ class Run:
 
 @dataclass(frozen=True)
 class _Span:
-    """A span of one rank.
+    """A span of one rank."""
 
-    Attributes:
-        first: at its beginning; None where it goes from the beginning of the engine.
-        last: at its end.
-        oldest: the first sample in it: what the process counts began before the engine.
-    """
-
-    first: Sample | None
+    first: Sample | None  # It is at the beginning; None where the span begins with the engine.
     last: Sample
-    oldest: Sample
+    oldest: Sample  # It is the first in the span: the process counted before its engine began.
 
     @property
     def seconds(self) -> float:
@@ -309,11 +263,9 @@ def _bytes_per_step(span: _Span | None) -> float:
 
 
 def _samples_per_step(span: _Span | None, ranks: Iterable[RankFigures]) -> float:
-    """Return the samples of all ranks in a step: one rank's own, scaled by the ranks' rates.
-
-    The rank that counts steps says both numbers in one line, so that time without steps, such as
-    the start of a job, does not count.
-    """
+    """Return the samples of all ranks in a step: one rank's own, scaled by the ranks' rates."""
+    # The rank that counts steps says both numbers in one line, so that time without steps, such as
+    # the start of a job, does not count.
     if span is None:
         return 0.0
     steps = _steps([span.last]) - _steps([span.oldest])

@@ -11,64 +11,45 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_EVENTS = 64  # of one line
+MOST_EVENTS = 64  # One line has at most so many.
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, such as a stall.
-
-    Attributes:
-        time: when.
-        kind: "stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged" or "late";
-            of the launcher "worker", too.
-        rank: whom it concerns, or -1.
-        name: of the tensor or process set; may be empty.
-        text: a sentence for people.
-    """
+    """Something that happened, such as a stall."""
 
     time: float
+    # It is "stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged" or "late"; an
+    # event of the launcher is "worker".
     kind: str
-    rank: int
-    name: str
+    rank: int  # It is -1 for an event that does not concern one rank.
+    name: str  # It names a tensor or process set, or is empty.
     text: str
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A collective that waits for ranks.
-
-    Attributes:
-        name: of the collective.
-        seconds: how long it has waited.
-        submitted: the ranks that wait in it.
-        missing: the ranks that it waits for.
-    """
+    """A collective that waits for ranks."""
 
     name: str
-    seconds: float
-    submitted: tuple[int, ...]
-    missing: tuple[int, ...]
+    seconds: float  # It has waited so long.
+    submitted: tuple[int, ...]  # These ranks wait in it.
+    missing: tuple[int, ...]  # It waits for these ranks.
 
 
 @dataclass(frozen=True)
 class RankSteps:
-    """Where the time of one rank went, as sums in seconds over all steps.
+    """Where the time of one rank went, as sums in seconds over all steps."""
 
-    Attributes:
-        backward: from its first gradient to its last.
-        waiting: from its last gradient until the last one of all ranks.
-        communicating: from then until the reduced gradients were there; the same for all ranks.
-        between: from then to its next first gradient: optimizer, data, forward.
-        last: in how many steps it was the last.
-        late_between: how late it was in these steps at its first gradient.
-        late_backward: how much later it became in their backward passes.
-    """
-
+    # A step goes from the rank's first gradient to its last, on to the last one of all ranks, on to
+    # the reduced gradients (at the same time on all ranks), and on to the next first gradient
+    # (optimizer, data, forward).
     backward: float
     waiting: float
     communicating: float
     between: float
+    # The rank was the last in so many steps. In these steps it was so late at its first gradient,
+    # and became so much later in backward.
     last: float
     late_between: float
     late_backward: float
@@ -85,50 +66,29 @@ class Steps:
 
 @dataclass(frozen=True)
 class Sample:
-    """One line.
-
-    Attributes:
-        rank: who says it.
-        size: how many ranks there are.
-        epoch: of the world, which an elastic job makes anew.
-        host: the name of its host.
-        pid: its process.
-        time: when it was said.
-        began: when its engine began.
-        counters: of its engine, by name, such as "bytes".
-        cpu: seconds of all its threads on processors.
-        rss: bytes of memory.
-        switches: how often a thread of it was taken off a processor.
-        core_wait: seconds that its threads were ready to run and waited for a processor, added up;
-            0 where the kernel does not tell.
-        threads: how many it has.
-        cores: how many its host lets it use.
-        samples: what `hvd.observe(samples=)` has counted.
-        values: the last value of each name given to `hvd.observe`.
-        events: what happened since its line before.
-        steps: where the time went; None on all ranks but rank 0.
-        stalled: what waits, as rank 0 sees it.
-    """
+    """One line, which a rank writes."""
 
     rank: int
-    size: int
-    epoch: int
+    size: int  # There are so many ranks.
+    epoch: int  # An elastic job makes a new world in each epoch.
     host: str
     pid: int
-    time: float
-    began: float
-    counters: dict[str, int]
-    cpu: float = 0.0
-    rss: int = 0
-    switches: int = 0
+    time: float  # The rank said it at this time.
+    began: float  # Its engine began at this time.
+    counters: dict[str, int]  # Its engine counts these by name, such as "bytes".
+    cpu: float = 0.0  # All its threads together ran so many seconds on processors.
+    rss: int = 0  # It has so many bytes of memory.
+    switches: int = 0  # So often one of its threads was taken off a processor.
+    # Its threads were ready to run and waited so many seconds for a processor, added up; 0 where
+    # the kernel does not tell.
     core_wait: float = 0.0
     threads: int = 0
-    cores: int = 0
-    samples: int = 0
-    values: dict[str, float] = field(default_factory=dict)
-    events: tuple[Event, ...] = ()
-    steps: Steps | None = None
-    stalled: tuple[Stall, ...] = ()
+    cores: int = 0  # Its host lets it use so many.
+    samples: int = 0  # `hvd.observe(samples=)` has counted so many.
+    values: dict[str, float] = field(default_factory=dict)  # `hvd.observe` got these last.
+    events: tuple[Event, ...] = ()  # These happened since its line before.
+    steps: Steps | None = None  # Only rank 0 tells where the time went.
+    stalled: tuple[Stall, ...] = ()  # Rank 0 sees these wait.
 
     def line(self) -> bytes:
         """Encode it, with a line feed at its end."""
@@ -143,16 +103,7 @@ class Sample:
 
     @classmethod
     def parse(cls, line: bytes) -> Sample:
-        """Decode a line.
-
-        Raises:
-            ValueError: it is not one.
-
-        Example:
-            >>> sample = Sample(1, 2, 0, "node1", 77, 12.5, 10.0, {"bytes": 400})
-            >>> Sample.parse(sample.line()) == sample
-            True
-        """
+        """Decode a line; raise ValueError if it is not one."""
         try:
             fields: dict[str, Any] = json.loads(line)
             _check(fields)
@@ -174,11 +125,7 @@ _MOST = 1 << 62
 
 
 def _check(fields: dict[str, Any]) -> None:
-    """Check the types of what a rank has written, which may be anything.
-
-    Raises:
-        ValueError: a field has another type, or a number that cannot be.
-    """
+    """Raise ValueError for a wrong type or number: what a rank has written may be anything."""
     numbers = [fields.get(name, 0) for name in ("time", "began", "cpu", "core_wait")]
     for name in _WHOLE:
         _demand(type(fields.get(name, 0)) is int, name)

@@ -18,7 +18,7 @@ from hvdlite.live.run import Run
 from hvdlite.live.viewer import About, End
 
 _PERIOD = 0.5  # seconds between two looks at the run
-_LINE_SECONDS = 10.0  # between two lines, without a terminal
+_LINE_SECONDS = 10.0  # Two lines are so far apart without a terminal.
 _LONGEST_END = 1.0  # seconds that the end waits for this thread and for the terminal
 
 
@@ -42,13 +42,8 @@ class Screen:
     """Shows a run on a terminal; a `Viewer`."""
 
     def __init__(self, terminal: Terminal, rows: bool = True, colour: bool = True) -> None:
-        """Make a screen that shows nothing yet.
-
-        Args:
-            terminal: shows the rows; borrowed.
-            rows: whether the terminal can erase rows; if not, lines are written.
-            colour: whether it may have colours.
-        """
+        """Make a screen that shows nothing yet, on a borrowed terminal."""
+        # `rows` says that the terminal can erase rows; if not, lines are written.
         self._terminal = terminal
         self._rows = rows
         self._colour = colour

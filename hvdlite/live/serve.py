@@ -1,4 +1,4 @@
-"""The page of a job whose launcher is not hvdlite-run: rank 0 serves it by itself.
+"""The page of a job whose launcher is not hvdlite-run: rank 0 alone serves it.
 
 Rank 0 knows the phases of all ranks. What their processes use, and on which hosts they are, it does
 not know: the page shows that as unknown, and the metrics leave it out.
@@ -25,33 +25,14 @@ _LONGEST_END = 0.5  # seconds until the last sample has been read
 
 
 class Service:
-    """A page, and the pipe through which it gets the samples of this process.
-
-    Attributes:
-        pipe: the write end, for a `Reporter`.
-
-    Example:
-        >>> from hvdlite.live.sample import Sample
-        >>> service = Service("127.0.0.1:0", None, say=lambda line: None)
-        >>> service.start(About(("train.py",), 1, ("node1",), 0.0))
-        >>> os.write(service.pipe, Sample(0, 1, 0, "node1", 7, 2.0, 1.0, {}).line()) > 0
-        True
-        >>> service.stop()
-    """
+    """A page, and the pipe through which it gets the samples of this process."""
 
     def __init__(self, address: str, token_file: Path | None, say: Callable[[str], None]) -> None:
-        """Listen, but do not answer yet.
-
-        Args:
-            address: where, "host:port".
-            token_file: has the token; None draws one.
-            say: prints a line for the user.
-
-        Raises:
-            ArgumentError: the address or the file cannot be used.
-        """
+        """Listen at "host:port", but do not answer yet; without a file, a token is drawn."""
+        # The call raises ArgumentError if the address or the file cannot be used.
         self._page = Page(open_listener(address, token_file), say)
         self._run = Run()
+        # A `Reporter` gets the write end, `pipe`.
         self._source, self.pipe = os.pipe()
         self._reader = threading.Thread(target=self._read, name="hvdlite-serve", daemon=True)
 
@@ -86,12 +67,7 @@ def _end() -> End:
 
 
 def others(sample: Sample) -> Iterator[Sample]:
-    """Give samples of the other ranks that rank 0 has timed; they say nothing of their processes.
-
-    Example:
-        >>> list(others(Sample(0, 1, 0, "node1", 7, 2.0, 1.0, {})))
-        []
-    """
+    """Give samples of the ranks that rank 0 has timed; they say nothing of their processes."""
     if sample.steps is not None:
         unknown = Sample(
             rank=0,

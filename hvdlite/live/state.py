@@ -15,23 +15,14 @@ from hvdlite.live.words import percent, time_text
 
 _SPAN = 10.0  # seconds that the page's figures are means of
 _LONG_SPAN = 60.0  # seconds that findings and notes are about
-_EVENTS = 50  # the last ones
+_EVENTS = 50  # The last ones are told.
 _DIGITS = 7
 
 
 def state(run: Run, now: float, program: str, outcome: str | None = None) -> bytes:
-    """Return the state of a run as JSON.
-
-    Args:
-        run: the job.
-        now: a monotonic time of this process in seconds.
-        program: the name of its script.
-        outcome: how the job ended; None while it runs.
-
-    Example:
-        >>> state(Run(), 0.0, "train.py")[:49]
-        b'{"program":"train.py","outcome":null,"job":null,"'
-    """
+    """Return the state of a run as JSON."""
+    # `now` is a monotonic time of this process in seconds. `program` is the name of its script.
+    # `outcome` says how the job ended; None while it runs.
     figures = run.figures(_SPAN, now)
     lasting = run.figures(_LONG_SPAN, now)
     late = straggler(lasting) if lasting else None

@@ -13,18 +13,13 @@ PHASES = ("backward", "waiting", "communicating", "between")
 
 @dataclass
 class Total:
-    """A sum over the counters that succeed each other, each of which begins at 0."""
+    """A sum over the counters that succeed each other; each begins at 0."""
 
     _past: float = 0.0
     _now: float = 0.0
 
     def see(self, value: float, begins: bool) -> None:
-        """Take the present value of the present counter.
-
-        Args:
-            value: of the counter.
-            begins: whether this is the first value of another counter than before.
-        """
+        """Take the present value; `begins` says that it is the first one of another counter."""
         if begins or value < self._now:
             self._past += self._now
         self._now = value
@@ -37,25 +32,16 @@ class Total:
 
 @dataclass
 class Totals:
-    """The sums of a job.
-
-    Attributes:
-        steps: how many were completed.
-        seconds: their time.
-        phases: seconds by rank and phase.
-        bytes: by rank.
-        nonfinite: by rank, what HVDLITE_CHECK_FINITE has found.
-        samples: by process, which keeps its number of samples in the next epoch: host and pid.
-        events: how many by kind.
-    """
+    """The sums of a job."""
 
     steps: Total = field(default_factory=Total)
-    seconds: Total = field(default_factory=Total)
-    phases: dict[tuple[int, str], Total] = field(default_factory=dict)
-    bytes: dict[int, Total] = field(default_factory=dict)
-    nonfinite: dict[int, Total] = field(default_factory=dict)
+    seconds: Total = field(default_factory=Total)  # The steps took so long.
+    phases: dict[tuple[int, str], Total] = field(default_factory=dict)  # (rank, phase) has seconds.
+    bytes: dict[int, Total] = field(default_factory=dict)  # The keys are ranks.
+    nonfinite: dict[int, Total] = field(default_factory=dict)  # HVDLITE_CHECK_FINITE, by rank.
+    # A process, (host, pid), keeps its number of samples in the next epoch.
     samples: dict[tuple[str, int], Total] = field(default_factory=dict)
-    events: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)  # The keys are kinds.
     _epochs: dict[int, int] = field(default_factory=dict)
 
     def add(self, sample: Sample) -> None:

@@ -10,28 +10,16 @@ from hvdlite.live.run import Run
 
 @dataclass(frozen=True)
 class About:
-    """What the launcher knows of a job from its start.
+    """What the launcher knows of a job from its start."""
 
-    Attributes:
-        command: the program of every rank, and its arguments.
-        ranks: how many there are at the start.
-        hosts: the names of the hosts at the start, each one once.
-        began: when the job was started, in seconds since 1970.
-    """
-
-    command: tuple[str, ...]
-    ranks: int
-    hosts: tuple[str, ...]
-    began: float
+    command: tuple[str, ...]  # Every rank runs this program with these arguments.
+    ranks: int  # There are so many at the start.
+    hosts: tuple[str, ...]  # Each host of the start is here once.
+    began: float  # The job was started at this time, in seconds since 1970.
 
     @property
     def program(self) -> str:
-        """The name of the script or program, for headings.
-
-        Example:
-            >>> About(("/usr/bin/python3", "-u", "a/train.py", "--lr", "1"), 2, ("h",), 0.0).program
-            'train.py'
-        """
+        """The name of the script or program, for headings."""
         words = [word.rpartition("/")[2] for word in self.command]
         scripts = [word for word in words if word.endswith(".py")]
         modules = [words[n + 1] for n, word in enumerate(words[:-1]) if word == "-m"]
@@ -40,23 +28,17 @@ class About:
 
 @dataclass(frozen=True)
 class End:
-    """How a job has ended.
+    """How a job has ended."""
 
-    Attributes:
-        status: the exit status of the launcher.
-        why: the first failure, in words; empty if there was none.
-    """
-
-    status: int
-    why: str
+    status: int  # The launcher ends with this exit status.
+    why: str  # It tells the first failure in words; it is empty if there was none.
 
 
 class Viewer(Protocol):
-    """Shows a job. What it raises becomes a line of the launcher, and the job goes on without it.
+    """Shows a job. If it raises, the launcher prints a line, and the job goes on without it."""
 
-    The launcher's thread calls both methods once, and the ranks wait for both. A viewer that has to
-    do something in between has a thread of its own, which only reads the run.
-    """
+    # The launcher's thread calls both methods once, and the ranks wait for both. A viewer that has
+    # to do something in between has a thread of its own, which only reads the run.
 
     def start(self, run: Run, about: About) -> None:
         """Begin to show a job; called before its ranks start."""

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 
 def time_text(seconds: float) -> str:
-    """Return a time with about three digits.
-
-    Example:
-        >>> [time_text(t) for t in (0.00004, 0.00912, 0.0312, 2.5)]
-        ['40 µs', '9.1 ms', '31 ms', '2.5 s']
-    """
+    """Return a time with about three digits."""
     if seconds < 0.0005:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.00995:
@@ -22,12 +17,7 @@ def time_text(seconds: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Return a number of bytes.
-
-    Example:
-        >>> [bytes_text(n) for n in (12, 4096, 25.6e6, 1.24e9)]
-        ['12 B', '4.1 kB', '25.6 MB', '1.2 GB']
-    """
+    """Return a number of bytes."""
     for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
         if count >= 10**power:
             return f"{count / 10**power:.1f} {unit}"
@@ -35,22 +25,12 @@ def bytes_text(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share.
-
-    Example:
-        >>> percent(0.314)
-        '31 %'
-    """
+    """Return a share."""
     return f"{share:.0%}".replace("%", " %")
 
 
 def names(ranks: Sequence[int]) -> str:
-    """Name ranks.
-
-    Example:
-        >>> names([3]), names([0, 1, 3]), names(range(12))
-        ('rank 3', 'ranks 0, 1 and 3', 'ranks 0, 1, 2, 3, 4, 5 and 6 others')
-    """
+    """Name ranks."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown, rest = (list(ranks), 0) if len(ranks) <= 8 else (list(ranks[:6]), len(ranks) - 6)

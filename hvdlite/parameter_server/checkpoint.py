@@ -49,12 +49,7 @@ class Restored(NamedTuple):
 
 
 def file_of(path: str, server: int, servers: int) -> str:
-    """Return the name of a server's file.
-
-    Example:
-        >>> file_of("ps.ckpt", 0, 2)
-        'ps.ckpt.0-of-2'
-    """
+    """Return the name of a server's file, such as "ps.ckpt.0-of-2"."""
     return f"{path}.{server}-of-{servers}"
 
 
@@ -66,19 +61,9 @@ def write(
     number: int,
     snapshots: Sequence[Snapshot],
 ) -> None:
-    """Write a server's file, in place of the one before it.
-
-    Args:
-        path: the common part of the names of all files.
-        server: the index of the server.
-        servers: their number.
-        generation: how many jobs in a row have trained this model.
-        number: of the checkpoint, counted over all of these jobs.
-        snapshots: what is written.
-
-    Raises:
-        OSError: the file cannot be written; the one before it is still there.
-    """
+    """Write a server's file, in place of the one before it, which stays if an OSError is raised."""
+    # `path` is the common part of the names of all files. `generation` says how many jobs in a row
+    # have trained this model, and `number` counts the checkpoints of all these jobs.
     offset = 0
     collections = []
     for one in snapshots:
@@ -122,7 +107,7 @@ def write(
 
 @dataclass(frozen=True)
 class _File:
-    """One file, of which only the header has been read."""
+    """One file, whose header alone has been read."""
 
     path: Path
     data_at: int
@@ -135,15 +120,11 @@ class _File:
 
 
 class Checkpoint:
-    """A complete set of files.
-
-    Attributes:
-        generation: how many jobs in a row have trained this model.
-        number: the lowest number of a checkpoint in the set.
-    """
+    """A complete set of files."""
 
     def __init__(self, files: Sequence[_File]) -> None:
         self._files = list(files)
+        # So many jobs in a row have trained this model; the number is the lowest one in the set.
         self.generation = max(one.generation for one in files)
         self.number = min(int(one.header["number"]) for one in files)
 
@@ -173,12 +154,7 @@ class Checkpoint:
         return min(int(one["clock"]) for one in self._collections(name))
 
     def slots(self, name: str, part: Part) -> Iterator[Restored]:
-        """Put together what the files have of one part.
-
-        Raises:
-            ArgumentError: rows are missing.
-            OSError: a file cannot be read.
-        """
+        """Put together what the files have of one part; missing rows raise ArgumentError."""
         found: dict[str, list[tuple[_File, dict[str, Any]]]] = {}
         for file in self._files:
             for entry in _entries(file, name):
@@ -247,11 +223,8 @@ def _read(file: _File, entry: dict[str, Any], skip: int, count: int) -> bytes:
 
 
 def find(path: str) -> Checkpoint | None:
-    """Return the newest complete checkpoint under a path; None if there is none.
-
-    Raises:
-        ArgumentError: a file is damaged.
-    """
+    """Return the newest complete checkpoint under a path; None if there is none."""
+    # A damaged file raises ArgumentError.
     sets: dict[int, dict[int, Path]] = {}
     folder, name = os.path.split(path)
     for one in _listed(folder or "."):

@@ -55,15 +55,10 @@ _Result = TypeVar("_Result")
 
 
 class Rows(NamedTuple):
-    """Rows of a tensor.
+    """Rows of a tensor."""
 
-    Attributes:
-        numbers: their numbers, ascending, each once, as signed 64-bit integers.
-        values: the bytes of the rows in this order.
-    """
-
-    numbers: memoryview
-    values: memoryview
+    numbers: memoryview  # They are ascending, each once, as signed 64-bit integers.
+    values: memoryview  # These are the bytes of the rows in this order.
 
 
 class Link:
@@ -85,11 +80,7 @@ class Link:
         forked.leave_to_parent(self)
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Send a request.
-
-        Raises:
-            HvdliteError: the server has refused this worker, or is gone.
-        """
+        """Send a request; raise HvdliteError if the server has refused this worker, or is gone."""
         if self._error is not None:
             raise self._error
         try:
@@ -186,19 +177,13 @@ class Link:
 
 @dataclass
 class _Share:
-    """What one server has of a collection.
-
-    Attributes:
-        number: the number of the collection on that server.
-        seen: the version of the values that this worker has.
-        parts: in the order in which the server numbers them.
-    """
+    """What one server has of a collection."""
 
     link: Link
-    parts: list[Part]
-    number: int = -1
-    seen: int = 0
-    index_of: dict[int, int] = field(default_factory=dict)  # by tensor, the part's number
+    parts: list[Part]  # The server numbers them in this order.
+    number: int = -1  # The collection has this number on the server.
+    seen: int = 0  # This worker has the values of this version.
+    index_of: dict[int, int] = field(default_factory=dict)  # A tensor's part has this number.
 
 
 class Client:
@@ -207,7 +192,7 @@ class Client:
     def __init__(self, links: Sequence[Link]) -> None:
         """Take the links, in the order of servers; the client owns them."""
         self.links = list(links)
-        self._lock = threading.Lock()  # held for one request to all servers
+        self._lock = threading.Lock()  # It is held for one request to all servers.
         self._pool = ThreadPoolExecutor(len(links)) if len(links) > 1 else None
 
     def on_all(self, call: Callable[[Any], _Result], some: Sequence[Any]) -> list[_Result]:
@@ -235,17 +220,10 @@ class Client:
     def register(
         self, name: str, specs: Sequence[TensorSpec], values: Sequence[memoryview | None]
     ) -> RemoteCollection:
-        """Register a collection, and send its first values if this worker is to.
-
-        Args:
-            name: the name of the collection.
-            specs: its tensors.
-            values: by tensor, its first values; None if servers fill it.
-
-        Raises:
-            MismatchError: other workers, or the checkpoint, have other tensors under this name.
-            HvdliteError: a server has refused this worker, or is gone.
-        """
+        """Register a collection, and send its first values if this worker is to."""
+        # A value is None if servers fill the tensor. The call raises MismatchError if other
+        # workers, or the checkpoint, have other tensors under this name, and HvdliteError if a
+        # server has refused this worker, or is gone.
         return RemoteCollection(self, name, specs, values)
 
     def report(self) -> Report:
@@ -266,11 +244,7 @@ class Client:
 
 
 class RemoteCollection:
-    """A collection that servers hold, as a worker sees it. One thread at a time uses it.
-
-    Attributes:
-        clock: the clock at which this worker begins.
-    """
+    """A collection that servers hold, as a worker sees it. One thread at a time uses it."""
 
     def __init__(
         self,
@@ -294,12 +268,13 @@ class RemoteCollection:
             "fills": False,
         }
         first = self._shares[0]
+        # This worker begins at this clock.
         fills, self.clock = self._register(first, said)
         said = {**said, "clock": self.clock, "fills": fills}
         for share in self._shares[1:]:
             self._register(share, said)
         if fills:
-            for share in reversed(self._shares):  # server 0 last; see `Collection`
+            for share in reversed(self._shares):  # Server 0 comes last; see `Collection`.
                 self._fill(share, values)
 
     def _register(self, share: _Share, said: dict[str, Any]) -> tuple[bool, int]:
@@ -325,17 +300,11 @@ class RemoteCollection:
         into: Sequence[memoryview] | None,
         staleness: int | None = None,
     ) -> None:
-        """Push, pull, or both, on all servers at the same time.
-
-        Args:
-            clock: the number of steps that this worker has done.
-            gradients: by the index of a tensor, what to push; None not to push.
-            into: by tensor, the memory for its values; None not to pull.
-            staleness: how many steps this worker may be ahead of the others; None sets no bound.
-
-        Raises:
-            HvdliteError: a server has refused this worker, or is gone.
-        """
+        """Push, pull, or both, on all servers at the same time."""
+        # `clock` counts the steps that this worker has done. `gradients` has by the index of a
+        # tensor what to push, and `into` by tensor the memory for its values; None means not to
+        # push, or not to pull. The worker may be `staleness` steps ahead of the others; None sets
+        # no bound. The call raises HvdliteError if a server has refused this worker, or is gone.
 
         def exchange(share: _Share) -> None:
             # Both requests leave before this worker waits: the server applies, and answers at once.

@@ -26,7 +26,7 @@ class Clocks:
 
     def __init__(self) -> None:
         self._clocks: dict[int, int] = {}
-        self._last = 0  # the clock of a worker that joins when there are no others
+        self._last = 0  # A worker that joins when there are no others begins there.
 
     @property
     def least(self) -> int:
@@ -63,16 +63,9 @@ class Clocks:
 
 
 def check_pace(staleness: int | None, push_every: int, pull_every: int) -> None:
-    """Check how a worker wants to keep step with the others, and how often it pushes and pulls.
-
-    Args:
-        staleness: how many steps it may be ahead of the slowest worker; None: any number.
-        push_every: in every how many steps it pushes.
-        pull_every: in every how many steps it pulls.
-
-    Raises:
-        ArgumentError: a number cannot be used.
-    """
+    """Raise ArgumentError unless a worker can keep step with the others by these numbers."""
+    # It may be `staleness` steps ahead of the slowest worker (None: any number), and pushes and
+    # pulls once in so many steps.
     if staleness is not None and (type(staleness) is not int or staleness < 0):
         raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
     for name, every in (("push_every", push_every), ("pull_every", pull_every)):

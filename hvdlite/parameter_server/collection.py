@@ -14,21 +14,19 @@ from hvdlite.parameter_server.report import ServerReport, Tally
 from hvdlite.parameter_server.storage import Gradient, Storage
 from hvdlite.parameter_server.tensors import TensorSpec, difference
 
-_LOOK_SECONDS = 0.25  # how often a waiting session looks whether its worker lives
-_MOST_GONE = 256  # workers that have gone and are still in reports
+_LOOK_SECONDS = 0.25  # A waiting session looks so often whether its worker lives.
+_MOST_GONE = 256  # So many workers that have gone are still in reports.
 ALIGNMENT = 64
 
 
 class Collection:
-    """The parts that this server holds of one collection. Any session's thread uses it.
+    """The parts that this server holds of one collection. Any session's thread uses it."""
 
-    `lock` guards the values and the version; `moved` guards the other fields that change. A push is
-    applied, and a pull copied, under `lock`, so that both are atomic on this server.
-
-    The first values of all servers come from one worker, the *filler*. Server 0 chooses it, and
-    chooses another one if it dies. The filler sends its values to server 0 last, so that those of
-    all servers are there when server 0 tells the others to go on.
-    """
+    # `lock` guards the values and the version; `moved` guards the other fields that change. A push
+    # is applied, and a pull copied, under `lock`, so that both are atomic on this server.
+    # The first values of all servers come from one worker, the *filler*. Server 0 chooses it, and
+    # chooses another one if it dies. The filler sends its values to server 0 last, so that those of
+    # all servers are there when server 0 tells the others to go on.
 
     def __init__(
         self,
@@ -48,8 +46,8 @@ class Collection:
         self.version = 0
         self.storage = storage
         self.moved = threading.Condition()
-        self.filled = False  # whether the values are there
-        self._filler: int | None = None  # the worker that sends them
+        self.filled = False  # It is set when the values are there.
+        self._filler: int | None = None  # This worker sends them.
         self.clocks = Clocks()
         self.tallies: dict[int, Tally] = {}
         self._log = log
@@ -61,11 +59,7 @@ class Collection:
         return [index for index, part in enumerate(self.parts) if part.spec.filling is None]
 
     def check(self, specs: Sequence[TensorSpec], worker: int) -> None:
-        """Refuse a worker that registers other tensors under this name.
-
-        Raises:
-            MismatchError: it does.
-        """
+        """Raise MismatchError if a worker registers other tensors under this name."""
         what = difference(specs, self.specs)
         if what is not None:
             raise MismatchError(
@@ -74,16 +68,8 @@ class Collection:
             )
 
     def may_fill(self, worker: int, told: bool, chooses: bool) -> bool | None:
-        """Return whether a worker is to send the values; None if it has to wait. Under `moved`.
-
-        Args:
-            worker: who registers.
-            told: whether server 0 has chosen it.
-            chooses: whether this is server 0.
-
-        Raises:
-            ArgumentError: the worker has values for tensors that are trained already.
-        """
+        """Return whether a worker is to send the values; None if it has to wait. Under `moved`."""
+        # `told` says that server 0 has chosen the worker, and `chooses` that this is server 0.
         if told and self.filled and self.version > 0:
             raise ArgumentError(
                 f"this server has trained on, and server 0 takes first values from worker "
@@ -134,18 +120,11 @@ class Collection:
     def push(
         self, worker: int, clock: int, seen: int, gradients: Sequence[Gradient], count: int
     ) -> int:
-        """Apply a push, and return the version that it makes.
-
-        Args:
-            worker: who pushes.
-            clock: the number of steps that it has done.
-            seen: the version that the gradients were computed on.
-            gradients: may be empty; then only the clock advances.
-            count: the number of bytes that came.
-
-        Raises:
-            ArgumentError: the gradients cannot be applied, and nothing has changed.
-        """
+        """Apply a push, and return the version that it makes."""
+        # `clock` counts the steps of the worker, `seen` is the version that the gradients were
+        # computed on, and `count` the number of bytes that came. Without gradients only the clock
+        # advances. If the gradients cannot be applied, it raises ArgumentError, and nothing has
+        # changed.
         with self.lock:
             if seen > self.version:
                 raise ArgumentError(
@@ -168,20 +147,15 @@ class Collection:
     def wait(
         self, worker: int, clock: int, staleness: int | None, alive: Callable[[], None]
     ) -> float:
-        """Wait until a worker may pull, and return for how many seconds it waited.
-
-        Args:
-            worker: who pulls.
-            clock: its clock.
-            staleness: how many steps it may be ahead of the others; None waits for nobody.
-            alive: called now and then; raises if the worker has gone.
-        """
+        """Wait until a worker may pull, and return for how many seconds it waited."""
+        # The worker may be `staleness` steps ahead of the others; None waits for nobody.
         begun = time.monotonic()
         with self.moved:
             self.clocks.advance(worker, clock)
             self.moved.notify_all()
             while not self.clocks.may_pull(clock, staleness):
                 if not self.moved.wait(_LOOK_SECONDS):
+                    # `alive` raises if the worker has gone.
                     alive()
             if self._log is not None and staleness is not None:
                 self._log(self._line("pull", worker, clock, least=self.clocks.least))

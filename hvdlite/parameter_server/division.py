@@ -14,10 +14,11 @@ from typing import NamedTuple
 from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.placement import Part
 
-_ROWS = 128  # of a trial's tensor; half of them are whole vectors, so that their bits are the same
+# A trial's tensor has so many; half of them are whole vectors, so that their bits are the same.
+_ROWS = 128
 _COLUMNS = 4
 _STEPS = 3
-_TOLERANCE = 1e-3  # of the largest move; Adafactor and Muon differ by a tenth
+_TOLERANCE = 1e-3  # It is a share of the largest move; Adafactor and Muon differ by a tenth.
 
 
 class Tensor(NamedTuple):
@@ -32,16 +33,9 @@ Update = Callable[[Sequence[Tensor]], list[list[float]]]
 
 
 def check_rows(parts: Sequence[Part], update: Update, optimizer: str) -> None:
-    """Refuse an optimizer that looks at whole tensors, if one of these parts is not a whole one.
-
-    Args:
-        parts: what this server holds; `update` behaves as the optimizer of all of them.
-        update: takes the steps of a trial.
-        optimizer: its name, for the message.
-
-    Raises:
-        ArgumentError: its updates would depend on the number of servers.
-    """
+    """Refuse an optimizer that looks at whole tensors, if one of these parts is not a whole one."""
+    # Its updates would depend on the number of servers, which is an ArgumentError. `update` takes
+    # the steps of a trial, and behaves as the optimizer of all these parts.
     divided = [part for part in parts if part.rows < part.spec.rows]
     if divided and _matters(update, [_halves(_tensor(0))]):
         of = divided[0].spec
@@ -53,16 +47,9 @@ def check_rows(parts: Sequence[Part], update: Update, optimizer: str) -> None:
 
 
 def check_tensors(update: Update, optimizer: str, apart: str) -> None:
-    """Refuse an optimizer that looks at all tensors together.
-
-    Args:
-        update: takes the steps of a trial.
-        optimizer: its name, for the message.
-        apart: how tensors are updated apart, and the remedy, for the message.
-
-    Raises:
-        ArgumentError: its updates would depend on the number of servers.
-    """
+    """Raise ArgumentError for an optimizer that looks at all tensors together."""
+    # Its updates would depend on the number of servers. `update` takes the steps of a trial, and
+    # `apart` says in the message how tensors are updated apart, and the remedy.
     if _matters(update, [[_tensor(1)], [_tensor(2)]]):
         raise ArgumentError(f"{optimizer} looks at all tensors together, {apart}")
 

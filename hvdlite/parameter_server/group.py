@@ -45,14 +45,8 @@ class Group:
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
-        """Connect a worker to all servers; a server is reached when it serves.
-
-        Args:
-            environment: what the launcher says of this process.
-
-        Raises:
-            BootstrapError: the servers cannot be reached in time.
-        """
+        """Connect a worker to all servers; a server is reached when it serves."""
+        # The call raises BootstrapError if the servers cannot be reached in time.
         self._environment = environment
         self._open = contextlib.ExitStack()
         self._job = Job(environment.token, environment.job_id, environment.epoch)
@@ -81,11 +75,7 @@ class Group:
 
     @property
     def client(self) -> Client:
-        """The connections of this worker.
-
-        Raises:
-            ArgumentError: this process is a server, or the group is closed.
-        """
+        """The connections of this worker; ArgumentError in a server, and after `close`."""
         if self._client is None:
             why = "is a server: call group.serve(...)" if self.serves else "has closed its group"
             raise ArgumentError(f"this process does not train, because it {why}")
@@ -121,18 +111,9 @@ class Group:
         load: str | PathLike[str] | None = None,
         log: str | PathLike[str] | None = None,
     ) -> None:
-        """Serve until the workers have ended, or SIGTERM asks this process to end.
-
-        Args:
-            make_storage: makes the storage of a collection when a worker registers it.
-            save: the path of checkpoints; None to write none.
-            save_every: seconds between two checkpoints.
-            load: the path of the checkpoint to begin with; by default `save`, if there is one.
-            log: the path of a log of pushes; None to write none.
-
-        Raises:
-            ArgumentError: this process is a worker, or has served already.
-        """
+        """Serve until the workers have ended, or SIGTERM asks this process to end."""
+        # `save`, `load` and `log` are paths as in `serve`; `save_every` is in seconds. The call
+        # raises ArgumentError if this process is a worker, or has served already.
         if self._store is None:
             why = "has served already" if self.serves else "is a worker: train with a replica"
             raise ArgumentError(f"this process cannot serve, because it {why}")
@@ -191,11 +172,7 @@ class Group:
 
 
 def environment_of_this_process() -> WorkerEnvironment:
-    """Return what the launcher says of this process.
-
-    Raises:
-        BootstrapError: the job has no servers, or a variable cannot be used.
-    """
+    """Return what the launcher says of this process; BootstrapError if it has no servers."""
     return detect(with_servers=True)
 
 

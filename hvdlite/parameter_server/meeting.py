@@ -26,12 +26,9 @@ def publish(client: StoreClient, index: int, endpoint: Endpoint) -> None:
 
 
 def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
-    """Connect a worker to all servers, and wait for those that do not listen yet.
-
-    Raises:
-        BootstrapError: a server did not publish its address in time, cannot be reached, or has
-            ended.
-    """
+    """Connect a worker to all servers, and wait for those that do not listen yet."""
+    # The call raises BootstrapError if a server did not publish its address in time, cannot be
+    # reached, or has ended.
     assert worker.rendezvous is not None
     deadline = Deadline(worker.start_timeout)
     links: list[Link] = []

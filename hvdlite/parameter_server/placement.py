@@ -20,28 +20,19 @@ from hvdlite.parameter_server.tensors import TensorSpec
 # Vector instructions may round the last elements of a tensor otherwise than those before them. So
 # parts consist of whole vectors, and are updated to the same bits as the whole tensor.
 _VECTOR_ELEMENTS = 64
-_LEAST_SPLIT_BYTES = 256 << 10  # smaller tensors are not worth more than one server
+_LEAST_SPLIT_BYTES = 256 << 10  # Smaller tensors are not worth more than one server.
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one tensor that one server holds.
+    """Rows of one tensor that one server holds."""
 
-    Attributes:
-        tensor: the index of the tensor in its collection.
-        spec: the whole tensor.
-        server: the index of the server.
-        first: the first of the rows.
-        rows: their number; all rows of the tensor if it is not split.
-        servers: how many servers the collection is placed on.
-    """
-
-    tensor: int
-    spec: TensorSpec
-    server: int
-    first: int
-    rows: int
-    servers: int
+    tensor: int  # This is the index of the tensor in its collection.
+    spec: TensorSpec  # It describes the whole tensor.
+    server: int  # This is the index of the server.
+    first: int  # The rows begin with this one.
+    rows: int  # A tensor that is not split has all its rows here.
+    servers: int  # The collection is placed on so many servers.
 
     @property
     def nbytes(self) -> int:
@@ -55,14 +46,9 @@ class Part:
 
 
 def place(specs: Sequence[TensorSpec], servers: int) -> list[Part]:
-    """Place the tensors of a collection.
-
-    A tensor is split evenly over all servers if it has more than half of a server's even share of
-    the bytes, and at least 256 KiB.
-
-    Returns:
-        The parts, in the order of tensors, and of rows within a tensor.
-    """
+    """Place the tensors of a collection; the parts stand in the order of tensors and rows."""
+    # A tensor is split evenly over all servers if it has more than half of a server's even share of
+    # the bytes, and at least 256 KiB.
     share = sum(one.nbytes for one in specs) / servers
     load = [0] * servers
     parts: list[list[Part]] = [[] for _ in specs]

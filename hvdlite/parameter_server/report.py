@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_RECENT = 64  # pushes over which a rate is measured
+_RECENT = 64  # A rate is measured over so many pushes.
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,7 @@ from hvdlite.parameter_server.tensors import difference
 
 
 class Saving:
-    """The checkpoints of one server.
-
-    Attributes:
-        number: of the last checkpoint, counted over all jobs that trained this model; 0 for none.
-        file: the name of this server's file; None if it writes none.
-    """
+    """The checkpoints of one server."""
 
     def __init__(
         self,
@@ -29,18 +24,9 @@ class Saving:
         every: float = 60.0,
         load: str | None = None,
     ) -> None:
-        """Find the checkpoint to begin with.
-
-        Args:
-            server: the index of the server.
-            servers: their number.
-            save: the path of the checkpoints; None to write none.
-            every: seconds between two of them.
-            load: the path of the checkpoint to begin with; by default `save`, if there is one.
-
-        Raises:
-            ArgumentError: `every` is not a number of seconds, or there is no checkpoint in `load`.
-        """
+        """Find the checkpoint to begin with: that of `load`, or else of `save`, if there is one."""
+        # `every` is in seconds; without a path `save`, no checkpoints are written. The call raises
+        # ArgumentError if there is no checkpoint in `load`.
         if not every > 0:
             raise ArgumentError(f"save_every={every!r} is not a number of seconds above 0")
         self._server, self._servers = server, servers
@@ -48,6 +34,7 @@ class Saving:
         self._every = every
         self._begun = _begin_with(save, load)
         self._generation = 0 if self._begun is None else self._begun.generation + 1
+        # The number of the last checkpoint counts those of all jobs that trained this model.
         self.number = 0 if self._begun is None else self._begun.number
         self.file = None if save is None else checkpoint.file_of(save, server, servers)
         self._versions: list[int] = []
@@ -69,13 +56,8 @@ class Saving:
             self._save()
 
     def restore(self, collection: Collection) -> None:
-        """Set a collection to what the checkpoint has of it; new collections stay as they are.
-
-        Raises:
-            MismatchError: the checkpoint has other tensors under this name.
-            ArgumentError: the files lack rows.
-            HvdliteError: a file cannot be read.
-        """
+        """Set a collection to what the checkpoint has of it; new collections stay as they are."""
+        # The call raises ArgumentError if the files lack rows.
         begun, name = self._begun, collection.name
         specs = None if begun is None else begun.specs(name)
         if begun is None or specs is None:

@@ -29,15 +29,14 @@ from hvdlite.rendezvous.handshake import EPOCHS, Job, Role, ServerHandshake
 
 _TICK_SECONDS = 0.25
 _MAX_COLLECTIONS = 256
-_ROOM = 1024  # handshakes at once
-_LINGER_SECONDS = 3.0  # for the successor of a worker that died, when no other worker is left
+_ROOM = 1024  # So many handshakes may run at once.
+_LINGER_SECONDS = 3.0  # For so long a dead worker's successor may come.
 
 
 class Server:
-    """One parameter server; `run` serves until the workers have ended.
+    """One parameter server; `run` serves until the workers have ended."""
 
-    `_lock` guards the collections, the sessions and the counts.
-    """
+    # `_lock` guards the collections, the sessions and the counts.
 
     def __init__(
         self,
@@ -51,19 +50,11 @@ class Server:
         log: Callable[[dict[str, Any]], None] | None = None,
         patience: float = 60.0,
     ) -> None:
-        """Make a server.
-
-        Args:
-            index: the number of this server.
-            servers: how many there are.
-            workers: how many workers the job begins with.
-            job: whose workers may connect.
-            listeners: where they connect; the server owns them.
-            make_storage: makes the storage of a collection when a worker registers it.
-            saving: writes and reads checkpoints; by default there are none.
-            log: is told each push and each pull that has a bound, from several threads.
-            patience: seconds to wait for workers that have never come, when there are no others.
-        """
+        """Make a server, which owns the listeners; only workers of `job` may connect."""
+        # The job begins with so many `workers`. `make_storage` makes the storage of a collection
+        # when a worker registers it. By default there are no checkpoints. Several threads tell
+        # `log` each push and each pull that has a bound. Where no workers are left, the server
+        # waits `patience` seconds for those that have never come.
         self.index = index
         self._saving = saving or Saving(index, servers)
         self._servers = servers
@@ -81,8 +72,8 @@ class Server:
         self._collections: list[Collection] = []
         self._sessions: dict[Session, threading.Thread] = {}
         self._came: set[int] = set()
-        self._gone_at = 0.0  # when the last session ended
-        self._died = False  # whether a worker has ended without a goodbye
+        self._gone_at = 0.0  # The last session ended at this time.
+        self._died = False  # It is set when a worker has ended without a goodbye.
         self._stopping = threading.Event()
         forked.leave_to_parent(self)
 
@@ -120,12 +111,9 @@ class Server:
             return [one for one in self._collections if one.filled]
 
     def open(self, name: str, specs: Sequence[TensorSpec], worker: int) -> Collection:
-        """Return the collection of this name; the first worker that registers it makes it.
-
-        Raises:
-            MismatchError: another worker has registered other tensors under this name.
-            ArgumentError: the storage cannot be made.
-        """
+        """Return the collection of this name; the first worker that registers it makes it."""
+        # The call raises MismatchError if another worker has registered other tensors under this
+        # name, and ArgumentError if the storage cannot be made.
         with self._lock:
             for one in self._collections:
                 if one.name == name:

@@ -39,8 +39,9 @@ from hvdlite.parameter_server.wire import (
     send,
 )
 
-_SIGN_OF_LIFE_SECONDS = 1.0  # between two WAIT answers
-_DRAIN_SECONDS = 5.0  # for a worker to finish sending before it reads why it was refused
+_SIGN_OF_LIFE_SECONDS = 1.0  # Two WAIT answers are so far apart.
+# A refused worker may finish sending for so long, before it reads why.
+_DRAIN_SECONDS = 5.0
 
 
 class Owner(Protocol):
@@ -146,11 +147,7 @@ class Session:
                 pass
 
     def _look_alive(self) -> None:
-        """Find out whether the worker has gone, and show it that this server has not.
-
-        Raises:
-            HungUpError: the worker has gone.
-        """
+        """Show the worker that this server lives; raise HungUpError if the worker has gone."""
         with contextlib.suppress(BlockingIOError):
             if not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                 raise HungUpError("the worker closed the connection")

@@ -12,37 +12,24 @@ from hvdlite.parameter_server.placement import Part
 
 
 class Gradient(NamedTuple):
-    """The gradient of one part, as a worker has sent it.
+    """The gradient of one part, as a worker has sent it."""
 
-    Attributes:
-        part: the index of the part in the storage.
-        values: its bytes, C-contiguous.
-        rows: the numbers of the rows, in the whole tensor and as signed 64-bit integers, to which
-            the values belong; None if the gradient is dense. No number comes twice.
-    """
-
-    part: int
-    values: memoryview
+    part: int  # This is the index of the part in the storage.
+    values: memoryview  # The bytes are C-contiguous.
+    # The values belong to these rows of the whole tensor, as signed 64-bit integers, each once; a
+    # dense gradient has None.
     rows: memoryview | None = None
 
 
 class Slot(NamedTuple):
-    """A copy of something that a checkpoint has of one part.
+    """A copy of something that a checkpoint has of one part."""
 
-    Attributes:
-        part: the index of the part in the storage.
-        name: "" for the values; else the name of a state of the optimizer.
-        dtype: the name of the dtype of the adapter's framework.
-        shape: the shape of the copy.
-        by_rows: whether row i of the copy belongs to row i of the part; else it is one value for
-            the whole part, such as a number of steps.
-        data: the bytes.
-    """
-
-    part: int
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    part: int  # This is the index of the part in the storage.
+    name: str  # The values have the name ""; else it names a state of the optimizer.
+    dtype: str  # The adapter's framework calls the dtype so.
+    shape: tuple[int, ...]  # The copy has this shape.
+    # Row i of the copy belongs to row i of the part; else the copy is one value for the whole part,
+    # such as a number of steps.
     by_rows: bool
     data: memoryview
 
@@ -54,21 +41,14 @@ class Storage(Protocol):
         """Copy the values of a part."""
 
     def read_rows(self, part: int, rows: memoryview, into: memoryview) -> None:
-        """Copy rows of a part; `rows` has their numbers in the whole tensor.
-
-        Raises:
-            ArgumentError: the part does not have one of these rows.
-        """
+        """Copy rows by their numbers in the whole tensor; ArgumentError if one is not here."""
 
     def write(self, part: int, values: memoryview) -> None:
         """Set the values of a part."""
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Apply the gradients of one push; parts without a gradient stay as they are.
-
-        Raises:
-            ArgumentError: they cannot be applied, and nothing has changed.
-        """
+        """Apply the gradients of one push; parts without a gradient stay as they are."""
+        # If they cannot be applied, it raises ArgumentError, and nothing has changed.
 
     def slots(self) -> Iterator[Slot]:
         """Copy all that a checkpoint needs, one by one."""
@@ -79,5 +59,5 @@ class Storage(Protocol):
         """Set what `slots` has copied, of the same part or put together from others."""
 
 
-# Makes the storage of the parts that one server holds of a collection; the name is for messages.
+# This makes the storage of the parts that one server holds of a collection; messages have the name.
 MakeStorage = Callable[[str, Sequence[Part]], Storage]

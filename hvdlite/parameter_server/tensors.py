@@ -24,30 +24,20 @@ _MAX_ELEMENTS = 1 << 48
 
 @dataclass(frozen=True)
 class Filling:
-    """How servers fill a tensor that is too large for a worker: normally distributed values.
+    """How servers fill a tensor that is too large for a worker: normally distributed values."""
 
-    Attributes:
-        std: the standard deviation; 0 for zeros.
-        seed: the values depend on it alone, not on the number of servers.
-    """
-
-    std: float
-    seed: int
+    std: float  # The standard deviation is 0 for zeros.
+    seed: int  # The values depend on it alone, not on the number of servers.
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a collection.
-
-    Attributes:
-        dtype: a key of `ITEM_BYTES`.
-        filling: how servers fill it; None if the first worker sends the values.
-    """
+    """One tensor of a collection."""
 
     name: str
-    dtype: str
+    dtype: str  # It is a key of `ITEM_BYTES`.
     shape: tuple[int, ...]
-    filling: Filling | None = None
+    filling: Filling | None = None  # None means that the first worker sends the values.
 
     @property
     def rows(self) -> int:
@@ -78,11 +68,7 @@ def encode(specs: Sequence[TensorSpec]) -> list[Any]:
 
 
 def decode(said: Any) -> list[TensorSpec]:
-    """Read what `encode` returned, in another process.
-
-    Raises:
-        ValueError: the value cannot describe tensors; the message says why.
-    """
+    """Read what `encode` returned, in another process; raise ValueError if it is something else."""
     if not isinstance(said, list) or not 0 < len(said) <= MAX_TENSORS:
         raise ValueError("a collection needs a list of at least one tensor")
     specs = [_decode_one(one) for one in said]
@@ -113,12 +99,7 @@ def _decode_one(said: Any) -> TensorSpec:
 
 
 def difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
-    """Say how two lists of tensors differ, for a message; None if they are equal.
-
-    Example:
-        >>> difference([TensorSpec("w", "float32", (2,))], [TensorSpec("w", "float32", (3,))])
-        "tensor 'w' is float32[2] here and float32[3] there"
-    """
+    """Say how two lists of tensors differ, for a message; None if they are equal."""
     there = {one.name: one for one in theirs}
     here = {one.name for one in ours}
     for one in ours:

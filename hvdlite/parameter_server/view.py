@@ -11,18 +11,13 @@ from hvdlite.parameter_server.report import Report
 
 
 class Watched:
-    """Stands where ranks have an engine: the live view asks it once a second.
+    """Stands where ranks have an engine: the live view asks it once a second."""
 
-    Its figures are shown among the values of `hvd.observe`. It has no steps of its own, since
-    workers do not step together.
-    """
+    # Its figures are shown among the values of `hvd.observe`. It has no steps of its own, since
+    # workers do not step together.
 
     def __init__(self, figures: Callable[[], Mapping[str, float]] = dict) -> None:
-        """Make it.
-
-        Args:
-            figures: returns the last values, by name; any thread may call it.
-        """
+        # Any thread may call `figures`, which returns the last values by name.
         self._figures = figures
         self._began = time.monotonic()
 
@@ -42,12 +37,7 @@ class Watched:
 
 
 def figures_of(report: Report) -> dict[str, float]:
-    """Sum up what one server says of its workers, for the live view.
-
-    Example:
-        >>> figures_of(Report([]))["workers"]
-        0
-    """
+    """Sum up what one server says of its workers, for the live view."""
     workers = [one for server in report.servers for one in server.workers.values()]
     return {
         "workers": len(

@@ -24,9 +24,9 @@ _FRAME = struct.Struct("<BBHIqQQ")
 _ENTRY = struct.Struct("<IIQ")
 ENTRY_BYTES = _ENTRY.size
 ROW_NUMBER_BYTES = 8
-MAX_TEXT_BYTES = 64 << 20  # of a body that is text
+MAX_TEXT_BYTES = 64 << 20  # A body that is text has at most so many.
 _KEEPALIVE_SECONDS = 5
-_AT_ONCE = 512  # pieces of memory per system call; the kernel takes at most 1024
+_AT_ONCE = 512  # A system call takes so many pieces of memory; the kernel allows 1024.
 
 
 class Operation(enum.IntEnum):
@@ -44,8 +44,8 @@ class Status(enum.IntEnum):
     """The first byte of an answer."""
 
     DONE = 0
-    WAIT = 1  # the server is alive, and the answer follows later
-    FILL_IN = 2  # the worker is to send the values
+    WAIT = 1  # The server is alive, and the answer follows later.
+    FILL_IN = 2  # The worker is to send the values.
     MISMATCH = 3
     REFUSED = 4
     FAILED = 5
@@ -59,23 +59,16 @@ class Layout(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """The header of a request or an answer.
+    """The header of a request or an answer."""
 
-    Attributes:
-        kind: an `Operation` or a `Status`.
-        collection: the number of the collection on this server.
-        clock: the clock of the worker; in an answer, the number of the server's last checkpoint.
-        version: the version of the values that the worker has, or gets. In a PULL the bound of
-            staleness plus 1; 0 without a bound.
-        body: the number of bytes that follow.
-    """
-
-    kind: int
-    collection: int = 0
+    kind: int  # It is an `Operation` or a `Status`.
+    collection: int = 0  # The collection has this number on this server.
     entries: int = 0
-    clock: int = 0
+    clock: int = 0  # It is the worker's; an answer has the number of the server's last checkpoint.
+    # The worker has, or gets, values of this version. A PULL has the bound of staleness plus 1; 0
+    # sets no bound.
     version: int = 0
-    body: int = 0
+    body: int = 0  # So many bytes follow.
 
     def pack(self) -> bytes:
         """Return the bytes of the header."""
@@ -84,16 +77,11 @@ class Frame(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a body has of one part.
+    """What a body has of one part."""
 
-    Attributes:
-        part: the index of the part among those of the server in this collection.
-        rows: how many row numbers there are; 0 if dense.
-    """
-
-    part: int
+    part: int  # This is its index among the server's parts of this collection.
     layout: int = Layout.DENSE
-    rows: int = 0
+    rows: int = 0  # So many row numbers follow; a dense gradient has none.
 
     def pack(self) -> bytes:
         """Return the bytes of the entry."""
@@ -118,11 +106,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def send(connection: socket.socket, pieces: Iterable[bytes | memoryview]) -> int:
-    """Send all pieces of memory, and return the number of bytes.
-
-    Raises:
-        OSError: the connection has ended.
-    """
+    """Send all pieces of memory, and return the number of bytes."""
     total = 0
     rest = iter(pieces)
     while some := list(itertools.islice(rest, _AT_ONCE)):
@@ -135,12 +119,7 @@ def send(connection: socket.socket, pieces: Iterable[bytes | memoryview]) -> int
 
 
 def receive(connection: socket.socket, pieces: Iterable[memoryview]) -> int:
-    """Fill all pieces of memory, and return the number of bytes.
-
-    Raises:
-        HungUpError: the connection has ended.
-        OSError: the connection has failed.
-    """
+    """Fill all pieces of memory, and return the number of bytes; HungUpError at the end."""
     total = 0
     rest = iter(pieces)
     while some := list(itertools.islice(rest, _AT_ONCE)):

@@ -29,27 +29,16 @@ _TIME = '{"ts":'
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a part, which stands in its first lines.
-
-    Attributes:
-        rank: the rank that writes the part.
-        size: how many ranks the world has.
-        host: the name of the rank's host.
-        pid: the rank's process id.
-        target: the merged file, as an absolute path.
-        started: when the part began, in nanoseconds of the rank's monotonic clock.
-        offset: nanoseconds to add to the rank's clock to get rank 0's clock.
-        error: the largest error of `offset`, in nanoseconds.
-    """
+    """The description of a part, which stands in its first lines."""
 
     rank: int
     size: int
     host: str
     pid: int
-    target: str
-    started: int
-    offset: int
-    error: int
+    target: str  # The merged file has this absolute path.
+    started: int  # The part began at this nanosecond of the rank's monotonic clock.
+    offset: int  # The rank's clock plus so many nanoseconds is rank 0's clock.
+    error: int  # The largest error of `offset` is in nanoseconds.
 
 
 def opening_lines(header: Header) -> Iterator[str]:
@@ -67,17 +56,12 @@ def opening_lines(header: Header) -> Iterator[str]:
 
 @dataclass
 class _Source:
-    """A part that is being merged.
-
-    Attributes:
-        complete: whether the part has its last line, once `lines` has read it.
-        dropped: how many events the rank dropped because its ring was full.
-    """
+    """A part that is being merged."""
 
     path: Path
     header: Header
-    complete: bool = False
-    dropped: int = 0
+    complete: bool = False  # `lines` sets it if the part has its last line.
+    dropped: int = 0  # The rank dropped so many events because its ring was full.
 
     def lines(self, origin: int) -> Iterator[str]:
         """Give the events, with times on rank 0's clock that count from `origin` (nanoseconds)."""
@@ -114,12 +98,7 @@ def _moved(event: str, shift: int) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a part.
-
-    Raises:
-        ArgumentError: the file is not a part of a timeline.
-        OSError: the file cannot be read.
-    """
+    """Read the header of a part; raise ArgumentError if the file is not one."""
     with open(path, encoding="utf-8", errors="replace") as file:
         file.readline()
         line = file.readline()
@@ -133,14 +112,9 @@ def read_header(path: Path) -> Header:
 
 
 def merge(parts: Sequence[Path], target: Path) -> None:
-    """Merge the parts of several ranks into the file `target`; a part may end early.
-
-    `target` is replaced in one step, so it is never incomplete.
-
-    Raises:
-        ArgumentError: one of the files is not a part of a timeline.
-        OSError: a file cannot be read or written.
-    """
+    """Merge the parts of several ranks into the file `target`; a part may end early."""
+    # `target` is replaced in one step, so it is never incomplete. A file that is not a part raises
+    # ArgumentError.
     sources = [_Source(path, read_header(path)) for path in parts]
     sources.sort(key=lambda source: source.header.rank)
     origin = min(source.header.started + source.header.offset for source in sources)
@@ -172,11 +146,7 @@ def _write_merged(file: IO[str], sources: Sequence[_Source], origin: int) -> Non
 
 
 def merge_session(folder: Path) -> None:
-    """Merge the parts in one session's folder into their target, and remove the folder.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
+    """Merge the parts in one session's folder into their target, and remove the folder."""
     parts = sorted(folder.glob("rank.*"))
     if parts:
         merge(parts, Path(read_header(parts[0]).target))
@@ -186,18 +156,14 @@ def merge_session(folder: Path) -> None:
 
 
 def merge_leftovers(folder: Path) -> None:
-    """Merge every session below `folder` that can be; the job that wrote them must be over.
-
-    Raises:
-        ArgumentError: a part has no header.
-        OSError: a file cannot be read or written.
-    """
+    """Merge every session below `folder` that can be; the job that wrote them must be over."""
     errors: list[OSError | ArgumentError] = []
     for session in sorted(folder.glob("*")):
         try:
             merge_session(session)
         except (OSError, ArgumentError) as error:
             errors.append(error)
+    # The first OSError, or ArgumentError for a part without a header, is raised at the end.
     if errors:
         raise errors[0]
 

@@ -26,7 +26,8 @@ from hvdlite.timeline.merge import Header, merge_session, opening_lines
 
 Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]
 
-_sessions = 0  # how many this process has begun; equal on all ranks, as each begins the same ones
+# This process has begun so many, as has every other rank, since each begins the same ones.
+_sessions = 0
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,9 @@ class Part:
 
 
 class Recorder:
-    """Begins and ends this rank's parts of one world's timelines, one at a time.
+    """Begins and ends this rank's parts of one world's timelines, one at a time."""
 
-    It is not thread-safe: `hvdlite.basics` calls it under its lock.
-    """
+    # It is not thread-safe: `hvdlite.basics` calls it under its lock.
 
     def __init__(
         self,
@@ -56,18 +56,12 @@ class Recorder:
         folder: Path | None,
         epoch: int | None = None,
     ) -> None:
-        """Make a recorder; nothing is written yet.
-
-        Args:
-            rank: this rank.
-            host_of: by rank, the index of its host.
-            clock: the offset of this host's clock to rank 0's.
-            job_id: distinguishes the parts of this job from those that another job left.
-            folder: the folder whose parts hvdlite-run merges; None without hvdlite-run.
-            epoch: the number of the world in an elastic job, whose workers have not begun equally
-                many sessions; None in other jobs.
-        """
-        self.target: Path | None = None  # the file that the user has named, while a part is written
+        """Make a recorder; nothing is written yet."""
+        # `host_of` has, by rank, the index of its host, and `clock` is the offset of this host's
+        # clock to rank 0's. `job_id` distinguishes the parts of this job from those that another
+        # job left. hvdlite-run merges the parts in `folder`, which is None without hvdlite-run.
+        # `epoch` is None outside elastic jobs, whose workers have not begun equally many sessions.
+        self.target: Path | None = None  # The user has named it; None while no part is written.
         self._epoch = epoch
         self._rank = rank
         self._size = len(host_of)
@@ -79,32 +73,19 @@ class Recorder:
         self._process = os.getpid()
 
     def begin_by_knob(self, path: str) -> int:
-        """Begin this rank's part if the knob `timeline` names a file.
-
-        A later world of this process gets a file of its own: the number of sessions so far stands
-        before the suffix of its name.
-
-        Returns:
-            The descriptor for the events, as `begin` does; -1 if the knob names no file.
-
-        Raises:
-            ArgumentError: `path` cannot be written.
-        """
+        """Begin this rank's part if the knob `timeline` names a file; otherwise return -1."""
         # Horovod's scripts set "DYNAMIC" to allow start_timeline(), which is always allowed here.
         if path in ("", "DYNAMIC"):
             return -1
         target = Path(path)
+        # A later world of this process gets a file of its own: the number of sessions so far stands
+        # before the suffix of its name.
         if _sessions > 0 and self._epoch is None:
             target = target.with_stem(f"{target.stem}.{_sessions}")
         return self.begin(target)
 
     def begin(self, path: str | Path) -> int:
-        """Begin this rank's part; return the descriptor for its events, which the caller owns.
-
-        Raises:
-            ArgumentError: a timeline is being written already, or `path` cannot be written.
-            ForkedError: this is a child of fork(), in which the world does not exist.
-        """
+        """Begin this rank's part; return the descriptor for its events, which the caller owns."""
         global _sessions
         if os.getpid() != self._process:
             raise ForkedError("a timeline is for the process that called hvd.init(), not its child")
@@ -155,20 +136,13 @@ class Recorder:
         return part
 
     def end(self, gather: Gather | None) -> None:
-        """Complete this rank's part, and merge the session if this was its last part.
-
-        Without a part this does nothing, and neither in a child of fork(), whose parent writes the
-        part. If the ranks span several hosts, every rank must call it.
-
-        Args:
-            gather: an allgather for several hosts: it takes the bytes of this rank and the name of
-                the collective, and returns the bytes of all ranks. None if the world is over: then
-                the parts stay in their folders.
-
-        Raises:
-            OSError: a file cannot be written.
-            Exception: whatever `gather` raises; the part stays in its folder.
-        """
+        """Complete this rank's part, and merge the session if this was its last part."""
+        # Without a part this does nothing, and neither in a child of fork(), whose parent writes
+        # the part. If the ranks span several hosts, every rank must call it. `gather` is an
+        # allgather for several hosts: it takes the bytes of this rank and the name of the
+        # collective, and returns the bytes of all ranks. It is None if the world is over: then the
+        # parts stay in their folders. If it raises, or a file cannot be written, the part stays,
+        # too.
         part = self._take_part()
         if part is None or os.getpid() != self._process:
             return

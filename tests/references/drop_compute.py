@@ -17,16 +17,9 @@ def train(
     loss_of: Callable[[nn.Module, Any], torch.Tensor],
     weigh: Callable[[Any], float] = lambda micro: 1.0,
 ) -> None:
-    """Train as the ranks did.
-
-    Args:
-        model: the parameters at the start.
-        optimizer: a plain one.
-        data: for each rank, its micro-batches.
-        record: for each rank, the number of micro-batches that it did in each step.
-        loss_of: the mean loss of a micro-batch; with `weigh`, the sum.
-        weigh: the samples of a micro-batch.
-    """
+    """Train as the ranks did: `record` has the micro-batches that each rank did in each step."""
+    # `optimizer` is a plain one. `loss_of` gives the mean loss of a micro-batch; with `weigh`,
+    # which gives its samples, the sum.
     for done in zip(*record, strict=True):
         optimizer.zero_grad()
         micros = [next(data[rank]) for rank, count in enumerate(done) for _ in range(count)]

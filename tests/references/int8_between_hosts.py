@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 BLOCK = 256
-_LEAST = np.float32(2.0**-119)  # a block of smaller magnitudes is zeros
+_LEAST = np.float32(2.0**-119)  # A block of smaller magnitudes is zeros.
 
 
 def unpacked(numbers: Any) -> Any:
@@ -34,15 +34,9 @@ def allreduce(
     postscale: float = 1.0,
     shares: Sequence[float] | None = None,
 ) -> Any:
-    """Reduce the ranks' float32 arrays.
-
-    Args:
-        tensors: one for each rank, of the same shape.
-        hosts: by rank, the number of its host; the first rank of each is on a host of its own.
-        average: divide the sum by the number of ranks.
-        postscale: multiplies the result.
-        shares: of the ranks in a weighted average; then `average` is False.
-    """
+    """Reduce the ranks' float32 arrays, which have the same shape."""
+    # `hosts` has, by rank, the number of its host; the first rank of each is on a host of its own.
+    # In a weighted average the ranks have `shares`, and `average` is False.
     parts: dict[int, Any] = {}
     for rank, (tensor, host) in enumerate(zip(tensors, hosts, strict=True)):
         flat = tensor.reshape(-1) * np.float32(1 if shares is None else shares[rank])

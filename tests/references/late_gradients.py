@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-Record = Sequence[Sequence[tuple[int, int]]]  # by step: rank, and the step of the gradient
+Record = Sequence[Sequence[tuple[int, int]]]  # Each step has (rank, step of the gradient).
 
 
 def train(
@@ -22,17 +22,11 @@ def train(
     loss_of: Callable[[Any, int, int], torch.Tensor],
     weight_of: Callable[[int, int], float] = lambda rank, step: 1.0,
 ) -> None:
-    """Train as the ranks did.
-
-    Args:
-        model: the parameters at the start.
-        optimizer: a plain one.
-        record: for each step, the gradients that were in it; in no step one of a later step.
-        loss_of: of the model, a rank and a step.
-        weight_of: the weight of a rank's gradient of a step.
-    """
+    """Train as the ranks did: `record` has the gradients of each step, none from a later step."""
+    # `optimizer` is a plain one. `loss_of` takes the model, a rank and a step, and `weight_of`
+    # gives the weight of a rank's gradient of a step.
     params = list(model.parameters())
-    history: list[list[torch.Tensor]] = []  # parameters at the beginning of each step
+    history: list[list[torch.Tensor]] = []  # Each step begins with these parameters.
 
     def put(values: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():

@@ -31,7 +31,8 @@ def train(
     replicas = [list(model.parameters()) for model in models]
     anchors = [param.detach().clone() for param in replicas[0]]
     momenta = [torch.zeros_like(anchor) for anchor in anchors]
-    flights: list[tuple[int, int, torch.Tensor]] = []  # step in which it is due, parameter, d
+    # An item has the step in which it is due, the parameter, and d.
+    flights: list[tuple[int, int, torch.Tensor]] = []
 
     def land(now: int) -> None:
         for flight in [one for one in flights if one[0] == now]:

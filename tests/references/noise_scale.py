@@ -8,13 +8,9 @@ import torch
 
 
 def noise_scale(steps: Sequence[torch.Tensor], batch_size: int, decay: float) -> float:
-    """Return the estimate after the last step.
-
-    Args:
-        steps: for each measured step, the gradients of the ranks [ranks, elements].
-        batch_size: the samples of one rank.
-        decay: of the two means.
-    """
+    """Return the estimate after the last step; `decay` is that of the two means."""
+    # For each measured step, `steps` has the gradients of the ranks [ranks, elements]. `batch_size`
+    # counts the samples of one rank.
     noises, signals, weights = [], [], []
     for age, gradients in enumerate(reversed(steps)):
         small, large = batch_size, batch_size * len(gradients)

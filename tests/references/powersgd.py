@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-Loss = Callable[[Any, int, int], torch.Tensor]  # of the model, in a step, on a rank
+Loss = Callable[[Any, int, int], torch.Tensor]  # The model has it in a step, on a rank.
 
 
 def train(

@@ -16,16 +16,9 @@ def train(
     steps: Iterable[int],
     norm: float | None = None,
 ) -> None:
-    """Step with the mean of the ranks' gradients.
-
-    Args:
-        model: trained in place.
-        optimizer: a plain one, of all parameters of the model.
-        loss_of: returns the loss of a rank's batch in a step.
-        ranks: how many ranks there are.
-        steps: the numbers of the steps.
-        norm: the gradient is clipped to this norm, if given.
-    """
+    """Step with the mean of the ranks' gradients, clipped to `norm` if it is given."""
+    # The model is trained in place. `optimizer` is a plain one of all its parameters, and `loss_of`
+    # returns the loss of a rank's batch in a step.
     for step in steps:
         sums: dict[torch.Tensor, torch.Tensor] = {}
         for rank in range(ranks):

@@ -29,3 +29,20 @@ def load() -> Any:
 )
 def test_phrases_that_the_style_page_rules_out(text: str, lines: list[int]) -> None:
     assert [line for line, _, _ in load().phrases_in(text)] == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("epoch = 0  # of the last world", [1]),
+        ("x = 1\n# by rank, its host\ny = 2", [2]),
+        ("# A rank takes the number\n# of its worker.", []),
+        ("x = 1  # It has a number.\n# of its worker", [2]),
+        ("x = '# of a text'", []),
+        ("x = None  # None: the whole world", [1]),
+        ("x = 1  # Likewise for rank 0.", [1]),
+        ("x = 1  # of", [1]),
+    ],
+)
+def test_comments_of_python_that_are_not_sentences(text: str, lines: list[int]) -> None:
+    assert [line for line, _, _ in load().python_fragments_in(text)] == lines

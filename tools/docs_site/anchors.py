@@ -10,14 +10,6 @@ _CODE = re.compile(r"(HVD\d+)\b")
 
 
 def slug_of(title: str) -> str:
-    """Return a heading's anchor: that of git hosts, but for a message its code alone.
-
-    Args:
-        title: the text of the heading.
-
-    Example:
-        >>> slug_of("HVD012: `has the wrong shape`")
-        'hvd012'
-    """
+    """Return a heading's anchor: that of git hosts, but for a message its code alone."""
     code = _CODE.match(title)
     return code[1].lower() if code else github_slugify(title)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-sys.path.insert(0, str(_HERE.parent))  # for docs_site.anchors
+sys.path.insert(0, str(_HERE.parent))  # Sphinx imports docs_site.anchors.
 _VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 _SETTINGS = (_HERE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
 

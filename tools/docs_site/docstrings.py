@@ -50,12 +50,7 @@ def _blocks(section: str) -> Iterator[str]:
 
 
 def parse(docstring: str) -> Docstring:
-    """Split a docstring into its text and its sections.
-
-    Example:
-        >>> parse("Send it.\\n\\nArgs:\\n    tensor: any shape.").items("Args")
-        {'tensor': 'any shape.'}
-    """
+    """Split a docstring into its text and its sections."""
     text: list[str] = []
     sections: dict[str, list[str]] = {}
     into = text
@@ -64,7 +59,7 @@ def parse(docstring: str) -> Docstring:
         if match is not None:
             into = sections.setdefault(match[1], [])
         elif into is not text and line and not line.startswith(" "):
-            into = text  # prose after a section
+            into = text  # This is prose after a section.
             text.append(line)
         else:
             into.append(line)
@@ -81,12 +76,8 @@ def referring(code: str, target: str) -> str:
 
 
 def linked(text: str, link: Link) -> str:
-    """Make links of the names of pages and of the public names in a text.
-
-    Args:
-        text: Markdown.
-        link: returns the full name of what a code span names, or None.
-    """
+    """Make links of the names of pages and of the public names in a text of Markdown."""
+    # `link` returns the full name of what a code span names, or None.
 
     def name(match: re.Match[str]) -> str:
         target = link(match[1])

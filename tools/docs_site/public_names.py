@@ -95,13 +95,9 @@ class Public:
         return None
 
     def members(self, documented: Container[str] = ()) -> Iterator[Public]:
-        """Give the methods and properties of a class that do not begin with an underscore.
-
-        Those that it inherits follow, if the sources of hvdlite define them.
-
-        Args:
-            documented: paths of bases whose members, also inherited ones, are left out.
-        """
+        """Give the methods and properties of a class that do not begin with an underscore."""
+        # Those that it inherits follow, if the sources of hvdlite define them. Members of the bases
+        # whose paths are `documented`, also inherited ones, are left out.
         seen: set[str] = set()
         for one in self.lineage(documented):
             for node in one.node.body if isinstance(one.node, ast.ClassDef) else ():
@@ -129,11 +125,7 @@ class Public:
 
 
 def file_of(module: str) -> Path:
-    """Return the file of a module.
-
-    Raises:
-        NotFoundError: there is no such module.
-    """
+    """Return the file of a module; raise NotFoundError if there is none."""
     path = ROOT / module.replace(".", "/")
     for file in (path / "__init__.py", path.with_suffix(".py")):
         if file.is_file():
@@ -188,11 +180,8 @@ def _module_called(module: str, name: str) -> str:
 
 @cache
 def find(module: str, name: str) -> Public | None:
-    """Find the definition of a public name; None if the name is that of a module.
-
-    Raises:
-        NotFoundError: the sources define no such name.
-    """
+    """Find the definition of a public name; None if the name is that of a module."""
+    # If the sources define no such name, NotFoundError is raised.
     late = LATE.get(f"{module}.{name}")
     if late is not None:
         return find(*late.rsplit(".", 1))

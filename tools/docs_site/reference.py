@@ -49,14 +49,7 @@ def entries_of(page: str) -> Iterator[Entry]:
 
 
 class Reference:
-    """Knows as what each public definition is in the reference.
-
-    Args:
-        pages: the texts of the pages.
-
-    Raises:
-        NotFoundError: a page lists a name that the sources do not define.
-    """
+    """Knows as what each public definition is in the reference, from the texts of its pages."""
 
     def __init__(self, pages: Iterable[str]) -> None:
         self._shown_as: dict[str, str] = {}
@@ -75,12 +68,8 @@ class Reference:
         return FENCE.sub(replaced, page)
 
     def target(self, module: str, code: str) -> str | None:
-        """Return what a code span such as `hvd.allreduce` names, or None if it names nothing.
-
-        Args:
-            module: the adapter that `hvd` stands for.
-            code: the text of the span.
-        """
+        """Return what a code span such as `hvd.allreduce` names, or None if it names nothing."""
+        # `module` is the adapter that `hvd` stands for.
         match = _NAMED.match(code)
         if match is None:
             return None
@@ -105,11 +94,7 @@ class Reference:
 
 
 def definition_of(module: str, name: str) -> Public:
-    """Return the definition of a name of the reference.
-
-    Raises:
-        NotFoundError: the sources do not define it, or it is a module.
-    """
+    """Return the definition of a name of the reference; NotFoundError for that of a module."""
     public = find(module, name)
     if public is None:
         raise NotFoundError(f"{module}.{name} is a module; give it a page of its own")
@@ -133,14 +118,9 @@ def docstring_of(public: Public) -> Docstring:
 
 
 def directive(public: Public, entry: Entry, link: Link, shown_as: Mapping[str, str]) -> str:
-    """Write the directive of one definition, with those of its members.
-
-    Args:
-        public: the definition.
-        entry: as what it is shown.
-        link: makes links of names in its docstring.
-        shown_as: by path, the names of all definitions of the reference.
-    """
+    """Write the directive of one definition, with those of its members."""
+    # The definition is shown as `entry`. `shown_as` has, by path, the names of all definitions of
+    # the reference.
     body = markdown(docstring_of(public), link)
     node = public.node
     if isinstance(node, Function):

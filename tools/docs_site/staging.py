@@ -40,14 +40,7 @@ def sections_of(index: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def staged_name(source: Path, root: Path = ROOT) -> str:
-    """Return where a file of the repository is staged, as a path below the site's source.
-
-    Example:
-        >>> staged_name(ROOT / "CONTRIBUTING.md"), staged_name(ROOT / "docs" / "launch.md")
-        ('contributing.md', 'launch.md')
-        >>> staged_name(ROOT / "examples" / "spark_digits.py")
-        'repository/examples/spark_digits.py'
-    """
+    """Return where a file of the repository is staged, as a path below the site's source."""
     inside = source.relative_to(root)
     if inside.parts[0] == "docs":
         return inside.relative_to("docs").as_posix()
@@ -68,17 +61,10 @@ def outside_fences(text: str, change: re.Pattern[str], by: object) -> str:
 
 
 class Staging:
-    """The source of the site, in a folder.
+    """The source of the site, in a folder."""
 
-    Args:
-        folder: where the pages go. Files there that are as they should be are not touched, so that
-            Sphinx reads again only what changed.
-        root: the repository.
-
-    Raises:
-        StagingError: docs/index.md links a page that does not exist.
-        NotFoundError: a page of the reference lists a name that the sources do not define.
-    """
+    # Files in the folder that are as they should be are not touched, so that Sphinx reads again
+    # only what changed.
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self._folder = folder
@@ -96,11 +82,7 @@ class Staging:
         self._reference = Reference(self._texts.values())
 
     def write(self) -> None:
-        """Write all pages and what they show, and remove what is not part of the site any more.
-
-        Raises:
-            StagingError: a page of docs/ is not in docs/index.md, or a link leads nowhere.
-        """
+        """Write all pages and what they show, and remove what is not part of the site any more."""
         missing = set(self._docs.rglob("*.md")) - set(self._texts)
         if missing:
             names = ", ".join(sorted(self._name(page) for page in missing))
