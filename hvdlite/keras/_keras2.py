@@ -38,7 +38,7 @@ _Legacy: Any = tf_keras.optimizers.legacy.Optimizer
 _LossScaling: Any = tf_keras.mixed_precision.LossScaleOptimizer
 _Schedule: Any = tf_keras.optimizers.schedules.LearningRateSchedule
 
-# The classes that can be distributed.
+# Objects of these classes can be distributed.
 Optimizer: Any = (tf_keras.optimizers.Optimizer, _Legacy)
 
 
@@ -86,19 +86,13 @@ class _Reduces(Distributed):
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any
     ) -> Any:
-        """Reduce the gradients over all ranks, then update the variables with them.
-
-        Args:
-            grads_and_vars: pairs of a gradient of this rank and its variable.
-            args: as for the wrapped optimizer.
-            options: as for the wrapped optimizer; those that skip the aggregation of gradients
-                also skip the reduction over ranks.
-        """
+        """Reduce the gradients over all ranks, then update the variables with them."""
+        # Options that skip Keras' own aggregation of gradients also skip the reduction over ranks.
         distribution = self._require_distribution()
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         known = len(self._positions.variables)
-        indices = self._positions.of(variables)  # also of variables without a gradient
+        indices = self._positions.of(variables)  # Variables without a gradient have one, too.
         apply_plain = super().apply_gradients  # type: ignore[misc]
         accumulator = distribution.accumulator
         if accumulator is None:
@@ -133,15 +127,7 @@ class _Old(_Reduces):
 
 
 def distribute_optimizer(optimizer: Any, distribution: Distribution) -> None:
-    """Make an optimizer of Keras 2 a distributed one.
-
-    Args:
-        optimizer: of either family, or a `LossScaleOptimizer` around one, which goes on scaling.
-        distribution: how gradients are reduced.
-
-    Raises:
-        ArgumentError: gradients cannot be accumulated over batches on this backend.
-    """
+    """Make an optimizer of Keras 2 distributed; a `LossScaleOptimizer` around it still scales."""
     accumulator = distribution.accumulator
     if accumulator is not None and keras.backend.backend() != "tensorflow":
         raise ArgumentError(
@@ -155,12 +141,7 @@ def distribute_optimizer(optimizer: Any, distribution: Distribution) -> None:
 
 
 def optimizer_variables(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
-    """List the variables of an optimizer; build it first if necessary.
-
-    Args:
-        optimizer: of either family.
-        trainable: the variables of its model.
-    """
+    """List the variables of an optimizer; build it first, for these variables of its model."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, _Legacy):
         inner._create_all_weights(trainable)
@@ -170,11 +151,7 @@ def optimizer_variables(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
 
 
 def check_rate(optimizer: Any) -> None:
-    """Check that a callback can set the learning rate.
-
-    Raises:
-        ArgumentError: the learning rate is a schedule.
-    """
+    """Raise an ArgumentError if the learning rate is a schedule, which a callback cannot set."""
     rate = optimizer.learning_rate if isinstance(optimizer, _Legacy) else optimizer._learning_rate
     if isinstance(rate, _Schedule):
         raise ArgumentError(
@@ -186,7 +163,8 @@ def check_rate(optimizer: Any) -> None:
 def velocities(optimizer: Any, trainable: Sequence[Any]) -> list[tf.Variable]:
     """List the variables that hold gradients times the learning rate: the momentum of SGD."""
     if isinstance(optimizer, tf_keras.optimizers.legacy.SGD):
-        if "momentum" not in optimizer.get_slot_names():  # no momentum, or no step yet
+        # There is no momentum, or no step was made.
+        if "momentum" not in optimizer.get_slot_names():
             return []
         return [optimizer.get_slot(variable, "momentum") for variable in trainable]
     if isinstance(optimizer, tf_keras.optimizers.SGD):

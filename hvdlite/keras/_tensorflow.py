@@ -41,25 +41,15 @@ def allreduce_gradients(
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> list[Any]:
-    """Reduce gradients over all ranks, eagerly, in a function, or in a function that XLA compiles.
-
-    Args:
-        gradients: tensors, tf.IndexedSlices, or None, which stays None.
-        names: their wire names, the same in every step and at every trace.
-        op: `Average` or `Sum`.
-        compression: how gradients are compressed while they travel.
-        prescale_factor: multiplies the input.
-        postscale_factor: multiplies the result.
-        sparse_as_dense: makes tf.IndexedSlices dense tensors.
-        process_set: gradients are reduced over its members.
-    """
+    """Reduce tensors, tf.IndexedSlices or None, which stays None, also in compiled functions."""
+    # A gradient has the same wire name in every step and at every trace.
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return reduce_gradients(
         gradients, names, reduction, compression, sparse_as_dense, process_set=process_set
     )
 
 
-# Leaves a function that is being traced, so that what follows runs at once.
+# This leaves a function that is being traced, so that what follows runs at once.
 outside_of_graphs = tf.init_scope
 
 
@@ -67,16 +57,7 @@ outside_of_graphs = tf.init_scope
 def call_with_arrays(
     call: Callable[..., list[Any]], tensors: Sequence[Any], like: Sequence[Any]
 ) -> list[Any]:
-    """Call a function with tensors as arrays, and return the arrays that it returns as tensors.
-
-    Args:
-        call: takes an array for each of the tensors, and returns one for each of `like`.
-        tensors: tensors; tf.IndexedSlices become dense.
-        like: the variables whose shapes and dtypes the results have.
-
-    Raises:
-        ArgumentError: XLA compiles the function that is being traced.
-    """
+    """Call a function with dense arrays of tensors; return its arrays as tensors like `like`."""
     if xla.in_xla_context():
         raise ArgumentError(
             "XLA cannot call the parameter servers; give compile() jit_compile=False"
@@ -89,11 +70,7 @@ def call_with_arrays(
 
 
 def refuse_strategy() -> None:
-    """Refuse an optimizer whose variables a strategy of tf.distribute would distribute.
-
-    Raises:
-        ArgumentError: the caller is in the scope of such a strategy.
-    """
+    """Refuse the scope of a strategy of tf.distribute that would distribute the variables."""
     strategy = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
         raise ArgumentError(

@@ -43,18 +43,9 @@ def allreduce_gradients(
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> list[Any]:
-    """Reduce gradients over all ranks; the caller's tensors stay as they are.
-
-    Args:
-        gradients: tensors, or None, which stays None; one tensor may stand for several variables.
-        names: their wire names, the same in every step.
-        op: `Average` or `Sum`.
-        compression: how gradients are compressed while they travel.
-        prescale_factor: multiplies the input.
-        postscale_factor: multiplies the result.
-        sparse_as_dense: makes sparse gradients dense; without it they are an error.
-        process_set: whose members take part.
-    """
+    """Reduce tensors or None, which stays None, over all ranks; the tensors keep their values."""
+    # One tensor may stand for several variables. A gradient has the same wire name in every step.
+    # Sparse gradients without `sparse_as_dense` are an error.
     cast, compression = cast_in_core(compression, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set, wire=cast)
     started: list[Any] = []
@@ -81,13 +72,7 @@ outside_of_graphs = contextlib.nullcontext
 def call_with_arrays(
     call: Callable[..., list[Any]], tensors: Sequence[Any], like: Sequence[Any]
 ) -> list[Any]:
-    """Call a function with tensors as arrays, and return the arrays that it returns as tensors.
-
-    Args:
-        call: takes an array for each of the tensors, and returns one for each of `like`.
-        tensors: on any device.
-        like: the variables whose shapes and dtypes the results have.
-    """
+    """Call a function with the tensors, on any device, as arrays; return its arrays as tensors."""
     arrays = call(*[tensor.detach().to_dense().cpu().numpy() for tensor in tensors])
     return [torch.from_numpy(array) for array in arrays]
 
@@ -97,12 +82,10 @@ def refuse_strategy() -> None:
 
 
 def keep_apply(optimizer: Any) -> None:
-    """Make `torch.compile` call the `apply` of an optimizer's own class, uncompiled.
-
-    Dynamo looks methods up in the class that `__class__` returns. That is the wrapped class (see
-    `hvdlite.keras.distribution`), whose `apply` does not reduce. An attribute of the object itself
-    takes precedence over both.
-    """
+    """Make `torch.compile` call the `apply` of an optimizer's own class, uncompiled."""
+    # Dynamo looks methods up in the class that `__class__` returns. That is the wrapped class (see
+    # `hvdlite.keras.distribution`), whose `apply` does not reduce. An attribute of the object
+    # itself takes precedence over both.
     vars(optimizer)["apply"] = torch.compiler.disable(optimizer.apply)
 
 

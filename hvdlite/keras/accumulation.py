@@ -9,24 +9,18 @@ import keras
 
 
 class Accumulator:
-    """Holds the sums of the gradients of some variables, and the number of batches in them.
+    """Holds the sums of the gradients of some variables, and the number of batches in them."""
 
-    Its variables do not belong to the optimizer, so they are never saved with it. In an elastic
-    job `KerasState` saves and restores them on each rank by itself.
-    """
+    # Its variables do not belong to the optimizer, so they are never saved with it. In an elastic
+    # job `KerasState` saves and restores them on each rank separately.
 
     def __init__(self, passes: int, average: bool) -> None:
-        """Choose what an update gets; `build` makes the sums.
-
-        Args:
-            passes: the number of batches per update.
-            average: whether an update gets the mean of its batches instead of their sum.
-        """
+        """Choose batches per update, and their mean or sum; `build` makes the sums."""
         self.passes = passes
         self._scale = 1.0 / passes if average else 1.0
         self._sums: list[Any] = []
-        self._count: Any = None  # a variable, once it is built
-        self._first_count = 0  # what the variable begins with
+        self._count: Any = None  # `build` makes this variable.
+        self._first_count = 0  # The variable begins with this.
         self._have_gradients: set[int] = set()
 
     @property
@@ -45,11 +39,7 @@ class Accumulator:
         return int(self._count) if self.built else self._first_count
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make empty sums; a second call does nothing.
-
-        Args:
-            variables: all variables with which the optimizer was built.
-        """
+        """Make empty sums of the optimizer's variables; a second call does nothing."""
         if self.built:
             return
         self._sums = [
@@ -71,11 +61,7 @@ class Accumulator:
         )
 
     def clear(self, count: int = 0) -> None:
-        """Empty the sums, outside of traced functions.
-
-        Args:
-            count: how many batches the other ranks' sums have, so that all update together.
-        """
+        """Empty the sums outside of traced functions; `count` batches are in other ranks' sums."""
         self._first_count = count
         for total in self._sums:
             total.assign(keras.ops.zeros_like(total))
@@ -88,15 +74,7 @@ class Accumulator:
         indices: Sequence[int],
         then: Callable[[list[Any]], None],
     ) -> None:
-        """Add the gradients of one batch; after the last batch call `then` with the sums.
-
-        In a traced function, `then` is traced once. If it fails, the next batch tries again.
-
-        Args:
-            gradients: the gradients of the variables with these indices, or None.
-            indices: the positions of the variables.
-            then: receives the sums; None for a variable that never had a gradient.
-        """
+        """Add the gradients of one batch; after the last batch call `then` with the sums."""
         for gradient, index in zip(gradients, indices, strict=True):
             if gradient is not None:
                 self._have_gradients.add(index)
@@ -105,6 +83,8 @@ class Accumulator:
                 total.assign_add(keras.ops.cast(dense, total.dtype))
         self._count.assign_add(1)
 
+        # In a traced function `then` is traced once. It gets None for a variable that never had a
+        # gradient. If it fails, the next batch tries again.
         def update() -> None:
             then([self._sum(index) for index in indices])
             for index in indices:

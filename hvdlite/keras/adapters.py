@@ -26,11 +26,7 @@ def import_adapter() -> None:
 
 @functools.cache
 def backend_adapter() -> Any:
-    """Return the module of Keras's backend, which has `allreduce_gradients` and `Compression`.
-
-    Raises:
-        ArgumentError: hvdlite does not support this backend; the message names those that it does.
-    """
+    """Return the module of Keras' backend, with `allreduce_gradients`; raise if there is none."""
     backend = keras.backend.backend()
     if backend not in _BACKENDS:
         raise ArgumentError(
@@ -54,11 +50,9 @@ def optimizer_variables(model: Any) -> list[Any]:
 
 
 def keras_2(thing: Any) -> Any:
-    """Return the module for `tf_keras` if the class of an object comes from there, else None.
-
-    `tf_keras` is Keras 2, which works with TensorFlow only. A script that has an object of it has
-    imported it already; other scripts never import it.
-    """
+    """Return the module for `tf_keras` if the class of an object comes from there, else None."""
+    # `tf_keras` is Keras 2, which works with TensorFlow only. A script that has an object of it has
+    # imported it already; other scripts never import it.
     if any(each.__module__.partition(".")[0] == "tf_keras" for each in type(thing).__mro__):
         return importlib.import_module("hvdlite.keras._keras2")
     return None

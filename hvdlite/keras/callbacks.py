@@ -49,13 +49,12 @@ __all__ = [
 
 
 class _ChecksReductions(Callback):
-    """Raises if `fit` updated the variables without a reduction of the gradients.
+    """Raises if `fit` updated the variables without a reduction of the gradients."""
 
-    It checks the first step of each epoch only, because the check waits for the GPU. Before the
-    very first step it warns if ranks begin with different weights, or if the optimizer is not
-    distributed. With HVDLITE_CHECK_REPLICAS it raises when ranks do not have the same weights any
-    more.
-    """
+    # It checks the first step of each epoch only, because the check waits for the GPU. Before the
+    # very first step it warns if ranks begin with different weights, or if the optimizer is not
+    # distributed. With HVDLITE_CHECK_REPLICAS it raises when ranks do not have the same weights any
+    # more.
 
     process_set: ProcessSet
     _check: ReductionCheck | None = None
@@ -167,7 +166,7 @@ class MetricAverageCallback(_ChecksReductions):
         self.process_set = process_set
         self.average_buffers = average_buffers
         self._metrics = MetricAverage(process_set)
-        self._prefix = ""  # of the metrics that are being counted
+        self._prefix = ""  # The counted metrics have this prefix.
         self._batches = 0
         self._fits = False
         self._evaluate: AveragedEvaluate | None = None
@@ -358,7 +357,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """
 
         def multiplier(epoch: float) -> float:
-            # One batch ahead, so that the last batch of the last epoch has the whole rate.
+            # It is one batch ahead, so that the last batch of the last epoch has the whole rate.
             done = (epoch + 1 / (self.steps_per_epoch or 1)) / warmup_epochs
             return (1 + done * (basics.size() - 1)) / basics.size()
 

@@ -239,7 +239,7 @@ def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) 
         array = _array(variable, name)
         if keras.backend.is_float_dtype(array.dtype.name):
             buffers.append(variable)
-            arrays.append(array.astype(np.float64))  # equal floats of fewer bits average exactly
+            arrays.append(array.astype(np.float64))  # Equal floats of fewer bits average exactly.
     if not buffers:
         return
     of_arrays.mean_of_arrays(arrays, name, process_set)
@@ -255,12 +255,7 @@ def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
 
 
 def checksum(variable: Any) -> int:
-    """Compute a checksum of a variable's bits.
-
-    Example:
-        >>> checksum(keras.Variable([1.0, 2.0])) == checksum(keras.Variable([2.0, 1.0]))
-        False
-    """
+    """Compute a checksum of a variable's bits, which depends on the order of its values."""
     array = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
     return zlib.crc32(array.reshape(-1).view(np.uint8))
 

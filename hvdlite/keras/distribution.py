@@ -22,13 +22,12 @@ from hvdlite.subclass import become, subclass_in_place
 
 @dataclass
 class Distribution:
-    """The settings and the state of the reduction of one optimizer's gradients.
+    """The settings and the state of the reduction of one optimizer's gradients."""
 
-    The wire name of a gradient is the prefix and the index of its variable. Wire names must not
-    depend on other models of a rank, or on how often it traces a function. An optimizer without a
-    name gets its number when it first reduces, because ranks may make optimizers that they never
-    use.
-    """
+    # The wire name of a gradient is the prefix and the index of its variable. Wire names must not
+    # depend on other models of a rank, or on how often it traces a function. An optimizer without a
+    # name gets its number when it first reduces, because ranks may make optimizers that they never
+    # use.
 
     prefix: str | None
     op: int
@@ -36,14 +35,14 @@ class Distribution:
     prescale: float
     postscale: float
     sparse_as_dense: bool
-    accumulator: Accumulator | None  # None if each batch is an update
+    accumulator: Accumulator | None  # It is None if each batch is an update.
     allreduce: Callable[..., list[Any]]
     scale: Callable[[Any, float], Any]
     scales_local: bool = True
     process_set: ProcessSet = global_process_set
-    local: list[Any] = field(default_factory=list)  # variables whose gradients are not reduced
-    first_index: int = 0  # the index of the first variable whose gradient is reduced
-    reductions: int = 0  # how often `reduce` was called, or traced
+    local: list[Any] = field(default_factory=list)  # Gradients of these variables are not reduced.
+    first_index: int = 0  # This is the index of the first variable whose gradient is reduced.
+    reductions: int = 0  # This counts the calls of `reduce`, or its traces.
 
     def wire_name(self, index: int) -> str:
         """Name the gradient of the variable of this index."""
@@ -61,20 +60,14 @@ class Distribution:
     def reduce(
         self, gradients: Sequence[Any], indices: Sequence[int], variables: Sequence[Any]
     ) -> list[Any]:
-        """Reduce the gradients of these variables over all ranks.
-
-        Args:
-            gradients: tensors, or None, which stays None.
-            indices: the indices of the variables, which are the same on all ranks.
-            variables: the gradients of local variables are not reduced, but divided by the number
-                of ranks if `scales_local`.
-        """
+        """Reduce the gradients of these variables over all ranks; None stays None."""
         self.reductions += 1
         if not self.process_set.included():
             return list(gradients)
         shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
         if shared:
             self.first_index = indices[shared[0]]
+        # Gradients of local variables are not reduced, but divided by the number of ranks.
         factor = 1.0 / (self.process_set.size() or 1) if self.scales_local else 1.0
         results: list[Any] = [None] * len(gradients)
         for i in set(range(len(gradients))).difference(shared):
@@ -126,22 +119,16 @@ class Distributed:
 
 
 def distribute(optimizer: Any, mixin: Any, distribution: Distribution) -> None:
-    """Make an optimizer a distributed one.
-
-    Args:
-        optimizer: becomes an instance of a subclass of its class.
-        mixin: overrides the method that receives the gradients.
-        distribution: how gradients are reduced.
-    """
+    """Make an optimizer distributed by a mixin that overrides what receives the gradients."""
     subclass_in_place(optimizer, mixin)
-    vars(optimizer)["_distribution"] = distribution  # Past Keras, which would track it.
+    vars(optimizer)["_distribution"] = distribution  # Keras would track an attribute.
 
 
 def give_up(optimizer: Any) -> Distribution:
     """Make a distributed optimizer a plain one again; return its `Distribution`."""
     distribution: Distribution = vars(optimizer).pop("_distribution")
     become(optimizer, optimizer._wrapped_class)
-    vars(optimizer).pop("apply", None)  # `keep_apply` of a backend may have set it
+    vars(optimizer).pop("apply", None)  # A backend's `keep_apply` may have set it.
     return distribution
 
 
@@ -151,11 +138,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def first_wire_name(optimizer: Any) -> tuple[str, int] | None:
-    """Return the wire name of the first reduction of each step, and its process set's number.
-
-    Returns:
-        None if the optimizer is not distributed on this rank.
-    """
+    """Return a step's first wire name and its set's number; None if this rank does not reduce."""
     part = distributed_part(optimizer)
     if part is None:
         return None

@@ -1,6 +1,6 @@
 """Elastic training with Keras: `hvd.elastic.run`, `KerasState`, and callbacks that keep it.
 
-On the TensorFlow backend each gradient is redone by itself when a rank dies. So within the step in
+On the TensorFlow backend each gradient is redone when a rank dies. So within the step in
 which that happens, some gradients may be averages over the ranks before and others over those that
 are left; every rank applies the same ones, each exactly once.
 
@@ -218,7 +218,7 @@ class CommitStateCallback(Callback):
             )
         self.state = state
         self.batches_per_commit = batches_per_commit
-        self._batches = 0  # since the last commit
+        self._batches = 0  # It counts since the last commit.
         self._epoch_ended = False
 
     def commit(self) -> None:
@@ -277,7 +277,7 @@ class UpdateBatchStateCallback(Callback):
         """
         super().__init__()
         self.state: Any = _with_attribute(state, "batch", self)
-        self._before = 0  # batches of this epoch that were done before `fit` was called
+        self._before = 0  # The epoch had these batches before `fit`.
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Go on counting where the last call of the function ended."""

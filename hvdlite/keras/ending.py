@@ -1,6 +1,6 @@
 """Ranks that train in one `fit` end it after the same batch, with the same learning rate.
 
-Callbacks of Keras decide by what their own rank sees. A rank that stops by itself would leave the
+Callbacks of Keras decide by what their own rank sees. A rank that stops alone would leave the
 others waiting in a step, and a learning rate that changes on one rank makes models drift apart. So
 a callback of hvdlite adds `FitEnd` to the list of callbacks, which sees what all others have done.
 """
@@ -32,20 +32,10 @@ _DECIDE_BY_METRICS = {"EarlyStopping", "ReduceLROnPlateau", "BestModelCheckpoint
 def begin_fit(
     callback: Any, epochs: bool = False, batches: bool = False, **facts: Any
 ) -> list[dict[str, Any]]:
-    """Compare what ranks are about to do in `fit`, and let them end it together.
-
-    Args:
-        callback: calls this in its `on_train_begin`; its process set trains together.
-        epochs: whether the ranks meet in each epoch, whatever their optimizers are.
-        batches: whether they need the same batches, whatever their optimizers are.
-        facts: further values to exchange.
-
-    Returns:
-        The facts of every rank, in the order of the ranks.
-
-    Raises:
-        ArgumentError: the numbers of batches or epochs differ; on every rank.
-    """
+    """Compare what ranks are about to do in `fit`; return the facts of each, by rank, or raise."""
+    # A callback calls this in its `on_train_begin`. `epochs` and `batches` say that the ranks meet
+    # in each epoch, and need the same batches, whatever their optimizers are. The numbers of
+    # batches and epochs must not differ; if they do, every rank raises.
     process_set = callback.process_set
     found = _running_list()
     own = [] if found is None else list(found.callbacks)
@@ -67,35 +57,22 @@ def begin_fit(
 
 
 class FitEnd(Callback):
-    """Comes last in the callbacks of a `fit`: when a rank stops, all ranks stop.
+    """Comes last in the callbacks of a `fit`: when a rank stops, all ranks stop."""
 
-    It also compares the learning rates at the end of each epoch.
-    """
+    # It also compares the learning rates at the end of each epoch.
 
     def __init__(self, process_set: ProcessSet, name: str | None, in_batches: bool) -> None:
-        """Begin a `fit`.
-
-        Args:
-            process_set: its members train together.
-            name: the wire name of the optimizer's first gradient, or None if the optimizer does
-                not reduce the gradients of these ranks.
-            in_batches: whether a rank may stop before the end of an epoch.
-        """
         super().__init__()
         self.process_set = process_set
-        self._name = name
-        self.in_batches = in_batches
+        self._name = name  # It is None if these gradients are not reduced.
+        self.in_batches = in_batches  # It is set if a rank may stop before the end of an epoch.
         self._begun = False
         self._warned = False
         self._epoch = 0
         self._batches = 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Compare the numbers of the first epochs.
-
-        Raises:
-            ArgumentError: they differ.
-        """
+        """Compare the numbers of the first epochs; raise an ArgumentError if they differ."""
         self._epoch, self._batches = epoch, 0
         if self._begun:
             return
@@ -121,11 +98,7 @@ class FitEnd(Callback):
             self._stop(numbers, f"batch {batch} of epoch {self._epoch}")
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Stop if a rank stops here; compare the learning rates.
-
-        Raises:
-            ArgumentError: another rank's epoch goes on.
-        """
+        """Stop if a rank stops here; raise if another rank's epoch goes on; compare the rates."""
         optimizer = self.model.optimizer
         mine = [self._stops(), rate_bits(optimizer) if self._name is not None else 0]
         name = self._name or "#keras.end_of_fit"

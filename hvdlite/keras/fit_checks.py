@@ -37,21 +37,8 @@ _COMPARED = {
 def agree_on_fit(
     params: dict[str, Any], process_set: ProcessSet, **facts: Any
 ) -> list[dict[str, Any]]:
-    """Compare the numbers of batches and epochs, if they are known beforehand.
-
-    The others would wait in the middle of a step for a rank that ran out of batches.
-
-    Args:
-        params: the `params` of a callback.
-        process_set: its members train together.
-        facts: further values to exchange.
-
-    Returns:
-        The facts of every rank, by rank.
-
-    Raises:
-        ArgumentError: the ranks' numbers differ; on every rank.
-    """
+    """Return every rank's facts, by rank; raise if known numbers of batches or epochs differ."""
+    # The others would wait in the middle of a step for a rank that ran out of batches.
     mine = {"steps": params.get("steps"), "epochs": params.get("epochs"), **facts}
     everyone = exchange(mine, next_name("keras.fit", member_id(process_set)), process_set)
     for key, (what, advice) in _COMPARED.items():
@@ -67,19 +54,14 @@ def agree_on_fit(
 
 
 class ReductionCheck:
-    """Notices an update of the variables whose gradients were not reduced.
+    """Notices an update of the variables whose gradients were not reduced."""
 
-    A compiler may call the update and skip the reduction; the ranks' models then diverge. If each
-    step runs Python (on PyTorch), each step needs a reduction; if steps are traced, a reduction
-    must have been traced.
-    """
+    # A compiler may call the update and skip the reduction; the ranks' models then diverge. If each
+    # step runs Python (on PyTorch), each step needs a reduction; if steps are traced, a reduction
+    # must have been traced.
 
     def __init__(self, optimizer: Any) -> None:
-        """Read the counts before a step.
-
-        Args:
-            optimizer: the model's optimizer; nothing is checked unless it is distributed.
-        """
+        """Read the counts before a step; nothing is checked unless the optimizer is distributed."""
         self._part = distributed_part(optimizer)
         self._updates, self._reductions = self._counts()
         if keras.backend.backend() != "torch" or keras_2(self._part) is not None:
@@ -91,16 +73,9 @@ class ReductionCheck:
         return int(self._part.iterations), self._part._distribution.reductions
 
     def check(self, steps: int) -> None:
-        """Compare the counts after the step.
-
-        Args:
-            steps: the number of steps so far; if the optimizer counts more, the script has set the
-                count, and nothing is checked.
-
-        Raises:
-            HvdliteError: variables were updated with gradients of this rank alone.
-        """
+        """Raise if, after `steps` steps so far, variables were updated by this rank's gradients."""
         updates, reductions = self._counts()
+        # If the optimizer counts more steps, the script has set the count, and nothing is checked.
         if 0 < updates - self._updates <= steps and reductions == self._reductions:
             raise HvdliteError(
                 f"rank {basics.rank()}: {type(self._part).__name__} has updated variables without "
@@ -111,18 +86,9 @@ class ReductionCheck:
 
 
 def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
-    """Wait until every rank's epoch has ended.
-
-    The barrier has the wire name of the optimizer's first gradient. If another rank goes on with a
-    step, its allreduce and this barrier have the same name, and the core reports the mismatch.
-
-    Args:
-        optimizer: the model's optimizer; nothing happens unless it is distributed.
-        batches: the number of batches of this rank's epoch.
-
-    Raises:
-        ArgumentError: another rank's epoch goes on.
-    """
+    """Wait until every rank's epoch has ended, or raise if another rank's epoch goes on."""
+    # The barrier has the wire name of the optimizer's first gradient. If another rank goes on with
+    # a step, its allreduce and this barrier have the same name, and the core reports the mismatch.
     first = first_wire_name(optimizer)
     if first is None:
         return
@@ -133,11 +99,7 @@ def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
 
 @contextlib.contextmanager
 def end_of_epoch(batches: int) -> Iterator[None]:
-    """Explain the mismatch of an operation that meets another rank's gradient.
-
-    Args:
-        batches: the number of batches of this rank's epoch.
-    """
+    """Explain the mismatch of an operation that meets another rank's gradient."""
     try:
         yield
     except DeadlockError:
@@ -150,24 +112,17 @@ def end_of_epoch(batches: int) -> Iterator[None]:
         ) from error
 
 
-_looked_at: Any = None  # the params of the last fit() that `warn_of_own_models` has checked
-_warned_of: Any = None  # those of the last fit() of which it has warned
+_looked_at: Any = None  # `warn_of_own_models` has checked the fit() of these params last.
+_warned_of: Any = None  # It has warned of the fit() of these last.
 
 
 def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: int) -> None:
-    """Warn, once in each `fit`, if ranks are about to train models that differ.
-
-    Either the optimizer is not distributed, or its variables are not the same on all ranks, for
-    example because no broadcast was made. Callbacks have broadcast before the first batch if
-    every rank's model was built by then, and otherwise after it. The first rank warns.
-
-    Args:
-        model: the model that is trained.
-        params: the `params` of a callback, which all callbacks of one `fit` share.
-        process_set: the callback's process set. Variables are compared only if the optimizer has
-            the same one, because then every rank that takes steps calls this function.
-        batch: the number of the batch that begins.
-    """
+    """Warn, once in each `fit`, if ranks are about to train models that differ."""
+    # Either the optimizer is not distributed, or its variables are not the same on all ranks, for
+    # example because no broadcast was made. Callbacks have broadcast before the first batch if
+    # every rank's model was built by then, and otherwise after it. The first rank warns. All
+    # callbacks of one `fit` share its `params`. Variables are compared only if the optimizer has
+    # the callback's process set, because then every rank that takes steps calls this function.
     global _looked_at, _warned_of
     if params is _looked_at:
         return
@@ -193,25 +148,18 @@ def has_warned_of(params: Any) -> bool:
 
 
 def expect_own_models(params: Any) -> None:
-    """Do not warn in this `fit`: ranks train models of their own, and average them.
-
-    Args:
-        params: the `params` of a callback, which all callbacks of one `fit` share.
-    """
+    """Do not warn in the `fit` of these `params`: ranks train and average models of their own."""
     global _looked_at
     _looked_at = params
 
 
 def _compare(model: Any, name: str, process_set: ProcessSet) -> tuple[bool, str | None]:
-    """Return whether every rank has variables, and the text of this rank's warning, or None.
-
-    The exchange has the name that `agree_on_end_of_epoch` uses, so that a rank whose epoch is over
-    gets an error.
-    """
+    """Return whether every rank has variables, and the text of this rank's warning, or None."""
     local = distributed_part(model.optimizer)._distribution.is_local
     variables = [one for one in model.trainable_variables if not local(one)] if model.built else []
     sums = [checksum(one) for one in variables]
     mine = sums + optimizer_options.numbers_of(model.optimizer)
+    # `agree_on_end_of_epoch` uses this name, so that a rank whose epoch is over gets an error.
     numbers = Exchange(name, mine, process_set, blocking=True).finish()
     names = [str(getattr(one, "path", one.name)) for one in variables]
     root = process_set.ranks[0]

@@ -14,10 +14,9 @@ Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 
 
 class _Scaled(Schedule):  # type: ignore[misc]
-    """Put before the class of a schedule, to multiply the rate that it returns.
+    """Put before the class of a schedule, to multiply the rate that it returns."""
 
-    As with optimizers, the schedule's `__class__` stays the class that files name.
-    """
+    # As with optimizers, the schedule's `__class__` stays the class that files name.
 
     _wrapped_class: Any
     _factor: Any
@@ -35,22 +34,14 @@ class LearningRate:
     """The learning rate of a model's optimizer, multiplied."""
 
     def __init__(self, model: Any, initial_rate: float | None) -> None:
-        """Find the number or the schedule that decides the rate.
-
-        Args:
-            model: a compiled model.
-            initial_rate: the rate that is multiplied; a `LearningRateSchedule` is multiplied
-                itself.
-
-        Raises:
-            ArgumentError: the rate cannot be changed from outside.
-        """
+        """Find the number or the schedule that decides the rate; raise if neither does."""
         optimizer = model.optimizer
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._initial_rate = initial_rate
         self._model = model
         self._older = keras_2(self._optimizer)
         decides = getattr(self._optimizer, "_learning_rate", None)
+        # A schedule is multiplied itself; `initial_rate` then does not count.
         self._factor: Any = None
         if isinstance(decides, Schedule):
             self._factor = self._factor_of(decides, model)
@@ -74,13 +65,7 @@ class LearningRate:
         return schedule._factor
 
     def multiply(self, multiplier: float, correct_momentum: bool) -> None:
-        """Set the rate to `multiplier` times the initial rate, or the schedule's rate.
-
-        Args:
-            multiplier: the factor.
-            correct_momentum: scale the velocities of SGD as the rate changes, since they hold
-                gradients times the old rate (Goyal et al. 2017, section 2.3).
-        """
+        """Set the rate to `multiplier` times the initial rate, or the schedule's rate."""
         before = self.value()
         if self._factor is not None:
             self._factor.assign(multiplier)
@@ -88,6 +73,7 @@ class LearningRate:
             self._optimizer.learning_rate = self._initial_rate * multiplier
         after = self.value()
         if correct_momentum and before > 0 and after != before:
+            # Velocities of SGD hold gradients times the old rate (Goyal et al. 2017, section 2.3).
             for velocity in self._velocities():
                 velocity.assign(velocity * (after / before))
 

@@ -64,16 +64,12 @@ class LocalSGDCallback(Callback):
         self.process_set = process_set
         self._batches = 0
         self._fits = False
-        self._moved = False  # whether the ranks' variables may differ
+        self._moved = False  # It says whether the ranks' variables may differ.
         self._anchors: list[Any] = []
         self._momenta: list[Any] = []
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Begin anew.
-
-        Raises:
-            ArgumentError: the optimizer is distributed over the same ranks.
-        """
+        """Begin anew; raise if the optimizer is distributed over the same ranks."""
         first = first_wire_name(self.model.optimizer)
         if first is not None and first[1] == member_id(self.process_set):
             raise ArgumentError(
@@ -85,11 +81,7 @@ class LocalSGDCallback(Callback):
         self._batches, self._fits, self._moved, self._anchors = 0, True, False, []
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Make all ranks begin with the same variables, before the first batch.
-
-        Raises:
-            ArgumentError: the model is not built.
-        """
+        """Make all ranks begin with the same variables before the first batch, of a built model."""
         if self._anchors:
             return
         if not self.model.built:

@@ -18,11 +18,6 @@ class MetricAverage:
     """Averages logs over the ranks, weighted by the number of samples of each rank's metrics."""
 
     def __init__(self, process_set: ProcessSet) -> None:
-        """Start without any counts.
-
-        Args:
-            process_set: whose members' metrics are averaged.
-        """
         self._process_set = process_set
         self._weights: dict[str, float] = {}
 
@@ -31,24 +26,15 @@ class MetricAverage:
         self._weights = {}
 
     def count(self, model: Any, prefix: str = "") -> None:
-        """Keep the sample counts of the model's metrics, before it resets them.
-
-        Args:
-            model: a model whose metrics have seen samples.
-            prefix: prefix of the metrics' names in the logs: "val_" after validation.
-        """
+        """Keep the sample counts of the model's metrics, before it resets them."""
         for name, metric in _named_metrics(model):
             if hasattr(metric, "total") and hasattr(metric, "count"):
                 count = float(keras.ops.convert_to_numpy(metric.count))
+                # The logs have this prefix, "val_", after validation.
                 self._weights[prefix + name] = count
 
     def average(self, logs: dict[str, Any], name: str) -> None:
-        """Replace numbers by their averages, in place; every member of the process set calls it.
-
-        Args:
-            logs: metrics by name. Metrics that only other ranks have are added.
-            name: identifies the operation on all ranks.
-        """
+        """Average numbers, in place; all members call it, and get metrics that only others have."""
         mine = {
             key: [float(value), self._weight_of(key)]
             for key, value in logs.items()
@@ -64,21 +50,14 @@ class MetricAverage:
 
 
 class AveragedEvaluate:
-    """Makes one call of `evaluate` return the metrics of all ranks together.
+    """Makes one call of `evaluate` return the metrics of all ranks together."""
 
-    Callbacks see a copy of the metrics that `evaluate` returns, so they cannot change these. But
-    after its last batch `evaluate` calls the model's `get_metrics_result()`, as each batch does.
-    Until `evaluate` ends, this class replaces that method on this one model; outside of a batch
-    the replacement returns averages.
-    """
+    # Callbacks see a copy of the metrics that `evaluate` returns, so they cannot change these. But
+    # after its last batch `evaluate` calls the model's `get_metrics_result()`, as each batch does.
+    # Until `evaluate` ends, this class replaces that method on this one model; outside of a batch
+    # the replacement returns averages.
 
     def __init__(self, model: Any, process_set: ProcessSet) -> None:
-        """Replace the method.
-
-        Args:
-            model: the model that evaluates.
-            process_set: its members evaluate together.
-        """
         self._model = model
         self._process_set = process_set
         self._in_batch = False
@@ -119,12 +98,10 @@ def _named_metrics(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names_in(compiled: Any) -> dict[str, Any]:
-    """Return what `compile` was given, by its name in the logs, which Keras alone chooses.
-
-    Several metrics may have one name. So each is made to answer with itself for a moment.
-    """
+    """Return what `compile` was given, by its name in the logs, which Keras alone chooses."""
     metrics = list(compiled.metrics)
     try:
+        # Several metrics may have one name. So each is made to answer with itself for a moment.
         for metric in metrics:
             vars(metric)["result"] = functools.partial(_itself, metric)
         return dict(compiled.result())

@@ -10,8 +10,8 @@ import keras
 from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.observed import observe
 
-_APART = 0.5  # seconds between two looks at the model, each of which waits for a GPU
-_MOST = 32  # numbers of the logs
+_APART = 0.5  # Two looks at the model, which wait for a GPU, are so many seconds apart.
+_MOST = 32  # So many numbers of the logs are kept at most.
 
 
 class ObserveCallback(Callback):
@@ -28,8 +28,8 @@ class ObserveCallback(Callback):
     def __init__(self) -> None:
         """Begin with nothing."""
         super().__init__()
-        self._looked = 0.0  # when
-        self._seen = 0  # samples of this epoch that were told
+        self._looked = 0.0  # It looked last at this time.
+        self._seen = 0  # So many samples of this epoch were reported.
         self._trains = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

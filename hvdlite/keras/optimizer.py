@@ -33,21 +33,16 @@ class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
     """The methods that `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduce the gradients over all ranks, then update the variables with them.
-
-        Args:
-            grads: the gradients of this rank.
-            trainable_variables: their variables, or None for those that the optimizer was built
-                with.
-        """
+        """Reduce the gradients over all ranks, then update the variables with them."""
         gradients = list(grads)
         given = None if trainable_variables is None else list(trainable_variables)
         if given is not None and not self.built:
             self.build(given)
+        # Without variables the gradients are those of what the optimizer was built with.
         variables = self._trainable_variables if given is None else given
         indices = self._indices_of(variables)
         if indices is None or len(indices) != len(gradients):
-            super().apply(gradients, given)  # raises Keras's own error
+            super().apply(gradients, given)  # This raises Keras's own error.
             return
         distribution = self._require_distribution()
         if distribution.local and isinstance(self, keras.optimizers.LossScaleOptimizer):
@@ -135,7 +130,7 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
         >>> model.compile(optimizer=optimizer, loss="mse")
     """
-    registered_id(process_set)  # raises without init(), here rather than in the first batch
+    registered_id(process_set)  # Without init() this raises, rather than the first batch.
     older = keras_2(optimizer)
     framework = older or backend_adapter()
     _check(optimizer, op, gradient_predivide_factor)
@@ -220,13 +215,11 @@ def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
 
 @functools.cache
 def _let_loss_scaling_adopt() -> None:
-    """Make a LossScaleOptimizer around a distributed optimizer the distributed one itself.
-
-    `compile()` makes one under "mixed_float16". A LossScaleOptimizer skips the step of its inner
-    optimizer if a gradient is infinite. If it judged the gradients of its own rank, the other ranks
-    would wait for a rank that skips. When it is the one that reduces, it judges the reduced
-    gradients, and all ranks decide alike.
-    """
+    """Make a LossScaleOptimizer around a distributed optimizer the distributed one itself."""
+    # `compile()` makes one under "mixed_float16". A LossScaleOptimizer skips the step of its inner
+    # optimizer if a gradient is infinite. If it judged the gradients of its own rank, the other
+    # ranks would wait for a rank that skips. When it is the one that reduces, it judges the reduced
+    # gradients, and all ranks decide alike.
     loss_scaling = keras.optimizers.LossScaleOptimizer
     construct = loss_scaling.__init__
 

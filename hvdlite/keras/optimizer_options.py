@@ -17,7 +17,7 @@ import numpy as np
 
 from hvdlite.keras.distribution import with_inner
 
-COUNT = 3  # numbers, whatever the optimizer, so that ranks with different ones can compare
+COUNT = 3  # All optimizers have as many numbers, so that ranks with different ones can compare.
 _OF_ONE_RANK = {"name", "jit_compile", "is_legacy_optimizer", "inner_optimizer", "optimizers"}
 
 
@@ -36,16 +36,7 @@ def numbers_of(optimizer: Any) -> list[int]:
 
 
 def difference(numbers: Mapping[int, list[int]]) -> str | None:
-    """Say in what the optimizers of two ranks differ; None if in nothing.
-
-    Args:
-        numbers: what `numbers_of` returned, by rank.
-
-    Example:
-        >>> optimizers = {r: keras.optimizers.SGD(0.5 + r) for r in range(2)}
-        >>> difference({r: numbers_of(one) for r, one in optimizers.items()})
-        'the learning rate is 0.5 on rank 0 and 1.5 on rank 1'
-    """
+    """Say in what optimizers differ, from the `numbers_of` each rank; None if in nothing."""
     (first, own), *others = numbers.items()
     for rank, theirs in others:
         if theirs[0] != own[0]:
@@ -56,11 +47,7 @@ def difference(numbers: Mapping[int, list[int]]) -> str | None:
 
 
 def rates_difference(rates: Mapping[int, int]) -> str | None:
-    """Say which learning rates ranks have; None if all have the same.
-
-    Args:
-        rates: what `rate_bits` returned, by rank.
-    """
+    """Say which learning rates ranks have, from their `rate_bits`; None if all have the same."""
     ranks_of: dict[int, list[str]] = {}
     for rank, bits in rates.items():
         ranks_of.setdefault(bits, []).append(str(rank))
@@ -74,14 +61,11 @@ def rates_difference(rates: Mapping[int, int]) -> str | None:
 
 
 def rate_bits(optimizer: Any) -> int:
-    """Return the bits of the learning rate; of zero where the optimizer does not tell a number.
-
-    A rate is told by as many bits as variables of float32 have.
-    """
+    """Return the bits of the learning rate, rounded to float32; those of zero without a number."""
     rate = getattr(optimizer, "learning_rate", None)
     try:
         value = float(np.float32(keras.ops.convert_to_numpy(rate)))
-    except (TypeError, ValueError):  # none, or a schedule of an old optimizer of Keras 2
+    except (TypeError, ValueError):  # There is none, or a schedule of Keras 2.
         value = 0.0
     (bits,) = struct.unpack("<q", struct.pack("<d", value))
     return int(bits)
@@ -95,7 +79,7 @@ def _rate(bits: int) -> float:
 def _configuration(optimizer: Any) -> dict[str, Any]:
     try:
         return dict(optimizer.get_config())
-    except NotImplementedError:  # an optimizer of the user's own
+    except NotImplementedError:  # The user has written the optimizer.
         return {}
 
 

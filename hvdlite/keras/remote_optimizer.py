@@ -65,8 +65,8 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._push_every = push_every
         self._pull_every = pull_every
         self._steps = 0
-        self._values: list[Any] = []  # by variable, the array that pulls fill
-        self._sums: dict[int, Any] = {}  # by variable, what is not pushed yet
+        self._values: list[Any] = []  # Pulls fill these arrays, one for each variable.
+        self._sums: dict[int, Any] = {}  # Each variable's sum is not pushed yet.
         self._collection: RemoteCollection | None = None
         backend_adapter().keep_apply(self)
 

@@ -17,37 +17,26 @@ from hvdlite.process_sets import ProcessSet, member_id
 
 
 class ReplicaCheck:
-    """Compares the trained variables of all ranks, in every so many batches of one `fit`.
+    """Compares the trained variables of all ranks, in every so many batches of one `fit`."""
 
-    The comparison begins before a batch and ends after it, so that no rank waits for it. The first
-    batch is left out, because callbacks may broadcast after it.
-    """
+    # The comparison begins before a batch and ends after it, so that no rank waits for it. The
+    # first batch is left out, because callbacks may broadcast after it.
 
     def __init__(self, params: Any, owner: Any) -> None:
-        """Begin before the first batch of a `fit`.
-
-        Args:
-            params: the `params` of a callback.
-            owner: the callback whose hooks count; others of the same `fit` do nothing.
-        """
         self.params = params
-        self.owner = weakref.ref(owner)
+        self.owner = weakref.ref(owner)  # Only this callback's hooks count in a `fit`.
         self._every = check_interval()
-        self._batches = 0  # that have begun
+        self._batches = 0  # This counts batches that have begun.
         self._comparison: Comparison | None = None
 
     def begin_batch(self, model: Any, process_set: ProcessSet) -> None:
-        """Count a batch, and send this rank's sums if ranks compare in it.
-
-        Args:
-            model: the model that is trained.
-            process_set: the callback's. Variables are compared only if the optimizer has the same
-                one, because then every rank that takes steps calls this method.
-        """
+        """Count a batch, and send this rank's sums if ranks compare in it."""
         self._batches += 1
         due = self._every > 0 and self._batches > 1 and self._batches % self._every == 0
         if not due or not process_set.included() or process_set.size() == 1:
             return
+        # Variables are compared only if the optimizer has the callback's process set, because then
+        # every rank that takes steps calls this method.
         first = first_wire_name(model.optimizer)
         if first is None or first[1] != member_id(process_set):
             return
@@ -57,18 +46,14 @@ class ReplicaCheck:
         self._comparison = Comparison(name, names, numbers, process_set, blocking=False)
 
     def end_batch(self, process_set: ProcessSet) -> None:
-        """Look at what the ranks have sent.
-
-        Raises:
-            DivergenceError: variables differed before the batch; on every rank.
-        """
+        """Look at what the ranks have sent; raise on every rank if variables differed."""
         comparison, self._comparison = self._comparison, None
         divergence = None if comparison is None else comparison.finish()
         if divergence is not None:
             refuse(divergence, check_name(f"batch {self._batches} of fit()"), process_set)
 
 
-_check: ReplicaCheck | None = None  # of the last fit()
+_check: ReplicaCheck | None = None  # This is the check of the last fit().
 
 
 def check_of(callback: Any) -> ReplicaCheck | None:

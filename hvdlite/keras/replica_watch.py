@@ -90,10 +90,5 @@ def named_replicas(model: Any) -> tuple[list[str], list[Any]]:
 
 
 def word_sum(variable: Any) -> int:
-    """Sum the words of eight bytes of a variable, modulo 2^64; bytes at the end are words, too.
-
-    Example:
-        >>> word_sum(keras.Variable([1, 2, -4], dtype="int32"))
-        8589934589
-    """
+    """Sum the eight-byte words of a variable, with its bytes at the end, modulo 2^64."""
     return array_word_sum(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)))

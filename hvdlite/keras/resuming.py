@@ -38,11 +38,7 @@ class RecordCallback(batch_hooks.Callback):
         self.shards.begin_fit()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Begin the epoch of the data, or what was left of it.
-
-        Raises:
-            ArgumentError: `fit` would take another number of batches than the epoch has.
-        """
+        """Begin the data's epoch, or its rest; raise if `fit` has another number of batches."""
         shards, steps = self.shards, self.params.get("steps")
         shards.begin_pass(epoch)
         self._batches = 0
@@ -99,11 +95,7 @@ class StopCallback(batch_hooks.Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Save and end, if a rank was asked to stop.
-
-        Raises:
-            SystemExit: with `hvd.EXIT_STOPPED`, after `save` has returned.
-        """
+        """Save, and exit with `hvd.EXIT_STOPPED`, if a rank was asked to stop."""
         reason = stop.stop_requested(self.every)
         if reason is None:
             return

@@ -21,22 +21,12 @@ MakeOptimizer = Callable[[], Any]
 
 
 class KerasStorage:
-    """The values of one server's parts of one collection; see `hvdlite.parameter_server.storage`.
+    """One server's parts of a collection, see `hvdlite.parameter_server.storage`."""
 
-    The server calls one method at a time.
-    """
+    # The server calls one method at a time.
 
     def __init__(self, make_optimizer: MakeOptimizer, parts: Sequence[Part]) -> None:
-        """Make a variable of zeros, and an optimizer, for each part.
-
-        Args:
-            make_optimizer: returns a new optimizer of Keras.
-            parts: what this server holds.
-
-        Raises:
-            ArgumentError: it returns something else, or an optimizer whose updates would depend on
-                the number of servers, or a tensor was to be filled by servers.
-        """
+        """Make a variable of zeros, and a checked optimizer, for each part of this server."""
         self._parts = list(parts)
         self._variables: list[Any] = []
         self._optimizers: list[Any] = []
@@ -62,11 +52,7 @@ class KerasStorage:
         into[:] = _bytes(_array(self._variables[part]))
 
     def read_rows(self, part: int, rows: memoryview, into: memoryview) -> None:
-        """Copy rows of a part; `rows` has their numbers in the whole tensor.
-
-        Raises:
-            ArgumentError: the part does not have one of these rows.
-        """
+        """Copy rows of a part by their numbers in the whole tensor; raise if one is elsewhere."""
         values = _array(self._variables[part])
         into[:] = _bytes(values[self._own_rows(part, rows)])
 
@@ -75,11 +61,7 @@ class KerasStorage:
         self._variables[part].assign(self._as_array(part, values, self._parts[part].shape))
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Apply the gradients of one push, each with the optimizer of its part.
-
-        Raises:
-            ArgumentError: they cannot be applied, and nothing has changed.
-        """
+        """Apply one push, each gradient with its part's optimizer, or raise and change nothing."""
         dense = [self._dense(one) for one in gradients]
         with keras.device("cpu"):
             for one, gradient in zip(gradients, dense, strict=True):
@@ -96,11 +78,7 @@ class KerasStorage:
     def restore(
         self, part: int, name: str, dtype: str, shape: Sequence[int], data: bytearray
     ) -> None:
-        """Set what `slots` has copied, of the same part or put together from others.
-
-        Raises:
-            ArgumentError: the optimizer has no such state: another one wrote the checkpoint.
-        """
+        """Set what `slots` has copied; raise if the optimizer does not have such a state."""
         variable = self._states(part).get(name) if name else self._variables[part]
         if variable is None or tuple(variable.shape) != tuple(shape):
             raise ArgumentError(

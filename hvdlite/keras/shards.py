@@ -80,7 +80,8 @@ class Shards(ShardedData, keras.utils.PyDataset):  # type: ignore[misc]
             )
         self._rows = lengths.pop()
         self.batch_size = batch_size
-        self._loaded: dict[int, int] = {}  # by batch of this fit(): for which epoch, the last time
+        # Each batch of this fit() was loaded last for this epoch.
+        self._loaded: dict[int, int] = {}
         self._start(shuffle, seed, drop_last)
 
     def _length(self) -> int:
@@ -98,27 +99,16 @@ class Shards(ShardedData, keras.utils.PyDataset):  # type: ignore[misc]
         self._loaded.clear()
 
     def begin_pass(self, epoch: int) -> None:
-        """Begin an epoch, or begin anew what was left of it; for `RecordCallback`.
-
-        Args:
-            epoch: its number.
-        """
+        """Begin an epoch, or begin anew what was left of it; for `RecordCallback`."""
         if epoch == self.epoch:
             self._begin_epoch(self._closed)
         else:
             self.set_epoch(epoch)
 
     def record_batches(self, done: int, batches: int) -> None:
-        """Record batches of this pass; for `RecordCallback`.
-
-        Args:
-            done: how many were recorded before.
-            batches: how many are done now.
-
-        Raises:
-            HvdliteError: a batch was loaded before its epoch had begun.
-        """
+        """Record the batches from `done` to `batches` of this pass; for `RecordCallback`."""
         for batch in range(done, batches):
+            # No batch may be loaded before its epoch has begun.
             loaded = self._loaded.get(batch, self.epoch)
             if loaded != self.epoch:
                 raise HvdliteError(
@@ -132,11 +122,7 @@ class Shards(ShardedData, keras.utils.PyDataset):  # type: ignore[misc]
         return -(-self.num_samples // self.batch_size)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Return a batch.
-
-        Raises:
-            ArgumentError: the batches are asked for in another order than their own.
-        """
+        """Return a batch; raise if batches are asked for in another order than their own."""
         if index > 0 and index - 1 not in self._loaded:
             raise ArgumentError(
                 f"Shards: batch {index} was asked for before batch {index - 1}, and what is done "

@@ -13,11 +13,7 @@ from hvdlite.errors import ArgumentError
 
 
 def copied(value: Any, name: str) -> Any:
-    """Copy a number or an array into a new array: contiguous, in this machine's byte order.
-
-    Raises:
-        ArgumentError: the value is an array of Python objects, or makes one.
-    """
+    """Copy a number or an array: contiguous, in native byte order; refuse Python objects."""
     array = np.array(value, order="C")
     if array.dtype.hasobject:
         raise ArgumentError(
@@ -33,17 +29,8 @@ def as_given(array: Any, value: Any) -> Any:
 
 
 def spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
-    """Describe an array to the core.
-
-    Args:
-        name: of the array, for messages.
-        source: a contiguous array, which the collective reads.
-        target: the array that it writes; None where the engine allocates the result.
-        cast: a 16-bit float of the core, to which an allreduce casts the array on the way.
-
-    Raises:
-        ArgumentError: the core does not have the array's dtype.
-    """
+    """Describe an array to the core; without a `target` the engine allocates the result."""
+    # `cast` is a 16-bit float of the core, to which an allreduce casts the array on the way.
     number = ops.dtype_number(source.dtype.name, name)
     output = 0 if target is None else target.ctypes.data
     wire = travels_as(cast, source.dtype.name)
@@ -51,14 +38,12 @@ def spec(name: str, source: Any, target: Any = None, cast: int | None = None) ->
 
 
 def moved_as(array: Any) -> Any:
-    """Return the array as what only has to be moved: dtypes unknown to the core become bytes.
-
-    The bytes of one element are a new last dimension, so that rows stay rows.
-    """
+    """Return an array that is only moved: a dtype unknown to the core becomes bytes."""
     if array.dtype.name in _core.DTYPES:
         return array
     if array.dtype.itemsize == 0:
         raise ArgumentError(f"an array of dtype {array.dtype} has no bytes to send")
+    # The bytes of one element are a new last dimension, so that rows stay rows.
     return array.reshape(*array.shape, 1).view(np.uint8)
 
 

@@ -303,13 +303,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 
 def mean_of_arrays(arrays: Sequence[Any], name: str, process_set: ProcessSet) -> None:
-    """Replace arrays by their means over the members of a process set, in one operation.
-
-    Args:
-        arrays: contiguous NumPy arrays of floating-point numbers; they are overwritten.
-        name: identifies the operation on all ranks.
-        process_set: its members take part.
-    """
+    """Overwrite contiguous arrays of floats by their means over the members, in one operation."""
     named = {f"{name}.{i}": array for i, array in enumerate(arrays)}
     _reduce(named, name, ops.Average, 1.0, 1.0, process_set)
 
@@ -344,11 +338,7 @@ def _reduce(
 
 
 def _with_rows(function: str, value: Any, name: str) -> Any:
-    """Copy an array of at least one dimension.
-
-    Raises:
-        ArgumentError: the value is a single number.
-    """
+    """Copy an array of at least one dimension; refuse a single number."""
     array = copied(value, name)
     if array.ndim == 0:
         raise ArgumentError(
@@ -363,11 +353,7 @@ def _rows_of(output: Any, array: Any) -> Any:
 
 
 def _in_place(array: Any, name: str) -> Any:
-    """Return the array itself where the core can write into it, and a copy otherwise.
-
-    Raises:
-        ArgumentError: it is not a writable NumPy array.
-    """
+    """Return the writable array itself where the core can write into it, and a copy otherwise."""
     if not isinstance(array, np.ndarray) or not array.flags.writeable:
         what = "a read-only array" if isinstance(array, np.ndarray) else type(array).__name__
         raise ArgumentError(

@@ -40,7 +40,7 @@ class ResourceExhaustedError(tf.errors.ResourceExhaustedError, errors.OutOfMemor
     """There is no memory for the operation; the world goes on."""
 
 
-_DEADLOCK = "deadlock: rank "  # in its message, see csrc/negotiation/deadlock.cc
+_DEADLOCK = "deadlock: rank "  # csrc/negotiation/waits writes this.
 _KINDS: tuple[Any, ...] = (
     AbortedError,
     FailedPreconditionError,
@@ -50,11 +50,7 @@ _KINDS: tuple[Any, ...] = (
 
 
 def both(error: Any) -> Any:
-    """Convert an error of TensorFlow to one of the classes above, if there is one for it.
-
-    Args:
-        error: a tf.errors.OpError that an eager operation raised.
-    """
+    """Convert a tf.errors.OpError to one of the classes above, if there is one for it."""
     if type(error) is tf.errors.FailedPreconditionError and _DEADLOCK in error.message:
         return DeadlockError(error.node_def, error.op, with_code(error.message))
     for kind in _KINDS:

@@ -33,10 +33,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @traced_as_it_is
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Compute the gradients of this rank, and reduce them over all ranks.
-
-        With several passes per step, add the gradients up, and reduce the sums in the last pass.
-        """
+        """Compute this rank's gradients; reduce them, or the sums of several passes."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         sources = [source for _, source in pairs]
         gradients = [gradient for gradient, _ in pairs]
@@ -132,7 +129,7 @@ def DistributedOptimizer(
         ...     plain = tf.compat.v1.train.GradientDescentOptimizer(0.1 * hvd.size())
         ...     train = hvd.DistributedOptimizer(plain).minimize(tf.reduce_sum(weight**2))
     """
-    basics.size()  # raises without init()
+    basics.size()  # This raises an error without init().
     if isinstance(optimizer, _DistributedOptimizer):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):

@@ -63,12 +63,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     @traced_as_it_is
     def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute mean and variance by channel over the batches of all ranks.
-
-        Each rank's own moments are computed as usual, and combined in float64, in which the
-        difference of squares is precise enough: N = sum n, mean = sum(n mean) / N,
-        variance = sum(n (variance + mean^2)) / N - mean^2.
-        """
+        """Compute mean and variance by channel over the batches of all ranks."""
         axes = self._reduction_axes
         if mask is None:
             present = tf.ones([1] * inputs.shape.rank, inputs.dtype)
@@ -82,6 +77,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         deviation = (inputs - tf.reshape(mean, shape)) * present
         variance = tf.math.divide_no_nan(tf.reduce_sum(tf.square(deviation), axes), count)
 
+        # Float64 is precise enough for the difference of squares: N = sum n, mean = sum(n mean) /
+        # N, variance = sum(n (variance + mean^2)) / N - mean^2.
         n, mean, variance = (tf.cast(one, tf.float64) for one in (count, mean, variance))
         sums = tf.stack([n, n * mean, n * (variance + tf.square(mean))])
         wire = wire_name("sync_batch_norm", None, self._process_set)

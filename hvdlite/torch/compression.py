@@ -33,25 +33,20 @@ class BF16Compressor(_Cast):
     wire = "bfloat16"
 
 
-BLOCK = 256  # numbers that share one scale
+BLOCK = 256  # So many numbers share one scale.
 
 
 class BlockCompressor(Compressor):
-    """Packs blocks of 256 numbers as small integers, scaled by the block's largest magnitude.
+    """Packs blocks of 256 numbers as small integers, scaled by the block's largest magnitude."""
 
-    Sums of packed numbers have no meaning, so `hvd.LocalSGD` and `hvd.DiLoCo` unpack, sum, and pack
-    again.
-    """
+    # Sums of packed numbers have no meaning, so `hvd.LocalSGD` and `hvd.DiLoCo` unpack, sum, and
+    # pack again.
 
     bits: int
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Raise an error, because packed numbers cannot be reduced.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise an error, because packed numbers cannot be reduced."""
         raise ArgumentError(
             "Compression.int4 is for the rounds of hvd.LocalSGD and hvd.DiLoCo; compress gradients "
             "with Compression.int8 or Compression.bf16"
@@ -59,18 +54,12 @@ class BlockCompressor(Compressor):
 
     @classmethod
     def pack(cls, numbers: torch.Tensor) -> torch.Tensor:
-        """Pack a flat float32 tensor into one row of bytes for each block.
-
-        A block with an infinity or NaN is unpacked as infinities or NaN.
-
-        Example:
-            >>> Compression.int8.pack(torch.ones(300)).shape
-            torch.Size([2, 260])
-        """
+        """Pack a flat float32 tensor into one row of bytes for each block: scale and numbers."""
         padding = -numbers.numel() % BLOCK
         padded = torch.nn.functional.pad(numbers, (0, padding))
         blocks = padded.view(padded.numel() // BLOCK, BLOCK)
         most = 2 ** (cls.bits - 1) - 1
+        # A block with an infinity or NaN is unpacked as infinities or NaN.
         scales = blocks.abs().amax(1, keepdim=True) / most
         small = (blocks / scales.where(scales != 0, 1.0)).round().clamp(-most, most)
         if cls.bits == 8:
@@ -83,12 +72,7 @@ class BlockCompressor(Compressor):
 
     @classmethod
     def unpack(cls, rows: torch.Tensor) -> torch.Tensor:
-        """Undo `pack`; the padding of the last block is still there.
-
-        Example:
-            >>> Compression.int8.unpack(Compression.int8.pack(torch.full((256,), 127.0)))[0]
-            tensor(127.)
-        """
+        """Undo `pack`; the padding of the last block is still there."""
         scales = rows[:, :4].reshape(-1).view(torch.float32).view(len(rows), 1)
         packed = rows[:, 4:].contiguous()
         if cls.bits == 8:
@@ -160,11 +144,7 @@ class PowerSGD(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Raise an error, because nothing keeps the error of a single tensor.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise an error, because nothing keeps the error of a single tensor."""
         raise ArgumentError(
             "Compression.powersgd is for the gradients of hvd.DistributedOptimizer, which keeps "
             "what a step does not send; take Compression.fp16 or Compression.bf16 here"

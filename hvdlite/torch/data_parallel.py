@@ -89,7 +89,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         compression: Any = Compression.none,
     ) -> None:
         super().__init__()
-        basics.size()  # raises without init()
+        basics.size()  # This raises an error without init().
         _check(module, device_ids, dim, process_group)
         cap_bytes = bytes_of_cap(bucket_cap_mb)
         check_together({Mode.DATA_PARALLEL: True, **modes_of(compression=compression)})
@@ -100,7 +100,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
             broadcast_buffers = forward_sync_buffers
         self.broadcast_buffers = broadcast_buffers
         self._sends = True
-        self._buffers_go = True  # the next forward broadcasts buffers: once per step
+        self._buffers_go = True  # The next forward broadcasts buffers, once in each step.
         self._params = list(module.parameters())
         number = next_object("DistributedDataParallel", registered_id(process_set))
         self._name = f"model.{number}"
@@ -144,11 +144,9 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         return self.module(*inputs, **options)
 
     def _follow(self) -> bool:
-        """Take the parameters that the model has now; return whether they are other ones.
-
-        A layer may be replaced or added, and `load_state_dict(assign=True)` makes new parameters.
-        Every rank changes its model alike; new parameters become those of the first rank.
-        """
+        """Take the parameters that the model has now; return whether they are other ones."""
+        # A layer may be replaced or added, and `load_state_dict(assign=True)` makes new parameters.
+        # Every rank changes its model alike; new parameters become those of the first rank.
         params = list(self.module.parameters())
         if len(params) == len(self._params) and all(map(operator.is_, params, self._params)):
             return False

@@ -12,12 +12,10 @@ from hvdlite import basics
 
 
 def take_own_gpu() -> None:
-    """Make the GPU of `local_rank` the current one when this process first uses CUDA, if it does.
-
-    A script chooses by using CUDA before `init`, by `torch.cuda.set_device` at any time, by indices
-    as in "cuda:1", or if the process sees one GPU only. CUDA has a current device per thread;
-    this function sets that of the thread which uses CUDA first.
-    """
+    """Make the GPU of `local_rank` the current one when this process first uses CUDA, if ever."""
+    # A script chooses by using CUDA before `init`, by `torch.cuda.set_device` at any time, by
+    # indices as in "cuda:1", or if the process sees one GPU only. CUDA has a current device per
+    # thread; this function sets that of the thread which uses CUDA first.
     if not torch.cuda.is_initialized():
         # torch queues such calls, like its seeding, for the moment when it initialises CUDA. A
         # script that uses no GPU never initialises CUDA, and gets no context on any GPU.

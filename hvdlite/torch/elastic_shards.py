@@ -63,11 +63,8 @@ class ElasticSharded(Sharded):
         return self._ownership.has_state(param, self._shares.place)
 
     def _divide(self, values: bool) -> None:
-        """Divide the state among the workers that there are.
-
-        Args:
-            values: whether only those that hold a parameter have its present value.
-        """
+        """Divide the state among the workers that there are."""
+        # `values` says that only the workers that hold a parameter have its present value.
         params, shares, held = self._parameters(), self._shares, self._held()
 
         def part(wanted: list[int]) -> State:
@@ -99,7 +96,7 @@ class ElasticSharded(Sharded):
 
     def _plan(self) -> GatheredParameters:
         assert self._ownership is not None
-        if self._whole:  # loaded since the last step
+        if self._whole:  # It was loaded since the last step.
             self._whole = False
             self._drop_others()
         params = [param for param in self._parameters() if self._moves(param)]
@@ -133,7 +130,7 @@ class ElasticSharded(Sharded):
             "state of a share of the parameters; call consolidate() and copy state_dict()"
         )
 
-    # What `hvd.elastic.TorchState` saves, restores and synchronizes.
+    # `hvd.elastic.TorchState` saves, restores and synchronizes the following.
 
     def share(self) -> dict[str, Any]:
         """Return what this worker holds."""

@@ -95,7 +95,7 @@ class _Place:
     index: int
     dtype: torch.dtype
     shape: tuple[int, ...]
-    device: str  # its type: ranks number their GPUs differently
+    device: str  # It is the type: ranks number their GPUs differently.
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -188,11 +188,9 @@ def _zero_gradients(optimizer: Any) -> None:
 
 
 def load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Load an optimizer's state, and undo torch's casts to each parameter's dtype.
-
-    The state was not cast where it was made, and all ranks must compute in the same precision.
-    """
+    """Load an optimizer's state, and undo torch's casts to each parameter's dtype."""
     optimizer.load_state_dict(state_dict)
+    # The state was not cast where it was made, and all ranks must compute in the same precision.
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for index, values in state_dict["state"].items():
         if isinstance(index, int) and isinstance(values, dict):

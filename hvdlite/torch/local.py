@@ -1,4 +1,4 @@
-"""`LocalSGD` and `DiLoCo`: ranks step for themselves, and average parameters from time to time."""
+"""`LocalSGD` and `DiLoCo`: ranks step alone, and average parameters from time to time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Local(Wrapping):
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
     _rounds: Rounds
-    _starter: GradientReducer | None  # averages gradients until the first local step
+    _starter: GradientReducer | None  # It averages gradients until the first local step.
 
     def average(self) -> None:
         """Have a round now, after which the parameters are the same on all ranks.
@@ -74,7 +74,7 @@ class Local(Wrapping):
         Returns:
             What the step of the wrapped class returns: the loss of the closure, or None.
         """
-        self._opt_called = True  # LR schedulers check this
+        self._opt_called = True  # LR schedulers check this.
         if not self._rounds.takes_part:
             return self._step_alone(closure, options)
         with torch.no_grad():
@@ -111,7 +111,7 @@ class Local(Wrapping):
                 for param in group["params"]:
                     if param.grad is not None:
                         param.grad.mul_(factor.to(param.grad.device))
-        self.found_inf = self.grad_scale = None  # done here; steps of torch refuse to be told
+        self.found_inf = self.grad_scale = None  # This class does it; steps of torch refuse these.
         return super().step(**options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,7 +147,8 @@ class Local(Wrapping):
         copied = under.__deepcopy__(memo) if isinstance(self, Distributed) else None
         copied = self._plain_copy(memo) if copied is None else copied
         settings = self._rounds.settings
-        buffers = copy.deepcopy(settings.buffers, memo)  # those of the model that is copied with it
+        # The model that is copied with it has them.
+        buffers = copy.deepcopy(settings.buffers, memo)
         _localize(copied, dataclasses.replace(settings, buffers=buffers))
         with torch.no_grad():
             copied._rounds.load(self._rounds.state())
@@ -171,7 +172,7 @@ def LocalSGD(
     weight: Weight = None,
     process_set: ProcessSet = global_process_set,
 ) -> Local:
-    """Make ranks step for themselves, and average their parameters after every so many steps.
+    """Make ranks step alone, and average their parameters after every so many steps.
 
     It sends 1 / `every` of the bytes that `DistributedOptimizer` sends, and ranks wait for each
     other in rounds only. Ranks begin with the same parameters: call `broadcast_parameters` before
@@ -193,7 +194,7 @@ def LocalSGD(
             cannot be used with `join`.
         weight: this rank's weight in the mean, on all ranks or on none; a callable is called in
             each round.
-        process_set: its members average; other ranks step for themselves.
+        process_set: its members average; other ranks step alone.
 
     Returns:
         The optimizer, which has become an instance of a subclass of its class of the same name,
@@ -207,7 +208,7 @@ def LocalSGD(
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = hvd.LocalSGD(optimizer, every=16, buffers=model.buffers())
     """
-    basics.size()  # raises without init(), here rather than in the first step
+    basics.size()  # Without init() this raises, rather than the first step.
     settings = RoundSettings(
         every=_whole("every", every, least=1),
         start=_whole("start", start, least=0),
@@ -332,7 +333,8 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
     adasum = isinstance(optimizer, DistributedAdasum)
     check_together({Mode.LOCAL_SGD_OVER: adasum, Mode.ADASUM: adasum})
     if isinstance(optimizer, Distributed):
-        owner: GradientReducer | None = optimizer._reducer  # also on a rank that is not a member
+        # A rank that is not a member has it, too.
+        owner: GradientReducer | None = optimizer._reducer
     else:
         owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
     if owner is None:

@@ -90,8 +90,8 @@ class NoiseScale:
         self._decay = decay
         self._reducer = reducer
         self._process_set = reducer.settings.reduction.process_set
-        self._own: list[torch.Tensor] = []  # squares of this cycle's gradients, by bucket
-        self._measured: list[torch.Tensor] | None = None  # the two squares of this step
+        self._own: list[torch.Tensor] = []  # They are the squares of this cycle's buckets.
+        self._measured: list[torch.Tensor] | None = None  # They are the two squares of this step.
         self._noise = self._signal = 0.0
         self._restarts = operation_names.restarts()
         self._hook = optimizer.register_step_pre_hook(self._before_step)
@@ -102,7 +102,7 @@ class NoiseScale:
         self._hook.remove()
         self._reducer.buckets.observer = None
 
-    # What the reducer calls.
+    # The reducer calls the methods below.
 
     @property
     def _due(self) -> bool:
@@ -146,13 +146,7 @@ class NoiseScale:
             self._note(total / ranks, mean, ranks)
 
     def _note(self, own: float, mean: float, ranks: float) -> None:
-        """Take in one measurement.
-
-        Args:
-            own: the mean over the ranks of the square of a rank's gradient.
-            mean: the square of the mean gradient.
-            ranks: how many ranks it is the mean of.
-        """
+        """Take in the mean square of the gradients of `ranks` ranks, and their mean's square."""
         small, large = self._batch_size, self._batch_size * ranks
         signal = (large * mean - small * own) / (large - small)
         noise = (own - mean) / (1.0 / small - 1.0 / large)

@@ -53,7 +53,7 @@ class Distributed(Attending):
         if reducer is not None and reducer.waiting and reducer.may_synchronize():
             reducer.synchronize()
         groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
-        if groups is None:  # a proxy with our class, such as Lightning's; its __getattr__ has them
+        if groups is None:  # A proxy has our class, such as Lightning's; its __getattr__ has them.
             raise AttributeError("this optimizer does not have its parameters yet")
         return groups
 
@@ -224,7 +224,7 @@ class Distributed(Attending):
             ArgumentError: there is a closure, beside `late` or `micro_batches`.
             HvdliteError: a reduction has failed, or `skip_synchronize` left one in flight.
         """
-        self._opt_called = True  # LR schedulers check this
+        self._opt_called = True  # LR schedulers check this.
         if closure is not None:
             drops, modes = self._micro_batches is not None, self._reducer.settings.modes()
             check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, **modes})
@@ -269,15 +269,14 @@ class Distributed(Attending):
 
 
 class Evaluations:
-    """Wraps a closure of `step`: after each call the gradients and the loss are reduced.
+    """Wraps a closure of `step`: after each call the gradients and the loss are reduced."""
 
-    If the closure calls no backward(), gradients that are reduced already are not reduced again.
-    """
+    # If the closure calls no backward(), gradients that are reduced already are not reduced again.
 
     def __init__(self, reducer: GradientReducer, closure: Any) -> None:
         self._reducer = reducer
         self._closure = closure
-        self._used = False  # whether the optimizer has used gradients, so that the next are new
+        self._used = False  # It says whether the optimizer has used gradients: the next are new.
 
     def __call__(self) -> Any:
         """Evaluate the closure, and reduce."""
@@ -355,7 +354,7 @@ def DistributedOptimizer(
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
-    basics.size()  # raises without init(), here rather than in the first backward()
+    basics.size()  # Without init() this raises, rather than the first backward().
     reduction = _reduction(op, gradient_predivide_factor, process_set)
     _check_options(optimizer, op, compression, weight, gradient_as_bucket_view, late, reduce_in)
     names = _names_of(optimizer, named_parameters)

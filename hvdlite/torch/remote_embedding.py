@@ -15,12 +15,12 @@ from hvdlite.parameter_server.tensors import Filling, TensorSpec
 from hvdlite.torch import parameter_server
 from hvdlite.torch.collectives.memory import NAMES, bytes_of
 
-# By group, the numbers of the tables that are made in it.
+# Each group has the numbers of the tables that are made in it.
 _tables: WeakKeyDictionary[parameter_server.Group, itertools.count[int]] = WeakKeyDictionary()
 
 
 class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
-    """An embedding of so many rows, of which this worker holds those of a batch at a time.
+    """An embedding of so many rows; this worker holds those of one batch at a time.
 
     The forward pass pulls the rows of its batch from the servers, and the backward pass pushes
     their gradients at once, without a `step()`. So a table may exceed the memory of a worker, and
@@ -131,12 +131,9 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
     def _without_scale(
         self, wanted: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the scale of the loss off a gradient; keep no row where it has overflowed.
-
-        Raises:
-            ArgumentError: nobody has said whether the GradScaler of this program scales the loss.
-        """
+        """Take the loss's scale off a gradient; keep no row where it has overflowed."""
         if self._scaler is None:
+            # Nobody has said whether the GradScaler of this program scales this loss.
             if _some_scaler_is_in_use():
                 raise ArgumentError(
                     f"RemoteEmbedding {self.name!r} pushes gradients inside of backward(), and a "

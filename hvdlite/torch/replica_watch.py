@@ -148,10 +148,7 @@ def _owner(optimizer: Any) -> tuple[Mapping[torch.Tensor, str], ProcessSet]:
 
 
 def _repair(optimizer: Any, pairs: Named, root: int, process_set: ProcessSet) -> None:
-    """Give all ranks one rank's parameters, and the tensors that the optimizer keeps for them.
-
-    A rank of a `ShardedOptimizer` does not get the state of parameters that it does not update.
-    """
+    """Give all ranks one rank's parameters, and the tensors that the optimizer keeps for them."""
     divided = isinstance(optimizer, Sharded)
     broadcast_parameters(pairs, root, process_set=process_set)
     states = [_tensors_of(optimizer.state.get(param, {})) for _, param in pairs]
@@ -159,6 +156,8 @@ def _repair(optimizer: Any, pairs: Named, root: int, process_set: ProcessSet) ->
     with torch.no_grad():
         for (_, param), own, others in zip(pairs, states, theirs, strict=True):
             if divided and not own:
+                # A rank of a `ShardedOptimizer` does not get the state of parameters that it does
+                # not update.
                 continue
             for key, value in others.items():
                 if key in own and own[key].shape == value.shape:

@@ -32,7 +32,7 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
     of ranks these are exactly the batches that the stopped job would have had. With another number
     each sample that is left comes once, and only the end of the epoch is padded.
 
-    torchdata's `StatefulDataLoader` saves and loads this sampler by itself; then leave out
+    torchdata's `StatefulDataLoader` saves and loads this sampler; then leave out
     `record`. In an elastic job use `hvd.elastic.ElasticSampler`.
 
     Attributes:
@@ -80,7 +80,7 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
             NotInitializedError: a number was left to hvdlite, and `init` was not called.
         """
         self.dataset = dataset
-        self._asked = 0  # the epoch of the last set_epoch()
+        self._asked = 0  # The last set_epoch() set this epoch.
         self._start(shuffle, seed, drop_last, num_replicas, rank)
 
     def _length(self) -> int:
@@ -88,8 +88,8 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
         super()._begin_epoch(closed)
-        self._ran_out = False  # whether an iterator has come to its end
-        self._drawn = 0  # the most indices that an iterator of this segment has given
+        self._ran_out = False  # It says whether an iterator has come to its end.
+        self._drawn = 0  # No iterator of this segment has given more indices.
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, unless the sampler is in it already.
@@ -125,11 +125,9 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
         )
 
     def __iter__(self) -> Iterator[int]:
-        """Return the indices of this rank that are left, in an iterator that has a state.
-
-        After the last one, and without `set_epoch`, the next iterator begins the same epoch anew.
-        """
+        """Return the indices of this rank that are left, in an iterator that has a state."""
         done = self._segment.share > 0 and min(self._segment.done) == self._segment.share
+        # Without `set_epoch`, the next iterator after the last index begins the same epoch anew.
         if self._ran_out or done:
             self.epoch = max(self.epoch, self._asked)
             self._begin_epoch(())

@@ -29,18 +29,18 @@ from hvdlite.torch.optimizers import gradient_norms, overflow
 from hvdlite.torch.optimizers.parameter_exchange import ParameterExchange
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 
-_State = dict[Any, Any]  # of a state_dict: by the parameter's index
+_State = dict[Any, Any]  # A state_dict has it by the parameter's index.
 
 
 class Sharded(Distributed):
     """The methods that `ShardedOptimizer` adds to the class of the optimizer."""
 
     _division: Division
-    _ownership: Ownership | None = None  # of the last step
+    _ownership: Ownership | None = None  # This is from the last step.
     _exchange: ParameterExchange | None = None
-    _whole = True  # whether `state` has the state of all parameters
-    _gathered_on: int | None = None  # the rank that has the state of all since `consolidate`
-    _gathered: _State | None = None  # on that rank: the state of all parameters
+    _whole = True  # It says whether `state` has the state of all parameters.
+    _gathered_on: int | None = None  # This rank has the state of all since `consolidate`.
+    _gathered: _State | None = None  # On that rank it is the state of all parameters.
 
     @property
     def _process_set(self) -> ProcessSet:
@@ -64,11 +64,7 @@ class Sharded(Distributed):
         return loss
 
     def _update_own(self, options: dict[str, Any]) -> None:
-        """Step while only the own parameters have gradients.
-
-        The hook that takes the other gradients away is the last one, so that hooks of the user,
-        which may clip gradients, see all of them.
-        """
+        """Step while only the own parameters have gradients."""
         hidden: dict[torch.Tensor, torch.Tensor] = {}
 
         def hide(*_: Any) -> None:
@@ -77,6 +73,7 @@ class Sharded(Distributed):
                     hidden[param] = param.grad
                     param.grad = None
 
+        # This hook is the last one, so that hooks of the user, which may clip gradients, see all.
         hook = self.register_step_pre_hook(hide)
         try:
             super()._update(None, options)
@@ -118,7 +115,7 @@ class Sharded(Distributed):
         assert self._ownership is not None
         if param.requires_grad or not self._ownership.knows(param):
             return bool(param.requires_grad)
-        return self._reducer.divides or param.grad is not None  # with stage 2 its owner knows
+        return self._reducer.divides or param.grad is not None  # With stage 2 its owner knows.
 
     def _has_state(self, param: torch.Tensor) -> bool:
         position = self._process_set.ranks.index(basics.rank())
@@ -254,7 +251,7 @@ class Sharded(Distributed):
         if self._ownership is self._division.present():
             copied._ownership = copied._division.present()
         else:
-            copied._ownership = self._ownership  # of a former world
+            copied._ownership = self._ownership  # This is from a former world.
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -303,7 +300,7 @@ def ShardedOptimizer(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> optimizer = hvd.ShardedOptimizer(optimizer, model.named_parameters())
     """
-    basics.size()  # raises without init()
+    basics.size()  # This raises an error without init().
     _check_numbers(stage, copies)
     in_set = arguments.get("process_set", global_process_set) is not global_process_set
     check_together(

@@ -78,7 +78,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     ) -> None:
         self.num_batches_tracked.add_(1)
         share = self.momentum
-        if share is None:  # means the average over all batches, as in torch
+        if share is None:  # It means the average over all batches, as in torch.
             share = 1.0 / float(self.num_batches_tracked)
         unbiased = variance * (total / (total - 1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
@@ -121,21 +121,15 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
 def _moments(
     inputs: torch.Tensor, process_set: ProcessSet
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each channel's number of samples, mean and variance over all ranks.
-
-    Each rank's own moments are combined in float64, in which the difference of squares is precise
-    enough: N = sum n, mean = sum(n mean) / N,
-    variance = sum(n (variance + mean^2)) / N - mean^2.
-
-    Raises:
-        ArgumentError: all ranks together have less than two samples.
-    """
+    """Return each channel's samples, mean and variance over all ranks; raise below two samples."""
     dims = [dim for dim in range(inputs.dim()) if dim != 1]
     count = inputs.numel() // max(inputs.shape[1], 1)
-    n = max(count, 1)  # sums over no samples are zeros
+    n = max(count, 1)  # Sums over no samples are zeros.
     own_mean = inputs.sum(dims) / n
     shape = [1, -1] + [1] * (inputs.dim() - 2)
     own_variance = (inputs - own_mean.view(shape)).square().sum(dims) / n
+    # Float64 is precise enough for the difference of squares: N = sum n, mean = sum(n mean) / N,
+    # variance = sum(n (variance + mean^2)) / N - mean^2.
     own_mean, own_variance = own_mean.double(), own_variance.double()
     counts = torch.full_like(own_mean, count)
     own = torch.stack([counts, count * own_mean, count * (own_variance + own_mean.square())])

@@ -29,10 +29,7 @@ def _wire_of(operation: Any) -> WireName:
 
 
 def _incoming(operation: Any, gradients: tuple[Any, ...]) -> list[tf.Tensor]:
-    """Return the gradients as dense tensors of the dtypes of the outputs.
-
-    A tape takes `output_gradients` of any dtype, and the ranks' tensors must be of one.
-    """
+    """Return dense gradients of the outputs' dtypes, because all ranks need the same dtype."""
     pairs = zip(gradients, operation.outputs, strict=False)
     return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
 
@@ -60,7 +57,7 @@ def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
 @tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]
 def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
     """Average the ranks' gradients and take the rows that this rank gave."""
-    means = _reduce(operation, gradients[:-1], ops.Average)  # the last output is the sizes
+    means = _reduce(operation, gradients[:-1], ops.Average)  # The last output has the sizes.
     rank = query_set("rank", _wire_of(operation).process_set)
     results = []
     for index, mean in enumerate(means):

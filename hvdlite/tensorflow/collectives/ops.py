@@ -26,7 +26,7 @@ from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 __all__ = [
     "allreduce",
-    "autodiff",  # imported for what it registers
+    "autodiff",  # This import registers gradients.
     "barrier",
     "broadcast",
     "cross_rank_op",
@@ -121,7 +121,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduce several tensors; dense ones of one dtype complete together. Otherwise as `allreduce`.
 
-    tf.IndexedSlices among them are gathered, each by itself, and returned as tf.IndexedSlices.
+    tf.IndexedSlices among them are gathered, each alone, and returned as tf.IndexedSlices.
 
     All ranks give as many `tensors`, each with the same shape and dtype on all ranks.
 

@@ -23,30 +23,21 @@ from hvdlite.tensorflow.graph.ordering import turn
 
 
 class Reduction(NamedTuple):
-    """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one.
-
-    `wire` is the core's number of the dtype as which tensors travel, see `travels_as`.
-    """
+    """How to reduce."""
 
     op: int
     prescale: float = 1.0
     postscale: float = 1.0
-    weight: Any = None
-    wire: int | None = None
+    weight: Any = None  # A number or a scalar tensor makes the average a weighted one.
+    wire: int | None = None  # The core's dtype as which tensors travel, see `travels_as`.
 
 
 _SUM = Reduction(ops.Sum)
 
 
 def check(tensor: Any, name: str, op: int | None = None) -> tf.Tensor:
-    """Convert to a tensor, and check that the core can send it, and reduce it by `op`.
-
-    Raises:
-        ArgumentError: it is not a tensor, or its dtype cannot be sent (or reduced); the message
-            says what to do.
-        NotInitializedError: `init()` was not called; in a graph the operation raises this when it
-            runs.
-    """
+    """Return a tensor that the core can send, and reduce by `op`, or raise an ArgumentError."""
+    # In a graph the operation raises NotInitializedError when it runs.
     if tf.executing_eagerly():
         basics.engine()
     if isinstance(tensor, tf.IndexedSlices):
@@ -90,16 +81,11 @@ def per_dtype(
 
 
 def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
-    """Keep the runs of a loop's body or of an inner function from overlapping.
-
-    Each run uses the same names, and two operations of one name cannot be in flight together.
-    TensorFlow runs operations that touch one variable in the order of the program. So each run ends
-    with a write to a variable of that name and process set, when all of `results` are ready. Calls
-    that XLA compiles do so by themselves. For graphs of TensorFlow 1 see `loops`.
-
-    Raises:
-        ArgumentError: iterations may overlap in a graph of TensorFlow 1.
-    """
+    """Keep the runs of a loop's body or of an inner function from overlapping."""
+    # Each run uses the same names, and two operations of one name cannot be in flight together.
+    # TensorFlow runs operations that touch one variable in the order of the program. So each run
+    # ends with a write to a variable of that name and process set, when all of `results` are ready.
+    # Calls that XLA compiles order themselves. `loops` orders the graphs of TensorFlow 1.
     if in_session_graph():
         loops.order_iterations(wire.text, results)
         return
@@ -113,16 +99,7 @@ def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
 def allreduce(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
-    """Reduce checked tensors; those of one dtype complete together.
-
-    The caller calls `take_turns` with the results.
-
-    Args:
-        tensors: of any dtypes that can be reduced.
-        wire: the name of the request.
-        names: the names of the tensors in messages.
-        reduction: how they are reduced.
-    """
+    """Reduce checked tensors; those of one dtype complete together. Callers call `take_turns`."""
     if reduction.weight is not None and reduction.op != ops.Average:
         raise ArgumentError("weight goes with op=hvd.Average")
     if not tensors:
@@ -241,11 +218,7 @@ def _allreduce_in_xla(
 
 
 def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
-    """Check that an operation has a gradient.
-
-    Raises:
-        ArgumentError: `op` is neither an average nor a sum.
-    """
+    """Raise an ArgumentError unless `op`, an average or a sum, has a gradient."""
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
             f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
@@ -254,11 +227,7 @@ def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
 
 
 def refuse_xla(verb: str, name: str) -> None:
-    """Refuse a collective that XLA cannot compile.
-
-    Raises:
-        ArgumentError: XLA compiles the function that is being traced.
-    """
+    """Raise an ArgumentError if XLA, which cannot compile this collective, is compiling it."""
     if xla.in_xla_context():
         raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
 
@@ -282,10 +251,7 @@ def broadcast(
 
 
 def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor:
-    """Return a property of a process set: "rank", "size", or "included" (0 or 1); see `query`.
-
-    The rank of a process that is not a member is -1.
-    """
+    """Return a set's "rank" (-1 if not a member), "size", or "included" (0 or 1); see `query`."""
     if xla.in_xla_context():
         known = process_set_by_id(process_set)
         value = getattr(known, what)() if known.included() or what != "rank" else -1
@@ -297,12 +263,10 @@ def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor
 
 
 def query(what: str, name: str | None = None) -> tf.Tensor:
-    """Return a property of the world ("rank", "size"...) as an int32 scalar.
-
-    In a graph it is read when the operation runs; a function that XLA compiles contains the value
-    of the time of tracing.
-    """
+    """Return a property of the world ("rank", "size"...) as an int32 scalar."""
     if xla.in_xla_context():
+        # A compiled function contains the value of the time of tracing; a graph reads it when it
+        # runs.
         return tf.constant(getattr(basics, what)(), tf.int32)
     if tf.executing_eagerly():
         basics.engine()

@@ -80,16 +80,8 @@ def reducescatter(
 
 
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
-    """Send rows of a checked tensor to each rank.
-
-    Args:
-        tensor: the rows to send.
-        splits: an int64 vector; empty for the same number of rows to each rank.
-        wire: the name of the request.
-
-    Returns:
-        The rows from all ranks, and the number of rows from each (int64).
-    """
+    """Send rows to each rank; return the rows from all, and how many came from each."""
+    # `splits` and the second result are int64. Empty splits give each rank the same number of rows.
     _check("alltoall", [tensor], [wire.text])
     output, received = alltoall_with(call_scalars(wire.number), tensor, splits, wire)
     take_turns(wire, [output])

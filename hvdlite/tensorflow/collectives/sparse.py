@@ -25,18 +25,13 @@ from hvdlite.tensorflow.collectives.row_requests import allgather, allgather_siz
 from hvdlite.tensorflow.graph import xla
 from hvdlite.tensorflow.graph.names import WireName
 
-_said: set[str] = set()  # names of gradients for which `_say_dense` has logged its message
+_said: set[str] = set()  # `_say_dense` has logged these names.
 
 
 def allreduce_slices(
     slices: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tf.IndexedSlices:
-    """Gather the rows and the indices of all ranks; equal indices of ranks are not added up.
-
-    Raises:
-        UnsupportedError: rows cannot be reduced by this operation.
-        ArgumentError: XLA compiles the function that is being traced.
-    """
+    """Gather the rows and the indices of all ranks; equal indices of ranks are not added up."""
     if not _can_gather(reduction):
         raise UnsupportedError(
             f"'{wire.text}' is tf.IndexedSlices, whose rows can be averaged or summed; "
@@ -58,15 +53,13 @@ def reduce_sparse_gradients(
     reduction: Reduction,
     compression: Any,
 ) -> list[tf.IndexedSlices]:
-    """Reduce gradients, each as rows or dense, whichever moves fewer bytes; not for XLA.
-
-    All ranks choose alike. With other operations than `Average` and `Sum` all travel dense.
-    """
+    """Reduce gradients, each as rows or dense, whichever moves fewer bytes; not for XLA."""
     if not gradients:
         return []
     merged = [_merge(one, wire.text) for one, wire in zip(gradients, wires, strict=True)]
     how = (reduction, compression)
     if not _can_gather(reduction):
+        # Only rows of averages and sums can be gathered; all other gradients travel dense.
         pairs = [_reduce_dense(one, wire, *how) for one, wire in zip(merged, wires, strict=True)]
     else:
         pairs = [
@@ -92,11 +85,9 @@ def _merge(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
 
 
 def _count(merged: Sequence[tf.IndexedSlices], wires: Sequence[WireName]) -> list[tf.Tensor]:
-    """Sum three numbers of each gradient over all ranks: its rows, its dense limit, and one.
-
-    The dense limit is the number of rows from which on a gradient travels dense. In a function the
-    numbers travel as soon as they are ready; eagerly all travel together.
-    """
+    """Sum three numbers of each gradient over all ranks: its rows, its dense limit, and one."""
+    # A gradient travels dense if it has at least as many rows as its dense limit. In a function the
+    # numbers travel as soon as they are ready; eagerly all travel together.
     totals: list[tf.Tensor] = []
     everything = range(len(merged))
     for part in [everything] if tf.executing_eagerly() else [[i] for i in everything]:
@@ -118,14 +109,12 @@ def _reduce_cheaply(
     reduction: Reduction,
     compression: Any,
 ) -> Any:
-    """Choose rows or dense from the summed counts only, and reduce.
-
-    So all ranks choose alike even if their shapes differ by mistake, and get a mismatch error.
-    """
+    """Choose rows or dense from the summed counts only, and reduce."""
+    # So all ranks choose alike even if their shapes differ by mistake, and get a mismatch error.
     rows, limits, ranks = tf.unstack(counts)
 
     def gathered() -> Any:
-        # Ranks may have the same index. Keras' optimizers square each row of a gradient by itself.
+        # Ranks may have the same index. Keras' optimizers square each row of a gradient alone.
         values, indices = _gather(merged, wire, reduction, compression)
         rows = _merge(tf.IndexedSlices(values, indices), wire.text)
         return tf.cast(rows.values, merged.values.dtype), rows.indices
@@ -174,13 +163,10 @@ def _say_dense(name: str, rows: tf.Tensor) -> list[Any]:
 def _gather(
     merged: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the rows of all ranks, each row scaled, and their indices.
-
-    The average of integers is of floats: equal indices are added up later, so that each row by
-    itself must not be rounded.
-    """
+    """Return the rows of all ranks, each row scaled, and their indices."""
     values, indices = merged.values, merged.indices
     if reduction.weight is not None and values.dtype.is_integer:
+        # Equal indices are added up later, so the average of each integer row must not be rounded.
         values = tf.cast(values, tf.float64)
     factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
     if reduction.weight is not None:

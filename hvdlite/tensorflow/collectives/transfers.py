@@ -65,7 +65,7 @@ def _gradient_of_recv(operation: Any, gradient: Any) -> list[Any]:
     """Send the gradient to the source; what `tensor` held had no effect."""
     wire, source = _back(operation)
     token = _send(operation.inputs[-1], tf.convert_to_tensor(gradient), wire, source)
-    # Zeros that wait for the transfer: an eager tape, and a graph, then run it.
+    # These zeros wait for the transfer: an eager tape, and a graph, then run it.
     with tf.control_dependencies([token]):
         return [tf.zeros_like(gradient), None]
 

@@ -14,22 +14,14 @@ import tensorflow as tf
 
 
 class Passes:
-    """Holds the sums of the gradients of some variables, and the number of passes in them.
-
-    It works eagerly, in functions, and in a graph of TensorFlow 1.
-    """
+    """Sums the gradients of several passes: eagerly, in functions, in graphs of TensorFlow 1."""
 
     def __init__(self, passes: int, average: bool) -> None:
-        """Make empty sums.
-
-        Args:
-            passes: the number of passes per update.
-            average: whether an update gets the mean of its passes instead of their sum.
-        """
+        """Make empty sums; `average` gives an update the mean of its passes instead of the sum."""
         self._passes = passes
         self._scale = 1.0 / passes if average else 1.0
         self._count: Any = None
-        self._sums: dict[Any, Any] = {}  # by variable
+        self._sums: dict[Any, Any] = {}  # The keys are variables.
 
     def add(
         self,
@@ -37,17 +29,7 @@ class Passes:
         variables: Sequence[Any],
         reduce: Callable[[list[Any]], list[Any]],
     ) -> list[Any]:
-        """Add the gradients of one pass.
-
-        Args:
-            gradients: this rank's gradients, or None.
-            variables: the variables of these gradients.
-            reduce: is called after the last pass of an update (in a graph it is traced once) with
-                the sums as dense tensors, and None for variables without a gradient.
-
-        Returns:
-            The result of `reduce`; after the passes before the last, this rank's sums so far.
-        """
+        """Add one pass; return what `reduce` returns after the last pass, else the sums so far."""
         if self._count is None:
             self._count = _variable("hvdlite_passes", [], tf.int32)
         count = _read(self._count)
@@ -59,6 +41,8 @@ class Passes:
         with tf.control_dependencies([totals[i] for i in present]):
             count = tf.identity(self._count.assign((count + 1) % self._passes))
 
+        # `reduce` gets dense tensors, and None for variables without a gradient. A graph traces it
+        # once.
         def update() -> list[Any]:
             scaled = [
                 None if one is None else one * tf.cast(self._scale, one.dtype) for one in totals
@@ -75,12 +59,7 @@ class Passes:
         return results
 
     def then(self, gradients: Sequence[Any], apply: Callable[[], Any]) -> Any:
-        """Call `apply` if `add` has reduced the sums; in a graph, return an operation.
-
-        Args:
-            gradients: the result of `add`, possibly changed.
-            apply: updates the variables; in a graph it returns an operation.
-        """
+        """Call `apply`, which updates variables, if `add` has reduced; a graph gets an op."""
         if self._count is None:
             return apply()
         with tf.control_dependencies([one for one in gradients if one is not None]):

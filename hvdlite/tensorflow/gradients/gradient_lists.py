@@ -30,17 +30,8 @@ def reduce_gradients(
     groups: Sequence[Sequence[int]] = (),
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Reduce gradients over all ranks.
-
-    Args:
-        gradients: tensors, tf.IndexedSlices, or None (which stays None).
-        names: their wire names.
-        reduction: how they are reduced.
-        compression: how gradients are compressed while they travel.
-        sparse_as_dense: makes tf.IndexedSlices dense tensors.
-        groups: positions of gradients that travel together in a function; the others go alone.
-        process_set: gradients are reduced over its members; other ranks keep their own.
-    """
+    """Reduce tensors, tf.IndexedSlices or None, which stays None, over a process set's members."""
+    # In a function the gradients at the positions of one group travel together, the others alone.
     if process_set is not global_process_set and not process_set.included():
         return list(gradients)
     number = set_number(process_set)
@@ -81,16 +72,14 @@ def _parts(
     sparse: Sequence[int],
     groups: Sequence[Sequence[int]],
 ) -> list[tuple[list[int], str]]:
-    """Divide the dense gradients into requests: the positions and the name of each request.
-
-    A group has the name of its first member, even if that has no gradient on this rank. So if ranks
-    have different gradients or groups, their requests have the same name, and they get a mismatch
-    error. A first member that is sparse has a request of that name itself.
-    """
+    """Divide the dense gradients into requests: the positions and the name of each request."""
     if tf.executing_eagerly() or xla.in_xla_context():
         groups = [range(len(names))]
     grouped = {i for group in groups for i in group}
     parts = [([i], names[i]) for i in dense if i not in grouped]
+    # A group has the name of its first member, even if that has no gradient on this rank. So ranks
+    # with different gradients or groups make requests of one name, and get a mismatch error. A
+    # first member that is sparse has a request of that name itself.
     for group in groups:
         positions = [i for i in group if i in dense]
         if positions:

@@ -25,7 +25,7 @@ from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 class _Distributed:
     """Put before the class of a tape; shares all state with the tape that it wraps."""
 
-    _hvdlite: SourceGradients  # of the class that was made for one tape
+    _hvdlite: SourceGradients  # Each tape has a class of its own.
 
     @traced_as_it_is
     def gradient(

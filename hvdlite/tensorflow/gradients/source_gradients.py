@@ -76,11 +76,7 @@ def source_gradients(
     weight: Any,
     name: str | None,
 ) -> SourceGradients:
-    """Check the user's arguments for the reduction of gradients.
-
-    Raises:
-        ArgumentError: the arguments do not fit together.
-    """
+    """Check the user's arguments for the reduction of gradients, and whether they fit together."""
     ops.check_gradient_op(op, predivide_factor)
     check_together({Mode.WEIGHT: weight is not None, **ops.modes_of_op(op)})
     if process_set is not global_process_set:

@@ -22,8 +22,8 @@ from hvdlite.errors import HvdliteError
 from hvdlite.tensorflow.errors import both
 from hvdlite.tensorflow.graph.blocked import Watch
 
-# The releases that the tests run on. The library relies on how TensorFlow's experimental C API
-# calls back, which any release may change.
+# The tests run on these releases. The library relies on how TensorFlow's experimental C API calls
+# back, which any release may change.
 OLDEST_TESTED = (2, 16)
 NEWEST_TESTED = (2, 21)
 
@@ -62,7 +62,7 @@ class _Library:
         self._attach = self.native.hvdlite_tensorflow_attach
         self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
         self._attach.restype = ctypes.c_bool
-        self._engine: _core.Engine | None = None  # keeps the connected engine alive
+        self._engine: _core.Engine | None = None  # This keeps the connected engine alive.
         self._watch: Watch | None = None
 
     def attach(self, engine: _core.Engine | None) -> None:
@@ -85,11 +85,7 @@ class _Library:
         self._watch = None if engine is None else Watch(engine)
 
     def test(self) -> None:
-        """Send one tensor through a core that only echoes.
-
-        Raises:
-            HvdliteError: the tensor came back changed.
-        """
+        """Send one tensor through a core that only echoes, and raise if it came back changed."""
         echo = self.native.hvdlite_tensorflow_echo
         echo.restype = ctypes.c_void_p
         self._attach(echo(), None)
@@ -110,7 +106,7 @@ class _Library:
             sent = tf.constant(value, tf.float64)
             return self.ops.hvdlite_allreduce([sent], call_scalars, tensor_name="self-test")[0]
 
-        with tf.init_scope(), tf.device("CPU:0"):  # where the echo can reach it
+        with tf.init_scope(), tf.device("CPU:0"):  # The echo can reach the CPU's memory.
             if tf.executing_eagerly():
                 return float(send().numpy())
         # TensorFlow 1: use a separate session that leaves the GPUs to the user's first session.
@@ -120,11 +116,7 @@ class _Library:
 
 
 def raw_ops() -> Any:
-    """Return the operations; load, test and attach the library at first use.
-
-    Raises:
-        HvdliteError: the operations do not work with this TensorFlow.
-    """
+    """Return the operations; load, test and attach the library at first use, which may raise."""
     return _library().ops
 
 

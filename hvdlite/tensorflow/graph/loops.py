@@ -17,16 +17,7 @@ from hvdlite.errors import ArgumentError
 
 
 def order_iterations(name: str, results: Sequence[tf.Tensor]) -> None:
-    """Make each iteration of the surrounding loop wait for the results of the one before.
-
-    Args:
-        name: the name of the operation.
-        results: the results of the operation.
-
-    Raises:
-        ArgumentError: the operation is not directly in the loop's body; the message says what to
-            do.
-    """
+    """Make each iteration of a TensorFlow 1 loop wait for the results of the one before."""
     graph = tf.compat.v1.get_default_graph()
     _refuse_parallel_iterations(name, graph)
     if any(_is_body(outer) for outer in _outer_graphs(graph)):

@@ -24,55 +24,42 @@ _used: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKe
 
 
 class WireName(NamedTuple):
-    """A wire name: `text`, followed by ".number" unless the number is negative.
-
-    `process_set` is the number of the process set; each process set has its own names.
-    """
+    """A wire name: `text`, followed by ".number" unless the number is negative."""
 
     text: str
     number: int = -1
-    process_set: int = 0
+    process_set: int = 0  # This is the set's number; each process set has its own names.
 
     def plus(self, suffix: str) -> WireName:
         """Return the name of a part of this operation."""
         return self._replace(text=f"{self.text}.{suffix}")
 
     def derived(self, suffix: str) -> WireName:
-        """Return a name for an operation derived from this one, the same name at every trace.
-
-        In a graph a second derived operation gets a count, because both may be in flight.
-        """
+        """Return a name for an operation derived from this one, the same name at every trace."""
         name = self.plus(suffix)
         if tf.executing_eagerly():
             return name
+        # A graph counts derived operations of one name, because both may be in flight.
         count = _count(outermost_graph(), name.text, self.process_set)
         return name.plus(str(count)) if count else name
 
 
 def set_number(process_set: ProcessSet) -> int:
-    """Return the number of a process set for which an operation may be made.
-
-    In a graph this rank need not be a member: the operation then raises the error when it
-    runs, which a condition may prevent.
-
-    Raises:
-        ArgumentError: the process set is not registered; eagerly, also if this rank is not a
-            member.
-    """
+    """Return the number of a process set for which an operation may be made, or raise."""
     if process_set is global_process_set:
         return 0
+    # In a graph this rank need not be a member: the operation then raises the error when it runs,
+    # which a condition may prevent.
     return member_id(process_set) if tf.executing_eagerly() else registered_id(process_set)
 
 
 def wire_name(kind: str, name: str | None, process_set: ProcessSet) -> WireName:
-    """Name a call: by the user's name, or numbered (eagerly), or counted (in a graph).
-
-    The core does not cache names that start with '#'.
-    """
+    """Name a call: by the user's name, or numbered (eagerly), or counted (in a graph)."""
     number = set_number(process_set)
     if name:
         return WireName(name, process_set=number)
     if tf.executing_eagerly():
+        # The core does not cache names that start with '#'.
         return WireName(f"#{kind}", next_number(kind, number), number)
     return WireName(graph_name(kind, number), process_set=number)
 
@@ -96,12 +83,10 @@ def _count(graph: Any, name: str, process_set: int) -> int:
 
 
 def outermost_graph() -> Any:
-    """Return the outermost function: its branches, loops and inner functions share its counts.
-
-    In a graph of TensorFlow 1 it is that graph, because names of its branches differ between ranks.
-    """
+    """Return the outermost function: its branches, loops and inner functions share its counts."""
     if in_session_graph():
         with tf.init_scope():
+            # Names of the branches of a TensorFlow 1 graph differ between ranks.
             return tf.compat.v1.get_default_graph()
     graph = tf.compat.v1.get_default_graph()
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
@@ -110,12 +95,10 @@ def outermost_graph() -> Any:
 
 
 def in_session_graph() -> bool:
-    """Return whether operations made now belong to a graph of TensorFlow 1, which a session runs.
-
-    This includes branches and loops of such a graph, because init_scope leads to that graph.
-    """
+    """Return whether new operations belong to a graph of TensorFlow 1, which a session runs."""
     if tf.executing_eagerly():
         return False
+    # From branches and loops of such a graph, init_scope leads to that graph.
     with tf.init_scope():
         return not tf.executing_eagerly()
 
@@ -130,17 +113,11 @@ def is_nested() -> bool:
 def call_scalars(
     number: int = -1, prescale: float = 1.0, postscale: float = 1.0, weight: Any = None
 ) -> tf.Tensor:
-    """Make the last input of an operation (`terms` in csrc): [number, prescale, postscale, weight].
-
-    It is always an eager tensor that a graph captures. If all inputs of an operation were constants
-    of the graph, TensorFlow's graph optimizer would run the operation once and fold it away.
-
-    Args:
-        number: the number of a numbered call, or -1.
-        prescale: multiplies the input.
-        postscale: multiplies the result.
-        weight: this rank's weight in a weighted average, a number or a scalar tensor; else None.
-    """
+    """Make an operation's last input (`terms` in csrc): [number, prescale, postscale, weight]."""
+    # It is always an eager tensor that a graph captures. If all inputs of an operation were
+    # constants of the graph, TensorFlow's graph optimizer would run the operation once and fold it
+    # away. The number is -1 for a call without one; the weight, a number or a scalar tensor, None
+    # for a plain average.
     if weight is None or isinstance(weight, int | float):
         make = _make_call_scalars if number >= 0 else _constant_call_scalars
         constant = math.nan if weight is None else float(weight)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# Kept for ever, because traced functions refer to them.
+# They are kept permanently, because traced functions refer to them.
 _turns: dict[str, tf.Tensor] = {}
 
 
 def turn(name: str) -> tf.Tensor:
-    """Return the handle of the turn of that name, an int64.
-
-    It is made by raw operations, because a tf.function does not allow a tf.Variable to be created
-    after its first call.
-    """
+    """Return the handle of the turn of that name, an int64."""
     if name not in _turns:
         with tf.init_scope(), tf.device("CPU:0"):
+            # A tf.function does not allow a tf.Variable to be created after its first call.
             handle = tf.raw_ops.VarHandleOp(
                 dtype=tf.int64, shape=[], shared_name=f"hvdlite.turn.{name}"
             )

@@ -11,10 +11,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def traced_as_it_is(function: Function) -> Function:
-    """Keep AutoGraph from rewriting this function and the functions that it calls.
-
-    Their branches and loops are decided while tracing, and rewriting them would cost more than
-    tracing.
-    """
+    """Keep AutoGraph from rewriting this function and the functions that it calls."""
+    # Their branches and loops are decided while tracing, and rewriting them would cost more than
+    # tracing.
     kept: Function = tf.autograph.experimental.do_not_convert(function)
     return kept

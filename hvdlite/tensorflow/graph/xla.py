@@ -47,20 +47,8 @@ def allreduce_group(
     postscale: float,
     cast: int | None,
 ) -> list[tf.Tensor]:
-    """Reduce tensors, which complete together, in one custom call.
-
-    Args:
-        tensors: of any dtypes that can be reduced; their shapes must be known while tracing.
-        wire: the name of the request.
-        tensor_names: the names of the tensors in messages.
-        op: the reduce operation.
-        prescale: multiplies the input.
-        postscale: multiplies the result.
-        cast: the core's number of the dtype as which tensors travel, see `travels_as`, or None.
-
-    Raises:
-        ArgumentError: XLA cannot compile it; the message advises jit_compile=False.
-    """
+    """Reduce tensors, which complete together, in one custom call; refuse unknown shapes."""
+    # `cast` is the core's number of the dtype as which tensors travel, see `travels_as`.
     if not tensors:
         return []
     _register()
@@ -90,11 +78,7 @@ def allreduce_group(
 
 
 def _check_platform(name: str) -> None:
-    """Refuse to be compiled for a GPU, with a clearer message than XLA's.
-
-    Raises:
-        ArgumentError: XLA compiles for another device than the CPU.
-    """
+    """Refuse to be compiled for a GPU, with a clearer message than XLA's."""
     platform = _platform()
     if platform != "CPU":
         raise ArgumentError(
@@ -133,11 +117,7 @@ def _describe(
 
 @functools.cache
 def _register() -> None:
-    """Register the custom call with XLA.
-
-    Raises:
-        ArgumentError: the XLA of this TensorFlow does not accept it.
-    """
+    """Register the custom call with XLA, or raise an ArgumentError if XLA does not accept it."""
     library.raw_ops()
     register: Any = library.native().hvdlite_tensorflow_register_xla
     register.restype = ctypes.c_bool

@@ -46,7 +46,8 @@ def _gradient(
     mean = averaged(gradient, f"{name}.backward", process_set)
     if basics.rank() == root_rank:
         return mean
-    # Zeros that depend on the mean: who differentiates them again takes part in its backward.
+    # These zeros depend on the mean: a rank that differentiates them again takes part in its
+    # backward.
     return mean.masked_fill(torch.ones((), dtype=torch.bool, device=mean.device), 0)
 
 

@@ -18,13 +18,13 @@ import torch
 
 Call = Callable[[], None]
 
-# Torch says it where it was told fullgraph=True; older releases take no reason.
+# Torch gives it with fullgraph=True; older releases take no reason.
 _WHY = (
     {"reason": "hvdlite sends gradients outside of graphs; leave fullgraph=True out"}
     if "reason" in inspect.signature(torch.compiler.disable).parameters
     else {}
 )
-_here = threading.local()  # queued: the calls at the end of this thread's compiled backward
+_here = threading.local()  # `queued` has the calls at the end of this thread's compiled backward.
 
 
 def _queued() -> list[Call] | None:
@@ -57,13 +57,11 @@ def untraced(hook: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _follow() -> None:
-    """Let the backwards that torch will compile call at their end what is queued in them.
-
-    Where torch has no such place, gradients are reduced in `step`.
-    """
+    """Let the backwards that torch will compile call at their end what is queued in them."""
     try:
         from torch._dynamo.compiled_autograd import AutogradCompilerInstance as Compiler
     except ImportError:
+        # Where torch has no such place, gradients are reduced in `step`.
         return
     capture = getattr(Compiler, "end_capture", None)
     if capture is None:
@@ -84,7 +82,7 @@ def _with_end(run: Callable[..., Any]) -> Callable[..., Any]:
         around, _here.queued = _queued(), []
         try:
             results = run(*given, **named)
-            for one in _here.queued:  # which may queue more
+            for one in _here.queued:  # A call may queue more.
                 one()
         finally:
             _here.queued = around

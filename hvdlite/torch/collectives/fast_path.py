@@ -24,9 +24,9 @@ from hvdlite.operation_names import next_name
 from hvdlite.process_sets import global_process_set, member_id
 from hvdlite.torch.collectives.tensors import raise_moved
 
-# How a public function returns its result, as the core numbers it. From NEW on it blocks.
-NEW_ASYNC = 0  # a handle of a new tensor
-IN_PLACE_ASYNC = 1  # a handle of the same tensor
+# The core numbers the ways in which a public function returns its result. From NEW on it blocks.
+NEW_ASYNC = 0  # It returns a handle of a new tensor.
+IN_PLACE_ASYNC = 1  # It returns a handle of the same tensor.
 NEW = 2
 IN_PLACE = 3
 OVERWRITING = (IN_PLACE_ASYNC, IN_PLACE)

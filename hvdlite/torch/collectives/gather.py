@@ -29,7 +29,7 @@ from hvdlite.torch.collectives.submit import (
 from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
 
-# The number of rows for each rank.
+# It has the number of rows for each rank.
 Splits: TypeAlias = torch.Tensor | Iterable[int] | None
 
 
@@ -41,7 +41,7 @@ def _split_list(verb: str, splits: Splits, name: str) -> list[int]:
         numbers = [operator.index(value) for value in values]
     except TypeError as error:
         raise _not_rows(verb, splits, name) from error
-    if not numbers:  # the core would divide rows as without splits
+    if not numbers:  # The core would take them for no splits.
         raise _not_rows(verb, splits, name)
     return numbers
 
@@ -187,10 +187,7 @@ def _start_scattering(
 def _scattered_gradient(
     gradient: torch.Tensor, name: str, reduction: Reduction, members: int
 ) -> torch.Tensor:
-    """Gather the ranks' gradients, with the same scales: each is about some of the rows.
-
-    Those of a sum are multiplied by the number of ranks.
-    """
+    """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
     check_differentiable("reducescatter", name, reduction.op)
     factor = reduction.prescale * reduction.postscale
     if reduction.op == neutral.Sum:

@@ -23,18 +23,11 @@ def tie(
     backward: Callable[..., torch.Tensor],
     *arguments: object,
 ) -> torch.Tensor:
-    """Make `output` depend on `tensor` if autograd needs it; return `output`.
-
-    A leaf that was overwritten in place is not tied, because scripts overwrite parameters outside
-    of any graph.
-
-    Args:
-        tensor: what went into the collective.
-        output: what came out; `tensor` itself if the collective is in place.
-        backward: is called with the gradient of `output` and the arguments, and returns that of
-            `tensor`.
-        arguments: what `backward` needs besides; neither tensor is among them.
-    """
+    """Make `output` depend on `tensor` if autograd needs it; return `output`."""
+    # In place both are one tensor. A leaf that was overwritten in place is not tied, because
+    # scripts overwrite parameters outside of any graph. `backward` gets the gradient of `output`
+    # and the arguments, neither of which is one of the tensors, and returns the gradient of
+    # `tensor`.
     in_place = output is tensor
     if tensor.requires_grad and torch.is_grad_enabled() and not (in_place and tensor.is_leaf):
         # `output` is in a list, because autograd would otherwise see a second input.
@@ -46,11 +39,7 @@ def tie(
 
 
 def check_differentiable(verb: str, name: str, op: int) -> None:
-    """Refuse the backward of a reduction that has none.
-
-    Raises:
-        ArgumentError: `op` is neither `Average` nor `Sum`.
-    """
+    """Refuse the backward of a reduction that has none: `op` is neither `Average` nor `Sum`."""
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
             f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "

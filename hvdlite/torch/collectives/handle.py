@@ -8,7 +8,7 @@ from typing import Any
 from hvdlite import _core
 from hvdlite.torch.collectives.submit import Submission
 
-Core = Submission | _core.Handle  # the latter where no tensor is on a GPU
+Core = Submission | _core.Handle  # It is the latter if no tensor is on a GPU.
 
 
 class Handle:

@@ -20,24 +20,14 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def tensor_over(memory: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Return a tensor whose values are these bytes.
-
-    Example:
-        >>> tensor_over(memoryview(bytearray(8)), torch.float32, (2, 1)).tolist()
-        [[0.0], [0.0]]
-    """
+    """Return a tensor whose values are these bytes, without a copy."""
     if not len(memory):
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype).reshape(tuple(shape))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor; they keep its memory alive.
-
-    Example:
-        >>> bytes_of(torch.zeros(2)).nbytes
-        8
-    """
+    """Return the bytes of a contiguous CPU tensor; they keep its memory alive."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())

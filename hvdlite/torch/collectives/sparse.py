@@ -39,9 +39,9 @@ class _Rows(NamedTuple):
     """The data that is sent for one tensor."""
 
     shape: torch.Size
-    indices: torch.Tensor  # [rows, sparse dimensions], int64
-    values: torch.Tensor  # [rows, ...], as compressed
-    context: Any  # of the compressor
+    indices: torch.Tensor  # Its shape is [rows, sparse dimensions]; it is int64.
+    values: torch.Tensor  # Its shape is [rows, ...]; it is compressed.
+    context: Any  # The compressor made it.
 
 
 def is_sparse(tensor: torch.Tensor | None) -> bool:
@@ -73,8 +73,8 @@ def _take_rows(tensor: torch.Tensor, compression: Any, scale: float) -> _Rows:
 class GatheredRows(NamedTuple):
     """The result for one tensor."""
 
-    tensor: torch.Tensor  # sparse, coalesced
-    rows: int  # the number of rows that all ranks sent together
+    tensor: torch.Tensor  # It is sparse and coalesced.
+    rows: int  # All ranks together sent so many rows.
 
 
 class RowGathering:
@@ -89,16 +89,7 @@ class RowGathering:
         compression: Any,
         blocking: bool,
     ) -> None:
-        """Submit the allgather.
-
-        Args:
-            tensors: sparse tensors.
-            names: their names in messages.
-            name: identifies the operation on all ranks.
-            reduction: by `Average` or `Sum`; a weight of zero sends no rows.
-            compression: how the values are compressed while they travel.
-            blocking: whether the caller will wait at once.
-        """
+        """Submit an allgather of sparse tensors for a mean or sum; a zero weight sends no rows."""
         self._reduction = reduction
         self._compression = compression
         self._rows = [_take_rows(one, compression, reduction.prescale) for one in tensors]
@@ -197,26 +188,25 @@ def sparse_allreduce_async(
 
 
 class SparseWays:
-    """Chooses, alike on all ranks, how the sparse gradients of a bucket travel.
+    """Chooses, alike on all ranks, how the sparse gradients of a bucket travel."""
 
-    A sparse gradient that travels dense has a *mask* beside it, which marks the rows that some rank
-    had. The mask is needed because a row of zeros still counts as a row for an optimizer.
-    """
+    # A sparse gradient that travels dense has a *mask* beside it, which marks the rows that some
+    # rank had. The mask is needed because a row of zeros still counts as a row for an optimizer.
 
     def __init__(
         self, params: Sequence[torch.Tensor], names: Sequence[str], never_sparse: bool = False
     ) -> None:
         self._params = params
         self._names = names
-        self._never_sparse = never_sparse  # sparse gradients become dense for good
+        self._never_sparse = never_sparse  # Sparse gradients become dense permanently.
         self._restarts = operation_names.restarts()
-        self.by_rows: set[int] = set()  # positions of gradients that travel as rows next
-        self.with_mask: set[int] = set()  # positions of those that travel dense with a mask
+        self.by_rows: set[int] = set()  # Gradients at these positions travel as rows next.
+        self.with_mask: set[int] = set()  # Those at these positions travel dense with a mask.
         # On a GPU a search for sparse gradients in each cycle would make the host wait; so once all
-        # parameters had gradients and none was sparse, the bucket is dense for good.
+        # parameters had gradients and none was sparse, the bucket is dense permanently.
         self.dense_for_good = False
-        self._dimensions = [1] * len(params)  # number of sparse dimensions, by position
-        self._said: set[int] = set()  # positions whose message was logged
+        self._dimensions = [1] * len(params)  # Each position has so many sparse dimensions.
+        self._said: set[int] = set()  # The message of these positions was logged.
 
     def begin(self) -> None:
         """Begin a cycle."""
@@ -279,13 +269,9 @@ class SparseWays:
         return _sparse(indices, values, dense.shape, is_coalesced=True)
 
     def choose(self, position: int, rows: float) -> None:
-        """Choose how the parameter's next gradient travels.
-
-        Args:
-            position: the position of the parameter.
-            rows: the number of rows of all ranks in this cycle; zero if no gradient was sparse.
-        """
+        """Choose how the parameter's next gradient travels, from all ranks' rows in this cycle."""
         if rows <= 0:
+            # No gradient was sparse.
             return
         self.with_mask.discard(position)
         param = self._params[position]

@@ -18,13 +18,12 @@ from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 
 class Submission:
-    """A submitted collective: the core's handle, ordered with CUDA's streams.
+    """A submitted collective: the core's handle, ordered with CUDA's streams."""
 
-    Torch's allocator must not give GPU memory to others before the core's stream is done with it.
-    So the tensors live until `wait`, after which all work of the waiting stream comes later. The
-    allocator notes the core's stream only if that is not the stream which had the tensors, or if
-    nobody waits: such notes cost more than the rest of a submission.
-    """
+    # Torch's allocator must not give GPU memory to others before the core's stream is done with it.
+    # So the tensors live until `wait`, after which all work of the waiting stream comes later. The
+    # allocator notes the core's stream only if that is not the stream which had the tensors, or if
+    # nobody waits: such notes cost more than the rest of a submission.
 
     def __init__(self, core: _core.Handle, gpu: int, stream: int, keep: object) -> None:
         self._core = core
@@ -48,10 +47,7 @@ class Submission:
         return self._core.done()
 
     def wait(self) -> None:
-        """Block until the collective has completed, or raise its error.
-
-        The results are then ready for the current stream.
-        """
+        """Block until the results are ready for the current stream, or raise the error."""
         if self._gpu < 0:
             self._core.wait(stream=None)
             return
@@ -112,9 +108,9 @@ class Reduction(NamedTuple):
     postscale: float = 1.0
     weight: float | None = None
     process_set: ProcessSet = global_process_set
-    wire: int | None = None  # the core's number of the dtype as which float32 and float64 travel
-    transaction: str = ""  # of an elastic job, see `_core.Engine.commit`
-    terms: _core.Terms | None = None  # of a mode that does not wait for all ranks
+    wire: int | None = None  # Float32 and float64 travel as the dtype of this number.
+    transaction: str = ""  # Elastic jobs have one, see `_core.Engine.commit`.
+    terms: _core.Terms | None = None  # Modes that do not wait for all ranks have them.
 
 
 def _submit(
@@ -124,16 +120,9 @@ def _submit(
     keep: object,
     blocking: bool,
 ) -> Submission:
-    """Submit tensors on the stream of the GPU that holds some of them, if one does.
-
-    Args:
-        enqueue: a method of the engine with the arguments that only this collective has; what is
-            missing is the number of the process set, `keep`, `blocking` and the stream.
-        specs: of the tensors.
-        process_set: whose members take part.
-        keep: the tensors, which live until the collective has completed.
-        blocking: whether the caller waits at once.
-    """
+    """Submit tensors on the stream of the GPU that holds some of them, if one does."""
+    # `enqueue` is a method of the engine with the arguments that only this collective has. The
+    # tensors in `keep` live until the collective has completed.
     gpu = max((spec.gpu for spec in specs), default=-1)
     stream = _current_stream(gpu) if gpu >= 0 else 0
     return Submission(enqueue(member_id(process_set), keep, blocking, stream), gpu, stream, keep)
@@ -176,10 +165,8 @@ def start_reducescatter(
     blocking: bool,
     splits: Sequence[int] = (),
 ) -> Submission:
-    """Submit tensors to be reduced and divided among the ranks; see `take_received`.
-
-    `splits` has the rows of each rank, tensor after tensor; without them they are nearly the same.
-    """
+    """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
+    # `splits` has the rows of each rank, tensor after tensor. Without it they are nearly the same.
     op, prescale, postscale, _, process_set, *_ = reduction
     scatter = basics.engine().reducescatter
     enqueue = partial(scatter, name, specs, op, prescale, postscale, splits=splits)
@@ -242,16 +229,11 @@ class Received(NamedTuple):
     """The result of a completed collective for one tensor."""
 
     tensor: torch.Tensor
-    rows: list[int]  # the number of rows from each rank
+    rows: list[int]  # Each rank sent so many rows.
 
 
 def take_received(handle: Submission, sources: Sequence[torch.Tensor]) -> list[Received]:
-    """Make tensors of the outputs of a completed collective.
-
-    Args:
-        handle: the handle of an allgather, a reducescatter or an alltoall.
-        sources: the tensors that were submitted.
-    """
+    """Make tensors of the outputs of a completed allgather, reducescatter or alltoall."""
     dimensions = handle.first_dimensions
     parts = len(dimensions) // max(len(sources), 1)
     received = []

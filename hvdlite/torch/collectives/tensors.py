@@ -22,12 +22,7 @@ _NAME_OF = {getattr(torch, name): name for name in _core.DTYPES if hasattr(torch
 
 
 def check(tensor: torch.Tensor, name: str) -> None:
-    """Check that the core can send a tensor.
-
-    Raises:
-        ArgumentError: `tensor` is not a dense tensor on a CPU or CUDA device, is made of other
-            tensors, or has an unknown dtype; the message says what to do.
-    """
+    """Raise an ArgumentError, which says what to do, if the core cannot send a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
             f"'{name}' is a {type(tensor).__name__}, not a tensor; use torch.as_tensor(), or "
@@ -59,10 +54,8 @@ def lies_otherwise(tensor: torch.Tensor) -> bool:
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with the values of a checked one: its own memory, or a copy.
-
-    The result is another object. It keeps that memory alive even if `tensor.data` is replaced.
-    """
+    """Return a contiguous tensor with the values of a checked one: its own memory, or a copy."""
+    # The result is another object. It keeps that memory alive even if `tensor.data` is replaced.
     source = tensor.detach()
     if lies_otherwise(source):
         source = source.resolve_conj().resolve_neg()
@@ -72,14 +65,9 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 def read_and_written(
     tensor: torch.Tensor, name: str, verb: str, in_place: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Check a tensor; return the tensor that a collective reads, and one for a result like it.
-
-    In place both are the tensor's memory. They keep that memory alive, so that a script that
-    replaces `tensor.data` meanwhile frees no memory that the core reads or writes.
-
-    Raises:
-        ArgumentError: as for `check`, or the tensor cannot be overwritten in place.
-    """
+    """Return the tensor that a collective reads, and one for its result; raise if there is none."""
+    # In place both are the tensor's memory. They keep that memory alive, so that a script that
+    # replaces `tensor.data` meanwhile frees no memory that the core reads or writes.
     check(tensor, name)
     if not in_place:
         source = readable(tensor)
@@ -101,11 +89,7 @@ def read_and_written(
 def result_of(
     tensor: torch.Tensor, output: torch.Tensor, name: str, in_place: bool
 ) -> torch.Tensor:
-    """Return the result of a collective for a tensor: `tensor` itself in place, else `output`.
-
-    Raises:
-        HvdliteError: in place, the tensor has other memory than `output` now.
-    """
+    """Return `tensor` in place, else `output`; raise if `tensor` has got other memory meanwhile."""
     if not in_place:
         return output
     if tensor.data_ptr() != output.data_ptr():
@@ -124,10 +108,8 @@ def raise_moved(name: str) -> NoReturn:
 def spec(
     name: str, source: torch.Tensor, target: torch.Tensor | None, wire: int | None = None
 ) -> _core.Tensor:
-    """Describe a checked, contiguous tensor to the core: the memory to read and to write.
-
-    `wire` is the dtype as which some tensors travel in an allreduce, see `cast_in_core`.
-    """
+    """Describe a checked, contiguous tensor to the core: the memory to read and to write."""
+    # An allreduce casts some tensors to `wire` on the way, see `cast_in_core`.
     return _core.Tensor(
         name,
         NUMBER_OF[source.dtype],
@@ -142,16 +124,12 @@ def spec(
 class Named(NamedTuple):
     """The tensors that one operation takes, with the names that messages have for them."""
 
-    name: str  # of the operation, the same on all ranks
+    name: str  # The operation has the same name on all ranks.
     tensors: Sequence[torch.Tensor]
     names: Sequence[str]
 
     def read(self) -> list[torch.Tensor]:
-        """Check the tensors, and return each as memory for the core to read.
-
-        Raises:
-            ArgumentError: as `check`.
-        """
+        """Check the tensors, and return each as memory for the core to read."""
         self.check()
         return [readable(tensor) for tensor in self.tensors]
 

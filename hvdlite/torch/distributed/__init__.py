@@ -2,7 +2,7 @@
 
     dist.init_process_group("hvdlite")
 
-PyTorch 2.5 and later finds the backend by itself (`hvdlite_autoload`); for older releases, `import
+PyTorch 2.5 and later finds the backend alone (`hvdlite_autoload`); for older releases, `import
 hvdlite.torch` registers it. `engines` connects the members of a process group, `collectives` has
 the operations, and `group` the face that torch.distributed sees. See docs/torch_distributed.md.
 """
@@ -17,13 +17,7 @@ __all__ = ["HvdliteGroup", "create"]
 
 
 def create(options: Any, backend_options: Any = None) -> HvdliteGroup:
-    """Make a process group; all its members call `create`, and nobody else.
-
-    Args:
-        options: what torch.distributed tells a backend: store, rank, size, timeout, name.
-        backend_options: `pg_options` of init_process_group; not used.
-
-    Raises:
-        BootstrapError: the members could not connect.
-    """
+    """Make a process group; all its members, and nobody else, call `create`."""
+    # `options` are what torch.distributed tells a backend: store, rank, size, timeout, name. The
+    # `pg_options` of init_process_group are not used.
     return HvdliteGroup(options)

@@ -37,16 +37,7 @@ def _kind(op: Any) -> Any:
 
 
 class Gathered:
-    """Memory for the same tensors of all ranks.
-
-    Args:
-        op: the bitwise operation.
-        sources: this rank's plain tensors.
-        members: how many ranks there are.
-
-    Attributes:
-        word: of the operation, for names.
-    """
+    """Memory for the same plain tensors of all ranks, and the bitwise operation on them."""
 
     def __init__(self, op: Any, sources: Sequence[torch.Tensor], members: int) -> None:
         self.word = f"{_kind(op)}.{sources[0].dtype}"
@@ -62,13 +53,7 @@ class Gathered:
         ]
 
     def combine_into(self, memory: torch.Tensor, index: int, begin: int) -> None:
-        """Combine what has arrived for a tensor.
-
-        Args:
-            memory: plain memory for the result.
-            index: of the tensor.
-            begin: the element of the tensor with which the result begins.
-        """
+        """Combine what has arrived for a tensor from element `begin` on into plain memory."""
         number = _AS[memory.itemsize]
         part = self._all[index][:, begin : begin + memory.numel()].view(number)
         memory.view(-1).view(number).copy_(functools.reduce(self._combine, part))

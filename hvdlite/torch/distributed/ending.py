@@ -15,7 +15,8 @@ from hvdlite.basics import describe_error, tell_also
 from hvdlite.torch.distributed.work import stop_waiter
 
 _lock = threading.Lock()
-_engines: dict[_core.Engine, int] = {}  # open engines, and this process's rank in each
+# These engines are open; the values are this process's ranks.
+_engines: dict[_core.Engine, int] = {}
 _hooks_installed = False
 
 

@@ -50,11 +50,7 @@ class Membership(NamedTuple):
 
 
 def make_engine(member: Membership) -> _core.Engine:
-    """Connect to the other members, and start an engine of the group's own.
-
-    Raises:
-        BootstrapError: a member did not arrive, was refused, or is on another host without a token.
-    """
+    """Connect to the other members, or raise a BootstrapError; start the group's own engine."""
     deadline = Deadline(member.timeout.total_seconds())
     if member.size == 1:
         return _start(member, Connection(), deadline, bytes(JOB_ID_BYTES))
@@ -90,11 +86,10 @@ def _start(
 
 
 class _Board:
-    """The part of torch.distributed's store that belongs to this start of this group.
+    """The part of torch.distributed's store that belongs to this start of this group."""
 
-    A group of the same name may have lived in the same store before. So keys have the number of the
-    start, which every member counts for itself: all members start a group equally often.
-    """
+    # A group of the same name may have lived in the same store before. So keys have the number of
+    # the start, which every member counts separately: all members start a group equally often.
 
     def __init__(self, member: Membership, deadline: Deadline) -> None:
         self._member = member
@@ -163,11 +158,9 @@ def _token_of(
 
 
 def _own_address(member: Membership, around: WorkerEnvironment) -> str:
-    """Return an address, with port 0, at which members on other hosts reach this one.
-
-    It is HVDLITE_BIND_ADDRESS, that of the interface that HVDLITE_NETWORK_INTERFACES names, or of
-    the one from which this host reaches torch.distributed's store.
-    """
+    """Return an address, with port 0, at which members on other hosts reach this one."""
+    # The environment names the address or the interface. Otherwise it is the address from which
+    # this host reaches torch.distributed's store.
     if around.bind_address is not None:
         return f"{around.bind_address}:0"
     if around.interfaces:

@@ -108,16 +108,9 @@ class Exchanges(Submissions):
         wanted: Sequence[int],
         opts: Any,
     ) -> Work:
-        """Send parts of a plain tensor.
-
-        Args:
-            verb: of the operation.
-            source: whose parts lie one behind the other.
-            counts: by rank, how many elements this rank sends there.
-            target: for all that arrives, or a tensor for each rank; an empty list for nothing.
-            wanted: by rank, how many elements have to arrive from there.
-            opts: of the call.
-        """
+        """Send `counts` elements of a plain tensor, by rank; receive `wanted` into `target`."""
+        # The parts of `source` lie one behind the other. A target is a tensor for all that arrives,
+        # or a list of one tensor for each rank; an empty list receives nothing.
         units = units_of(source.dtype)
         place = place_of(verb, target, source)
 

@@ -32,11 +32,10 @@ class HvdliteGroup(
     PointToPoint,
     distributed.ProcessGroup,  # type: ignore[misc]
 ):
-    """A process group whose members exchange CPU tensors over an engine of hvdlite.
+    """A process group whose members exchange CPU tensors over an engine of hvdlite."""
 
-    torch.distributed makes it, and calls its methods: users call the functions of
-    torch.distributed.
-    """
+    # torch.distributed makes it, and calls its methods: users call the functions of
+    # torch.distributed.
 
     def __init__(self, options: Any) -> None:
         member = Membership(
@@ -138,7 +137,7 @@ class HvdliteGroup(
                 'device, as in init_process_group("cuda:nccl,cpu:hvdlite")'
             ) from None
 
-    # What torch asks of a backend.
+    # Torch asks this of a backend.
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -158,13 +157,11 @@ class HvdliteGroup(
         return self._numbering.started()
 
     def shutdown(self) -> None:
-        """Leave the group when the operations in flight have ended, or their time has passed.
-
-        While an exception is handled, as in a `finally`, they get a moment only: other ranks may
-        wait for what this one would have done.
-        """
+        """Leave the group when the operations in flight have ended, or their time has passed."""
         while self._elsewhere:
             self._elsewhere.popitem()[1].shutdown()
+        # While an exception is handled, as in a `finally`, the operations get a moment only: other
+        # ranks may wait for what this one would have done.
         if sys.exc_info()[0] is None:
             self._end_all_in_flight()
         self._kept.clear()
@@ -176,7 +173,7 @@ class HvdliteGroup(
         ending.end(self._engine)
 
 
-# Names of earlier releases of torch, and those of its C++ code.
+# Earlier releases of torch, and its C++ code, call these methods by other names.
 _OTHER_NAMES = {
     "_allgather_base": "all_gather_single",
     "allgather_into_tensor_coalesced": "all_gather_single_coalesced",

@@ -37,12 +37,7 @@ _REDUCIBLE = frozenset(number for name, number in _core.DTYPES.items() if name i
 
 
 def check(verb: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse tensors that hvdlite does not carry for torch.distributed.
-
-    Raises:
-        OtherDeviceError: a tensor is not in host memory.
-        UnsupportedError: a tensor is not dense.
-    """
+    """Raise if a tensor is not in host memory (OtherDeviceError) or sparse (UnsupportedError)."""
     for tensor in tensors:
         if not tensor.is_cpu:
             raise OtherDeviceError(verb, tensor.device)
@@ -64,22 +59,15 @@ def as_written(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def units_of(dtype: torch.dtype) -> int:
-    """Return as how many elements one element travels in an operation that copies.
-
-    Elements of a dtype that the engine does not know, such as complex numbers, travel as bytes.
-    """
+    """Return as how many elements one element travels in an operation that copies."""
+    # Elements of a dtype that the engine does not know, such as complex numbers, travel as bytes.
     return 1 if dtype in NUMBER_OF else dtype.itemsize
 
 
 def spec(name: str, source: torch.Tensor, output: int = 0, capacity: int = 0) -> _core.Tensor:
-    """Describe a plain tensor to the engine, for an operation that copies.
-
-    Args:
-        name: of the tensor.
-        source: the tensor that is sent, or as much memory.
-        output: the address to which the operation writes.
-        capacity: where that may be another number of bytes than in `source`, how many fit there.
-    """
+    """Describe a plain tensor, or as much memory, to the engine, for an operation that copies."""
+    # The operation writes to the address `output`. If that memory has another size than `source`,
+    # `capacity` is how many bytes fit there.
     number = NUMBER_OF.get(source.dtype, _BYTE)
     count = source.numel() * units_of(source.dtype)
     return _core.Tensor(name, number, (count,), source.data_ptr(), output, capacity=capacity)
@@ -90,16 +78,12 @@ class Reduction(NamedTuple):
 
     op: int
     prescale: float
-    number: int  # the engine's dtype
-    word: str  # for the names of operations
+    number: int  # This is the engine's dtype.
+    word: str  # Names of operations contain it.
 
 
 def reduction_of(verb: str, op: ReduceOp, dtype: torch.dtype) -> Reduction:
-    """Find how the engine reduces a dtype.
-
-    Raises:
-        UnsupportedError: it cannot.
-    """
+    """Return how the engine reduces a dtype, or raise an UnsupportedError."""
     kind = op.op if isinstance(op, ReduceOp) else op
     number = int(kind)  # The hash of a number is quicker than that of a ReduceOp.
     found = _found(number, dtype)

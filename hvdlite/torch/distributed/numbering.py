@@ -7,7 +7,7 @@ operations of different signatures in different orders still get the right resul
 for each signature.
 
 What a callback of a future starts has names of its own (`origins`). These do not repeat, nor do
-those of transfers between two ranks, of which any number may be in flight. They begin with "#", so
+those of transfers between two ranks, any number of which may be in flight. They begin with "#", so
 that the engine's cache does not keep them.
 """
 
@@ -21,29 +21,18 @@ from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
 
 SLOTS = 8
-_LOOKS = 2  # at so many names each new one looks whether they have ended
+_LOOKS = 2  # Each new name looks whether so many others have ended.
 
 
 class Name(NamedTuple):
-    """How an operation is called.
+    """How an operation is called."""
 
-    Attributes:
-        text: by which the engine knows it.
-        origin: what the callbacks of its future have in their names.
-    """
-
-    text: str
-    origin: Origin
+    text: str  # The engine knows the operation by this text.
+    origin: Origin  # Callbacks of the operation's future have this in their names.
 
 
 class Numbering:
-    """The names of one process group. Any thread may use it.
-
-    Example:
-        >>> numbering = Numbering()
-        >>> [numbering.next("barrier").text for _ in range(2)]
-        ['barrier#0', 'barrier#1']
-    """
+    """The names of one process group. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,15 +40,7 @@ class Numbering:
         self._in_flight: dict[str, _core.Handle] = {}
 
     def next(self, signature: str, seconds: float | None = None) -> Name:
-        """Return the name of the next collective; wait while the name is in flight.
-
-        Args:
-            signature: of the operation.
-            seconds: how long to wait; None means no limit.
-
-        Raises:
-            TimeoutError: that time passed first.
-        """
+        """Return the next collective's name; wait `seconds`, or raise, while it is in flight."""
         with self._lock:
             name = self._name(signature)
             earlier = self._in_flight.get(name.text)
@@ -99,11 +80,9 @@ class Numbering:
             return sum(self._counts.values())
 
     def note(self, name: str, handle: _core.Handle) -> None:
-        """Take note of the operation that has this name now, and forget some that have ended.
-
-        What is noted keeps the memory of its operation.
-        """
+        """Note the operation that has this name now, and forget some that have ended."""
         with self._lock:
+            # A noted handle keeps the memory of its operation.
             noted = self._in_flight
             for _ in range(min(_LOOKS, len(noted))):
                 oldest = next(iter(noted))

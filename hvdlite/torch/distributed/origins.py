@@ -29,20 +29,14 @@ Callback = Callable[[Any], Any]
 
 
 class Origin:
-    """An operation, or a callback of its future.
-
-    Args:
-        group: the numbering of the operation's process group.
-        name: the same on all ranks, and different from those of other origins of the group.
-        kind: the same on all ranks, and the same for such operations of other groups.
-    """
+    """An operation, or a callback of its future."""
 
     __slots__ = ("_callbacks", "_started", "group", "kind", "name")
 
     def __init__(self, group: object, name: str, kind: str) -> None:
-        self.group = group
-        self.name = _short(name)
-        self.kind = _short(kind)
+        self.group = group  # This is the numbering of the operation's process group.
+        self.name = _short(name)  # The name is the same on all ranks, and unique in the group.
+        self.kind = _short(kind)  # Such operations of other groups have the same kind.
         self._callbacks = itertools.count()
         self._started: dict[str, int] = {}
 
@@ -67,7 +61,7 @@ def _short(name: str) -> str:
 _here = threading.local()
 _origins: weakref.WeakKeyDictionary[Any, Origin] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-_plain: dict[str, Callable[..., Any]] = {}  # the methods of torch's class of futures
+_plain: dict[str, Callable[..., Any]] = {}  # Torch's class of futures has these methods.
 
 
 def current() -> Origin | None:
@@ -81,11 +75,7 @@ def note(future: Any, origin: Origin) -> None:
 
 
 def install(before_wait: Callable[[], None]) -> None:
-    """Extend the methods of torch's class of futures; the second call does nothing.
-
-    Args:
-        before_wait: is called by a thread that will wait for a future.
-    """
+    """Extend torch's futures once; a thread that waits for one calls `before_wait` first."""
     with _lock:
         if _plain:
             return

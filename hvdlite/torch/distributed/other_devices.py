@@ -31,12 +31,7 @@ class OtherDeviceError(UnsupportedError):
 
 
 def backends_of(config: str) -> dict[str, str]:
-    """Return by device the backends of a group, from the text that torch.distributed keeps.
-
-    Example:
-        >>> backends_of("cuda:nccl,cpu:hvdlite")
-        {'cuda': 'nccl', 'cpu': 'hvdlite'}
-    """
+    """Return backends by device, from torch.distributed's text, such as "cuda:nccl,cpu:hvdlite"."""
     pairs = [part.split(":") for part in config.split(",")]
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 

@@ -18,19 +18,12 @@ _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 
 class Form(NamedTuple):
-    """The arguments of a method.
+    """The arguments of a method."""
 
-    Attributes:
-        arguments: the names of each argument that has to be given.
-        options: the class of the object with the options; None if there are none.
-        single: the names of options that may be given one by one, in their order.
-        inner: which argument is a list of lists where tensors are not single; None if neither is.
-    """
-
-    arguments: Sequence[Sequence[str]]
-    options: Any = None
-    single: Sequence[str] = ()
-    inner: int | None = None
+    arguments: Sequence[Sequence[str]]  # These are the names of each argument that has to be given.
+    options: Any = None  # This is the class of the object with the options.
+    single: Sequence[str] = ()  # These options may be given one by one, in this order.
+    inner: int | None = None  # This argument is a list of lists unless tensors are single.
 
 
 _IN_PLACE = [("tensors", "tensor")]
@@ -84,11 +77,7 @@ def _has_options(argument: Any) -> bool:
 
 
 def in_one_form(verb: str, given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-    """Return the arguments of a call as the methods of `collectives` and `exchanges` take them.
-
-    Raises:
-        TypeError: an argument is missing, or is one too many.
-    """
+    """Return arguments as the methods of `collectives` and `exchanges` take them, or raise."""
     form = FORMS[verb]
     count = len(form.arguments)
     required = list(given[:count])

@@ -16,10 +16,9 @@ from hvdlite.torch.distributed.work import Work
 
 
 class PointToPoint(Submissions):
-    """Transfers are matched by their order for each pair of ranks and tag, as in MPI.
+    """Transfers are matched by their order for each pair of ranks and tag, as in MPI."""
 
-    A send is not buffered: it completes when the other rank has received it.
-    """
+    # A send is not buffered: it completes when the other rank has received it.
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Work:
         """Send a tensor to a rank of this group."""
@@ -45,12 +44,11 @@ class PointToPoint(Submissions):
         return self._start_transfer(way, submit, tensors, finish)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Work:
-        """Refuse to receive from any rank.
-
-        The engine matches by names, in which both ranks count the transfers of their pair. This
-        one would get its number when it has met a sender, and each later `recv` that names a source
-        would have to wait for that: rank 0 would have to match sends by source, tag and order.
-        """
+        """Refuse to receive from any rank."""
+        # The engine matches by names, in which both ranks count the transfers of their pair. This
+        # one would get its number when it has met a sender, and each later `recv` that names a
+        # source would have to wait for that: rank 0 would have to match sends by source, tag and
+        # order.
         raise UnsupportedError(
             "recv: the backend 'hvdlite' of torch.distributed receives from a rank that you name; "
             'give src=, or use a group dist.new_group(backend="gloo")'

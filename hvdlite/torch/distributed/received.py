@@ -12,40 +12,21 @@ from hvdlite.errors import ArgumentError
 from hvdlite.torch.distributed.memory import is_plain, units_of
 from hvdlite.torch.distributed.work import Finish
 
-# One tensor for all that is received, or a list with a tensor for each rank.
+# A target is one tensor for all that is received, or a list with a tensor for each rank.
 Target: TypeAlias = torch.Tensor | list[torch.Tensor]
 
 
 class Place(NamedTuple):
-    """Plain memory for all that is received for a target.
+    """Plain memory for all that is received for a target."""
 
-    Attributes:
-        address: where it begins.
-        capacity: how many bytes it has.
-        memory: tensors that keep it alive.
-        new: the memory itself, where it is not the target's own.
-    """
-
-    address: int
-    capacity: int
-    memory: list[torch.Tensor]
-    new: torch.Tensor | None
+    address: int  # The memory begins at this address.
+    capacity: int  # This is its size in bytes.
+    memory: list[torch.Tensor]  # These tensors keep the memory alive.
+    new: torch.Tensor | None  # This is the memory itself if it is not the target's own.
 
 
 def place_of(verb: str, target: Target, source: torch.Tensor) -> Place:
-    """Return memory for what is received for a target.
-
-    It is the target's own if the tensors of the target lie one behind the other, as the chunks of
-    a tensor do, and new memory otherwise.
-
-    Args:
-        verb: of the operation.
-        target: checked tensors.
-        source: what this rank sends.
-
-    Raises:
-        ArgumentError: the target is of another dtype than the source.
-    """
+    """Return memory for what is received for a checked target; raise if the dtypes differ."""
     outputs = target if isinstance(target, list) else [target]
     begin, end, plain = 0, 0, True
     for output in outputs:
@@ -59,6 +40,7 @@ def place_of(verb: str, target: Target, source: torch.Tensor) -> Place:
             address = output.data_ptr()
             plain = plain and is_plain(output) and end in (0, address)
             begin, end = begin or address, address + bytes_here
+    # The tensors lie one behind the other, as the chunks of a tensor do.
     if plain:
         return Place(begin, end - begin, [output.detach() for output in outputs], None)
     elements = sum(output.numel() for output in outputs)
@@ -98,16 +80,7 @@ def receiving(
 
 
 def check_received(verb: str, target: Target, rows: Sequence[int]) -> None:
-    """Check that a target has as many elements as have arrived.
-
-    Args:
-        verb: of the operation.
-        target: of the elements.
-        rows: by rank, how many elements of the engine came from there.
-
-    Raises:
-        ArgumentError: it has more, or its tensors have others.
-    """
+    """Raise unless a target has as many elements as have arrived, `rows` engine units by rank."""
     if isinstance(target, list):
         arrived, wanted = list(rows), [one.numel() * units_of(one.dtype) for one in target]
     else:

@@ -28,21 +28,15 @@ from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.serving import serve_store
 from hvdlite.rendezvous.store import StoreClient
 
-_SUFFIX = "-torch"  # of the store's Unix address, so that a hvd.init() meanwhile has its own
+# The store's Unix address ends with it, so that a hvd.init() meanwhile has its own.
+_SUFFIX = "-torch"
 
 
 def meet(error: Exception, timeout: timedelta | None) -> tuple[Any, int, int]:
-    """Return a store, this process's rank, and the size of its world.
-
-    Args:
-        error: of torch's own rendezvous; raised again if no launcher started this process.
-        timeout: of init_process_group.
-
-    Raises:
-        BootstrapError: a rank did not arrive, or was refused.
-    """
+    """Return a store, this process's rank, and the size of its world, or raise a BootstrapError."""
     worker = detect()
     if worker.launcher == "none":
+        # No launcher started this process, so the error of torch's own rendezvous is right.
         raise error
     if worker.elastic:
         raise BootstrapError(
@@ -57,7 +51,7 @@ def meet(error: Exception, timeout: timedelta | None) -> tuple[Any, int, int]:
 
 def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
     seconds = seconds_of(timeout)
-    timeout = timedelta(seconds=min(seconds, LONGEST_SECONDS))  # for torch's store
+    timeout = timedelta(seconds=min(seconds, LONGEST_SECONDS))  # Torch's store needs a limit.
     if not is_never(worker.start_timeout):
         seconds = min(seconds, worker.start_timeout)
     deadline = Deadline(seconds)

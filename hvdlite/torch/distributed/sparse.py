@@ -33,15 +33,7 @@ def are_sparse(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 class SparseSum:
-    """The rows that this rank sends, and what becomes of those of all ranks.
-
-    Args:
-        op: the reduce operation of the call.
-        targets: COO tensors.
-
-    Raises:
-        UnsupportedError: it is not a sum, or torch has none of such rows.
-    """
+    """The rows of COO tensors that this rank sends, and what becomes of those of all ranks."""
 
     def __init__(self, op: Any, targets: Sequence[torch.Tensor]) -> None:
         kind = op.op if isinstance(op, ReduceOp) else op
@@ -55,7 +47,7 @@ class SparseSum:
                 )
         self._targets = targets
         rows = [target.detach().coalesce() for target in targets]
-        # Rows first, so that ranks may have different numbers of them.
+        # Rows come first, so that ranks may have different numbers of them.
         self._indices = [one.indices().t().contiguous() for one in rows]
         self._values = [readable(one.values()) for one in rows]
 

@@ -27,15 +27,7 @@ _KEPT_BYTES = 1 << 16
 
 
 class Submissions:
-    """One member of a process group, and its engine.
-
-    Args:
-        engine: of the group.
-        rank: this process's rank in the group.
-        size: how many members the group has.
-        name: of the group, for messages.
-        timeout: how long an operation may take.
-    """
+    """One member of a process group, and its engine."""
 
     def __init__(
         self, engine: _core.Engine, rank: int, size: int, name: str, timeout: timedelta
@@ -56,15 +48,9 @@ class Submissions:
         finish: Finish | None,
         options: Any,
     ) -> Work:
-        """Submit a collective; wait for it unless the caller wants to do so.
-
-        Args:
-            signature: see `numbering`.
-            submit: submits it under a name; the second argument is the engine's hint `blocking`.
-            outputs: the tensors that it writes.
-            finish: copies the results there; None if the engine writes to them.
-            options: of the call, such as AllreduceOptions.
-        """
+        """Submit a collective; wait for it unless the caller wants to do so."""
+        # `submit` gets a name, see `numbering`, and the engine's hint `blocking`. `finish` copies
+        # the results to the outputs; it is None if the engine writes there.
         timeout = options.timeout
         seconds = seconds_of(self._timeout if timeout.days < 0 else timeout)
         try:
@@ -114,7 +100,8 @@ class Submissions:
         """Wait for the operations in flight, but not longer than the timeout of the group."""
         deadline = Deadline(seconds_of(self._timeout))
         for handle in self._numbering.in_flight():
-            with contextlib.suppress(HvdliteError, TimeoutError):  # Who waits gets the error.
+            # The thread that waits gets the error.
+            with contextlib.suppress(HvdliteError, TimeoutError):
                 handle.wait(max(0.0, deadline.seconds_left), fatal=True)
 
     def _give_up(self, signature: str, seconds: float) -> NoReturn:

@@ -21,26 +21,17 @@ from hvdlite.rendezvous.deadline import seconds_of
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
 
-# Copies the results of a completed operation to where the caller wants them.
+# It copies the results of a completed operation to where the caller wants them.
 Finish = Callable[[_core.Handle], None]
 
 _UNSET = timedelta(0)
-_SLICE_SECONDS = 0.005  # how long the leader waits for one operation before it looks at the others
-_PATIENCE_SECONDS = 1.0  # after which another thread takes the place of one that runs a callback
+_SLICE_SECONDS = 0.005  # The leader waits so long for one operation before it looks at the others.
+# After this time another thread takes the place of one that runs a callback.
+_PATIENCE_SECONDS = 1.0
 
 
 class Work(distributed.Work):  # type: ignore[misc]
-    """An operation in flight. Any thread may wait for it.
-
-    Args:
-        handle: of the engine.
-        outputs: the tensors that the operation writes, which are the value of the future.
-        finish: copies the results to where the caller wants them; None if they are there.
-        seconds: how long `wait` waits by default.
-        give_up: called when that time has passed; raises.
-        origin: names what callbacks of the future start; None if these belong to no operation.
-        line: callbacks of the operations in one line run in the order of the operations.
-    """
+    """An operation in flight. Any thread may wait for it."""
 
     def __init__(
         self,
@@ -54,15 +45,15 @@ class Work(distributed.Work):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._handle = handle
-        self._outputs = outputs
-        self._finish = finish
+        self._outputs = outputs  # The operation writes these tensors, the value of the future.
+        self._finish = finish  # It copies the results to their place; None: they are there.
         self._finishing = threading.Lock() if finish is not None else None
-        self._error: Exception | None = None  # of `finish`
-        self._seconds = seconds
+        self._error: Exception | None = None  # This is the error of `finish`.
+        self._seconds = seconds  # `wait` waits this long by default.
         self._deadline = time.monotonic() + seconds
-        self._give_up = give_up
-        self._origin = origin
-        self.line = line
+        self._give_up = give_up  # It is called when that time has passed, and raises.
+        self._origin = origin  # It names what callbacks of the future start.
+        self.line = line  # Callbacks of the operations in one line run in the order of these.
         self._future: Any = None
         self._waited = False
 
@@ -71,13 +62,9 @@ class Work(distributed.Work):  # type: ignore[misc]
         return sum(output.numel() * output.itemsize for output in self._outputs)
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
-        """Block until the operation has completed, and return True.
-
-        Raises:
-            HvdliteError: the operation failed.
-            CollectiveTimeoutError: `timeout` passed first, and the operation goes on; or that of
-                the process group passed, which has ended.
-        """
+        """Block until the operation has completed, and return True, or raise its error."""
+        # If `timeout` passes first, CollectiveTimeoutError is raised, and the operation goes on. If
+        # the process group's time passes, it is raised, too, and the group has ended.
         if timeout and (seconds := seconds_of(timeout)) < self._deadline - time.monotonic():
             self._wait_for_a_while(seconds)
         else:
@@ -120,15 +107,13 @@ class Work(distributed.Work):  # type: ignore[misc]
             raise self._error
 
     def settle(self, seconds: float = math.inf) -> None:
-        """Block until the operation has completed, well or not, but not longer than `seconds`.
-
-        When the time of the process group has passed, this ends its world.
-        """
+        """Block until the operation has completed, well or not, but at most `seconds`."""
         left = self._deadline - time.monotonic()
         try:
             self._handle.wait(max(0.0, min(seconds, left)))
         except TimeoutError:
             if left < seconds and not self._handle.done():
+                # The time of the process group has passed, which ends its world.
                 with contextlib.suppress(HvdliteError):  # The waiting thread gets it, too.
                     self._give_up(self._seconds)
         except HvdliteError:
@@ -169,12 +154,10 @@ class Work(distributed.Work):  # type: ignore[misc]
         return list(self._outputs)
 
     def get_future(self) -> Any:
-        """Return a future, whose value is the list of tensors that were written.
-
-        `Future.set_exception` would end a DistributedDataParallel in a segmentation fault: its C++
-        code reads the value without a look at the error. A callback that raises makes a future
-        that C++ does look at.
-        """
+        """Return a future, whose value is the list of tensors that were written."""
+        # `Future.set_exception` would end a DistributedDataParallel in a segmentation fault: its
+        # C++ code reads the value without a look at the error. A callback that raises makes a
+        # future that C++ does look at.
         if self._future is None:
             origins.install(_waiter.step_aside)
             base: Any = torch.futures.Future()
@@ -197,26 +180,25 @@ class Work(distributed.Work):  # type: ignore[misc]
 
 
 class _Waiter:
-    """Threads that complete the futures of this process's operations.
+    """Threads that complete the futures of this process's operations."""
 
-    Operations of one process group complete about in their order, and those of different groups in
-    any order. So the *leader* waits for the oldest operation, but never long. It also ends groups
-    whose time has passed. In each line it completes futures in the order of the operations.
-
-    To complete a future is to run its callbacks, which are the user's. A callback may wait for
-    another future, or take long. Then the *guard*, a thread that sleeps until then, becomes the
-    leader, and the former leader ends after its callback. The lock guards all attributes.
-    """
+    # Operations of one process group complete about in their order, and those of different groups
+    # in any order. So the *leader* waits for the oldest operation, but never long. It also ends
+    # groups whose time has passed. In each line it completes futures in the order of the
+    # operations. To complete a future is to run its callbacks, which are the user's. A callback may
+    # wait for another future, or take long. Then the *guard*, a thread that sleeps until then,
+    # becomes the leader, and the former leader ends after its callback. The lock guards all
+    # attributes.
 
     def __init__(self) -> None:
         self._pending: collections.deque[tuple[Work, Any]] = collections.deque()
         self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)  # something for the leader
-        self._needed = threading.Condition(self._lock)  # the guard
+        self._arrived = threading.Condition(self._lock)  # There is something for the leader.
+        self._needed = threading.Condition(self._lock)  # The guard is needed.
         self._leader: threading.Thread | None = None
         self._guard: threading.Thread | None = None
         self._guard_sleeps = False
-        self._since: float | None = None  # when the leader began to run callbacks
+        self._since: float | None = None  # The leader began to run callbacks at this time.
         self._of_thread = threading.local()
 
     def watch(self, work: Work, base: Any) -> None:

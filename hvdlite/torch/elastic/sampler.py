@@ -71,9 +71,10 @@ class ElasticSampler(DistributedSampler):
         Raises:
             NotInitializedError: `init` was not called.
         """
-        self._excluded: frozenset[int] = frozenset()  # as an older Horovod has recorded them
-        self._order: list[int] | None = None  # of this epoch; made when it is needed
-        self._distributed: list[int] | None = None  # of this segment; made when it is needed
+        self._excluded: frozenset[int] = frozenset()  # An older Horovod has recorded them.
+        self._order: list[int] | None = None  # This is the epoch's; it is made when it is needed.
+        # This is the segment's; it is made when it is needed.
+        self._distributed: list[int] | None = None
         super().__init__(dataset, shuffle=shuffle, seed=seed)
 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
@@ -85,9 +86,9 @@ class ElasticSampler(DistributedSampler):
         self._segment = Segment(samples, workers, steps.progress().ended)
         self._distributed = None
         self._loop_began = False
-        self._checked = now  # the epoch that was checked for joiners
+        self._checked = now  # This epoch was checked for joiners.
 
-    # What a loop calls.
+    # A loop calls these methods.
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: no sample of it is done yet. Call it at the end of the one before.
@@ -137,7 +138,7 @@ class ElasticSampler(DistributedSampler):
         self._loop_began = True
         return iter(take(self._indices(), self.num_replicas, self.rank))
 
-    # The state.
+    # These methods save and restore the state.
 
     def state_dict(self) -> dict[str, Any]:
         """Return what another rank needs to distribute the same samples: a few integers.
@@ -198,7 +199,7 @@ class ElasticSampler(DistributedSampler):
         done = int(state.get("processed_num", 0))
         return ((done,),) if done > 0 else ()
 
-    # What a script may read.
+    # A script may read these properties.
 
     @property
     def processed_num(self) -> int:
@@ -218,7 +219,7 @@ class ElasticSampler(DistributedSampler):
         """What was distributed last, in order: what remained of the epoch then."""
         return list(self._indices())
 
-    # Inside.
+    # The methods below are internal.
 
     def _make_order(self) -> list[int]:
         """Return the order of the epoch's samples: Horovod's."""

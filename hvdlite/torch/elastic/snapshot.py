@@ -12,11 +12,11 @@ from hvdlite.rendezvous import environment
 
 
 class Snapshot:
-    """Copies nested dicts, lists and tuples of tensors and other values.
+    """Copies nested dicts, lists and tuples of tensors and other values."""
 
-    Tensors are copied into the buffers of the copy before, on the same device: new memory for each
-    copy costs several times the time. With HVDLITE_ELASTIC_SNAPSHOT=0 tensors are not copied.
-    """
+    # Tensors are copied into the buffers of the copy before, on the same device: new memory for
+    # each copy costs several times the time. With HVDLITE_ELASTIC_SNAPSHOT=0 tensors are not
+    # copied.
 
     def __init__(self) -> None:
         """Begin without a copy."""
@@ -29,11 +29,7 @@ class Snapshot:
             self._copied = self._copy_into(self._copied, value)
 
     def copy(self) -> Any:
-        """Return a copy of the copy, which the caller may change.
-
-        Raises:
-            ArgumentError: tensors were not copied.
-        """
+        """Return a copy of the copy, which callers may change; raise if tensors were not copied."""
         with torch.no_grad():
             return _clone(self._copied)
 
@@ -42,7 +38,7 @@ class Snapshot:
             return _copy_tensor(old, value) if self._tensors else _NOT_COPIED
         if isinstance(value, dict):
             before = old if isinstance(old, dict) else {}
-            copied = copy.copy(value)  # keeps the metadata of a module's state_dict
+            copied = copy.copy(value)  # This keeps the metadata of a module's state_dict.
             for key, item in value.items():
                 copied[key] = self._copy_into(before.get(key), item)
             return copied
@@ -52,7 +48,7 @@ class Snapshot:
         return copy.deepcopy(value)
 
 
-_NOT_COPIED = object()  # stands for a tensor
+_NOT_COPIED = object()  # It stands for a tensor.
 
 
 def _copy_tensor(old: Any, tensor: torch.Tensor) -> torch.Tensor:

@@ -44,25 +44,15 @@ class Bucket(GradientBucket):
         places: Callable[[], BucketPlaces] | None = None,
         layout: int | None = None,
     ) -> None:
-        """Make it.
-
-        Args:
-            name: identifies its operations on all ranks.
-            params: the parameters whose gradients it reduces.
-            names: the names of the parameters.
-            compression: how gradients are compressed while they travel.
-            sparse_as_dense: whether sparse gradients become dense.
-            places: returns the bucket's gradient memory; without it gradients are reduced in place.
-            layout: a number that must be the same on all ranks, see
-                `hvdlite.torch.exchange.layout`.
-        """
         super().__init__(name, params, names)
-        self._labels = [_shorten(one, 400) for one in names]  # their names in the core
+        # The core has these names of the parameters.
+        self._labels = [_shorten(one, 400) for one in names]
         self._compression = compression
-        self._find_places = places
-        self._layout = layout
-        self._places: BucketPlaces | None = None  # of this step
-        self._plain_specs: dict[int | None, list[_core.Tensor]] = {}  # of them, by the cast
+        self._find_places = places  # Without gradient memory gradients are reduced in place.
+        self._layout = layout  # All ranks must have the same number, see `layout`.
+        self._places: BucketPlaces | None = None  # This is the memory of this step.
+        # The keys are casts; the specs are of the places.
+        self._plain_specs: dict[int | None, list[_core.Tensor]] = {}
         self._ways = SparseWays(self.params, self._names, sparse_as_dense)
         self._flags = BucketFlags(self.params, self._ways)
         self._sent: Sent | None = None
@@ -169,12 +159,7 @@ class Bucket(GradientBucket):
         return self._compress(sent, self._own(position, self._ways.as_dense))
 
     def _own(self, position: int, as_dense: bool) -> InFlight:
-        """Return this rank's gradient, or zeros, as a dense tensor that can be sent.
-
-        Args:
-            position: of the parameter.
-            as_dense: whether a sparse gradient becomes dense for good.
-        """
+        """Return this rank's gradient, or zeros, as a dense tensor that can be sent."""
         param = self.params[position]
         gradient, version, rows = param.grad, -1, 0
         place = None if self._places is None else self._places.gradients[position]
@@ -186,6 +171,7 @@ class Bucket(GradientBucket):
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
             if gradient.layout != torch.strided and as_dense:
+                # The gradient becomes dense permanently.
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
         dense = gradient

@@ -20,43 +20,28 @@ from hvdlite.torch.exchange.in_flight import Sent
 
 
 class Told(NamedTuple):
-    """What the reduced flags say.
+    """What the reduced flags say."""
 
-    Attributes:
-        present: by position, whether some rank had a gradient.
-        rows: by position, the rows of sparse gradients that travelled dense, of all ranks together.
-        of_ranks: the means of the flags of the ranks as a whole; None if they are not known.
-        steps: this rank's step, and the flags that `GradientBucket._check_step` looks at; None if
-            they are not known yet.
-    """
-
-    present: list[bool]
-    rows: list[float]
-    of_ranks: list[float] | None
+    present: list[bool]  # This says by position whether some rank had a gradient.
+    rows: list[float]  # These are all ranks' rows of sparse gradients that travelled dense.
+    of_ranks: list[float] | None  # These are the means of the flags of ranks, if known.
+    # This rank's step and the flags are for `GradientBucket._check_step`, when they are known.
     steps: tuple[int, list[float]] | None
 
 
 class BucketFlags:
-    """The flags of one bucket, cycle after cycle. Not thread-safe.
-
-    Attributes:
-        tensor: the flags, in memory of their own or in the gradient memory.
-    """
+    """The flags of one bucket, cycle after cycle. Not thread-safe."""
 
     def __init__(self, params: Sequence[torch.Tensor], ways: SparseWays) -> None:
         """Make them for the parameters of a bucket, whose sparse gradients travel in these ways."""
+        # The flags have their own memory or lie in the gradient memory.
         self.tensor = torch.empty(0, device="cpu")
         self._params = params
         self._ways = ways
-        self._device_steps: DeviceSteps | None = None  # of flags that are not waited for
+        self._device_steps: DeviceSteps | None = None  # These are flags that are not waited for.
 
     def write(self, sent: Sent, of_rank: Sequence[float]) -> None:
-        """Write this rank's flags.
-
-        Args:
-            sent: what is about to be submitted.
-            of_rank: flags of this rank as a whole.
-        """
+        """Write the flags of what is about to be submitted, and `of_rank`, those of the rank."""
         count, flights = len(self._params), sent.flights
         step = 1.0 + sent.step % STEPS
         size = FLAGS * count + len(of_rank) + COMMON_FLAGS
@@ -81,13 +66,7 @@ class BucketFlags:
             flags.copy_(written, non_blocking=True)
 
     def read(self, sent: Sent, counts: bool, factor: int) -> Told:
-        """Read the reduced flags.
-
-        Args:
-            sent: what has arrived.
-            counts: whether this rank's gradients count (its weight is not zero).
-            factor: what makes of a reduced number the sum over the ranks.
-        """
+        """Read the reduced flags; `counts` says whether this rank's weight is not zero."""
         size, ways = len(self._params), self._ways
         if ways.dense_for_good and counts and all(flight.present for flight in sent.flights):
             self._device_steps = self._device_steps or DeviceSteps()
@@ -99,6 +78,7 @@ class BucketFlags:
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
             return Told(present, [0.0] * size, of_ranks, known)
+        # The factor makes a reduced number the sum over the ranks.
         rows = [flag * factor for flag in flags[size : 2 * size]]
         for i, (sparse, dimensions) in enumerate(
             zip(flags[2 * size : 3 * size], flags[3 * size : FLAGS * size], strict=True)

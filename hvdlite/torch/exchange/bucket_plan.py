@@ -8,7 +8,7 @@ import torch
 
 from hvdlite.errors import ArgumentError
 
-FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
+FIRST_BUCKET_BYTES = 1 << 20  # It is small, so that communication starts early in backward.
 HOST_BUCKET_BYTES = 4 << 20
 GPU_BUCKET_BYTES = 25 << 20  # Launches cost more there; docs/gpu.md has the figures.
 
@@ -34,17 +34,10 @@ def form(
 
 
 def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int | None) -> list[list[torch.Tensor]]:
-    """Divide parameters into buckets, in the order in which backward reaches them.
-
-    That is the reverse of their registration. A bucket has parameters of one dtype and device. It
-    is closed when it has `cap_bytes`; the first of each dtype and device, when it has
-    FIRST_BUCKET_BYTES. With None, the device decides.
-
-    Example:
-        >>> a, b, c = (torch.zeros(1 << 18) for _ in range(3))  # 1 MiB each
-        >>> [len(bucket) for bucket in plan_buckets([a, b, c], cap_bytes=1 << 21)]
-        [1, 2]
-    """
+    """Divide parameters into buckets, in the order in which backward reaches them."""
+    # That is the reverse of their registration. A bucket has parameters of one dtype and device. It
+    # is closed when it has `cap_bytes`; the first of each dtype and device, when it has
+    # FIRST_BUCKET_BYTES. With None, the device decides.
     buckets: list[list[torch.Tensor]] = []
     filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     room: dict[tuple[torch.dtype, torch.device], int] = {}

@@ -14,27 +14,18 @@ BEHIND = 2
 
 
 class DeviceSteps:
-    """Copies a bucket's last flags to the host, and reads them `BEHIND` steps later.
+    """Copies a bucket's last flags to the host, and reads them `BEHIND` steps later."""
 
-    So the host seldom waits for the GPU, and all ranks learn of a step in the same later step.
-    Ranks that are at different steps stay so, and all of them raise an error there.
-    """
+    # So the host seldom waits for the GPU, and all ranks learn of a step in the same later step.
+    # Ranks that are at different steps stay so, and all of them raise an error there.
 
     def __init__(self) -> None:
         """Begin with no copy on its way."""
         self._copies: deque[tuple[int, torch.Tensor, torch.cuda.Event]] = deque()
-        self._engine: object = None  # of the world that they are of
+        self._engine: object = None  # The copies are from this engine's world.
 
     def look(self, flags: torch.Tensor, step: int) -> tuple[int, list[float]] | None:
-        """Start a copy, and read the one of `BEHIND` steps ago.
-
-        Args:
-            flags: the reduced flags, as of the current stream.
-            step: this rank's step.
-
-        Returns:
-            This rank's step when the old copy was started, and the flags; None: there is none yet.
-        """
+        """Start a copy of reduced flags; return step and flags of `BEHIND` steps ago, if any."""
         found = None
         if self._engine is not basics.engine():
             self._engine = basics.engine()

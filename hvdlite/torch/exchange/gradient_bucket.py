@@ -17,23 +17,16 @@ from hvdlite import basics
 from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.submit import Reduction
 
-STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
+STEPS = 8  # Step numbers are modulo this: few, so that rounding of 16-bit floats does not matter.
 
 
 class GradientBucket(abc.ABC):
-    """The gradients of some parameters, cycle after cycle: `submit`, then `finish`.
+    """The gradients of some parameters, cycle after cycle: `submit`, then `finish`."""
 
-    Between these calls the gradients belong to the core. Not thread-safe.
-    """
+    # Between these calls the gradients belong to the core. It is not thread-safe.
 
     def __init__(self, name: str, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """Make it.
-
-        Args:
-            name: identifies its operations on all ranks.
-            params: the parameters whose gradients it reduces.
-            names: the names of the parameters.
-        """
+        """Make it; `name` identifies its operations on all ranks."""
         self.params = list(params)
         self._name = name
         self._names = list(names)
@@ -55,28 +48,14 @@ class GradientBucket(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
-        """Submit the gradients, and zeros for those that this rank does not have.
-
-        Args:
-            reduction: how they are combined.
-            blocking: whether the caller will wait at once.
-            step: the number of the step, which all ranks count alike.
-
-        Raises:
-            HvdliteError: a gradient cannot be sent; nothing was submitted.
-        """
+        """Submit the gradients, and zeros for missing ones; if it raises, nothing was submitted."""
+        # All ranks count `step` alike. With `blocking` the caller will wait at once.
 
     @abc.abstractmethod
     def finish(self, counts: bool, dropped: bool = False) -> None:
-        """Wait, and put the results into `grad`.
-
-        Args:
-            counts: whether this rank's gradients count (its weight is not zero).
-            dropped: whether the results are not used, so that changed gradients are not an error.
-
-        Raises:
-            HvdliteError: the reduction failed, or the script changed a gradient in flight.
-        """
+        """Wait, and put the results into `grad`; raise if that failed or a gradient was changed."""
+        # `counts` says whether this rank's weight is not zero. If the results are `dropped`,
+        # changed gradients are not an error.
 
     @abc.abstractmethod
     def reset(self) -> None:
@@ -91,12 +70,8 @@ class GradientBucket(abc.ABC):
                         param.grad.mul_(factor)
 
     def _check_step(self, step: int, flags: Sequence[float]) -> None:
-        """Raise an error if gradients of different steps were reduced together.
-
-        Args:
-            step: the number of this rank's step.
-            flags: the mean of the ranks' flags of their steps, and of ones.
-        """
+        """Raise an error if gradients of different steps were reduced together."""
+        # The flags are the means of the ranks' flags of their steps, and of ones.
         of_steps, ones = flags
         if ones > 0 and abs(of_steps / ones - (1.0 + step % STEPS)) > 0.25:
             raise HvdliteError(

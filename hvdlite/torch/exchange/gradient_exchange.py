@@ -22,44 +22,29 @@ from hvdlite.torch.exchange.settings import Settings
 
 
 class GradientExchange:
-    """The plain exchange. Used by the threads that use the reducer.
+    """The plain exchange. Used by the threads that use the reducer."""
 
-    In a cycle a reducer calls `begin`, `reduction` for each bucket that it submits, `advance` when
-    it has submitted all, and `finish`.
+    # In a cycle a reducer calls `begin`, `reduction` for each bucket that it submits, `advance`
+    # when it has submitted all, and `finish`.
 
-    Attributes:
-        of_one_step: whether all gradients that are reduced together are of the same step.
-        divides: whether reduced gradients go to the owners of their parameters alone.
-        compression: what all ranks must have in common besides the layout, as text.
-    """
-
-    of_one_step = True
-    divides = False
-    compression = "None"
+    of_one_step = True  # It says whether all gradients that are reduced together are of one step.
+    divides = False  # It says whether reduced gradients go to the owners of their parameters alone.
+    compression = "None"  # All ranks must have the same text, besides the layout.
 
     def __init__(self, name: str, settings: Settings) -> None:
         """Make it for the reducer of this name."""
         self._name = name
         self._settings = settings
-        self._compressor = settings.compression  # of what the buckets send
+        self._compressor = settings.compression  # It compresses what the buckets send.
 
     def outdated(self, takes_part: bool) -> bool:
-        """Return whether the buckets have to be made anew, even of the same parameters.
-
-        Args:
-            takes_part: whether this rank is a member of the process set.
-        """
+        """Return whether the buckets have to be made anew, even of the same parameters."""
         return False
 
     def make_buckets(
         self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
     ) -> Sequence[GradientBucket]:
-        """Make the buckets of these parameters.
-
-        Args:
-            params: in the same order on all ranks.
-            names: the names of the parameters.
-        """
+        """Make the buckets of these parameters, whose order is the same on all ranks."""
         formed, named = self._form(params, names)
         memory = GradientMemory(formed) if self._settings.bucket_view else None
         layout = self._digest(named)
@@ -93,12 +78,7 @@ class GradientExchange:
         """Begin a cycle."""
 
     def reduction(self, reduction: Reduction, fresh: bool) -> Reduction:
-        """Return how a bucket of this cycle is combined.
-
-        Args:
-            reduction: what the settings say.
-            fresh: whether this rank has computed a gradient in the cycle.
-        """
+        """Return how a bucket is combined; `fresh` says that this rank has a gradient."""
         return reduction
 
     @property
@@ -110,12 +90,7 @@ class GradientExchange:
         """Submit what depends on what is in flight, when that has arrived."""
 
     def finish(self, used: bool, counts: bool) -> None:
-        """End a cycle whose gradients have arrived.
-
-        Args:
-            used: whether the gradients are used; not if a reduction failed.
-            counts: whether this rank's gradients count (its weight is not zero).
-        """
+        """End a cycle whose gradients have arrived, and are used unless a reduction failed."""
 
     def abandon(self) -> None:
         """Wait for what `advance` would follow up, without using it."""

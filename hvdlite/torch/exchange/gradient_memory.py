@@ -1,7 +1,7 @@
 """Gradient memory: reduced gradients stay in it from step to step, and each `grad` is a view of it.
 
 A reducer has one block of memory for each dtype and device. The block contains the reducer's
-buckets one after the other: the gradients of a bucket, then its flags. Each tensor begins at a
+buckets in turn: the gradients of a bucket, then its flags. Each tensor begins at a
 multiple of ALIGNMENT. The core lays out a batch for a GPU in the same way, also a batch of several
 buckets, so it can reduce such a batch in place. On a GPU the block is memory of the core that is
 registered with NCCL. On CPUs it is memory that the ranks of the host share, so that the core reads
@@ -18,32 +18,28 @@ import torch
 
 from hvdlite import _core, basics
 
-# Flags of each parameter: whether there is a gradient; for a sparse one that travels dense: its
-# number of rows, a one, and its number of sparse dimensions.
+# The flags of each parameter say whether there is a gradient; for a sparse one that travels dense:
+# its number of rows, a one, and its number of sparse dimensions.
 FLAGS = 4
-# Flags of the bucket: the number of the step, and a one. Their quotient is the mean step number of
-# the ranks that take part, by which these check that they are in the same step.
+# The flags of the bucket are the number of the step, and a one. Their quotient is the mean step
+# number of the ranks that take part, by which these check that they are in the same step.
 COMMON_FLAGS = 2
-ALIGNMENT = 16  # bytes; that of csrc/gpu/fusion_layout.h
+ALIGNMENT = 16  # The unit is bytes; csrc/gpu/fusion_layout.h has the same.
 
 
 class Place:
-    """The part of the gradient memory that belongs to one parameter.
-
-    Attributes:
-        memory: the part as it is sent: contiguous, dimensions in the order of the parameter's
-            strides.
-        view: the same with the shape and the strides of the parameter; becomes its `grad`.
-    """
+    """The part of the gradient memory that belongs to one parameter."""
 
     def __init__(self, param: torch.Tensor, memory: torch.Tensor) -> None:
         order = sorted(range(param.dim()), key=lambda i: -param.stride(i))
         if not param.permute(order).is_contiguous():
-            order = list(range(param.dim()))  # with gaps, or overlapping
+            order = list(range(param.dim()))  # It has gaps, or it overlaps.
         self._order = order if order != sorted(order) else None
         back = sorted(range(param.dim()), key=order.__getitem__)
         # `data` has its own version: backward writes to one gradient while others are in flight.
+        # It is sent: contiguous, in the order of the strides.
         self.memory = memory.view([param.size(i) for i in order])
+        # It has the parameter's shape and strides, and becomes its `grad`.
         self.view = self.memory.permute(back).data
         self._address = self.view.data_ptr()
         block = memory.untyped_storage()
@@ -51,7 +47,7 @@ class Place:
 
     def suits(self, param: torch.Tensor) -> bool:
         """Return whether the parameter still has the dtype, device and shape of this part."""
-        view = self.view  # moves with it
+        view = self.view  # The view moves with it.
         same_kind: bool = param.dtype == view.dtype and param.device == view.device
         return same_kind and param.shape == view.shape and view.data_ptr() == self._address
 
@@ -86,11 +82,9 @@ class BucketPlaces(NamedTuple):
 
 
 def flags_dtype(wire: torch.dtype) -> torch.dtype:
-    """Choose the dtype of a bucket's flags.
-
-    With the dtype of the gradients, the flags travel in the same batch; but float16 is too narrow
-    for the share of a rank with a small weight.
-    """
+    """Choose the dtype of a bucket's flags."""
+    # With the dtype of the gradients, the flags travel in the same batch; but float16 is too narrow
+    # for the share of a rank with a small weight.
     narrow = wire == torch.float16 or not wire.is_floating_point
     return torch.float32 if narrow else wire
 
@@ -102,14 +96,10 @@ class GradientMemory:
         """Plan the memory for these buckets of parameters."""
         self._buckets = buckets
         self._places: list[BucketPlaces] = []
-        self._world: weakref.ref[_core.Engine] | None = None  # the engine that owns the memory
+        self._world: weakref.ref[_core.Engine] | None = None  # This engine owns the memory.
 
     def of(self, bucket: int) -> BucketPlaces:
-        """Return the part of a bucket, by the bucket's number.
-
-        Raises:
-            OutOfMemoryError: there is no room on the GPU.
-        """
+        """Return the part of a bucket, or raise an OutOfMemoryError if the GPU has no room."""
         engine = basics.engine()
         if self._world is None or self._world() is not engine:
             self._places = self._allocate()

@@ -18,14 +18,14 @@ class InFlight:
     """One gradient in flight."""
 
     param: torch.Tensor
-    gradient: torch.Tensor  # the parameter's own gradient, or zeros
-    version: int  # `gradient._version` at submission; -1 if the parameter had no gradient
-    address: int  # the address of its memory at submission
-    wire: torch.Tensor  # the tensor that is reduced; may be `gradient` itself
-    context: Any  # of the compressor
-    target: torch.Tensor  # the tensor to which the core writes the result; most often `wire`
-    rows: int = 0  # the number of rows of a sparse gradient that travels dense
-    place: Place | None = None  # the part of the gradient memory for `grad`
+    gradient: torch.Tensor  # It is the parameter's own gradient, or zeros.
+    version: int  # It is `gradient._version` at submission; -1 if the parameter had no gradient.
+    address: int  # Its memory had this address at submission.
+    wire: torch.Tensor  # This tensor is reduced; it may be `gradient` itself.
+    context: Any  # The compressor made it.
+    target: torch.Tensor  # The core writes the result here; it is most often `wire`.
+    rows: int = 0  # A sparse gradient that travels dense has so many rows.
+    place: Place | None = None  # It is the part of the gradient memory for `grad`.
 
     @property
     def present(self) -> bool:
@@ -33,10 +33,8 @@ class InFlight:
         return self.version >= 0
 
     def memory(self) -> tuple[torch.Tensor, ...]:
-        """Return tensors that keep alive the memory that the core reads and writes.
-
-        The gradient itself is not enough: the script may replace its `data` meanwhile.
-        """
+        """Return tensors that keep alive the memory that the core reads and writes."""
+        # The gradient itself is not enough: the script may replace its `data` meanwhile.
         wire = self.wire.detach() if self.wire is self.gradient else self.wire
         return (wire,) if self.target is self.wire else (wire, self.target)
 
@@ -56,30 +54,19 @@ def address_of(gradient: torch.Tensor) -> int:
 
 @dataclass
 class Sent:
-    """One submission of a bucket.
-
-    Attributes:
-        reduction: how the gradients are combined.
-        step: the number of this rank's step.
-        cast: the dtype as which the core sends; None for that of the gradients.
-        by_hand: the part of the compression that is not a cast in the core.
-        plain: all gradients, if they are plain: see `fast_path.read_gradients`.
-        flights: the gradients, none while `plain` has them.
-        operation: the name of the operation that `handle` is of.
-        handle: of the operation with the flags; None before it is submitted.
-        rows: the positions of the parameters whose rows are in flight, and their operation.
-        masks: masks in flight, by position.
-    """
+    """One submission of a bucket."""
 
     reduction: Reduction
     step: int
-    cast: int | None
-    by_hand: Any
-    plain: Any = None
-    flights: list[InFlight] = field(default_factory=list)
+    cast: int | None  # The core sends this dtype; None is that of the gradients.
+    by_hand: Any  # This is the part of the compression that is not a cast in the core.
+    plain: Any = None  # These are all gradients, if plain: see `fast_path.read_gradients`.
+    flights: list[InFlight] = field(default_factory=list)  # It has no gradients while `plain` does.
     operation: str = ""
-    handle: Submission | None = None
+    handle: Submission | None = None  # The operation with the flags has it, once it is submitted.
+    # These are positions of parameters whose rows are in flight, and their operation.
     rows: tuple[list[int], RowGathering] | None = None
+    # These masks are in flight, by position.
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def first_changed(self) -> int | None:

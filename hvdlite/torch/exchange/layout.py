@@ -28,23 +28,16 @@ from hvdlite.torch.collectives.tensors import NUMBER_OF, spec
 
 
 def digest(buckets: Sequence[Sequence[str]]) -> int:
-    """Return a checksum of the names of the parameters in each bucket.
-
-    Example:
-        >>> digest([["a", "b"]]) == digest([["a"], ["b"]])
-        False
-    """
+    """Return a checksum of the names of the parameters in each bucket."""
     return zlib.crc32(json.dumps([list(bucket) for bucket in buckets]).encode())
 
 
 def layout_spec(
     name: str, number: int, memory: torch.Tensor, wire: int | None = None
 ) -> _core.Tensor:
-    """Describe a tensor without elements whose shape contains a digest.
-
-    It has the dtype and the address of `memory`, a tensor that is sent after it. So a batch whose
-    tensors are in the order of their addresses stays in this order.
-    """
+    """Describe a tensor without elements whose shape contains a digest."""
+    # It has the dtype and the address of `memory`, a tensor that is sent after it. So a batch whose
+    # tensors are in the order of their addresses stays in this order.
     address = memory.data_ptr()
     return _core.Tensor(
         name,
@@ -70,22 +63,10 @@ def explain(
     cause: MismatchError,
     compression: str = "None",
 ) -> MismatchError:
-    """Find out why ranks could not reduce a first bucket together; all of them call it.
-
-    Operations that not every rank has submitted are ended by an error, so that no rank waits for
-    them and the world goes on.
-
-    Args:
-        name: the name of the owner of the buckets.
-        buckets: the named parameters of this rank.
-        in_flight: the operations of the buckets that this rank has submitted.
-        process_set: its members reduce the buckets.
-        cause: the core's error.
-        compression: the compression of this rank, as far as it has to be the same on all.
-
-    Returns:
-        An error that names the parameter and the ranks; `cause` if the layouts are the same.
-    """
+    """Return an error that says why ranks could not reduce a first bucket; all of them call it."""
+    # Operations that not every rank has submitted are ended by an error, so that no rank waits for
+    # them and the world goes on. `cause` is returned if the layouts are the same. The compression
+    # is what must be the same on all ranks.
     own = [
         [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
         for bucket in buckets
@@ -96,7 +77,7 @@ def explain(
     said = {
         rank: json.loads(bytes(block))
         for rank, block in zip(process_set.ranks, blocks, strict=True)
-        if len(block) > 0  # the rank has not joined
+        if len(block) > 0  # The rank has not joined.
     }
     wanted = {one for _, names, _ in said.values() for one in names}
     _complete(wanted - {f"{name}.0", *in_flight}, process_set)
@@ -106,11 +87,7 @@ def explain(
 
 
 def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
-    """Take part in the owner's first bucket on a rank that trains nothing.
-
-    Raises:
-        MismatchError: other ranks train something.
-    """
+    """Meet the owner's first bucket without parameters; raise if other ranks train something."""
     empty = torch.empty(0, device="cpu")
     specs = [spec(f"{name}.layout", empty, empty)]
     reduction = Reduction(ops.Sum, process_set=process_set)
@@ -137,7 +114,7 @@ def _complete(names: set[str], process_set: ProcessSet) -> None:
 def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
     """Describe the first difference of the ranks' layouts; None if there is none."""
     kinds: dict[int, dict[str, tuple[object, object]]] = {}
-    for rank, buckets in layouts.items():  # buckets are in the order of backward
+    for rank, buckets in layouts.items():  # Buckets are in the order of backward.
         known = [known for bucket in buckets for known in bucket]
         kinds[rank] = {str(one): (dtype, shape) for one, dtype, shape in reversed(known)}
     for one in dict.fromkeys(one for kind in kinds.values() for one in kind):

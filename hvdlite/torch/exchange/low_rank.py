@@ -30,31 +30,27 @@ from hvdlite import operation_names
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.compression import PowerSGD
 
-_AT_ONCE = 1 << 15  # elements that a CPU multiplies at once: they fit a cache
-_DEPENDENT = 1e-6  # a column of which earlier ones leave less than this part depends on them
+_AT_ONCE = 1 << 15  # A CPU multiplies so many elements at once: they fit a cache.
+_DEPENDENT = 1e-6  # A column of which earlier ones leave less than this part depends on them.
 
 
 class Schedule:
-    """Says, alike on all ranks, in which steps of a reducer gradients are compressed.
+    """Says, alike on all ranks, in which steps of a reducer gradients are compressed."""
 
-    Ranks that have joined, and new ranks of an elastic job, have counted fewer steps. So the ranks
-    count anew, and in the first step, which is exact, they agree whether any of them had begun.
-    """
+    # Ranks that have joined, and new ranks of an elastic job, have counted fewer steps. So the
+    # ranks count anew, and in the first step, which is exact, they agree whether any of them had
+    # begun.
 
     def __init__(self, settings: PowerSGD, process_set: ProcessSet) -> None:
         """Make it for the members of a process set."""
         self.settings = settings
         self._process_set = process_set
         self._restarts = operation_names.restarts()
-        self._agreed = False  # since the last restart
-        self.begun = False  # whether this rank has ever compressed
+        self._agreed = False  # It says whether the ranks have agreed since the last restart.
+        self.begun = False  # It says whether this rank has ever compressed.
 
     def compresses(self, step: int) -> bool:
-        """Return whether the gradients of a step are compressed.
-
-        Args:
-            step: its number, counted from the last restart.
-        """
+        """Return whether the gradients of a step, counted from the last restart, are compressed."""
         if self._restarts != operation_names.restarts():
             self._restarts = operation_names.restarts()
             self._agreed = False
@@ -72,11 +68,11 @@ class Schedule:
 class _Flight:
     """The factors of one gradient in flight."""
 
-    corrected: torch.Tensor  # M
-    left: torch.Tensor  # P, first this rank's part
-    own: torch.Tensor  # this rank's part of Q
-    right: torch.Tensor  # Q
-    arrived: bool = False  # whether some rank had a gradient
+    corrected: torch.Tensor  # It is M in the paper.
+    left: torch.Tensor  # It is P, at first this rank's part.
+    own: torch.Tensor  # It is this rank's part of Q.
+    right: torch.Tensor  # It is Q.
+    arrived: bool = False  # It says whether some rank had a gradient.
 
 
 @dataclass
@@ -86,17 +82,16 @@ class _Matrix:
     rows: int
     columns: int
     rank: int
-    dense: bool = False  # whether its last exact gradient was dense, on all ranks
+    dense: bool = False  # It says whether its last exact gradient was dense, on all ranks.
     error: torch.Tensor | None = None
     basis: torch.Tensor | None = None
     flight: _Flight | None = None
 
 
 class LowRank:
-    """The compressed gradients of one bucket: `begin`, `take`, `turn`, `write`, then `settle`.
+    """The compressed gradients of one bucket: `begin`, `take`, `turn`, `write`, then `settle`."""
 
-    Not thread-safe. The tensors that it returns belong to the core while they are in flight.
-    """
+    # It is not thread-safe. Tensors that it returns belong to the core while they are in flight.
 
     def __init__(self, params: Sequence[torch.Tensor], schedule: Schedule) -> None:
         """Find the parameters that are worth compressing."""
@@ -153,11 +148,7 @@ class LowRank:
         return {i: flight.left for i, flight in self._flights().items()}
 
     def turn(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Make the left factors from the reduced `lefts`.
-
-        Returns:
-            By position: this rank's part of the right factor, and the tensor for its mean.
-        """
+        """Make left factors; return by position this rank's right part, and where its mean goes."""
         flights = self._flights()
         lefts = orthonormalize([flight.left for flight in flights.values()])
         for flight, left in zip(flights.values(), lefts, strict=True):
@@ -182,19 +173,15 @@ class LowRank:
         return all(bool(torch.isfinite(right).all()) for right in rights)
 
     def settle(self, keep: bool, counts: bool) -> None:
-        """End the cycle.
-
-        Args:
-            keep: whether the gradients are used, so that errors and bases are those of this cycle.
-            counts: whether this rank's gradients count (its weight is not zero).
-        """
+        """End the cycle; `keep` its errors and bases if its gradients are used."""
         for matrix in self._matrices.values():
             flight, matrix.flight = matrix.flight, None
             if flight is None or not flight.arrived or not keep:
                 continue
+            # This rank's gradients count if its weight is not zero.
             if counts:
                 matrix.error = flight.corrected.addmm_(flight.left, flight.own, alpha=-1)
-            most = flight.right.abs().amax(1, keepdim=True)  # squares might overflow
+            most = flight.right.abs().amax(1, keepdim=True)  # Squares might overflow.
             # A direction that is empty now stays in the basis, because it may not be later.
             matrix.basis = torch.where(most > 0, flight.right / most, matrix.basis)
 
@@ -222,15 +209,8 @@ def _first_basis(matrix: _Matrix) -> torch.Tensor:
 
 
 def orthonormalize(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Make the columns of each matrix orthonormal, by Gram-Schmidt twice; the bits are defined.
-
-    A column that depends on those before it becomes zero. Infinities and NaN become NaN.
-
-    Example:
-        >>> orthonormalize([torch.tensor([[3.0], [4.0]])])
-        [tensor([[0.6000],
-                [0.8000]])]
-    """
+    """Make the columns of each matrix orthonormal, by Gram-Schmidt twice; the bits are defined."""
+    # A column that depends on those before it becomes zero. Infinities and NaN become NaN.
     groups: dict[tuple[torch.device, int], list[int]] = {}
     for i, matrix in enumerate(matrices):
         groups.setdefault((matrix.device, matrix.shape[1]), []).append(i)
@@ -246,7 +226,7 @@ def _orthonormal(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Do so with matrices of one device and number of columns, all at once, in float64."""
     first = matrices[0]
     longest = max(len(matrix) for matrix in matrices)
-    size = 1 << max(longest - 1, 0).bit_length()  # zeros behind the rows change no sum
+    size = 1 << max(longest - 1, 0).bit_length()  # Zeros behind the rows change no sum.
     shape = (len(matrices), size, first.shape[1])
     block = torch.zeros(shape, dtype=torch.float64, device=first.device)
     for part, matrix in zip(block, matrices, strict=True):
@@ -276,12 +256,7 @@ def _sums(block: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write left @ right to `out`, and return it; the bits are defined.
-
-    Example:
-        >>> multiply(torch.ones(2, 1), torch.ones(1, 3), torch.empty(2, 3)).sum()
-        tensor(6.)
-    """
+    """Write left @ right to `out`, and return it; the bits are defined."""
     rows, columns = out.shape
     at_once = rows if out.is_cuda else max(1, _AT_ONCE // columns)
     total = left.new_empty(min(rows, at_once), columns)

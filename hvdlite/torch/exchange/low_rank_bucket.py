@@ -1,4 +1,4 @@
-"""Buckets of which some gradients travel as thin factors, which `low_rank` makes (PowerSGD).
+"""Buckets with gradients that travel as thin factors, which `low_rank` makes (PowerSGD).
 
 Such a bucket has two operations in a step. The first has the left factors of the gradients that are
 compressed, and the second, which `advance` submits, all else.
@@ -30,8 +30,8 @@ class LowRankBucket(Bucket):
         """Make it; `low_rank` compresses, and the other arguments are those of `Bucket`."""
         super().__init__(name, params, *arguments)
         self.low_rank = low_rank
-        self._leading: Submission | None = None  # the left factors
-        self._compressed: set[int] = set()  # positions of gradients that travel as factors
+        self._leading: Submission | None = None  # It sends the left factors.
+        self._compressed: set[int] = set()  # Gradients at these positions travel as factors.
 
     @property
     def submitted(self) -> bool:
@@ -70,14 +70,12 @@ class LowRankBucket(Bucket):
         return flight
 
     def _start(self, sent: Sent, blocking: bool) -> None:
-        """Submit the left factors if there are some.
-
-        They are handed out at once, also in an elastic job: should a rank die before the right
-        ones arrive, then these factors suit the gradients of the others as well.
-        """
+        """Submit the left factors if there are some."""
         if not self._compressed:
             super()._start(sent, blocking)
             return
+        # They are handed out at once, also in an elastic job: should a rank die before the right
+        # ones arrive, then these factors suit the gradients of the others as well.
         lefts = self.low_rank.lefts()
         specs = [spec(self._labels[i], left, left) for i, left in lefts.items()]
         if self._layout is not None:
@@ -87,11 +85,7 @@ class LowRankBucket(Bucket):
         self._leading = start_allreduce(self._name, specs, reduction, keep, blocking)
 
     def advance(self) -> None:
-        """Wait for the left factors, and submit all else.
-
-        Raises:
-            HvdliteError: the reduction failed, and nothing is in flight.
-        """
+        """Wait for the left factors, and submit all else; if it raises, nothing is in flight."""
         leading, self._leading, sent = self._leading, None, self._sent
         if leading is None:
             return

@@ -25,7 +25,7 @@ from hvdlite.torch.exchange.low_rank import LowRank, Schedule
 from hvdlite.torch.exchange.low_rank_bucket import LowRankBucket
 from hvdlite.torch.exchange.settings import Settings
 
-_PAUSE = 1e-4  # seconds between two looks at several exchanges
+_PAUSE = 1e-4  # Two looks at several exchanges are so many seconds apart.
 
 _all: weakref.WeakSet[LowRankExchange] = weakref.WeakSet()
 
@@ -39,21 +39,15 @@ class LowRankExchange(GradientExchange):
         settings: Settings,
         failed: Callable[[GradientBucket, HvdliteError], None],
     ) -> None:
-        """Make it for the reducer of this name.
-
-        Args:
-            name: of the reducer.
-            settings: how it reduces gradients.
-            failed: called with the error of a bucket that could not advance; it must not keep the
-                reducer alive.
-        """
+        """Make it; `failed` gets the error of a bucket that could not advance."""
         super().__init__(name, settings)
         self.compression = repr(settings.compression)
         self._compressor = NoneCompressor
         self._schedule = Schedule(settings.compression, settings.reduction.process_set)
+        # It must not keep the reducer alive.
         self._failed = failed
         self._thread = threading.get_ident()
-        self._buckets: list[LowRankBucket] = []  # those with gradients that may be compressed
+        self._buckets: list[LowRankBucket] = []  # Gradients of these may be compressed.
         _all.add(self)
 
     def make_buckets(
@@ -103,11 +97,9 @@ class LowRankExchange(GradientExchange):
         return moved
 
     def finish(self, used: bool, counts: bool) -> None:
-        """Keep the errors and bases of the cycle if it is used and all results are finite.
-
-        GradScaler skips a step in which gradients have overflowed.
-        """
+        """Keep the errors and bases of the cycle if it is used and all results are finite."""
         own = [bucket.low_rank for bucket in self._buckets]
+        # GradScaler skips a step in which gradients have overflowed.
         keep = used and all(one.finite() for one in own)
         with torch.no_grad():
             for one in own:

@@ -36,7 +36,7 @@ class _Flat:
 
     dtype: torch.dtype
     device: torch.device
-    of: list[list[int]]  # by owner: the positions of its parameters in the bucket
+    of: list[list[int]]  # Each owner's parameters have these positions in the bucket.
     has_flags: bool = False
 
 
@@ -54,24 +54,12 @@ class OwnedBucket(GradientBucket):
         waiting: list[OwnedBucket],
         layout: int | None = None,
     ) -> None:
-        """Make it.
-
-        Args:
-            name: identifies its operations on all ranks.
-            params: the parameters whose gradients it reduces; each has an owner.
-            names: the names of the parameters.
-            owners: by position in the process set.
-            process_set: this rank is a member.
-            sparse_as_dense: whether sparse gradients become dense; they are an error otherwise.
-            waiting: the buckets of the reducer whose results are not there yet.
-            layout: a number that must be the same on all ranks, see
-                `hvdlite.torch.exchange.layout`.
-        """
+        """Make it on a member of the process set, of parameters that have owners in it."""
         super().__init__(name, params, names)
         self._own = process_set.ranks.index(basics.rank())
-        self._sparse_as_dense = sparse_as_dense
-        self._waiting = waiting
-        self._layout = layout
+        self._sparse_as_dense = sparse_as_dense  # Sparse gradients are an error without it.
+        self._waiting = waiting  # The results of these buckets have not arrived.
+        self._layout = layout  # All ranks must have the same number, see `layout`.
         self._flats: list[_Flat] = []
         self._of = [owners.positions(params, owner) for owner in range(len(process_set.ranks))]
         for owner, positions in enumerate(self._of):
@@ -83,8 +71,9 @@ class OwnedBucket(GradientBucket):
         self._flagged.has_flags = True
         self._handle: Submission | None = None
         self._step = 0
-        self._strides: dict[int, tuple[int, ...]] = {}  # of the own gradients, where unusual
-        self._like: list[torch.Tensor] = []  # without elements, of the kinds of what was sent
+        # These are unusual strides of the own gradients.
+        self._strides: dict[int, tuple[int, ...]] = {}
+        self._like: list[torch.Tensor] = []  # These empty tensors have the kinds of what was sent.
         self._results: list[torch.Tensor] | None = None
 
     def _flat(self, dtype: torch.dtype, device: torch.device) -> _Flat:
@@ -173,7 +162,7 @@ class OwnedBucket(GradientBucket):
         on_gpu = any(one.is_cuda for one in self._like)
         if self._handle is None or on_gpu or not self._handle.done():
             return
-        with contextlib.suppress(HvdliteError):  # `finish` raises it
+        with contextlib.suppress(HvdliteError):  # `finish` raises it.
             self._take(self._handle)
 
     def _take(self, handle: Submission) -> list[torch.Tensor]:
@@ -223,7 +212,7 @@ class OwnedBucket(GradientBucket):
         ).copy_(shaped)
 
     def reset(self) -> None:
-        """Forget this trip of the bucket."""
+        """Forget these gradients in flight."""
         self._handle = None
         self._results = None
         if self in self._waiting:

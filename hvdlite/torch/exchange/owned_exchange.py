@@ -20,16 +20,10 @@ class OwnedExchange(GradientExchange):
     divides = True
 
     def __init__(self, name: str, settings: Settings, division: Division) -> None:
-        """Make it for the reducer of this name.
-
-        Args:
-            name: of the reducer.
-            settings: how it reduces gradients.
-            division: the owners, by position in the process set.
-        """
+        """Make it for the owners, by position in the process set."""
         super().__init__(name, settings)
         self._division = division
-        self._owners: Ownership | None = None  # of the parameters in the buckets
+        self._owners: Ownership | None = None  # It is for the parameters in the buckets.
 
     def outdated(self, takes_part: bool) -> bool:
         """Return whether the owners are others than those of the buckets."""
@@ -40,7 +34,7 @@ class OwnedExchange(GradientExchange):
     ) -> Sequence[GradientBucket]:
         """Make the buckets, whose parameters get owners if they have none."""
         self._owners = None
-        if not params:  # as on a rank that is not a member
+        if not params:  # A rank that is not a member has none.
             return []
         owners = self._owners = self._division.present()
         owners.take(params)

@@ -17,18 +17,10 @@ from hvdlite.process_sets import ProcessSet
 
 
 def successors(hosts: Sequence[int]) -> list[list[int]]:
-    """List for each rank the other ranks that copy what it owns, the best one first.
-
-    The first copy is on the next host, so that the end of one host leaves a copy. Ranks of one host
-    spread their copies over the ranks of the next host.
-
-    Args:
-        hosts: for each rank, the host that it is on.
-
-    Example:
-        >>> successors([0, 0, 1, 1])
-        [[2, 3, 1], [3, 2, 0], [0, 1, 3], [1, 0, 2]]
-    """
+    """List for each rank the other ranks that copy what it owns, the best one first."""
+    # The first copy is on the next host, so that the end of one host leaves a copy. Ranks of one
+    # host spread their copies over the ranks of the next host. `hosts` has the host of each rank:
+    # for [0, 0, 1, 1] the result is [[2, 3, 1], [3, 2, 0], [0, 1, 3], [1, 0, 2]].
     order = list(dict.fromkeys(hosts))
     members = {host: [rank for rank, its in enumerate(hosts) if its == host] for host in order}
     result = []
@@ -47,14 +39,9 @@ class Ownership:
     """The owner of each parameter, for ranks that are numbered from zero. Used by one thread."""
 
     def __init__(self, hosts: Sequence[int], copies: int) -> None:
-        """Begin without parameters.
-
-        Args:
-            hosts: for each rank, the host that it is on.
-            copies: how many ranks have the state of a parameter: its owner and copies - 1 others.
-        """
-        self.copies = copies
-        self._loads = [0] * len(hosts)  # bytes
+        """Begin without parameters; `hosts` has the host of each rank."""
+        self.copies = copies  # The owner and copies - 1 other ranks have a parameter's state.
+        self._loads = [0] * len(hosts)  # The unit is bytes.
         self._copiers = [others[: copies - 1] for others in successors(hosts)]
         self._owners: dict[torch.Tensor, int] = {}
 
@@ -100,16 +87,12 @@ class Division:
     """The ownership of parameters among the members of a process set, as they are now."""
 
     def __init__(self, process_set: ProcessSet, copies: int) -> None:
-        """Begin without an ownership.
-
-        Args:
-            process_set: its members own the parameters.
-            copies: see `Ownership`.
-        """
+        """Begin without an ownership; the members of the process set own the parameters."""
         self._process_set = process_set
         self.copies = copies
         self._ownership: Ownership | None = None
-        self._world: tuple[int, ...] = ()  # this rank and the members, when it began
+        # This rank and the members are as they were when it began.
+        self._world: tuple[int, ...] = ()
 
     def present(self) -> Ownership:
         """Return the ownership, which begins anew when the ranks have changed."""

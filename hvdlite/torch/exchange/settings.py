@@ -28,11 +28,12 @@ class Settings:
     sparse_as_dense: bool
     cap_bytes: int | None
     weight: Weight
-    bucket_view: bool = False  # gradient_as_bucket_view
-    in_backward: bool = True  # reduce_in="backward"
-    overlap: bool | None = None  # whether backward submits buckets before its end; None measures
+    bucket_view: bool = False  # Users call it gradient_as_bucket_view.
+    in_backward: bool = True  # Users say reduce_in="backward".
+    # It says whether backward submits buckets before its end; None measures.
+    overlap: bool | None = None
     late: Late | None = None
-    of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer
+    of_model: bool = False  # A DistributedDataParallel reduces, rather than an optimizer.
 
     def modes(self) -> dict[Mode, bool]:
         """Return the modes that are chosen, for `check_together`."""

@@ -58,11 +58,7 @@ class DistributedAdasum(Wrapping):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Raise an error: there is nothing to skip.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise an error: there is nothing to skip."""
         raise ArgumentError(
             "with op=hvd.Adasum step() combines the ranks' updates, and nothing is synchronized "
             "before it; call step() alone"
@@ -75,11 +71,7 @@ class DistributedAdasum(Wrapping):
         yield
 
     def micro_batches(self, *args: Any, **options: Any) -> Iterator[Any]:
-        """Raise an error: deltas do not have weights.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise an error: deltas do not have weights."""
         raise ArgumentError(refusal(Mode.MICRO_BATCHES, Mode.ADASUM))
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -95,14 +87,9 @@ class DistributedAdasum(Wrapping):
 
     @own_step
     def step(self, closure: Any = None, **options: Any) -> Any:
-        """Step with this rank's gradients, and replace the deltas by the combined ones.
-
-        Args:
-            closure: evaluates the model again and returns the loss, on this rank.
-            options: further arguments of the wrapped class's step.
-        """
+        """Step with this rank's gradients, and replace the deltas by the combined ones."""
         given = () if closure is None else (closure,)
-        self._opt_called = True  # LR schedulers check this
+        self._opt_called = True  # LR schedulers check this.
         registered_id(self._adasum_set)
         if not self._adasum_set.included():
             return super().step(*given, **options)
@@ -132,7 +119,7 @@ class DistributedAdasum(Wrapping):
         self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
     ) -> None:
         if not params:
-            self._adasum_replicas.begin_anew()  # as the other ranks do if they train something
+            self._adasum_replicas.begin_anew()  # The other ranks do so if they train something.
             meet_without_parameters(self._adasum_name, self._adasum_set)
         started = []
         buckets = plan_buckets(list(params), self._adasum_cap)
@@ -189,10 +176,8 @@ class DistributedAdasum(Wrapping):
 
 
 def _note_gradients(optimizer: DistributedAdasum) -> None:
-    """Begin each step of an elastic job with its first gradient, for the samples' sake.
-
-    A parameter that the optimizer gets later begins the step in `step`.
-    """
+    """Begin each step of an elastic job with its first gradient, for the samples' sake."""
+    # A parameter that the optimizer gets later begins the step in `step`.
     transaction = optimizer._adasum_transaction
     hook = untraced(lambda _: transaction.begin())
     for group in optimizer.param_groups:
@@ -208,15 +193,9 @@ def distribute_adasum(
     cap_bytes: int | None,
     process_set: ProcessSet,
 ) -> Any:
-    """Turn an optimizer into one that combines updates by Adasum, in place.
-
-    Args:
-        optimizer: becomes an instance of a subclass of its class.
-        names: the names of the parameters, as far as known.
-        compression: how deltas are compressed while they travel.
-        cap_bytes: the size of the deltas that travel as one request; see `plan_buckets`.
-        process_set: the deltas of its members are combined; other ranks step for themselves.
-    """
+    """Turn an optimizer into one that combines the members' updates by Adasum, in place."""
+    # Other ranks step alone. `cap_bytes` is the size of the deltas that travel as one request, see
+    # `plan_buckets`.
     take_step_back(optimizer)
     number = next_object("DistributedAdasum", registered_id(process_set))
     kind, read_groups = type(optimizer).__name__, reader_of(optimizer)

@@ -21,14 +21,10 @@ class BackwardEnd:
     """Calls a function once at the end of each outermost backward in which it was expected."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        """Keep the function.
-
-        Args:
-            call: runs in the thread that ends the backward; backward() raises its exceptions.
-        """
+        """Keep `call` for the thread that ends the backward; backward() raises its exceptions."""
         self._call = call
-        self._expected: set[int] = set()  # numbers of the backwards that will call it
-        self._thread = threading.get_ident()  # that trains: it has made this object
+        self._expected: set[int] = set()  # These numbers of backwards will call it.
+        self._thread = threading.get_ident()  # The thread that trains has made this object.
 
     def outside(self) -> bool:
         """Return whether the training thread is calling, outside of backward."""

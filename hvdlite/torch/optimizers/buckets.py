@@ -25,17 +25,10 @@ from hvdlite.torch.optimizers.watched import WatchedParameters
 
 
 class GradientObserver(Protocol):
-    """Looks at gradients, as `hvdlite.torch.noise_scale` does.
-
-    It is called in the thread of backward or of `step`, and must not wait for other ranks.
-    """
+    """Looks at gradients in backward or `step`, as `NoiseScale` does; never waits for ranks."""
 
     def sends(self, params: Sequence[torch.Tensor]) -> None:
-        """Look at gradients of this rank, before they are reduced.
-
-        Raises:
-            HvdliteError: they are not sent.
-        """
+        """Look at this rank's gradients before they are reduced; if it raises, none is sent."""
 
     def received(self, params: Sequence[torch.Tensor]) -> None:
         """Look at the gradients of a cycle after they were reduced."""
@@ -49,21 +42,12 @@ class Weighing:
     """How this rank's gradients count in the cycle under way, or did in the last one."""
 
     weight: float | None = None
-    scale: float = 1.0  # by which this rank multiplies its gradients
-    chosen: bool = False  # for the cycle under way, or for the next one
+    scale: float = 1.0  # This rank multiplies its gradients by it.
+    chosen: bool = False  # They are for this cycle, or for the next one.
 
 
 class Buckets:
-    """The buckets of one reducer. Used by the threads that use the reducer, one at a time.
-
-    Attributes:
-        name: the prefix of the names of all operations.
-        exchange: how the gradients travel.
-        weighing: how this rank's gradients count.
-        observer: who looks at the gradients.
-        steps: the number of steps since all ranks began to count.
-        all: the buckets, in the order in which backward completes them.
-    """
+    """The buckets of one reducer. Used by the threads that use the reducer, one at a time."""
 
     def __init__(
         self,
@@ -73,21 +57,13 @@ class Buckets:
         replicas: ReplicaCheck,
         failed: Callable[[GradientBucket, HvdliteError], None],
     ) -> None:
-        """Make none yet.
-
-        Args:
-            name: the prefix of the names of all operations; unique on this rank.
-            settings: how gradients are reduced.
-            watched: the parameters of the buckets.
-            replicas: compares the parameters of the ranks.
-            failed: called with the error of a bucket that could not advance.
-        """
-        self.name = name
+        """Make no buckets yet; `failed` gets the error of a bucket that could not advance."""
+        self.name = name  # All operations have this prefix, which is unique on this rank.
         self.exchange: GradientExchange = choose_exchange(name, settings, failed)
         self.weighing = Weighing()
         self.observer: GradientObserver | None = None
-        self.steps = 0
-        self.all: Sequence[GradientBucket] = ()
+        self.steps = 0  # All ranks count steps alike.
+        self.all: Sequence[GradientBucket] = ()  # Backward completes the buckets in this order.
         self._by_param: dict[torch.Tensor, GradientBucket] = {}
         self._settings = settings
         self._watched = watched
@@ -97,11 +73,9 @@ class Buckets:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank is a member of the process set.
-
-        In an elastic job that may change at a boundary. Of a process set that has ended it is the
-        last answer: members then get the error of its operations rather than their own gradients.
-        """
+        """Whether this rank is a member of the process set."""
+        # In an elastic job that may change at a boundary. Of a process set that has ended it is the
+        # last answer: members then get the error of its operations rather than their own gradients.
         included = self._settings.reduction.process_set.included()
         if included is not None:
             self._takes_part = included
@@ -136,16 +110,7 @@ class Buckets:
         self._transaction.begin()
 
     def submit(self, bucket: GradientBucket, blocking: bool, fresh: bool) -> None:
-        """Submit one bucket.
-
-        Args:
-            bucket: which.
-            blocking: whether the caller will wait at once.
-            fresh: whether this rank has computed a gradient in the cycle.
-
-        Raises:
-            HvdliteError: it was not submitted.
-        """
+        """Submit one bucket or raise; `fresh` says that this rank has a gradient in the cycle."""
         weighing = self.weighing
         if not weighing.chosen:
             weight = self._settings.weight
@@ -172,15 +137,7 @@ class Buckets:
     def wait(
         self, failure: HvdliteError | None, dropped: bool
     ) -> tuple[HvdliteError | None, str | None]:
-        """Wait for all that was submitted.
-
-        Args:
-            failure: the first error of the cycle so far.
-            dropped: whether the gradients are not used.
-
-        Returns:
-            The first error, and what the replica check has to warn of.
-        """
+        """Wait for all; return the cycle's first error, and the replica check's warning."""
         differing = None
         for bucket in self.all:
             if bucket.submitted:
@@ -209,7 +166,7 @@ class Buckets:
         in_flight = [name for one in self.all for name in one.operations]
         in_flight += self._replicas.operations
         self._replicas.begin_anew()
-        # Form the buckets anew: their state is not the same on all ranks.
+        # The buckets are formed anew: their state is not the same on all ranks.
         self._watched.forget_order()
         process_set, compression = self._settings.reduction.process_set, self.exchange.compression
         explained = explain(self.name, named, in_flight, process_set, error, compression)
@@ -217,13 +174,9 @@ class Buckets:
         return explained
 
     def meet(self) -> None:
-        """Take part in the other ranks' first bucket, if this rank trains nothing.
-
-        Raises:
-            MismatchError: other ranks train something.
-        """
+        """Meet the other ranks' first bucket if this rank trains nothing; raise if they train."""
         if not self.all:
-            self._replicas.begin_anew()  # as the other ranks do if they train something
+            self._replicas.begin_anew()  # The other ranks do so if they train something.
             meet_without_parameters(self.name, self._settings.reduction.process_set)
 
     def reset(self) -> None:

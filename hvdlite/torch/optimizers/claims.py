@@ -38,10 +38,8 @@ def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
 
 
 def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
-    """Drop gradients of these parameters that were accumulated and not sent, at a boundary.
-
-    The samples of an elastic job that are in no finished step are distributed again.
-    """
+    """Drop gradients of these parameters that were accumulated and not sent, at a boundary."""
+    # The samples of an elastic job that are in no finished step are distributed again.
     wanted = set(params)
     for reducer in list(_reducers):
         if reducer.watches(wanted):
@@ -49,11 +47,7 @@ def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
 
 
 def claim(reducer: GradientReducer, params: Iterable[torch.Tensor]) -> None:
-    """Let one reducer alone reduce the gradients of these parameters from now on.
-
-    Raises:
-        HvdliteError: another one is reducing one of them right now.
-    """
+    """Let one reducer alone reduce these gradients from now on; raise if another is doing so."""
     wanted = set(params)
     for other in list(_reducers):
         other.give_up(wanted, reducer)
@@ -78,11 +72,7 @@ class GivenUp:
         self._takers |= dict.fromkeys(params, (weakref.ref(taker), taker.title))
 
     def concede(self, params: Iterable[torch.Tensor]) -> bool:
-        """Leave parameters that were added to the groups meanwhile with whom they are already.
-
-        Returns:
-            Whether there are such parameters.
-        """
+        """Leave new parameters that other reducers have to these; return whether there are any."""
         before = len(self._takers)
         for other in list(_reducers):
             if other is not self._reducer():
@@ -107,11 +97,7 @@ class GivenUp:
             )
 
     def takers(self) -> list[GradientReducer]:
-        """Return the reducers that have them, all of which would reduce as this one.
-
-        Raises:
-            HvdliteError: one of them is gone, or reduces gradients in another way.
-        """
+        """Return the reducers that have them; raise if one is gone or reduces differently."""
         found = []
         own = self._reducer()
         assert own is not None
@@ -129,11 +115,9 @@ class GivenUp:
 
 
 def _difference(own: GradientReducer, taker: GradientReducer) -> str:
-    """Say in what two reducers differ, so that one cannot stand for the other; "" if nothing.
-
-    A gradient may be reduced again after the first of two steps. An average of equal values
-    is the value itself; a sum, and what is not exact, is not.
-    """
+    """Say in what two reducers differ, so that one cannot stand for the other; "" if nothing."""
+    # A gradient may be reduced again after the first of two steps. An average of equal values is
+    # the value itself; a sum, and what is not exact, is not.
     ours, theirs = own.settings, taker.settings
     both = (ours, theirs)
     same_ranks = ours.reduction.process_set.ranks == theirs.reduction.process_set.ranks

@@ -16,13 +16,7 @@ from hvdlite.torch.optimizers.late_gradients import LateExchange
 def choose_exchange(
     name: str, settings: Settings, failed: Callable[[GradientBucket, HvdliteError], None]
 ) -> GradientExchange:
-    """Make the exchange of a reducer.
-
-    Args:
-        name: of the reducer.
-        settings: how it reduces gradients.
-        failed: called with the error of a bucket that could not advance.
-    """
+    """Make the exchange of a reducer; `failed` gets the error of a bucket that cannot advance."""
     if isinstance(settings.compression, PowerSGD):
         return LowRankExchange(name, settings, failed)
     if settings.late is not None:

@@ -20,20 +20,9 @@ def clip(
     name: str,
     process_set: ProcessSet,
 ) -> torch.Tensor:
-    """Clip the gradients that this rank has, by the norm of those of all ranks.
-
-    The bits are those of `torch.nn.utils.clip_grad_norm_` on a rank that has all of them.
-
-    Args:
-        params: all parameters; the gradient of each is on one rank, or on none.
-        max_norm: the norm after clipping, if it was larger.
-        norm_type: of a p-norm; may be `inf`.
-        name: of the operation.
-        process_set: this rank is a member.
-
-    Returns:
-        The norm before clipping, the same on every rank.
-    """
+    """Clip this rank's gradients by the norm over all ranks; return the norm before clipping."""
+    # The gradient of each parameter is on one rank, or on none. The bits are those of
+    # `torch.nn.utils.clip_grad_norm_` on a rank that has all of them, and the same everywhere.
     own = [param.grad for param in params if param.grad is not None]
     total = _total(_norms_of_all(params, norm_type, name, process_set), params, norm_type)
     factor = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
@@ -45,10 +34,8 @@ def clip(
 def _norms_of_all(
     params: Sequence[torch.Tensor], norm_type: float, name: str, process_set: ProcessSet
 ) -> torch.Tensor:
-    """Return norms, by position, and in a second row whether there is a gradient.
-
-    float64 has the values of all narrower types. One rank adds to a number, the others a zero.
-    """
+    """Return norms, by position, and in a second row whether there is a gradient."""
+    # float64 has the values of all narrower types. One rank adds to a number, the others a zero.
     norms = torch.zeros(2, len(params), dtype=torch.float64, device=params[0].device)
     positions = [i for i, param in enumerate(params) if param.grad is not None]
     own = [params[i].grad for i in positions]

@@ -9,7 +9,7 @@ and eager-SGD (Li et al., "Taming Unbalanced Training Workloads in Deep Learning
 Collective Operations", PPoPP 2020).
 
 Here is what Python adds to the engine's part: the number of the step, the grace as a share of the
-median step, and who is told of ranks that are late in every step.
+median step, and who gets warnings of ranks that are late in every step.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings
 from hvdlite.torch.optimizers.wrapping import Wrapping
 
-MEASURED = 20  # steps that wait for all ranks, and whose median is the measure of the grace
-PERIOD = 1000  # steps from one measurement to the next; later ones are of steps that do not wait
-REVIEWED = 50  # steps from one look at the attendance to the next
+MEASURED = 20  # So many steps wait for all ranks; their median is the measure of the grace.
+PERIOD = 1000  # Measurements are so many steps apart; later ones are of steps that do not wait.
+REVIEWED = 50  # Looks at the participation are so many steps apart.
 
 _KEY = "hvdlite.roll_call"
 
@@ -44,22 +44,15 @@ _all: weakref.WeakSet[LateExchange] = weakref.WeakSet()
 
 
 class Attendance(NamedTuple):
-    """What became of the gradients of one rank.
-
-    Attributes:
-        rank: whose.
-        late: steps that went on without this rank's gradient.
-        skipped: steps for which it computed no gradient. This and what follows a rank knows of
-            itself only; it is None for the others.
-        folded: gradients that were added to a later step.
-        oldest: by how many steps the oldest of them was late.
-    """
+    """What became of the gradients of one rank."""
 
     rank: int
-    late: int
+    late: int  # So many steps went on without this rank's gradient.
+    # The rank computed no gradient for so many steps. Only the rank itself knows this and what
+    # follows; they are None for the others.
     skipped: int | None
-    folded: int | None
-    oldest: int | None
+    folded: int | None  # So many gradients were added to a later step.
+    oldest: int | None  # The oldest of these was late by so many steps.
 
 
 def may_be_behind() -> bool:
@@ -75,27 +68,20 @@ class LateExchange(GradientExchange):
     of_one_step = False
 
     def __init__(self, name: str, settings: Settings, late: Late) -> None:
-        """Begin before the first cycle.
-
-        Args:
-            name: the name of the reducer.
-            settings: how it reduces gradients.
-            late: for whom the ranks wait.
-        """
         super().__init__(name, dataclasses.replace(settings, sparse_as_dense=True))
         process_set = settings.reduction.process_set
         self.late = late
         self._key_prefix = f"{name}@{registered_id(process_set)}"
-        self.step_seconds: float | None = None  # the median
+        self.step_seconds: float | None = None  # This is the median.
         self._process_set = process_set
-        self._cycle = -1  # the number of the cycle, since all ranks began to count
-        self._fresh = False  # whether this rank has a gradient in it
+        self._cycle = -1  # All ranks count cycles from the last restart.
+        self._fresh = False  # It says whether this rank has a gradient in the cycle.
         self._first = self._restarts = operation_names.restarts()
-        self._steps = 0  # that have ended, since then
-        self._settled = late.seconds is not None  # whether the grace is known to all ranks
-        self._durations: deque[float] = deque(maxlen=100)  # of steps with a gradient
-        self._ended: float | None = None  # when the last step did
-        self._reviewed: list[int] = []  # by member: how often it had been late at the last review
+        self._steps = 0  # So many steps have ended since then.
+        self._settled = late.seconds is not None  # It says whether all ranks know the grace.
+        self._durations: deque[float] = deque(maxlen=100)  # They are of steps with a gradient.
+        self._ended: float | None = None  # The last step ended then.
+        self._reviewed: list[int] = []  # These are the late counts of members at the last review.
         _all.add(self)
         if late.policy == "drop" and process_set.rank() == 0:
             warnings.warn(
@@ -128,7 +114,7 @@ class LateExchange(GradientExchange):
             for rank, row in zip(self._process_set.ranks, rows, strict=False)
         ]
 
-    # A cycle.
+    # These methods belong to a cycle.
 
     def begin(self) -> None:
         """Begin a cycle."""
@@ -142,10 +128,8 @@ class LateExchange(GradientExchange):
         self._cycle += 1
 
     def reduction(self, reduction: Reduction, fresh: bool) -> Reduction:
-        """Add what the engine needs for a bucket of the cycle.
-
-        Without a gradient in the cycle this rank gives nothing, and takes the result.
-        """
+        """Add what the engine needs for a bucket of the cycle."""
+        # Without a gradient in the cycle this rank gives nothing, and takes the result.
         self._fresh = fresh
         size = self._process_set.size() or 1
         late = self.late
@@ -163,10 +147,10 @@ class LateExchange(GradientExchange):
             seconds = float(self.late.grace) * (self.step_seconds or 0.0)
         return round(1e6 * seconds)
 
-    # A step, in the training thread, outside of backward: ranks may meet here.
+    # These run in the training thread, outside of backward: ranks may meet here.
 
     def after_step(self) -> None:
-        """Note the end of a step; measure, and look at the attendance, when that is due."""
+        """Note the end of a step; measure, and review the participation, when that is due."""
         if not self._process_set.included():
             return
         self._steps += 1
@@ -174,7 +158,7 @@ class LateExchange(GradientExchange):
         if before is not None and self._fresh:
             self._durations.append(now - before)
         if self.late.seconds is None:
-            first = self._steps == 1  # a rank may know the time from a file
+            first = self._steps == 1  # A rank may know the time from a file.
             measured = self._steps == MEASURED and not self._settled
             if first or measured or self._steps % PERIOD == 0:
                 self._measure()

@@ -29,10 +29,11 @@ from hvdlite.torch.optimizers.time_budget import MEASURED, PERIOD, Measurement
 
 Weigh = Callable[[Any], float] | None
 
-_DECAY = 0.9  # of the mean latency, by micro-batch
-_UNSENT = 10  # in each of so many steps the first micro-batch is timed, and so not sent at once
+_DECAY = 0.9  # The mean latency decays so in each micro-batch.
+_UNSENT = 10  # In one of so many steps the first micro-batch is timed, and so not sent at once.
 
-# Whether this thread is in a loop over micro-batches, which ranks run different numbers of times.
+# It says whether this thread is in a loop over micro-batches, which ranks run different numbers of
+# times.
 _under_way: ContextVar[bool] = ContextVar("hvdlite_micro_batches", default=False)
 
 
@@ -46,17 +47,17 @@ class MicroBatches:
 
     def __init__(self, reducer: GradientReducer) -> None:
         """Make it for the optimizer whose gradients `reducer` reduces."""
-        self.done: list[int] = []  # by step
-        self.possible = 0  # micro-batches of all steps, if none had been dropped
+        self.done: list[int] = []  # It has the count of each step.
+        self.possible = 0  # All steps have so many micro-batches if none was dropped.
         self._name = f"{reducer.name}.micro_batches"
         self._reducer = reducer
         self._process_set = reducer.settings.reduction.process_set
         self._running = False
-        self._unfinished = False  # a loop began and did not come to its end
-        self._mean: float | None = None  # latency
-        self._backwards = 1  # the most backward() calls of a micro-batch so far
-        self._agreed: object = None  # the arguments, which are the same on all ranks
-        self._steps = 0  # since the ranks agreed
+        self._unfinished = False  # A loop began and did not come to its end.
+        self._mean: float | None = None  # This is the mean latency.
+        self._backwards = 1  # No micro-batch had more backward() calls so far.
+        self._agreed: object = None  # The ranks have agreed on these arguments.
+        self._steps = 0  # So many steps have passed since the ranks agreed.
         self._budget = math.inf
         self._measurement = Measurement(self._name, self._process_set)
 

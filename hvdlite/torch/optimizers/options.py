@@ -10,17 +10,12 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-COUNT = 4  # numbers, whatever the optimizer, so that ranks with different ones can compare
+COUNT = 4  # All optimizers have as many numbers, so that ranks with different ones can compare.
 _OF_A_DEVICE = {"params", "foreach", "fused", "capturable", "differentiable", "param_names"}
 
 
 def numbers_of(title: str, groups: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return numbers for the class, the options without rates, the first rate, and all rates.
-
-    Args:
-        title: names the class.
-        groups: the param_groups.
-    """
+    """Return numbers for the class, the options without rates, the first rate, and all rates."""
     options = [
         sorted((key, _plain(value)) for key, value in group.items() if key not in _OF_A_DEVICE)
         for group in groups
@@ -34,16 +29,7 @@ def numbers_of(title: str, groups: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def difference(numbers: Mapping[int, list[int]]) -> str | None:
-    """Say in what the optimizers of two ranks differ; None if in nothing.
-
-    Args:
-        numbers: what `numbers_of` returned, by rank.
-
-    Example:
-        >>> numbers = {r: numbers_of("SGD", [{"lr": 0.1 + r}]) for r in range(2)}
-        >>> difference(numbers)
-        'the learning rate is 0.1 on rank 0 and 1.1 on rank 1'
-    """
+    """Say in what the optimizers of ranks differ, by `numbers_of` each rank; None if in nothing."""
     (first, own), *others = numbers.items()
     for rank, theirs in others:
         what = next((i for i in range(COUNT) if theirs[i] != own[i]), None)
@@ -71,7 +57,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return tuple(_plain(one) for one in value)
-    return type(value).__name__  # such as a tensor, which may be on a device
+    return type(value).__name__  # A tensor, for example, may be on a device.
 
 
 def _number(value: Any) -> int:

@@ -43,15 +43,7 @@ class MeanExchange:
         weight: float | None,
         process_set: ProcessSet,
     ) -> None:
-        """Send the tensors.
-
-        Args:
-            name: of the operation, unique on this rank.
-            tensors: contiguous; they are overwritten.
-            compression: how they are compressed while they travel.
-            weight: this rank's weight in the mean; all ranks give one, or none does.
-            process_set: whose members take part.
-        """
+        """Send contiguous tensors, to be overwritten; all ranks give a weight, or none does."""
         wire, self._compression = cast_in_core(compression, ops.Average)
         packed = [self._compression.compress(tensor) for tensor in tensors]
         self._contexts = [context for _, context in packed]
@@ -69,10 +61,9 @@ class MeanExchange:
 
 
 class PackedExchange:
-    """Each rank gets a share of all ranks' packed blocks, sums it, and sends the packed mean.
+    """Each rank gets a share of all ranks' packed blocks, sums it, and sends the packed mean."""
 
-    All ranks unpack the same bytes. A rank that has joined cannot be left out.
-    """
+    # All ranks unpack the same bytes. A rank that has joined cannot be left out.
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from hvdlite import ops
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import allreduce
 
-Found = dict[torch.device, torch.Tensor]  # by device: 1.0 if a gradient on it is not finite
+Found = dict[torch.device, torch.Tensor]  # A device has 1.0 if a gradient on it is not finite.
 
 
 @functools.cache
@@ -42,19 +42,13 @@ def extend_grad_scaler() -> None:
 def agree(
     unscale: Callable[[], Found], found_inf: torch.Tensor, name: str, process_set: ProcessSet
 ) -> Found:
-    """Unscale the gradients of this rank, and return what all ranks together have found.
-
-    Args:
-        unscale: unscales, and returns what this rank has found.
-        found_inf: of GradScaler, on the device of its scale.
-        name: of the operation.
-        process_set: this rank is a member.
-    """
+    """Unscale the gradients of this rank, and return what all ranks together have found."""
+    # `found_inf` is GradScaler's, on the device of its scale.
     found = unscale()
     own = [one.to(found_inf.device) for one in found.values()]
     most = torch.stack([found_inf, *own]).amax()
     most = allreduce(most, name=name, op=ops.Max, process_set=process_set)
-    found = found or {found_inf.device: found_inf}  # a rank without gradients
+    found = found or {found_inf.device: found_inf}  # A rank may have no gradients.
     for one in found.values():
         one.copy_(most)
     return found

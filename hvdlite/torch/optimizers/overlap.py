@@ -14,36 +14,31 @@ from typing import Any
 
 from hvdlite import basics
 
-# Steps before the measurement: allocators, compilers and autotune of convolutions settle.
+# These steps come before the measurement: allocators, compilers and autotune of convolutions
+# settle.
 WARMUP = 10
-# Pairs of a step with overlap and one without it: one disturbed step decides nothing.
+# Each pair is a step with overlap and one without it: one disturbed step decides nothing.
 PAIRS = 10
 # Overlap stays unless it is slower by more than this share: less is noise.
 LEAST_GAIN = 0.02
 
 
 class Overlap:
-    """The choice of one reducer. All of its ranks measure the same steps, each decides for itself.
+    """The choice of one reducer. All of its ranks measure the same steps, each decides alone."""
 
-    Ranks wait for each other in every step, so they see the same times. Should they decide
-    differently, results are the same.
-    """
+    # Ranks wait for each other in every step, so they see the same times. Should they decide
+    # differently, results are the same.
 
     def __init__(self, given: bool | None, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Make it.
-
-        Args:
-            given: the choice of the user; None measures on CPUs. On GPUs backward() returns before
-                its work is done, and there is overlap.
-            groups: the optimizer's param_groups.
-        """
+        """Make it with the user's choice; None measures on CPUs."""
+        # On GPUs backward() returns before its work is done, and there is overlap.
         on_gpus = any(param.is_cuda for group in groups for param in group["params"])
         self._measures = given is None and not on_gpus and basics.size() > 1
         self._choice = given is not False
         self._steps = 0
         self._began = 0.0
-        self._pair = 0.0  # seconds of its first step
-        self._differences: list[float] = []  # by how much a step took longer with overlap
+        self._pair = 0.0  # The pair's first step took so many seconds.
+        self._differences: list[float] = []  # Steps took so much longer with overlap.
         self._times: list[float] = []
 
     @property
@@ -58,11 +53,7 @@ class Overlap:
         self._began = time.perf_counter()
 
     def end(self) -> str | None:
-        """Note that a step's gradients are reduced.
-
-        Returns:
-            What was chosen, for people, once it is.
-        """
+        """Note that a step's gradients are reduced; return the choice as text, once it is made."""
         if not self._measures:
             return None
         self._steps += 1

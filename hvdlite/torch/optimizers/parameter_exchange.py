@@ -15,12 +15,11 @@ from hvdlite.torch.exchange.ownership import Ownership
 
 
 class ParameterExchange:
-    """Gives every rank the parameters that others have updated.
+    """Gives every rank the parameters that others have updated."""
 
-    Each owner broadcasts its parameters, in place and fused; all broadcasts are under way together.
-    An allgather would need new memory for all parameters and two copies, which take longer than the
-    transfer does.
-    """
+    # Each owner broadcasts its parameters, in place and fused; all broadcasts are under way
+    # together. An allgather would need new memory for all parameters and two copies, which take
+    # longer than the transfer does.
 
     def __init__(
         self,
@@ -29,19 +28,13 @@ class ParameterExchange:
         ownership: Ownership,
         process_set: ProcessSet,
     ) -> None:
-        """Plan it.
-
-        Args:
-            name: begins the names of the operations, unique on this rank.
-            params: in the same order on all ranks; each has an owner.
-            ownership: by position in the process set.
-            process_set: this rank is a member.
-        """
-        self.params = list(params)
+        """Plan it with owners by position in the process set, of which this rank is a member."""
+        self.params = list(params)  # The order is the same on all ranks; each has an owner.
         self._name = name
         self._process_set = process_set
         self._copies = ownership.copies
-        self._of: list[list[int]] = [[] for _ in process_set.ranks]  # by owner, the positions
+        # This has the positions by owner.
+        self._of: list[list[int]] = [[] for _ in process_set.ranks]
         for position, param in enumerate(params):
             self._of[ownership.owner(param)].append(position)
 
@@ -50,12 +43,7 @@ class ParameterExchange:
         return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
 
     def run(self) -> None:
-        """Send the own parameters, and overwrite those of other owners with theirs.
-
-        Raises:
-            MismatchError: a rank has joined, or has other parameters.
-            HvdliteError: the exchange failed.
-        """
+        """Exchange parameters; raise a MismatchError if a rank has joined or has other ones."""
         if not self.params:
             return
         memories = [self._memory(position) for position in range(len(self.params))]

@@ -16,18 +16,18 @@ class Cycle:
     """What is known of the cycle under way; between two cycles of the next one: nothing."""
 
     open: bool = False
-    passes: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter
-    paused: set[int] = field(default_factory=set)  # numbers of backwards that only accumulate
-    backwards: int = 0  # that have ended, paused ones not counted
-    seen_in: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter, the last of them
-    ready: dict[GradientBucket, int] = field(default_factory=dict)  # gradients, by bucket
-    failure: HvdliteError | None = None  # of the first submission that failed
+    passes: dict[torch.Tensor, int] = field(default_factory=dict)  # The keys are parameters.
+    paused: set[int] = field(default_factory=set)  # Backwards of these numbers only accumulate.
+    backwards: int = 0  # It counts those that have ended, without paused ones.
+    # It has the last backward of each parameter.
+    seen_in: dict[torch.Tensor, int] = field(default_factory=dict)
+    # It counts the gradients of each bucket.
+    ready: dict[GradientBucket, int] = field(default_factory=dict)
+    failure: HvdliteError | None = None  # The first submission that failed has this error.
 
     def count(self, param: torch.Tensor, paused: bool) -> tuple[int, bool]:
-        """Return a parameter's passes with this gradient, and if it had one in this backward.
-
-        Checkpoints with use_reentrant=True give a parameter that they share several gradients.
-        """
+        """Return a parameter's passes with this gradient, and if it had one in this backward."""
+        # Checkpoints with use_reentrant=True give a parameter that they share several gradients.
         again = not paused and self.seen_in.get(param) == self.backwards
         if not paused:
             self.seen_in[param] = self.backwards
@@ -40,11 +40,7 @@ class Cycle:
 
 
 def refuse_pass(name: str, passes: int, in_backward: bool) -> None:
-    """Refuse one more gradient of a parameter than the optimizer waits for.
-
-    Raises:
-        HvdliteError: always.
-    """
+    """Raise an error: a parameter has one more gradient than the optimizer waits for."""
     if in_backward:
         raise HvdliteError(
             f"the gradient of {name} was computed more than backward_passes_per_step={passes} "

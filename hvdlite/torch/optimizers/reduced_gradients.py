@@ -17,20 +17,17 @@ from hvdlite.errors import HvdliteError
 
 
 class ReducedGradients:
-    """What is known of the gradients that one reducer has reduced.
-
-    Attributes:
-        current: whether gradients are reduced, none was computed since, and no step has used them.
-        refusal: why no backward may follow while they are; None if it may.
-    """
+    """What is known of the gradients that one reducer has reduced."""
 
     def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
         """Begin without gradients; `names` are those of the parameters, and may grow."""
+        # It says whether gradients are reduced, none was computed since, and no step has used them.
         self.current = False
+        # This says why no backward may follow while they are reduced.
         self.refusal: str | None = None
         self._names = names
         self._reduced: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
-        self._owned = False  # whether other ranks lack them
+        self._owned = False  # It says whether other ranks lack them.
 
     def protect(self, params: Iterable[torch.Tensor], owned: bool) -> None:
         """Let no backward add to them; `owned`: each is on the owner of its parameter only."""
@@ -41,12 +38,7 @@ class ReducedGradients:
         self._owned = owned
 
     def check(self, params: Iterable[torch.Tensor]) -> None:
-        """Refuse a backward through these parameters that must not follow.
-
-        Raises:
-            HvdliteError: a gradient that is protected is still its parameter's `grad`, or there is
-                a `refusal`.
-        """
+        """Refuse a backward while a protected gradient is its parameter's `grad`, or `refusal`."""
         if self.current and self.refusal is not None:
             raise HvdliteError(self.refusal)
         for param in params:

@@ -37,17 +37,11 @@ from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
 
 
 class GradientReducer:
-    """Reduces the gradients of one optimizer's parameters.
+    """Reduces the gradients of one optimizer's parameters."""
 
-    It follows the optimizer's parameter groups: a parameter that is frozen, thawed or added between
-    two cycles, on every rank, takes effect with the next cycle. On a rank that is not a member of
-    the process set the reducer does nothing.
-
-    Attributes:
-        settings: how gradients are reduced.
-        title: what reduces them, for messages.
-        buckets: what is sent, and how.
-    """
+    # It follows the optimizer's parameter groups: a parameter that is frozen, thawed or added
+    # between two cycles, on every rank, takes effect with the next cycle. On a rank that is not a
+    # member of the process set the reducer does nothing.
 
     def __init__(
         self,
@@ -57,15 +51,9 @@ class GradientReducer:
         settings: Settings,
         title: str,
     ) -> None:
-        """Watch the parameters, whose gradients no other reducer reduces from now on.
-
-        Args:
-            name: the prefix of the names of this reducer's operations; unique on this rank.
-            read_groups: returns the optimizer's param_groups.
-            names: the names of the parameters, as far as known.
-            settings: how gradients are reduced.
-            title: what reduces them, for messages.
-        """
+        """Watch the parameters, whose gradients no other reducer reduces from now on."""
+        # `name` begins the names of this reducer's operations, and is unique on this rank. `title`
+        # is what reduces the gradients, for messages.
         self.settings, self.title = settings, title
         self._given_up = GivenUp(self)
         hook = untraced(calling(self, "_on_gradient"))
@@ -173,7 +161,7 @@ class GradientReducer:
 
     @property
     def _sends_early(self) -> bool:
-        return self._overlap.now or self.divides  # a bucket as soon as it is complete
+        return self._overlap.now or self.divides  # Each bucket is sent as soon as it is complete.
 
     def set_weight(self, weight: Weight) -> None:
         """Change the weight of this rank's gradients from the next reduction on."""
@@ -197,11 +185,11 @@ class GradientReducer:
         """How many backward() calls of this cycle have only accumulated."""
         return len(self._cycle.paused)
 
-    # The hook, in the thread of backward.
+    # The thread of backward calls the hook.
 
     def _on_gradient(self, param: torch.Tensor) -> None:
         if not self._cycle.open and not self._overlap.now:
-            basics.engine().note_gradient()  # so that live figures tell what backward takes
+            basics.engine().note_gradient()  # Live figures then tell what backward takes.
         self._open_cycle()
         bucket = self.buckets.of(param)
         if bucket is None:
@@ -221,12 +209,11 @@ class GradientReducer:
             self._submit(bucket, blocking=False)
 
     def _on_backward_end(self) -> None:
-        """End the cycle with its last backward, in the thread of that backward.
-
-        Several reducers may end their cycles here, in a different order on each rank. So all submit
-        before the first one advances, and all advance before the first one waits. If nothing was
-        sent early, this thread runs the engine while it waits: to wake another one costs more.
-        """
+        """End the cycle with its last backward, in the thread of that backward."""
+        # Several reducers may end their cycles here, in a different order on each rank. So all
+        # submit before the first one advances, and all advance before the first one waits. If
+        # nothing was sent early, this thread runs the engine while it waits: to wake another one
+        # costs more.
         self._cycle.backwards += 1
         reduces = self._cycle.open and self.settings.in_backward
         if reduces and self._cycle.backwards >= self.settings.passes:
@@ -244,7 +231,7 @@ class GradientReducer:
             self._end_cycle()  # There is nothing left to wait for.
             raise
 
-    # The cycle.
+    # These methods begin and end a cycle.
 
     def _open_cycle(self) -> None:
         met_anew = self._restarts != operation_names.restarts()
@@ -265,12 +252,9 @@ class GradientReducer:
         self._overlap.begin()
 
     def synchronize(self) -> None:
-        """Reduce the gradients that are not reduced yet, and wait for all of them.
-
-        Raises:
-            HvdliteError: the first error; the cycle is over in any case. Or another reducer has
-                these parameters, and cannot stand for this one.
-        """
+        """Reduce the gradients that are not reduced yet, and wait for all of them."""
+        # The cycle is over also if this raises the first error. If another reducer has these
+        # parameters, it must be able to stand for this one.
         if self._given_up:
             for taker in self._given_up.takers():
                 taker.synchronize()
@@ -294,7 +278,7 @@ class GradientReducer:
     def before_forward(self, changed: bool) -> None:
         """Finish the reductions of a backward that raised; follow the groups if they `changed`."""
         if self._cycle.open and self.waiting and self.may_synchronize():
-            self._reduce_now(dropped=True)  # because other ranks wait for them
+            self._reduce_now(dropped=True)  # Other ranks wait for them.
         if changed and not self._cycle.open:
             self._update_layout()
 
@@ -332,7 +316,7 @@ class GradientReducer:
         chosen = None if dropped else self._overlap.end()
         if chosen is not None and basics.rank() == 0:
             basics.engine().note("tuned", self.name, chosen)
-        self._reduced.current = self.takes_part  # a later member looks again in its next step
+        self._reduced.current = self.takes_part  # A later member looks again in its next step.
         summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum
         if summed or self.divides:
             self._reduced.protect(self._watched.params, owned=self.divides)
@@ -362,12 +346,10 @@ class GradientReducer:
         self._reduced.use()
 
     def before_zero_grad(self) -> None:
-        """Refuse to zero gradients that are not reduced yet.
-
-        After a backward that raised, finish the reductions for which other ranks may wait.
-        """
+        """Refuse to zero gradients that are not reduced yet."""
         for taker in self._given_up.living():
             taker.before_zero_grad()
+        # After a backward that raised, other ranks may wait for the reductions.
         if self.settings.in_backward and self.waiting and self.may_synchronize():
             self._reduce_now(dropped=True)
         if self.waiting:
@@ -383,7 +365,7 @@ class GradientReducer:
         self.expect_gradients()
         self._reduced.forget()
 
-    # The layout.
+    # These methods follow the layout.
 
     def _update_layout(self) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""

@@ -23,17 +23,16 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import SILENCE, Exchange, difference, set_text, speaks
 from hvdlite.torch.optimizers import options
 
-_ROW = 1 << 16  # elements that are summed at once on a CPU: they fit a cache
-_ROWS_ON_GPU = 64  # rows that are summed at once on a GPU, so that kernels are few
+_ROW = 1 << 16  # A CPU sums so many elements at once: they fit a cache.
+_ROWS_ON_GPU = 64  # A GPU sums so many rows at once, so that kernels are few.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
-    """Compares the parameters of one owner: call `start` with each bucket of a step, then `finish`.
+    """Compares one owner's parameters: call `start` with each bucket of a step, then `finish`."""
 
-    After a step in which the ranks' parameters did not match, call `begin_anew` on all ranks. Not
-    thread-safe. Only members of the process set call the methods, all in the same steps.
-    """
+    # After a step in which the ranks' parameters did not match, call `begin_anew` on all ranks. It
+    # is not thread-safe. Only members of the process set call the methods, all in the same steps.
 
     def __init__(
         self,
@@ -42,35 +41,21 @@ class ReplicaCheck:
         read_options: Callable[[], list[int]],
         repeats: bool = True,
     ) -> None:
-        """Make it.
-
-        Args:
-            name: the name of the owner, unique on this rank.
-            process_set: its members compare among themselves.
-            read_options: returns `options.numbers_of` the optimizer, which ranks compare, too.
-            repeats: whether HVDLITE_CHECK_REPLICAS has them compared in later steps, too.
-        """
-        self._name = name
-        self._read_options = read_options
+        """Make it; `repeats` lets HVDLITE_CHECK_REPLICAS compare later steps, too."""
+        self._name = name  # The name is unique on this rank.
+        self._read_options = read_options  # It returns `options.numbers_of` the optimizer.
         self._process_set = process_set
         self._every = check_interval() if repeats else 0
-        self._steps = 0  # that have begun since the first one
-        self._begun = False  # whether the step is counted
-        self._compared_after = -1  # restarts of the numbering; -1: not yet
+        self._steps = 0  # So many steps have begun since the first one.
+        self._begun = False  # It says whether the step is counted.
+        self._compared_after = -1  # It counts restarts of the numbering; -1 means not yet compared.
         self._exchange: Exchange | None = None
         self._comparison: Comparison | None = None
         self._names: list[str] = []
 
     def start(self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:
-        """Send this rank's checksums, once in a step in which ranks compare; else do nothing.
-
-        Args:
-            params: the parameters; the message names the first one in this order that differs.
-            names: the names of the parameters.
-
-        Raises:
-            HvdliteError: the world is over.
-        """
+        """Send this rank's checksums, once in a step in which ranks compare; else do nothing."""
+        # The message names the first parameter in this order that differs.
         if self._begun:
             return
         self._begun = True
@@ -96,12 +81,7 @@ class ReplicaCheck:
         return [one.name for one in (self._exchange, self._comparison) if one is not None]
 
     def finish(self) -> str | None:
-        """Wait for the comparison; return the text of this rank's warning, or None.
-
-        Raises:
-            DivergenceError: parameters differ in a step of the replica check; on every rank.
-            HvdliteError: the comparison failed.
-        """
+        """Wait for the comparison; return this rank's warning, or raise on all ranks."""
         exchange, comparison = self._exchange, self._comparison
         self.forget()
         if comparison is not None:
@@ -128,10 +108,8 @@ class ReplicaCheck:
         )
 
     def begin_anew(self) -> None:
-        """Compare again in the next step, because some ranks may have had nothing to compare.
-
-        The reducer calls this on all ranks when layouts do not match, which is an error on each.
-        """
+        """Compare again in the next step, because some ranks may have had nothing to compare."""
+        # The reducer calls this on all ranks when layouts do not match, which is an error on each.
         self._compared_after = -1
 
     def forget(self) -> None:
@@ -147,15 +125,8 @@ def warn(text: str | None) -> None:
 
 
 def checksums(params: Sequence[torch.Tensor]) -> list[int]:
-    """Compute a checksum of each tensor's bits, the same on every kind of device.
-
-    A tensor without plain memory, for example of a tensor subclass, has the checksum 0.
-
-    Example:
-        >>> a, b = checksums([torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])])
-        >>> a == b
-        False
-    """
+    """Compute a checksum of each tensor's bits, the same on every kind of device."""
+    # A tensor without plain memory, for example of a tensor subclass, has the checksum 0.
     factors: dict[torch.device, torch.Tensor] = {}
     with torch.no_grad():
         for device in {param.device for param in params}:
@@ -165,15 +136,9 @@ def checksums(params: Sequence[torch.Tensor]) -> list[int]:
 
 
 def word_sums(params: Sequence[torch.Tensor]) -> list[int]:
-    """Sum the words of eight bytes of each tensor, modulo 2^64; bytes at the end are words, too.
-
-    It costs a fraction of `checksums`, and any one change shows. It does not see an exchange of
-    words, which `checksums` is for.
-
-    Example:
-        >>> word_sums([torch.tensor([1, 2, -4])])
-        [-1]
-    """
+    """Sum the words of eight bytes of each tensor, modulo 2^64; bytes at the end are words, too."""
+    # It costs a fraction of `checksums`, and any one change shows. It does not see an exchange of
+    # words, which `checksums` is for.
     with torch.no_grad():
         sums = [_word_sum(_bits(param)) for param in params]
     results = [0] * len(sums)
@@ -210,15 +175,13 @@ def _bits(param: torch.Tensor) -> torch.Tensor:
 
 
 def _checksum(bits: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Sum products row by row, then do the same with the rows' sums, until one number is left.
-
-    Sums wrap around, which would lose differences in high bits alone; so the high bits are first
-    mixed into the low ones.
-    """
+    """Sum products row by row, then do the same with the rows' sums, until one number is left."""
     wide = bits.dtype == torch.int64
     at_once = _ROW * (1 if bits.device.type == "cpu" else _ROWS_ON_GPU)
     sums = []
     for part in bits.split(at_once):
+        # Sums wrap around, which would lose differences in high bits alone; so the high bits are
+        # first mixed into the low ones.
         part = part ^ (part >> 32) if wide else part
         whole = part.numel() // _ROW * _ROW
         if whole > 0:

@@ -1,4 +1,4 @@
-"""The rounds of local SGD: ranks step for themselves, and meet in a mean from time to time.
+"""The rounds of local SGD: ranks step alone, and meet in a mean from time to time.
 
 All ranks hold the same *anchor* of each parameter. In a round the mean of what the ranks have moved
 away from the anchor is the gradient of an outer optimizer, SGD with or without Nesterov momentum,
@@ -78,56 +78,41 @@ class _Flight:
 
 
 class Rounds:
-    """Anchors, outer momentum and steps of one optimizer.
+    """Anchors, outer momentum and steps of one optimizer."""
 
-    Call `before_step` and `after_step` around each step of the optimizer. Only members of the
-    process set do. Not thread-safe.
-    """
+    # Only members of the process set call `before_step` and `after_step`, around each step of the
+    # optimizer. It is not thread-safe.
 
     def __init__(
         self, name: str, read_groups: Callable[[], list[dict[str, Any]]], settings: RoundSettings
     ) -> None:
-        """Make it.
-
-        Args:
-            name: the prefix of the names of its operations; unique on this rank.
-            read_groups: returns the optimizer's param_groups.
-            settings: how the ranks meet.
-        """
+        """Make it; `name`, unique on this rank, begins the names of its operations."""
         self.settings = settings
         self.steps = 0
         self.name = name
         self._read_groups = read_groups
-        self._agreed_after = -1  # restarts of the numbering; -1: not yet
+        self._agreed_after = -1  # It counts restarts of the numbering; -1 means not yet agreed.
         self._anchors: dict[torch.Tensor, torch.Tensor] = {}
         self._momenta: dict[torch.Tensor, torch.Tensor] = {}
-        self._flights: dict[int, _Flight] = {}  # by fragment
-        self._moved: set[int] = set()  # fragments in which ranks may differ
+        self._flights: dict[int, _Flight] = {}  # The keys are fragments.
+        self._moved: set[int] = set()  # Ranks may differ in these fragments.
         self._replicas = ReplicaCheck(
             name, settings.process_set, lambda: numbers_of(name, ()), repeats=False
-        )  # Ranks step for themselves, perhaps by options of their own.
+        )  # Ranks step alone, perhaps by options of their own.
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank is a member of the process set.
-
-        Raises:
-            ArgumentError: the process set was removed.
-        """
+        """Whether this rank is a member of the process set; raise if that was removed."""
         registered_id(self.settings.process_set)
         return bool(self.settings.process_set.included())
 
     @property
     def begun(self) -> bool:
-        """Whether ranks step for themselves, rather than with averaged gradients."""
+        """Whether ranks step alone, rather than with averaged gradients."""
         return self.steps >= self.settings.start
 
     def before_step(self) -> None:
-        """Agree with the other ranks, and take anchors of parameters that have none.
-
-        Raises:
-            MismatchError: ranks have other arguments.
-        """
+        """Agree with the other ranks, or raise; take anchors of parameters that have none."""
         self._agree()
         if self.begun:
             for param in self._params():
@@ -140,7 +125,7 @@ class Rounds:
         step = self.steps - self.settings.start
         if step <= 0:
             if self.settings.buffers:
-                self._moved.add(0)  # the fragment with which they travel
+                self._moved.add(0)  # They travel with this fragment.
             return
         self._moved.update(range(self.settings.fragments))
         for fragment in self._in_order():
@@ -168,11 +153,7 @@ class Rounds:
             self._land(fragment, mix=0.0)
 
     def require_equal(self, what: str) -> None:
-        """Raise unless the parameters of all ranks are equal.
-
-        Raises:
-            HvdliteError: they are not, because this is between two rounds.
-        """
+        """Raise unless all ranks' parameters are equal; between two rounds they may differ."""
         if self._moved or self._flights:
             raise HvdliteError(
                 f"{what} between two rounds of local SGD, where every rank has parameters of its "
@@ -189,11 +170,9 @@ class Rounds:
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Go on from a state, or anew from the parameters if there is none.
-
-        In the first step, and after joins, the ranks agree on that of the rank with most steps. In
-        other steps they do not, because the root of a broadcast of the state loads nothing.
-        """
+        """Go on from a state, or anew from the parameters if there is none."""
+        # In the first step, and after joins, the ranks agree on that of the rank with most steps.
+        # In other steps they do not, because the root of a broadcast of the state loads nothing.
         state = state or {"steps": 0, "anchor": [], "momentum": []}
         params = self._params()
         self.steps = state["steps"]
@@ -209,7 +188,7 @@ class Rounds:
         """List the fragments in flight in the order in which they were sent."""
         return sorted(self._flights, key=lambda fragment: (self._flights[fragment].due, fragment))
 
-    # A round.
+    # These methods belong to a round.
 
     def _send(self, fragment: int) -> None:
         settings, name = self.settings, f"{self.name}.{fragment}"
@@ -255,14 +234,12 @@ class Rounds:
             mean = mean + factor * momentum
         anchor.sub_(self.settings.outer_lr * mean)
 
-    # Agreement.
+    # These methods make the ranks agree.
 
     def _agree(self) -> None:
-        """Make steps, anchors and momenta the same on all ranks, in the first step and after joins.
-
-        Ranks that joined have missed rounds, and ranks that were added to an elastic job have seen
-        none. Rounds in flight are dropped: what they would have moved is in the next one.
-        """
+        """Make steps, anchors and momenta equal on all ranks, in the first step and after joins."""
+        # Ranks that joined have missed rounds, and ranks that were added to an elastic job have
+        # seen none. Rounds in flight are dropped: what they would have moved is in the next one.
         if self._agreed_after == operation_names.restarts():
             return
         name = f"#{self.name}.agreement"

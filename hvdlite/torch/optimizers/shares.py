@@ -27,7 +27,7 @@ from hvdlite.torch.collectives.tensors import spec
 from hvdlite.torch.exchange.ownership import Ownership
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 
-State = dict[Any, Any]  # by the parameter's index
+State = dict[Any, Any]  # The keys are the parameters' indices.
 
 
 def workers_of(epoch: int) -> tuple[int, ...]:
@@ -51,19 +51,16 @@ def workers_of_step() -> tuple[int, ...]:
 
 
 class Shares:
-    """What this worker holds. Used by the training thread.
-
-    Attributes:
-        workers: those among whom the state is divided; empty: it has to be divided.
-        version: the number of steps that the state has made.
-        held: the parameters that this worker holds though they were not distributed to it, by
-            index: after a restore, and in a worker that joins. None: what was distributed counts.
-    """
+    """What this worker holds. Used by the training thread."""
 
     def __init__(self, name: str) -> None:
-        """Begin without a division; `name` is the prefix of the names of its collectives."""
+        """Begin without a division; `name` begins the names of its collectives."""
+        # The state is divided among these; if there are none, it has to be.
         self.workers: tuple[int, ...] = ()
-        self.version = 0
+        self.version = 0  # The state has made so many steps.
+        # After a restore, and in a worker that joins, these are the indices of the parameters that
+        # this worker holds though they were not distributed to it. None: what was distributed
+        # counts.
         self.held: list[int] | None = None
         self._name = name
 
@@ -75,21 +72,9 @@ class Shares:
     def meet(
         self, held: Collection[int], count: int, part: Callable[[list[int]], State]
     ) -> tuple[tuple[int, ...], State]:
-        """Exchange parts with the other workers, as often as one of them dies meanwhile.
-
-        Args:
-            held: the indices of the parameters that this worker holds.
-            count: how many parameters there are.
-            part: returns what this worker has of these parameters.
-
-        Returns:
-            The workers that have taken part, and what those have sent whose parameters this worker
-            does not hold.
-
-        Raises:
-            HvdliteError: no worker is left that holds some parameter, or the workers have gone back
-                to different commits.
-        """
+        """Exchange parts; return the workers that took part, and the parts not held here."""
+        # A worker that dies meanwhile makes the others begin again. It is an error if no worker is
+        # left that holds some parameter, or if workers have gone back to different commits.
         while True:
             said = json.dumps([self.version, sorted(held)]).encode()
             blocks, workers = self._gather("held", said)
@@ -134,10 +119,9 @@ class Shares:
 
 
 class GatheredParameters:
-    """Gives every worker the parameters that others have updated, by allgathers.
+    """Gives every worker the parameters that others have updated, by allgathers."""
 
-    Unlike a broadcast, an allgather is made again by those that are left if a worker dies.
-    """
+    # Unlike a broadcast, an allgather is made again by those that are left if a worker dies.
 
     def __init__(
         self,
@@ -146,14 +130,7 @@ class GatheredParameters:
         ownership: Ownership,
         workers: tuple[int, ...],
     ) -> None:
-        """Plan it.
-
-        Args:
-            name: begins the names of the operations, unique on this rank.
-            params: in the same order on all ranks; each has an owner.
-            ownership: by position in `workers`.
-            workers: among whom the parameters are divided.
-        """
+        """Plan it; `workers` own the parameters, and all have these in the same order."""
         self.params = list(params)
         self._name = name
         self._workers = workers
@@ -165,11 +142,7 @@ class GatheredParameters:
         self._kinds = list(kinds.values())
 
     def run(self) -> bool:
-        """Send the own parameters, and overwrite those of other owners with theirs.
-
-        Returns:
-            False, without overwriting anything, if a worker has died meanwhile.
-        """
+        """Send own parameters, and take all others; False, and nothing, if a worker has died."""
         own = own_place(self._workers)
         flats = [self._pack(kind, own) for kind in self._kinds]
         specs = [spec(f"{self._name}.{i}", flat, None) for i, flat in enumerate(flats)]

@@ -17,16 +17,11 @@ class StepTransaction:
     """The transaction of one reducer, step after step. Used by one thread at a time."""
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
-        """Make it for a reducer.
-
-        Args:
-            name: the name of the reducer, unique on this rank.
-            process_set: its members reduce their gradients.
-        """
+        """Make it for a reducer, by its name, which is unique on this rank."""
         self._name = name
         self._process_set = process_set
         self._commit: _core.Handle | None = None
-        self.begun = False  # whether a step has gradients that are not used yet
+        self.begun = False  # It says whether a step has gradients that are not used yet.
         if basics.in_elastic_job():
             steps.announced()
 
@@ -42,23 +37,14 @@ class StepTransaction:
             steps.begun()
 
     def end(self) -> None:
-        """Submit the commit behind the collectives of the step; a second call does nothing.
-
-        It wakes the engine's thread: the first wait is for a bucket, which ends with the commit.
-
-        Raises:
-            HvdliteError: it cannot be submitted.
-        """
+        """Submit the commit behind the step's collectives, or raise; later calls do nothing."""
+        # It wakes the engine's thread: the first wait is for a bucket, which ends with the commit.
         if self._commit is None and basics.in_elastic_job():
             name, process_set = f"{self._name}.commit", member_id(self._process_set)
             self._commit = basics.engine().commit(name, self._name, process_set)
 
     def finish(self, dropped: bool) -> HvdliteError | None:
-        """Wait for the commit, and return its error.
-
-        Args:
-            dropped: whether the gradients are not used.
-        """
+        """Wait for the commit, and return its error."""
         commit, self._commit, self.begun = self._commit, None, False
         if commit is None:
             return None

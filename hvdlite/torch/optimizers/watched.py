@@ -12,10 +12,8 @@ ReadGroups = Callable[[], list[dict[str, Any]]]
 
 
 def reader_of(optimizer: Any) -> ReadGroups:
-    """Return a function that reads an optimizer's groups without a wait for gradients.
-
-    It does not keep the optimizer alive, and reads no groups once that is gone.
-    """
+    """Return a function that reads an optimizer's groups without a wait for gradients."""
+    # It does not keep the optimizer alive, and reads no groups once that is gone.
     reference = weakref.ref(optimizer)
 
     def read() -> list[dict[str, Any]]:
@@ -27,13 +25,7 @@ def reader_of(optimizer: Any) -> ReadGroups:
 
 
 class WatchedParameters:
-    """Follows the parameter groups of an optimizer, whenever `update` is called.
-
-    Attributes:
-        read_groups: returns the optimizer's param_groups.
-        params: the parameters that are trained, in the order of the groups.
-        names: the names of all that were ever watched.
-    """
+    """Follows the parameter groups of an optimizer, whenever `update` is called."""
 
     def __init__(
         self,
@@ -42,17 +34,11 @@ class WatchedParameters:
         on_gradient: Callable[[torch.Tensor], None],
         skipped: Container[torch.Tensor] = (),
     ) -> None:
-        """Watch nothing yet.
-
-        Args:
-            read_groups: returns the optimizer's param_groups.
-            names: the names of the parameters, as far as known.
-            on_gradient: called in backward when the gradient of a parameter was accumulated; it
-                must not keep the owner of this object alive.
-            skipped: parameters that are not watched, whatever the groups have.
-        """
-        self.params: list[torch.Tensor] = []
-        self.names = dict(names)
+        """Watch nothing yet, and never what is skipped."""
+        # Backward calls `on_gradient` when a parameter's gradient was accumulated. It must not keep
+        # the owner of this object alive.
+        self.params: list[torch.Tensor] = []  # The order is that of the groups.
+        self.names = dict(names)  # All that were ever watched have a name.
         self.read_groups = read_groups
         self._on_gradient = on_gradient
         self._skipped = skipped
@@ -68,11 +54,7 @@ class WatchedParameters:
         return {param for group in self.read_groups() for param in group["params"]}
 
     def update(self, any_at_all: bool) -> bool:
-        """Watch the parameters that the groups have now; return whether they are other ones.
-
-        Args:
-            any_at_all: False: watch nothing.
-        """
+        """Watch the groups' parameters, or none; return whether they have changed."""
         params = []
         for number, group in enumerate(self.read_groups() if any_at_all else ()):
             for index, param in enumerate(group["params"]):

@@ -11,11 +11,10 @@ from hvdlite.errors import ArgumentError
 
 
 class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
-    """Base of the classes that are put before the class of the user's optimizer.
+    """Base of the classes that are put before the class of the user's optimizer."""
 
-    A pickle contains a plain optimizer of the wrapped class, so that it can be loaded without
-    hvdlite.
-    """
+    # A pickle contains a plain optimizer of the wrapped class, so that it can be loaded without
+    # hvdlite.
 
     _wrapped_class: Any
 
@@ -48,21 +47,15 @@ def _plain(wrapped_class: Any) -> Any:
 
 
 def own_step(step: Any) -> Any:
-    """Mark a wrapping's `step` as torch marks a `step` that torch has wrapped.
-
-    Torch wraps `step` to run its hooks, which the wrapped class's own step does, and to notice
-    schedulers that step too early.
-    """
+    """Mark a wrapping's `step` as torch marks a `step` that torch has wrapped."""
+    # Torch wraps `step` to run its hooks, which the wrapped class's own step does, and to notice
+    # schedulers that step too early.
     step.hooked = step._wrapped_by_lr_sched = step._with_counter = True
     return step
 
 
 def take_step_back(optimizer: Any) -> None:
-    """Remove the `step` that a scheduler has set on the object to notice calls.
-
-    Raises:
-        ArgumentError: `step` was replaced by something else.
-    """
+    """Remove the `step` by which a scheduler notices calls; raise if `step` is something else."""
     step = vars(optimizer).pop("step", None)
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ArgumentError(

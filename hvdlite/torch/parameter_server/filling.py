@@ -8,21 +8,15 @@ import torch
 
 from hvdlite.parameter_server.placement import Part
 
-_BLOCK = 4096  # rows that come from one generator, so that values do not depend on the placement
+# So many rows come from one generator, so that values do not depend on the placement.
+_BLOCK = 4096
 
 
 def fill(part: Part, values: torch.Tensor) -> None:
-    """Fill the rows of a part with normally distributed values, if its tensor is to be filled.
-
-    Values of a deviation of 0 are left alone: memory that nobody has touched is zero, and costs
-    nothing.
-
-    Args:
-        part: which rows of the tensor these are.
-        values: its memory, which is zero.
-    """
+    """Fill a part's zeroed rows with normally distributed values if its tensor is to be filled."""
     filling = part.spec.filling
     if filling is None or filling.std == 0:
+        # For a deviation of 0 memory that nobody has touched is zero, and costs nothing.
         return
     end = part.first + part.rows
     for block in range(part.first // _BLOCK, -(-end // _BLOCK)):

@@ -55,7 +55,8 @@ class Replica:
         self._steps = 0
         self._names, self._parameters = _trained(named_parameters)
         specs = [_spec(*one) for one in zip(self._names, self._parameters, strict=True)]
-        # What the servers read and write directly; another copy where that cannot be the parameter.
+        # Servers read and write this directly; it is another copy where that cannot be the
+        # parameter.
         self._hosts = [_host_memory(one) for one in self._parameters]
         self._memory = [bytes_of(one) for one in self._hosts]
         self._collection = client.register("", specs, self._memory)

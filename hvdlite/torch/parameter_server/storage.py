@@ -17,7 +17,7 @@ from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.parameter_server.filling import fill
 from hvdlite.torch.parameter_server.trial import trial_of
 
-_JSON = "json"  # the dtype of a state that is not a tensor
+_JSON = "json"  # A state that is not a tensor has this dtype.
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -32,18 +32,9 @@ class TorchStorage:
         make_optimizer: MakeOptimizer,
         check_finite: bool = False,
     ) -> None:
-        """Make memory for the parts, and their optimizer.
-
-        Args:
-            name: the name of the collection, for messages.
-            parts: what this server holds.
-            make_optimizer: makes the optimizer of a list of parameters.
-            check_finite: whether a push with a NaN or an infinity is refused.
-
-        Raises:
-            ArgumentError: `make_optimizer` does not return what can update these parameters, or
-                its updates would depend on the number of servers.
-        """
+        """Make memory for a server's parts; raise if updates depend on the number of servers."""
+        # The collection's name is for messages. With `check_finite` a push with a NaN or an
+        # infinity is refused.
         self._name = name
         self._parts = list(parts)
         self._check_finite = check_finite

@@ -17,7 +17,7 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 def trial_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Update:
     """Return what takes steps as the optimizer would take them for parameters of this group."""
-    seeds = itertools.count()  # others each time, by which an optimizer that draws is known
+    seeds = itertools.count()  # They differ each time, by which an optimizer that draws is known.
 
     def update(tensors: Sequence[Tensor]) -> list[list[float]]:
         parameters = [torch.nn.Parameter(_vector(one.values)) for one in tensors]
@@ -38,7 +38,7 @@ def _twin(
     """Make an optimizer of the same settings without a state and without its hooks."""
     twin: torch.optim.Optimizer = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
-    twin.__dict__.pop("step", None)  # a scheduler's, which would step the original
+    twin.__dict__.pop("step", None)  # A scheduler's would step the original.
     twin.__dict__.update((name, OrderedDict()) for name in _HOOKS)
     twin.state = defaultdict(dict)
     options = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
