@@ -159,7 +159,7 @@ _PART_OF = {
 
 
 def with_wholes(mode: Mode | None) -> Iterator[Mode]:
-    """Give a mode, and those of which it is a part: ShardedOptimizer after its stage=2."""
+    """Give a mode, and those that it is a part of: ShardedOptimizer after its stage=2."""
     while mode is not None:
         yield mode
         mode = _PART_OF.get(mode)

@@ -179,7 +179,7 @@ class _Run:
 
     def _cross_boundary(self, restored: bool) -> Decision:
         """Meet the other ranks; leave the job if that is the decision."""
-        # The boundary settles every update of which this rank knows by now. What arrives while it
+        # The boundary settles every update that this rank knows by now. What arrives while it
         # waits may be about a rank that joins at the next boundary only.
         self._state.forget_host_updates()
         steps.dropped()

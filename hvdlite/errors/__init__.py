@@ -84,7 +84,7 @@ class ReplicasDifferWarning(_Coded, UserWarning):
 
 
 class UnreducedGradientsWarning(_Coded, UserWarning):
-    """`step` reduces gradients of which somebody may have read this rank's own ones before."""
+    """`step` reduces gradients, and somebody may have read this rank's own ones before."""
 
 
 class LateGradientsWarning(_Coded, UserWarning):
@@ -100,7 +100,7 @@ class ElasticSamplerWarning(_Coded, UserWarning):
 
 
 class UnrecordedSamplesWarning(_Coded, UserWarning):
-    """The state of a DistributedSampler is taken in an epoch of which nothing was recorded."""
+    """The state of a DistributedSampler is taken in an epoch, and nothing was recorded in it."""
 
 
 class StopHandlerWarning(_Coded, UserWarning):

@@ -184,7 +184,7 @@ def _entries(file: _File, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _fits(entry: dict[str, Any], part: Part) -> bool:
-    """Return whether a slot can be cut by rows, or belongs to these rows as a whole."""
+    """Return whether a slot can be divided by rows, or belongs to these rows as a whole."""
     same = (entry["first"], entry["rows"]) == (part.first, part.rows)
     return same or entry["by_rows"] or not entry["shape"]
 
