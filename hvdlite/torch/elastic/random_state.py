@@ -57,7 +57,6 @@ class RandomStateHandler(StateHandler):
     """Handles all generators; `TorchState(..., rng=True)` has one."""
 
     def __init__(self) -> None:
-        """Save the generators."""
         super().__init__(None)
         self._is_member = False  # The first synchronization of a rank ends its joining.
         self.save()

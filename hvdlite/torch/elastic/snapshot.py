@@ -19,7 +19,6 @@ class Snapshot:
     # copied.
 
     def __init__(self) -> None:
-        """Begin without a copy."""
         self._copied: Any = None
         self._tensors = environment.elastic_snapshot()
 

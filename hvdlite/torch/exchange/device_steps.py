@@ -20,7 +20,6 @@ class DeviceSteps:
     # Ranks that are at different steps stay so, and all of them raise an error there.
 
     def __init__(self) -> None:
-        """Begin with no copy on its way."""
         self._copies: deque[tuple[int, torch.Tensor, torch.cuda.Event]] = deque()
         self._engine: object = None  # The copies are from this engine's world.
 

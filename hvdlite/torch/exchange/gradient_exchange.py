@@ -32,7 +32,6 @@ class GradientExchange:
     compression = "None"  # All ranks must have the same text, besides the layout.
 
     def __init__(self, name: str, settings: Settings) -> None:
-        """Make it for the reducer of this name."""
         self._name = name
         self._settings = settings
         self._compressor = settings.compression  # It compresses what the buckets send.

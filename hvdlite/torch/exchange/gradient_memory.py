@@ -93,7 +93,6 @@ class GradientMemory:
     """The gradient memory of one reducer, allocated at first use and anew in a new world."""
 
     def __init__(self, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Plan the memory for these buckets of parameters."""
         self._buckets = buckets
         self._places: list[BucketPlaces] = []
         self._world: weakref.ref[_core.Engine] | None = None  # This engine owns the memory.

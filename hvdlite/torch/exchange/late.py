@@ -39,7 +39,6 @@ class Late:
     policy: str = "fold"
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not 0.0 < self.quorum <= 1.0:
             raise ArgumentError(
                 f"Late(quorum={self.quorum!r}): give the share of the ranks for which a step "

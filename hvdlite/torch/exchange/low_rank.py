@@ -42,7 +42,6 @@ class Schedule:
     # begun.
 
     def __init__(self, settings: PowerSGD, process_set: ProcessSet) -> None:
-        """Make it for the members of a process set."""
         self.settings = settings
         self._process_set = process_set
         self._restarts = operation_names.restarts()
