@@ -107,7 +107,7 @@ class PowerSGD(Compressor):
     """Sends gradients of matrices as two thin factors (Vogels et al., NeurIPS 2019).
 
     Only `hvd.DistributedOptimizer` and `hvd.ShardedOptimizer` with `stage=1` take it: a rank keeps
-    what the factors lack, and adds it to its next gradient. See docs/modes.md.
+    what the factors lack, and adds it to its next gradient. See docs/modes/compression.md.
 
     Attributes:
         rank: the number of columns of the factors. More is more exact, and sends more.
@@ -163,7 +163,7 @@ class Compression:
         powersgd: `powersgd(rank=4, start=1000, least_gain=2.0)` sends gradients of matrices as two
             thin factors of `rank` columns (Vogels et al., NeurIPS 2019), after `start` exact steps,
             if they become smaller by `least_gain`; for `DistributedOptimizer` and stage 1 of
-            `ShardedOptimizer`. See docs/modes.md.
+            `ShardedOptimizer`. See docs/modes/compression.md.
 
     Example:
         >>> wire, ctx = Compression.fp16.compress(torch.ones(2))
