@@ -38,8 +38,8 @@ _NOT_OURS = {
         for part in ("common", "keras", "lightning", "torch")
     },
     **{
-        f"horovod.ray.{part}": "the number of workers of hvdlite.ray is fixed; docs/ray.md shows "
-        "how Ray Train restarts them from a checkpoint"
+        f"horovod.ray.{part}": "elastic jobs on Ray are run by hvdlite.ray.run with min_np= and "
+        "max_np=; see docs/ray.md"
         for part in ("elastic", "elastic_v2")
     },
     "horovod.data": "the loaders of PyTorch and tf.data work in the background, too",
@@ -54,8 +54,8 @@ _NOT_OURS = {
 # Names of Horovod that hvdlite's modules lack, and why.
 _NAMES_NOT_OURS = {
     "hvdlite.ray": {
-        "ElasticRayExecutor": "the number of workers of hvdlite.ray is fixed; docs/ray.md shows "
-        "how Ray Train restarts them from a checkpoint"
+        "ElasticRayExecutor": "elastic jobs on Ray are run by hvdlite.ray.run with min_np= and "
+        "max_np=; see docs/ray.md"
     },
     "hvdlite.spark": {
         "run_elastic": "the ranks of hvdlite.spark.run are fixed; begin again from a checkpoint, "

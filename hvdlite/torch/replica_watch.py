@@ -30,7 +30,7 @@ def check_replicas(
 ) -> None:
     """Raise an error on every rank unless all ranks have the same bits of these tensors.
 
-    Each rank sums the words of each tensor, on the tensor's device, and sends 16 bytes for each
+    Each rank sums the words of each tensor, on the tensor's device, and sends 8 bytes for each
     tensor. All members of the process set call this function.
 
     Args:

@@ -123,7 +123,7 @@ def test_module_that_is_not_there(module: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
-        ("horovod.ray", "ElasticRayExecutor", "the number of workers of hvdlite.ray is fixed"),
+        ("horovod.ray", "ElasticRayExecutor", "elastic jobs on Ray are run by hvdlite.ray.run"),
         ("horovod.spark", "run_elastic", "the ranks of hvdlite.spark.run are fixed"),
         ("horovod.spark", "nothing", "cannot import name 'nothing' from 'hvdlite.spark'"),
     ],
