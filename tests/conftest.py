@@ -5,6 +5,7 @@ Some tests look at pages in a browser.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -52,6 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set the default signal handlers, since nohup and background jobs make some ignored."""
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs())
+    if importlib.util.find_spec("hypothesis") is not None:  # A machine with a GPU may lack it.
+        from hypothesis import HealthCheck, settings
+
+        # How long an example takes says nothing on a crowded machine.
+        patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.register_profile("patient", patient)
+        settings.load_profile("patient")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -44,13 +44,13 @@ def test_rest_after_an_interruption_gets_a_prefix_again() -> None:
     assert cutter.feed(b" line\n", PREFIX) == b"[3]  line\n"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pieces)
 def test_how_the_bytes_are_cut_into_blocks_does_not_matter(blocks: list[bytes]) -> None:
     assert cut(blocks) == cut([b"".join(blocks)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pieces)
 def test_no_byte_is_lost_or_invented(blocks: list[bytes]) -> None:
     assert cut(blocks).replace(PREFIX, b"") == b"".join(blocks)

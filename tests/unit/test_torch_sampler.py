@@ -48,7 +48,7 @@ def samplers(dataset: Any, size: int, state: Any = None, **how: Any) -> list[Dis
     return made
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     length=st.integers(0, 40),
     size=st.integers(1, 9),
@@ -72,7 +72,7 @@ def test_fresh_epoch_has_torchs_indices(
         assert (ours.num_samples, ours.total_size) == (theirs.num_samples, theirs.total_size)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     length=st.integers(0, 120),
     sizes=st.lists(st.integers(1, 4), min_size=6, max_size=6),
@@ -105,7 +105,7 @@ def test_epoch_with_five_changes_of_size_has_each_index_once(
     assert seen.total() - length <= 3  # only the end is padded, to one size
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     length=st.integers(1, 60),
     size=st.integers(1, 5),

@@ -220,7 +220,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(1, 4), st.one_of(st.none(), st.integers(4, 8)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_slots_are_used_once_and_numbers_are_never_used_again(
     events: list[tuple[str, int]], ranks: int, max_np: int | None
 ) -> None:

@@ -273,7 +273,6 @@ def cases(draw: st.DrawFn) -> tuple[list[Operation], list[list[int]]]:
 
 @settings(
     max_examples=50,
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdlite import basics
@@ -22,9 +22,7 @@ from hvdlite.errors import ArgumentError, ElasticSamplerWarning, NotInitializedE
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from unit.elastic.job_model import STYLES, Job, Process
 
-FREQUENT = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+FREQUENT = settings(max_examples=250, database=None)
 
 
 @pytest.fixture(autouse=True)
@@ -167,9 +165,7 @@ def test_a_process_keeps_its_newest_epochs() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+@settings(max_examples=150, database=None)
 @given(samples=st.integers(0, 120), seed=st.integers(0, 2**32))
 def test_every_sample_is_seen_once_in_any_history(style: str, samples: int, seed: int) -> None:
     epochs.forget()
