@@ -1,5 +1,5 @@
-// The knobs that may change while a world runs (engine/autotune/autotune.h). Ranks plan batches,
-// chunks and paths from them, so all ranks change them between the same two rounds. Plain values.
+// The knobs that may change while a world runs (RankExtension::retune). Ranks plan batches, chunks
+// and paths from them, so all ranks change them between the same two rounds. Plain values.
 #pragma once
 
 #include <array>
@@ -16,6 +16,12 @@ struct Tunables {
   std::int64_t tcp_chunk = 0;
 
   bool operator==(const Tunables&) const = default;
+};
+
+// What all ranks are to change to.
+struct NewTunables {
+  Tunables tunables;
+  bool settled = false;  // nothing changes them any more
 };
 
 struct Tunable {

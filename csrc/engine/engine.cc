@@ -15,8 +15,8 @@ thread_local bool has_waited = false;
 
 std::unique_ptr<World> make_world(EngineParts& parts, const PendingOperations* pending,
                                   Suspend suspend) {
-  add_features(parts);
   const auto settled = pending == nullptr ? std::nullopt : pending->settled();
+  add_features(parts, settled.has_value());
   if (parts.fabric == nullptr)
     return std::make_unique<LoneWorld>(parts, settled, std::move(suspend));
   return std::make_unique<PeerWorld>(parts, settled, std::move(suspend));

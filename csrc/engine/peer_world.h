@@ -12,7 +12,6 @@
 
 #include "base/mutex.h"
 #include "base/thread.h"
-#include "engine/autotune.h"
 #include "engine/negotiator.h"
 #include "engine/runner_token.h"
 #include "engine/world.h"
@@ -82,7 +81,6 @@ class PeerWorld : public World {
   // The runner's, guarded by the token.
   Negotiator negotiator_;
   Executor executor_;
-  std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
   Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
   std::vector<EntryPtr> taken_;    // of the turn under way
