@@ -74,8 +74,8 @@ class Engine {
 
   // All threads of this process that could submit wait for these entries of this engine, or of
   // those that share its pending operations; with none of them: not any more. The caller has made
-  // sure of it in a way that no submission comes in between. This may prove a deadlock
-  // (negotiation/waits/deadlock.h).
+  // sure of it in a way that no submission comes in between. Rank 0's extensions are told
+  // (Extension::blocked()).
   void note_blocked(std::vector<EntryPtr> waits);
   // What note_blocked() does without the pending operations.
   void pass_blocked(std::vector<EntryPtr> waits) { world_->note_blocked(std::move(waits)); }

@@ -1,4 +1,4 @@
-// How a process knows that it is blocked (negotiation/waits/deadlock.h) although threads of
+// How a process knows that it is blocked (python/long_waits.h) although threads of
 // TensorFlow submit operations without Python, and wait for them without Handle.wait().
 //
 // Such a process is taken for blocked if operations are in flight and each of its threads sleeps

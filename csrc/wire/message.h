@@ -31,7 +31,7 @@
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
-//              wait lasts long (negotiation/waits/deadlock.h); without keys it takes back the one
+//              wait lasts long (Extension::blocked()); without keys it takes back the one
 //              before
 //   bundle   = several messages, each with the ranks that it comes from and goes to (wire/bundle.h)
 //
