@@ -29,6 +29,8 @@ PHRASES = {
     r"\bby the way\b": "say how it happens, or leave it out",
     r"\bthe ranks' to (refuse|say|decide)\b": "say who refuses, says, decides",
 }
+# How a comment of csrc begins that is not a sentence: its subject is in the code, or nowhere.
+FRAGMENT = re.compile(r"(of|by|likewise|null)\b", re.IGNORECASE)
 # "there is no X" and "if X is no longer" are English.
 ALLOWED = re.compile(r"\b([Tt]here|[Ii]t) (is|are|was|were) no ")
 
@@ -51,6 +53,24 @@ def phrases_in(text: str) -> Iterator[tuple[int, str, str]]:
             yield line, match.group(), advice
 
 
+def fragments_in(text: str) -> Iterator[tuple[int, str]]:
+    """Give (line, first words) of each C++ comment that begins in the middle of a sentence.
+
+    Example:
+        >>> list(fragments_in("int rank;  // of the peer"))
+        [(1, 'of the peer')]
+        >>> list(fragments_in("// Ranks ascend, as the members\\n// of a set do."))
+        []
+    """
+    follows = False
+    for number, line in enumerate(text.splitlines(), 1):
+        code, mark, comment = line.partition("// ")
+        alone = bool(mark) and not code.strip()
+        if mark and not (alone and follows) and FRAGMENT.match(comment):
+            yield number, comment
+        follows = alone
+
+
 def tracked_files() -> Iterator[str]:
     """Give the tracked files that may have sentences to check."""
     listed = subprocess.run(
@@ -62,7 +82,7 @@ def tracked_files() -> Iterator[str]:
 
 
 def main(names: Iterable[str]) -> int:
-    """Print the phrases in these files, or in all; return the exit status."""
+    """Print the phrases and fragments in these files, or in all; return the exit status."""
     found = 0
     for name in names or tracked_files():
         text = (ROOT / name).read_text(encoding="utf-8")
@@ -71,6 +91,9 @@ def main(names: Iterable[str]) -> int:
         for line, phrase, advice in sorted(phrases_in(text)):
             found += 1
             print(f"{name}:{line}: '{' '.join(phrase.split())}': {advice} (docs/style.md)")
+        for line, comment in fragments_in(text) if name.startswith("csrc/") else ():
+            found += 1
+            print(f"{name}:{line}: '{comment}': write a sentence with a verb (docs/style.md)")
     return 1 if found else 0
 
 

@@ -25,7 +25,7 @@ struct NewTunables {
 };
 
 struct Tunable {
-  const char* name;  // of the knob
+  const char* name;  // The knob has this name.
   std::int64_t Tunables::* field;
 };
 inline constexpr std::array<Tunable, 4> kTunables = {

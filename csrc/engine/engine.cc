@@ -10,7 +10,7 @@
 namespace hvdlite {
 namespace {
 
-// Of the program's thread: it has waited since it submitted its last all-reduce of a step.
+// The program's thread has waited since it submitted its last all-reduce of a step.
 thread_local bool has_waited = false;
 
 std::unique_ptr<World> make_world(EngineParts& parts, const PendingOperations* pending,

@@ -34,7 +34,7 @@ struct Live {
 
 class Engine {
  public:
-  // Of an elastic job: its world, and the pending operations that all its engines share.
+  // An elastic job gives its world, and the pending operations that all its engines share.
   struct Elastic {
     ElasticWorld world;
     std::shared_ptr<PendingOperations> pending;
@@ -153,7 +153,7 @@ class Engine {
 
   std::atomic<std::int64_t> began_at_{0};  // see note_gradient(); 0: not any more
   EngineParts parts_;
-  const std::shared_ptr<PendingOperations> pending_;  // null: the job is not elastic
+  const std::shared_ptr<PendingOperations> pending_;  // It is null unless the job is elastic.
   const std::unique_ptr<World> world_;                // last: its thread uses the parts
 };
 

@@ -60,7 +60,7 @@ class PeerWorld : public World {
   void drive(const Completion& completion, Deadline deadline);
   void give_back();  // the token, by a caller
   void end_world();  // tells the peers, fails or suspends everything in flight
-  void add_interrupted(std::vector<EntryPtr>& entries);  // of a turn that memory lacked for
+  void add_interrupted(std::vector<EntryPtr>& entries);  // Memory lacked for their turn.
   void fail(const EntryPtr& entry, const Status& cause);
   void watch_peers();
   void look_at_gpus();  // an error there ends the world
@@ -83,8 +83,8 @@ class PeerWorld : public World {
   Executor executor_;
   Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
-  std::vector<EntryPtr> taken_;    // of the turn under way
-  std::vector<Round> rounds_;      // of the turn under way
+  std::vector<EntryPtr> taken_;    // The turn under way has taken them.
+  std::vector<Round> rounds_;      // The turn under way runs them.
   const Round* running_ = nullptr;
   std::vector<EntryPtr> unfinished_;  // elastic jobs: of rounds that failed
 

@@ -236,7 +236,7 @@ struct Blocked {
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
                                              const Request& b);
 
-// By position in a process set: whether the member takes part, not having joined.
+// Says for each position in a process set whether the member takes part, not having joined.
 using Presence = std::vector<bool>;
 
 // What is wrong with the splits of an alltoall or a reducescatter: a message that names tensor,

@@ -29,3 +29,18 @@ def load() -> Any:
 )
 def test_phrases_that_the_style_page_rules_out(text: str, lines: list[int]) -> None:
     assert [line for line, _, _ in load().phrases_in(text)] == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("int rank;  // of the peer", [1]),
+        ("int rank;\n// By rank: what it sends.\nint sent;", [2]),
+        ("int a;  // likewise\nint* b;  // null: there is none", [1, 2]),
+        ("// The peers count, and those\n// of other hosts do not.", []),
+        ("int rank;  // The peer has it.\n// of the peer", [2]),
+        ("int offset;  // offers nothing", []),
+    ],
+)
+def test_comments_without_a_subject(text: str, lines: list[int]) -> None:
+    assert [line for line, _ in load().fragments_in(text)] == lines

@@ -58,9 +58,9 @@ class StepSampler {
   const std::size_t steps_;
   std::unordered_set<std::string> seen_;  // in this step
   bool running_ = false;                  // a step began within the sample
-  TimePoint begin_;                       // of the step
-  std::uint64_t bytes_ = 0;               // of the step
-  std::vector<double> rates_;             // of the sample, by step
+  TimePoint begin_;                       // The step began then.
+  std::uint64_t bytes_ = 0;               // The step has carried so many.
+  std::vector<double> rates_;             // Each step of the sample has one.
   Sample sample_;
 };
 
@@ -83,8 +83,8 @@ struct Duel {
   int wins = 0;
   int losses = 0;
   int samples = 0;
-  double candidate_rate = 0;     // of the pair under way
-  double defender_rate = 0;      // likewise
+  double candidate_rate = 0;     // The pair under way has this rate.
+  double defender_rate = 0;      // The pair under way has this one, too.
   std::vector<double> ratios{};  // candidate to defender, by pair
 
   bool won() const { return wins >= wins_needed; }
@@ -177,7 +177,7 @@ class Autotune : public RankExtension {
   const Tunables start_;
   StepSampler sampler_;
   std::ofstream log_;
-  Tunables current_;    // of the rounds that are observed
+  Tunables current_;    // The rounds that are observed run with them.
   bool asked_ = false;  // for others, which do not hold yet
   std::int64_t warmup_left_;
   std::optional<TuningSearch> search_;  // from the end of the warm-up on
