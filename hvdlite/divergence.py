@@ -30,7 +30,7 @@ _SHOWN = 3  # A message lists at most so many tensors.
 class Divergence:
     """The tensors that differ between ranks; the same on every rank that has compared."""
 
-    # By the name of a tensor: the ranks in groups that have the same bits, the largest group first.
+    # It has, by tensor, groups of ranks that have the same bits, the largest group first.
     groups: dict[str, list[list[int]]]
     compared: int  # So many tensors were compared.
     places: tuple[int, ...] = ()  # These are the differing tensors' positions among the compared.

@@ -33,11 +33,11 @@ PHRASES = {
 }
 # "there is no X" and "if X is no longer" are English.
 ALLOWED = re.compile(r"\b([Tt]here|[Ii]t) (is|are|was|were) no ")
-# A comment of Python that begins like this is not a sentence.
-PYTHON_FRAGMENT = re.compile(
-    r"#\s*((?:of|by|so that|that|which|whose|[Ll]ikewise) |[Nn](?:one|ull): )"
+# How a comment begins that is not a sentence: its subject is in the code, or nowhere.
+FRAGMENT = re.compile(
+    r"((?:of|by|so that|that|which|whose|[Ll]ikewise)\b|[Nn](?:one|ull):|(?:Of|By)\b[^.,]*:)"
 )
-# The check reads these files: the named folders still have such comments.
+# Beside csrc, the check reads these files: the named folders still have such comments.
 PYTHON_CHECKED = re.compile(r"hvdlite/(?!(?:launch|ray|rendezvous|spark)/).*\.py$")
 
 
@@ -52,17 +52,36 @@ def phrases_in(text: str) -> Iterator[tuple[int, str, str]]:
             yield line, match.group(), advice
 
 
-def python_fragments_in(text: str) -> Iterator[tuple[int, str, str]]:
-    """Give (line, begin, advice) of each comment of a Python text that begins as a fragment."""
+def python_comments(text: str) -> Iterator[tuple[int, str]]:
+    """Give (line, comment) of each comment of a Python text, but not the lines that go on."""
     continued = (0, 0)  # A comment here, (line, column), goes on from the line before.
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             line, column = token.start
-            match = PYTHON_FRAGMENT.match(token.string + " ")
-            if match is not None and token.start != continued:
-                yield line, match[1], "write a whole sentence, with a subject and a verb"
+            if token.start != continued:
+                yield line, token.string.removeprefix("#").lstrip()
             alone = not token.line[:column].strip()
             continued = (line + 1, column) if alone else (0, 0)
+
+
+def cpp_comments(text: str) -> Iterator[tuple[int, str]]:
+    """Give (line, comment) of each comment of a C++ text, but not the lines that go on."""
+    follows = False
+    for number, line in enumerate(text.splitlines(), 1):
+        code, mark, comment = line.partition("// ")
+        alone = bool(mark) and not code.strip()
+        if mark and not (alone and follows):
+            yield number, comment
+        follows = alone
+
+
+def fragments_in(name: str, text: str) -> Iterator[tuple[int, str, str]]:
+    """Give (line, begin, advice) of each comment of a file that begins as a fragment."""
+    checked = name.startswith("csrc/") or PYTHON_CHECKED.match(name)
+    comments = cpp_comments if name.startswith("csrc/") else python_comments
+    for line, comment in comments(text) if checked else ():
+        if match := FRAGMENT.match(comment):
+            yield line, match[1], "write a whole sentence, with a subject and a verb"
 
 
 def tracked_files() -> Iterator[str]:
@@ -76,14 +95,13 @@ def tracked_files() -> Iterator[str]:
 
 
 def main(names: Iterable[str]) -> int:
-    """Print the phrases in these files, or in all; return the exit status."""
+    """Print the phrases and fragments in these files, or in all; return the exit status."""
     found = 0
     for name in names or tracked_files():
         text = (ROOT / name).read_text(encoding="utf-8")
         if text.startswith("// Made by tools/"):
             continue
-        fragments = python_fragments_in(text) if PYTHON_CHECKED.match(name) else ()
-        for line, phrase, advice in sorted([*phrases_in(text), *fragments]):
+        for line, phrase, advice in sorted([*phrases_in(text), *fragments_in(name, text)]):
             found += 1
             print(f"{name}:{line}: '{' '.join(phrase.split())}': {advice} (docs/style.md)")
     return 1 if found else 0

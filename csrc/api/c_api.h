@@ -23,7 +23,7 @@ extern "C" {
 struct HvdliteTensor {
   const char* name;
   std::int32_t dtype;   // DataType
-  std::int32_t wire;    // of an allreduce: TensorShape::wire, as a number; otherwise as `dtype`
+  std::int32_t wire;    // An allreduce gives TensorShape::wire as a number; others repeat `dtype`.
   std::int32_t device;  // DeviceType, where `input` and `output` lie
   std::int32_t ndim;
   const std::int64_t* dims;
@@ -39,7 +39,7 @@ struct HvdliteResult {
   // What was received, by tensor: see Completion. The output of tensor i has the rows of
   // first_dimensions[i * parts] to [(i + 1) * parts], added up.
   const std::int64_t* first_dimensions;
-  std::int32_t parts;  // of each output: members of the set; 1 for a reducescatter
+  std::int32_t parts;  // Each output has one per member of the set; a reducescatter's has 1.
   std::int32_t count;  // outputs; 0 for collectives that write to HvdliteTensor::output
   const std::uint64_t* output_bytes;
   // Copies output i to memory on its device: on the host at once, on a GPU in the order of the
@@ -61,7 +61,7 @@ struct HvdliteCall {
   const char* name;
   std::int32_t count;
   const HvdliteTensor* tensors;
-  // Of tensors on a GPU, all on the same one: they are ready at the point that this CUstream has
+  // Tensors on a GPU are all on the same one. They are ready at the point that this CUstream has
   // come to, and it waits for the results, and for the memory to be free, from `done` on.
   void* stream;
   // Alltoall and reducescatter: see Request::splits. A send: source and destination, where

@@ -79,8 +79,8 @@ struct Alltoall {
   // The parts in the order of group.ranks: send_bytes[i] go to group.ranks[i].
   std::span<const std::byte> input;
   std::span<const std::size_t> send_bytes;
-  // Likewise: receive_bytes[i] come from group.ranks[i]. Members agree pairwise: what one sends is
-  // what the other receives. Output and input do not overlap.
+  // receive_bytes[i] come from group.ranks[i]. Members agree pairwise: what one sends is what the
+  // other receives. Output and input do not overlap.
   std::span<std::byte> output;
   std::span<const std::size_t> receive_bytes;
 };
@@ -114,7 +114,7 @@ class Backend {
   // collective may be drawn on its row kTraceRow (TraceSpan), a device's on a row of its own
   // (Trace::span).
   virtual void trace_to(Trace&) {}
-  // Likewise: counts the bytes that this rank sends to ranks of other hosts, and those that the
+  // Counts from now on the bytes that this rank sends to ranks of other hosts, and those that the
   // ranks of a host reduce without staging (host/shared_gradients.h).
   virtual void count_in(Counter& /*to_other_hosts*/, Counter& /*unstaged*/) {}
 

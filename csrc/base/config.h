@@ -132,7 +132,7 @@ struct Knob {
   std::string fallback;     // the default, as text
   std::string unit;
   std::string help;
-  std::optional<IntegerRange> range;  // of an "int"
+  std::optional<IntegerRange> range;  // Only an "int" has one.
 };
 const std::vector<Knob>& knobs();
 

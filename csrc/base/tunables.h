@@ -1,5 +1,5 @@
-// The knobs that may change while a world runs (engine/autotune/autotune.h). Ranks plan batches,
-// chunks and paths from them, so all ranks change them between the same two rounds. Plain values.
+// The knobs that may change while a world runs (RankExtension::retune). Ranks plan batches, chunks
+// and paths from them, so all ranks change them between the same two rounds. Plain values.
 #pragma once
 
 #include <array>
@@ -18,8 +18,14 @@ struct Tunables {
   bool operator==(const Tunables&) const = default;
 };
 
+// What all ranks are to change to.
+struct NewTunables {
+  Tunables tunables;
+  bool settled = false;  // nothing changes them any more
+};
+
 struct Tunable {
-  const char* name;  // of the knob
+  const char* name;  // The knob has this name.
   std::int64_t Tunables::* field;
 };
 inline constexpr std::array<Tunable, 4> kTunables = {

@@ -10,13 +10,13 @@
 namespace hvdlite {
 namespace {
 
-// Of the program's thread: it has waited since it submitted its last all-reduce of a step.
+// The program's thread has waited since it submitted its last all-reduce of a step.
 thread_local bool has_waited = false;
 
 std::unique_ptr<World> make_world(EngineParts& parts, const PendingOperations* pending,
                                   Suspend suspend) {
-  add_features(parts);
   const auto settled = pending == nullptr ? std::nullopt : pending->settled();
+  add_features(parts, settled.has_value());
   if (parts.fabric == nullptr)
     return std::make_unique<LoneWorld>(parts, settled, std::move(suspend));
   return std::make_unique<PeerWorld>(parts, settled, std::move(suspend));

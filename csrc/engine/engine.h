@@ -34,7 +34,7 @@ struct Live {
 
 class Engine {
  public:
-  // Of an elastic job: its world, and the pending operations that all its engines share.
+  // An elastic job gives its world, and the pending operations that all its engines share.
   struct Elastic {
     ElasticWorld world;
     std::shared_ptr<PendingOperations> pending;
@@ -74,8 +74,8 @@ class Engine {
 
   // All threads of this process that could submit wait for these entries of this engine, or of
   // those that share its pending operations; with none of them: not any more. The caller has made
-  // sure of it in a way that no submission comes in between. This may prove a deadlock
-  // (negotiation/waits/deadlock.h).
+  // sure of it in a way that no submission comes in between. Rank 0's extensions are told
+  // (Extension::blocked()).
   void note_blocked(std::vector<EntryPtr> waits);
   // What note_blocked() does without the pending operations.
   void pass_blocked(std::vector<EntryPtr> waits) { world_->note_blocked(std::move(waits)); }
@@ -153,7 +153,7 @@ class Engine {
 
   std::atomic<std::int64_t> began_at_{0};  // see note_gradient(); 0: not any more
   EngineParts parts_;
-  const std::shared_ptr<PendingOperations> pending_;  // null: the job is not elastic
+  const std::shared_ptr<PendingOperations> pending_;  // It is null unless the job is elastic.
   const std::unique_ptr<World> world_;                // last: its thread uses the parts
 };
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "negotiation/autotune/autotune.h"
 #include "negotiation/late_gradients/late_gradients.h"
 #include "negotiation/late_gradients/late_results.h"
 #include "negotiation/waits/deadlock.h"
@@ -19,11 +20,16 @@ std::vector<std::unique_ptr<Extension>> add_features(Coordinator& coordinator, E
   return made;
 }
 
-void add_features(EngineParts& parts) {
+void add_features(EngineParts& parts, bool settled) {
   parts.extensions.add(std::make_unique<LateResults>(
       parts.rank, parts.size, [&parts](const EntryPtr& entry, Status status) {
         parts.queue.finish(entry, std::move(status));
       }));
+  if (parts.fabric != nullptr && parts.rank == 0 && !settled && parts.config.autotune != 0) {
+    parts.extensions.add(
+        std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
+                                   parts.fabric->own_segment->layout().buffer_bytes));
+  }
 }
 
 }  // namespace hvdlite

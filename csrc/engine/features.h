@@ -12,7 +12,8 @@ namespace hvdlite {
 
 // On rank 0: makes the extensions of the coordinator, and adds them. Both must outlive it.
 std::vector<std::unique_ptr<Extension>> add_features(Coordinator& coordinator, EngineParts& parts);
-// On every rank: makes the extensions of an engine, before its world begins.
-void add_features(EngineParts& parts);
+// On every rank: makes the extensions of an engine, before its world begins. `settled`: an earlier
+// world of the job has found settings, which hold in this one.
+void add_features(EngineParts& parts, bool settled);
 
 }  // namespace hvdlite

@@ -93,7 +93,7 @@ class Negotiator {
   void hear_cause(Status cause);
   // Rank 0's answers (negotiator_answers.cc).
   Status coordinate(std::vector<Round>& rounds);
-  void log_notices();  // of extensions
+  void log_notices();  // Extensions have written them.
   // Waits until all that is on its way has left; kTimeout when nothing of it did for the patience.
   // Only who reads makes room, and ranks in a collective need not read: where one of them may wait
   // for this rank, it must not wait for room.
@@ -126,10 +126,10 @@ class Negotiator {
   bool slept_ = false;  // since look_at_rank_0() was called last
 
   std::unique_ptr<Coordinator> coordinator_;          // rank 0 only
-  std::vector<std::unique_ptr<Extension>> features_;  // of the coordinator
+  std::vector<std::unique_ptr<Extension>> features_;  // The coordinator borrows them.
   Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
-  std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
+  std::vector<std::optional<std::uint64_t>> left_;     // The rank has left cleanly after so many.
   Status told_;                                        // the first abort that a peer sent
   // What serve() leaves for receive().
   std::vector<Frame> unhandled_;

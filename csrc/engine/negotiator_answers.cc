@@ -154,7 +154,7 @@ std::vector<Response> Negotiator::distribute(const std::vector<Response>& respon
       control_.send(rank, encode_respond(own));
     }
   }
-  (void)control_.flush();  // so that what others pass on is on its way before this rank sleeps
+  (void)control_.flush();  // What others pass on is on its way before this rank sleeps.
   counters_.messages_sent = control_.frames_sent();
   return same_for_all ? responses : addressed_to(rank_, responses, *coordinator_);
 }

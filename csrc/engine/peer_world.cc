@@ -37,12 +37,7 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
       executor_(parts),
       tunables_(tunables_of(parts.config)),
       settled_(settled) {
-  if (settled && parts.rank == 0) {
-    negotiator_.tune(*settled, /*settled=*/true);
-  } else if (parts.config.autotune != 0 && parts.rank == 0) {
-    autotune_ = std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
-                                           parts.fabric->own_segment->layout().buffer_bytes);
-  }
+  if (settled && parts.rank == 0) negotiator_.tune(*settled, /*settled=*/true);
   watch_peers();
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
@@ -227,11 +222,10 @@ void PeerWorld::tune(const Round& round) {
       parts_.live.events.add("tuned", -1, "", "all ranks use " + describe(tunables_));
     }
   }
-  if (autotune_ == nullptr) return;
-  const auto wanted = autotune_->observe(round, std::chrono::steady_clock::now());
-  const bool done = autotune_->done();
-  if (wanted || done) negotiator_.tune(wanted.value_or(tunables()), /*settled=*/done);
-  if (done) autotune_.reset();
+  RankExtension* const tuner = parts_.extensions.tuner();
+  if (tuner == nullptr || parts_.rank != 0) return;
+  const auto wanted = tuner->retune(round, std::chrono::steady_clock::now());
+  if (wanted) negotiator_.tune(wanted->tunables, wanted->settled);
 }
 
 void PeerWorld::watch_peers() {
@@ -286,7 +280,7 @@ void PeerWorld::sleep(Deadline deadline, Sleeper sleeper) {
 void PeerWorld::end_world() {
   Status cause = status();
   const bool clean = cause.ok();
-  autotune_.reset();
+  parts_.extensions.world_ended();
   if (clean) {
     cause = Status(StatusCode::kShutdown,
                    "hvdlite was shut down on rank " + std::to_string(parts_.rank));

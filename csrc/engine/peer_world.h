@@ -12,7 +12,6 @@
 
 #include "base/mutex.h"
 #include "base/thread.h"
-#include "engine/autotune.h"
 #include "engine/negotiator.h"
 #include "engine/runner_token.h"
 #include "engine/world.h"
@@ -53,7 +52,7 @@ class PeerWorld : public World {
   void tune(const Round& round);  // before it runs
   void sleep(Deadline deadline, Sleeper sleeper);
   bool stand_by();  // false: the background, which sleeps here, is not the runner any more
-  bool has_work();  // that is to do now
+  bool has_work();  // There is something to do now.
   // Until when the runner may sleep, if nothing wakes it; and while no thread waits for a result.
   Deadline next_look() const;
   Deadline next_duty() const;
@@ -61,7 +60,7 @@ class PeerWorld : public World {
   void drive(const Completion& completion, Deadline deadline);
   void give_back();  // the token, by a caller
   void end_world();  // tells the peers, fails or suspends everything in flight
-  void add_interrupted(std::vector<EntryPtr>& entries);  // of a turn that memory lacked for
+  void add_interrupted(std::vector<EntryPtr>& entries);  // Memory lacked for their turn.
   void fail(const EntryPtr& entry, const Status& cause);
   void watch_peers();
   void look_at_gpus();  // an error there ends the world
@@ -82,11 +81,10 @@ class PeerWorld : public World {
   // The runner's, guarded by the token.
   Negotiator negotiator_;
   Executor executor_;
-  std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
   Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
-  std::vector<EntryPtr> taken_;    // of the turn under way
-  std::vector<Round> rounds_;      // of the turn under way
+  std::vector<EntryPtr> taken_;    // The turn under way has taken them.
+  std::vector<Round> rounds_;      // The turn under way runs them.
   const Round* running_ = nullptr;
   std::vector<EntryPtr> unfinished_;  // elastic jobs: of rounds that failed
 

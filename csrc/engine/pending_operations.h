@@ -45,7 +45,7 @@ class PendingOperations {
     std::string stuck;  // what cannot be redone without the ranks that are gone; empty: nothing
     Status cause;
   };
-  // Of the world that ended last, without these of its ranks.
+  // Reports on the world that ended last, without these of its ranks.
   Report report(const std::vector<int>& gone) const;
 
   // Hands out what is due up to the cut.
@@ -97,10 +97,10 @@ class PendingOperations {
   Engine* world_ HVDLITE_GUARDED_BY(mutex_) = nullptr;  // the last that was resumed; borrowed
   Suspended suspended_ HVDLITE_GUARDED_BY(mutex_);      // what that world left, once it has ended
   std::vector<EntryPtr> late_ HVDLITE_GUARDED_BY(mutex_);  // submitted after its end
-  Status refusal_ HVDLITE_GUARDED_BY(mutex_);  // of what is submitted then; OK: it waits
+  Status refusal_ HVDLITE_GUARDED_BY(mutex_);  // What is submitted then gets it; OK: it waits.
   int highest_set_ HVDLITE_GUARDED_BY(mutex_) = 0;
   std::optional<Tunables> settled_ HVDLITE_GUARDED_BY(mutex_);
-  // By engine of an earlier world: its ranks' numbers in that of the engine resumed last, or -1.
+  // The key is an engine of an earlier world. Its ranks have these numbers in the newest, or -1.
   std::map<const Engine*, std::vector<int>> earlier_ HVDLITE_GUARDED_BY(mutex_);
   // A world that ended before it was resumed.
   const Engine* early_ HVDLITE_GUARDED_BY(mutex_) = nullptr;

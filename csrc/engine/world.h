@@ -24,12 +24,12 @@ namespace hvdlite {
 struct Suspended {
   Status cause;
   std::vector<EntryPtr> entries;        // besides those in `commits`
-  std::shared_ptr<CommitBook> commits;  // null in a world of one
+  std::shared_ptr<CommitBook> commits;  // A world of one has none.
   std::vector<GroupPtr> process_sets;   // besides that of all ranks
   bool by_itself = true;                // not by Engine::suspend()
   std::optional<Tunables> settled;      // as Engine::settled()
 };
-using Suspend = std::function<void(Suspended)>;  // null: the job is not elastic
+using Suspend = std::function<void(Suspended)>;  // It is null unless the job is elastic.
 
 class World {
  public:

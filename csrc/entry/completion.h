@@ -94,13 +94,13 @@ class Completion {
   int epoch = 0;                // elastic jobs: that of the world in which the result was made
   int set_id = -1;              // kAddProcessSet: the id of the new set
   int last_joined = -1;         // kJoin: the last rank to join
-  std::vector<Output> outputs;  // by tensor
+  std::vector<Output> outputs;  // Each tensor has one.
   // The status of a collective that went well, on this rank: an error where a result did not fit
   // the memory that the submitter gave. Written before finish(), which moves it.
   Status misfit;
   int members = 0;  // what an average divides by: those of the process set that had not joined, or
                     // all, as HVDLITE_AVERAGE_OVER_JOINED says
-  CudaEventPtr on_device;  // null: no GPU tensors. Written before finish()
+  CudaEventPtr on_device;  // It is null without GPU tensors. finish() comes after it.
   // Forgets what was received, before the entry is submitted anew. Not after finish().
   void clear_results();
   // Copies output i, once, to memory on its device, and gives the room back: on the host at once,

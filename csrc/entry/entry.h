@@ -23,14 +23,14 @@ namespace hvdlite {
 struct GpuSource {
   int ordinal = 0;
   CudaStream stream = nullptr;
-  CudaEventPtr ready;  // that point; the engine marks it
+  CudaEventPtr ready;  // The engine marks that point by it.
 };
 
 // The input of a tensor that its own output overwrites, as it was before: an elastic job submits
 // the entry anew if a rank dies (execution/kept_inputs.h).
 struct KeptInput {
   std::unique_ptr<std::byte[]> data;
-  std::size_t capacity = 0;  // of `data`, in bytes
+  std::size_t capacity = 0;  // `data` has room for so many bytes.
   InputCopy copy;            // to `data`; what it lacks has not been overwritten
   // Instead of `data`, of a GPU tensor; the memory goes back to `pool`.
   DeviceMemory device;
@@ -47,10 +47,10 @@ struct Attachment {
 struct Entry {
   Request request;
   std::string key;                  // request.key(), made once
-  std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
-  std::vector<void*> outputs;       // by tensor; unused where the completion brings the result
-  // Of an allgather, a reducescatter or an alltoall, by tensor: how many bytes of a result fit at
-  // the output. 0, or too few numbers: the completion brings the result.
+  std::vector<const void*> inputs;  // Each tensor has one; the submitter keeps the memory alive.
+  std::vector<void*> outputs;       // Each tensor has one, unless the completion brings the result.
+  // An allgather, a reducescatter or an alltoall says for each tensor how many bytes of a result
+  // fit at the output. 0, or too few numbers: the completion brings the result.
   std::vector<std::uint64_t> capacities;
   std::optional<GpuSource> gpu;   // where some tensor is on one
   double weight = 1.0;            // this rank's, for weighted averages
@@ -60,8 +60,8 @@ struct Entry {
   bool after_wait = false;                 // as Arrival::after_wait
   std::uint32_t removes = 0;               // a removal's process set; the engine adds its ranks
   std::uint64_t order = UINT64_MAX;        // among the entries of its engine; the queue counts
-  std::vector<KeptInput> kept;             // by tensor; empty: none is kept
-  std::unique_ptr<Attachment> attachment;  // null: no feature has one
+  std::vector<KeptInput> kept;             // It is empty, or each tensor has one.
+  std::unique_ptr<Attachment> attachment;  // It is null unless a feature has one.
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 
   std::uint64_t capacity(std::size_t tensor) const {
@@ -73,11 +73,11 @@ using EntryPtr = std::shared_ptr<Entry>;
 // An entry that every member of its process set has submitted.
 struct Agreed {
   EntryPtr entry;
-  std::vector<std::int64_t> first_dimensions;  // as in Response
-  std::vector<int> absent;                     // likewise
-  std::uint32_t generation = 0;                // likewise
-  int set_id = -1;                             // likewise
-  int last_joined = -1;                        // likewise
+  std::vector<std::int64_t> first_dimensions;  // Response says what these five are.
+  std::vector<int> absent;
+  std::uint32_t generation = 0;
+  int set_id = -1;
+  int last_joined = -1;
 };
 
 // What one respond frame holds for this rank, cut where the settings change.

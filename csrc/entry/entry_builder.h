@@ -61,7 +61,7 @@ class EntryBuilder {
     entry_->request.splits = std::move(rows);
     return *this;
   }
-  // Of the process set that is added.
+  // The process set that is added has these ranks.
   EntryBuilder& ranks(std::vector<std::int64_t> ranks) {
     entry_->request.ranks = std::move(ranks);
     return *this;

@@ -5,19 +5,23 @@
 // One extension *decides* about entries whose requests have terms (wire/terms.h): rank 0 may answer
 // such a request without this rank, which then is *left out*. What takes part instead of this
 // rank's entry, and when that entry ends, is the extension's. It may keep what it needs for that in
-// the attachment of an entry.
+// the attachment of an entry. One extension *tunes*: it changes settings while the world runs
+// (base/tunables.h).
 //
 // Every hook does nothing unless an extension overrides it. Only the runner calls them, except
 // check(), which any thread calls. An entry without terms costs no call.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "base/tunables.h"
 #include "entry/entry.h"
 #include "transport/topology.h"
 #include "wire/message.h"
@@ -26,6 +30,8 @@ namespace hvdlite {
 
 class RankExtension {
  public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
   RankExtension() = default;
   virtual ~RankExtension() = default;
   RankExtension(const RankExtension&) = delete;
@@ -56,6 +62,16 @@ class RankExtension {
   // The request of this key has ended with an error, without this rank's entry.
   virtual void failed_without(const std::string& /*key*/, const Status& /*error*/) {}
 
+  // Whether it tunes. RankExtensions asks once.
+  virtual bool tunes() const { return false; }
+  // The engine calls this only where the extension tunes, and on rank 0 only: the round runs next.
+  // Returns settings that all ranks are to change to.
+  virtual std::optional<NewTunables> retune(const Round& /*round*/, TimePoint /*now*/) {
+    return std::nullopt;
+  }
+
+  // The world of several ranks runs nothing any more.
+  virtual void world_ended() {}
   // A process set is gone. All ranks have joined, and take part again.
   virtual void forget(std::uint32_t /*process_set*/) {}
   virtual void all_joined() {}
@@ -64,9 +80,10 @@ class RankExtension {
 // The extensions of an engine, whose parts own them.
 class RankExtensions {
  public:
-  // Before the engine takes entries. Only one extension may decide.
+  // Before the engine takes entries. Only one extension may decide, and only one may tune.
   void add(std::unique_ptr<RankExtension> extension) {
     if (extension->decides()) decider_ = extension.get();
+    if (extension->tunes()) tuner_ = extension.get();
     all_.push_back(std::move(extension));
   }
   // Returns the extension that decides about the request, or null where it waits for all members.
@@ -74,6 +91,10 @@ class RankExtensions {
     return request.waits_for_all() ? nullptr : decider_;
   }
   RankExtension* decider() const { return decider_; }
+  RankExtension* tuner() const { return tuner_; }
+  void world_ended() {
+    for (const auto& extension : all_) extension->world_ended();
+  }
   void forget(std::uint32_t process_set) {
     for (const auto& extension : all_) extension->forget(process_set);
   }
@@ -92,6 +113,7 @@ class RankExtensions {
  private:
   std::vector<std::unique_ptr<RankExtension>> all_;
   RankExtension* decider_ = nullptr;  // the one of them that decides
+  RankExtension* tuner_ = nullptr;    // the one of them that tunes
 };
 
 }  // namespace hvdlite

@@ -29,7 +29,7 @@ namespace hvdlite {
 // ranks of the first one.
 struct Members {
   Group group;
-  Presence present;  // by position in the set
+  Presence present;  // The index is a position in the set.
 };
 
 // What outlives a batch: the check that reports on several, and memory that is kept for its
@@ -43,7 +43,7 @@ struct BatchBuffers {
   FiniteCheck finite;
   KeptInputs kept;
   std::vector<Piece> pieces;
-  std::vector<double> weights;   // by tensor; then their sums
+  std::vector<double> weights;   // Each tensor has one; then they hold the sums.
   std::vector<std::byte> zeros;  // what a rank of weight 0 gives
 };
 

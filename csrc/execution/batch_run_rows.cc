@@ -139,7 +139,7 @@ Status BatchRun::allgather() {
   const std::size_t tensors = entry.request.tensors.size();
   const auto self = static_cast<std::size_t>(members_.group.index_of(parts_.rank));
   entry.completion->first_dimensions = first().first_dimensions;
-  std::vector<std::vector<std::size_t>> bytes;  // by tensor
+  std::vector<std::vector<std::size_t>> bytes;  // Each tensor has a list.
   bytes.reserve(tensors);
   std::vector<Allgather> calls;
   for (std::size_t i = 0; i < tensors; ++i) {

@@ -33,7 +33,7 @@ using CommitKey = std::uint64_t;
 CommitKey commit_key(const Request& request);
 inline bool is_pair(CommitKey key) { return key > UINT32_MAX; }
 
-// By process set or pair of ranks: a number that grows with every commit.
+// Each process set or pair of ranks has a number that grows with every commit.
 using CommitCounts = std::map<CommitKey, std::uint64_t>;
 
 class CommitBook {
@@ -68,7 +68,7 @@ class CommitBook {
     Group group;
     std::vector<EntryPtr> due;
     std::vector<EntryPtr> ending;                       // commits of the round
-    std::map<std::string, std::vector<EntryPtr>> held;  // by transaction
+    std::map<std::string, std::vector<EntryPtr>> held;  // The key is a transaction.
   };
   // The count of the set after its next commit.
   std::uint64_t next_count(CommitKey set) const;

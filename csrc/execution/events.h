@@ -20,7 +20,7 @@ struct Event {
   std::chrono::steady_clock::time_point time;
   std::string kind;
   int rank = -1;     // whom it concerns; -1: nobody alone
-  std::string name;  // of a tensor or a process set, or ""
+  std::string name;  // It names a tensor or a process set, or is "".
   std::string text;  // a sentence for people
 };
 

@@ -56,8 +56,8 @@ class Executor {
   EngineParts& parts_;
   std::int64_t threshold_;  // bytes, of a batch
   BatchBuffers buffers_;
-  std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
-  Members pair_;                              // of the last batch of sends
+  std::map<std::uint32_t, Members> members_;  // A process set has those of its last batch.
+  Members pair_;                              // The last batch of sends had them.
 };
 
 }  // namespace hvdlite

@@ -56,7 +56,7 @@ class FiniteCheck {
   Counter& found_;
   Events& events_;
   NameList waiting_;        // what was found since the last line
-  std::string first_name_;  // of these, on the host
+  std::string first_name_;  // The first of them on the host has this name.
   Deadline quiet_ = Deadline::after({});
 };
 

@@ -63,7 +63,8 @@ void add_send(std::vector<Batch>& batches, const Agreed& agreed, std::size_t ind
 
 std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t threshold) {
   std::vector<Batch> batches;
-  std::map<Likeness, std::vector<std::size_t>> open_batches;  // that may have room, oldest first
+  // These may have room; the oldest comes first.
+  std::map<Likeness, std::vector<std::size_t>> open_batches;
   for (std::size_t i = 0; i < round.size(); ++i) {
     const Request& request = round[i].entry->request;
     if (request.is_send()) {

@@ -29,8 +29,8 @@ struct Batch {
   ReduceOp op = ReduceOp::kSum;
   bool weighted = false;
   std::uint32_t process_set = 0;
-  std::uint32_t generation = 0;  // of its group
-  std::uint64_t bytes = 0;       // that travel
+  std::uint32_t generation = 0;  // The group has this generation.
+  std::uint64_t bytes = 0;       // So many bytes travel.
   // All-reduce: at least one; sends: all of one or more entries; otherwise all of one entry.
   std::vector<TensorRef> tensors;
 };

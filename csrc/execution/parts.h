@@ -59,7 +59,7 @@ struct EngineParts {
   const Config config;
   const std::unique_ptr<Trace> trace;  // before all that writes to it
   Timeline timeline{*trace};
-  const std::unique_ptr<Fabric> fabric;    // null in a world of one
+  const std::unique_ptr<Fabric> fabric;    // A world of one has none.
   const std::unique_ptr<Backend> backend;  // the data plane of tensors in host memory
   GpuPlane gpus;
   ProcessSets sets;

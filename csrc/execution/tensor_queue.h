@@ -29,7 +29,7 @@ class TensorQueue {
   // The removal of the set has failed: pushes for it are taken again.
   void reopen(std::uint32_t process_set);
   // All threads of this rank that could submit wait for these entries
-  // (negotiation/waits/deadlock.h); with none of them: not any more. The next push makes this void.
+  // (Extension::blocked()); with none of them: not any more. The next push makes this void.
   void note_blocked(std::vector<EntryPtr> waits);
   // Returns everything pushed since the last call, in order; and in `blocked`, if not null, what
   // note_blocked() was told behind all that. Runner only.

@@ -65,7 +65,7 @@ class Timeline : public NegotiationObserver {
     BatchScope& operator=(const BatchScope&) = delete;
 
    private:
-    Timeline* const timeline_;  // null: the trace is off
+    Timeline* const timeline_;  // It is null while the trace is off.
     const std::uint64_t bytes_;
     std::string name_;
   };

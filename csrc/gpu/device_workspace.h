@@ -18,8 +18,8 @@ namespace hvdlite {
 struct DeviceWorkspace {
   std::shared_ptr<CudaDevice> device;
   std::unique_ptr<SegmentCopies> copies;
-  std::shared_ptr<DeviceMemoryPool> pool;  // of results
-  std::shared_ptr<DeviceMemoryPool> kept;  // of the inputs that an elastic job keeps
+  std::shared_ptr<DeviceMemoryPool> pool;  // Results lie in it.
+  std::shared_ptr<DeviceMemoryPool> kept;  // The inputs that an elastic job keeps lie in it.
   std::shared_ptr<GradientMemory> gradients;
   std::unique_ptr<FiniteWords> finite;
   DeviceMemory fusion;  // not valid() until reserve_fusion()

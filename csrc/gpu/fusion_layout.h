@@ -31,7 +31,7 @@ struct FusedPart {
 };
 struct FusedRound {
   std::vector<FusedPart> parts;
-  std::uint64_t bytes = 0;  // of the buffer that are used; whole elements
+  std::uint64_t bytes = 0;  // So many of the buffer are used, in whole elements.
 };
 
 // Lays out the pieces. `element_bytes` is the size of an element in the buffer, at most 8;

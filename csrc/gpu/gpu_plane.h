@@ -70,7 +70,7 @@ class GpuPlane {
   // Memory for a result, on a device that mark() has seen.
   Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
-  // Of the inputs that an elastic job keeps, likewise.
+  // Returns the pool of the inputs that an elastic job keeps.
   std::shared_ptr<DeviceMemoryPool> pool_of_kept(int ordinal);
   // Allocates gradient memory, see gradient_memory.h.
   Result<GradientMemory::Holder> allocate_gradient_memory(int ordinal, std::size_t bytes);
@@ -96,7 +96,7 @@ class GpuPlane {
     std::unique_ptr<DeviceBackend> backend;
     bool part = false;
   };
-  // By group id and ranks, so that every rank goes through them in the same order.
+  // The key is a group id with ranks, so that every rank goes through them in the same order.
   using Planes = std::map<std::pair<int, std::vector<int>>, Plane>;
 
   Status load_cuda() HVDLITE_REQUIRES(mutex_);
@@ -117,7 +117,7 @@ class GpuPlane {
   Mutex mutex_;
   std::shared_ptr<const CudaApi> cuda_ HVDLITE_GUARDED_BY(mutex_);
   std::map<int, std::unique_ptr<DeviceWorkspace>> workspaces_ HVDLITE_GUARDED_BY(mutex_);
-  std::map<std::uint32_t, int> device_of_ HVDLITE_GUARDED_BY(mutex_);  // by process set
+  std::map<std::uint32_t, int> device_of_ HVDLITE_GUARDED_BY(mutex_);  // The key is a process set.
 
   Mutex nccl_mutex_;
   std::shared_ptr<const NcclApi> nccl_ HVDLITE_GUARDED_BY(nccl_mutex_);

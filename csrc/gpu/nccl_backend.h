@@ -87,7 +87,7 @@ class NcclBackend : public DeviceBackend {
   DeviceWorkspace& workspace_;
   Backend& host_;
   const std::unique_ptr<NcclCommunicator> communicator_;
-  const int index_;  // of this rank in the group
+  const int index_;  // This rank has this index in the group.
   const int size_;
   const bool fused_;
   const bool spans_hosts_;

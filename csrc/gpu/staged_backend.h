@@ -43,7 +43,7 @@ class StagedBackend : public DeviceBackend {
 
   DeviceWorkspace& workspace_;
   Backend& host_;
-  const int rank_;                // of this process in the world
+  const int rank_;                // This process has this rank in the world.
   std::vector<std::byte> input_;  // on the host
   std::vector<std::byte> output_;
   FiniteWord nonfinite_;  // the word that the next allreduce sets; null: it does not look

@@ -19,7 +19,7 @@ Status HostAllgather::run(std::span<const Allgather> calls) {
   runs_.assign(layout_.hosts.size(), {});
   for (const Allgather& call : calls) {
     std::size_t at = 0;
-    std::vector<std::span<std::byte>> blocks;  // by member
+    std::vector<std::span<std::byte>> blocks;  // Each member has one.
     for (const std::size_t bytes : call.bytes) {
       blocks.push_back(call.output.subspan(at, bytes));
       at += bytes;

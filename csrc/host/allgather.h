@@ -44,7 +44,7 @@ class HostAllgather {
   HostPlane& plane_;
   const HostLayout& layout_;
   const Patience patience_;
-  std::vector<Outputs> runs_;  // by host, where they lie in the outputs
+  std::vector<Outputs> runs_;  // Each host has one, where its part lies in the outputs.
 };
 
 }  // namespace hvdlite

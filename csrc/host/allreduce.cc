@@ -129,7 +129,7 @@ Status HostAllreduce::reduce_crossing_chunks(const Batch& batch) {
   const std::uint64_t per_chunk = batch.elements_per_chunk(plane_.chunk_bytes(layout));
   const std::uint64_t count = chunk_count(elements, per_chunk);
   InterHostExchange inter_host(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
-  Staging::Step steps[2];  // of this chunk and the next one
+  Staging::Step steps[2];  // This chunk and the next one have one each.
   const auto chunk = [&](std::uint64_t k) {
     return Chunk{batch, steps[k % 2], chunk_at(elements, per_chunk, k)};
   };

@@ -21,7 +21,7 @@ struct AllreduceBatch {
   ElementTypes types;
   HostReduction reduction;
   Patience patience;
-  std::uint64_t element_bytes;  // of what travels
+  std::uint64_t element_bytes;  // An element that travels has so many.
   bool own_slice_in_place;      // a driver reads the input of its own slice where it lies
   bool saves;                   // some piece asks for a copy of its input
   bool packs;                   // some piece travels packed between hosts

@@ -15,7 +15,7 @@ using Step = Staging::Step;
 constexpr const char* kBroadcast = "a broadcast";
 constexpr const char* kAlltoall = "an alltoall";
 constexpr const char* kBarrier = "a barrier";
-constexpr std::size_t kStepsAtOnce = 4;  // of an alltoall between hosts
+constexpr std::size_t kStepsAtOnce = 4;  // An alltoall between hosts has so many under way.
 
 // The part of `bytes` that starts at `at`, at most `longest` long; empty behind its end.
 template <typename Byte>
@@ -29,7 +29,7 @@ template <typename Byte>
 struct Parts {
   const Group& group;
   std::span<Byte> data;
-  std::span<const std::size_t> bytes;  // by position in the group
+  std::span<const std::size_t> bytes;  // The index is a position in the group.
   std::vector<std::size_t> begins;
 
   Parts(const Group& members, std::span<Byte> all, std::span<const std::size_t> lengths)

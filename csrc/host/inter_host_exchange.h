@@ -29,7 +29,7 @@ class InterHostExchange {
   struct Slot {
     Range range;
     std::byte* lies_at = nullptr;  // where the elements are, and the results go; null: the tensors
-    std::vector<Range> parts;      // by host
+    std::vector<Range> parts;      // Each host has one.
     bool little = false;           // every host reduces the whole
     std::vector<std::byte> received;  // this host's part from the others
     std::vector<std::byte> buffer;    // for the caller's use

@@ -25,7 +25,7 @@ class PackedExchange {
  public:
   // A slice of a batch, reduced within this host.
   struct Slice {
-    const std::vector<Range>& parts;  // by host, in order; cut between blocks of the pieces
+    const std::vector<Range>& parts;  // Each host has one, in order, cut between blocks.
     std::byte* lies_at;               // where the elements are, and where the results go
   };
 

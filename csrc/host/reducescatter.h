@@ -41,7 +41,7 @@ class HostReducescatter {
     Patience patience;
     std::size_t self = 0;               // position of this rank in the group
     std::uint64_t share = 1;            // elements of every block that one step stages
-    std::vector<std::uint64_t> begins;  // of the blocks in the input
+    std::vector<std::uint64_t> begins;  // The blocks begin here in the input.
     std::vector<Served> served;         // the members of other hosts that this rank serves
     // Between hosts, both in shares: the sums over this host, of this rank's own part, then of
     // those that it serves; what the hosts give to the own part, by host.
@@ -75,7 +75,7 @@ class HostReducescatter {
                              std::vector<Transfer> transfers);
 
   HostPlane& plane_;
-  std::vector<std::byte> buffer_;  // of one run's sums and received; kept for its capacity
+  std::vector<std::byte> buffer_;  // It holds one run's sums and received, and keeps its room.
 };
 
 }  // namespace hvdlite

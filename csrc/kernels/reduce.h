@@ -18,7 +18,7 @@ namespace hvdlite {
 
 // What happens to the accumulated value before it is rounded and stored.
 struct Finish {
-  int divisor = 1;      // of an average; integers divide towards zero
+  int divisor = 1;      // An average divides by it; integers divide towards zero.
   double factor = 1.0;  // after the division
   // For sums and averages of 16-bit floats alone: source i is a mean of counts[i] values, and
   // counts as often. Where it is null, each source counts once.

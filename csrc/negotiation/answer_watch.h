@@ -45,7 +45,7 @@ class AnswerWatch {
   bool heard_ = false;
   bool asked_ = false;
   TimePoint since_;
-  Patience warns_at_{0};  // of silence
+  Patience warns_at_{0};  // The silence may last so long without a warning.
   TimePoint due_ = TimePoint::max();
 };
 

@@ -73,8 +73,8 @@ class ControlPlane {
   struct Link {
     int rank = -1;
     Channel* channel = nullptr;  // borrowed from the fabric
-    Bytes incoming;              // of an unfinished frame
-    Bytes pieces;                // of a message whose last frame is still to come
+    Bytes incoming;              // It holds an unfinished frame.
+    Bytes pieces;                // They belong to a message whose last frame is still to come.
     Bytes outgoing;
     std::size_t written = 0;  // bytes of `outgoing` that have left
     bool ended = false;
@@ -92,9 +92,9 @@ class ControlPlane {
   void pass_on_end(int rank, const Status& why);
 
   const Topology topology_;
-  std::unique_ptr<Relay> relay_;  // null without a control tree
+  std::unique_ptr<Relay> relay_;  // It is null without a control tree.
   std::vector<Link> links_;       // ascending
-  std::vector<int> link_of_;      // by rank, an index of links_ or -1
+  std::vector<int> link_of_;      // Each rank has an index of links_ or -1.
   std::vector<bool> ended_ranks_;
   std::vector<bool> said_goodbye_;
   std::vector<CutOff> cut_off_;

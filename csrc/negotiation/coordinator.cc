@@ -422,7 +422,7 @@ void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint 
     cache_.remember(response.cache_id, key, pending.request);
     response.first_dimensions = rows_of(pending);
     response.request = std::move(pending.request);
-    // Of an alltoall they are one member's, and all have their part of the rows.
+    // In an alltoall they belong to one member, and all have their part of the rows.
     if (response.request.rows_differ()) response.request.splits.clear();
   }
   if (response.request.kind == Kind::kJoin) {

@@ -193,20 +193,20 @@ class Coordinator {
   bool waited_ = false;  // something was pending at the last tick()
   ResponseCache cache_;
   std::map<std::uint32_t, PendingTable> tables_;
-  std::vector<Activity> activity_;                  // by rank
-  std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
-  std::vector<bool> joined_;                        // by rank
+  std::vector<Activity> activity_;                  // The index is a rank.
+  std::vector<std::optional<std::uint64_t>> left_;  // The rank had finished so many collectives.
+  std::vector<bool> joined_;                        // The index is a rank.
   int last_joined_ = -1;
   bool joins_ = false;
   bool sends_ = false;        // some request was a send
   bool decides_ = false;      // some request did not wait for all
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;                               // tensors in all tables
-  std::uint64_t opened_ = 0;                              // pending tensors so far
-  std::vector<std::uint32_t> removed_;                    // sets whose tables go next
-  std::size_t taken_removals_ = 0;                        // of these, by take_responses()
-  std::unordered_map<std::string, FailedChange> failed_;  // by name
+  std::size_t waiting_ = 0;             // tensors in all tables
+  std::uint64_t opened_ = 0;            // pending tensors so far
+  std::vector<std::uint32_t> removed_;  // sets whose tables go next
+  std::size_t taken_removals_ = 0;      // take_responses() has named so many of them.
+  std::unordered_map<std::string, FailedChange> failed_;  // The key is a name.
 };
 
 }  // namespace hvdlite

@@ -26,7 +26,7 @@ namespace hvdlite {
 struct Notice {
   std::string event;  // "stall", "late"
   int rank = -1;      // the rank that it is about, or -1
-  std::string name;   // of the tensor, or empty
+  std::string name;   // It names the tensor, or is empty.
   std::string text;
 };
 

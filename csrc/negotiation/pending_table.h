@@ -26,19 +26,19 @@ struct PendingTensor {
   std::uint64_t number = 0;  // counts the pending tensors of the world
   Request request;           // as the first rank submitted it
   int first_rank = -1;
-  Presence submitted;              // by position in the set
+  Presence submitted;              // The index is a position in the set.
   std::size_t missing = 0;         // members concerned that have neither submitted nor joined
   std::vector<Request> differing;  // where rows_differ(): by position in the set
   Status refusal;                  // the first mismatch
-  std::vector<Arrival> arrivals;   // by rank, where an extension reads them
+  std::vector<Arrival> arrivals;   // Each rank has one, where an extension reads them.
   TimePoint since;
 };
 
 struct PendingTable {
   Group group;
-  std::unordered_map<std::string, PendingTensor> tensors;  // by Request::key()
-  std::vector<int> absent;                                 // of the last response
-  std::uint32_t generation = 0;                            // of the group without them
+  std::unordered_map<std::string, PendingTensor> tensors;  // The key is Request::key().
+  std::vector<int> absent;                                 // The last response named them.
+  std::uint32_t generation = 0;                            // The group without them has it.
   std::vector<bool> removing;  // members that remove the set, by position; empty: none does
 };
 

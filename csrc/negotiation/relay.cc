@@ -16,7 +16,7 @@ Relay::Relay(const Topology& topology, std::chrono::microseconds patience)
 }
 
 void Relay::pass(const BundleItem& item, TimePoint now) {
-  std::map<int, BundleItem> parts;  // by link
+  std::map<int, BundleItem> parts;  // The key is a link.
   for (const int rank : item.to) {
     BundleItem& part = parts[tree_.hop_to(rank)];
     part.to.push_back(rank);

@@ -50,11 +50,11 @@ class Relay {
   const int rank_;
   const ControlTree tree_;
   const std::chrono::microseconds patience_;
-  std::map<int, std::vector<BundleItem>> queues_;  // by link; none is empty
-  TimePoint since_;                                // of the oldest item for the parent
+  std::map<int, std::vector<BundleItem>> queues_;  // The key is a link; none is empty.
+  TimePoint since_;                                // The oldest item for the parent came then.
   bool urgent_ = false;                            // an item for the parent is not to be held
-  // By rank, of those below and of this one: whether it has spoken since its last answer, and
-  // whether it has left.
+  // Says for each rank of those below, and for this one, whether it has spoken since its last
+  // answer, and whether it has left.
   std::vector<bool> spoken_;
   std::vector<bool> left_;
   std::size_t silent_ = 0;

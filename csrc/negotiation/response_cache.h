@@ -54,7 +54,7 @@ class ResponseCache {
  private:
   std::size_t capacity_;
   std::unordered_map<std::string, std::uint32_t> ids_;
-  std::vector<Request> requests_;  // by id; default-made where this rank is not a member
+  std::vector<Request> requests_;  // Each id has one, default-made where this rank is not a member.
   // Ids of removed sets that this rank has not seen again. Only the coordinator, which sees all of
   // them, gives ids out.
   std::vector<std::uint32_t> free_;

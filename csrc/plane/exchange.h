@@ -75,8 +75,8 @@ class Exchange {
   Status read_some(Channel& channel, Queue<std::byte>& queue, std::uint64_t mark);
 
   const Fabric& fabric_;
-  std::vector<Stream> streams_;  // by rank
-  // Of this collective:
+  std::vector<Stream> streams_;  // Each rank has one.
+  // The rest belongs to this collective.
   std::vector<int> active_;  // ranks with a stream
   Patience patience_{0};
   const char* operation_ = "";

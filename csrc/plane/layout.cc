@@ -8,7 +8,7 @@ const HostLayout& HostLayouts::of(const Group& group) {
   HostLayout& layout = layouts_[group.id];
   if (!layout.hosts.empty() && layout.locals.group.generation == group.generation) return layout;
   layout = {};
-  std::map<int, std::size_t> index;  // of a topology's host in layout.hosts
+  std::map<int, std::size_t> index;  // A host of the topology has one in layout.hosts.
   for (const int rank : group.ranks) {
     const auto [found, first] = index.try_emplace(topology_.host_of[rank], layout.hosts.size());
     if (first) layout.hosts.emplace_back();

@@ -19,8 +19,8 @@ struct HostLayout {
   std::vector<std::vector<int>> hosts;  // members by host, hosts in order of their lowest rank
   std::size_t host = 0;                 // this rank's host, an index of `hosts`
   int drivers = 1;
-  std::vector<int> peers;   // by host, this rank included; empty unless this rank is a driver
-  std::vector<int> counts;  // of members, by host
+  std::vector<int> peers;   // A driver has one of each host, and itself; others have none.
+  std::vector<int> counts;  // Each host has so many members.
 
   bool driver() const { return locals.index < drivers; }
   bool spans_hosts() const { return hosts.size() > 1; }
@@ -37,7 +37,7 @@ class HostLayouts {
 
  private:
   const Topology& topology_;
-  std::map<int, HostLayout> layouts_;  // by group id
+  std::map<int, HostLayout> layouts_;  // The key is a group id.
 };
 
 }  // namespace hvdlite

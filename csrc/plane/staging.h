@@ -35,7 +35,7 @@ class Staging {
   // The group as one step sees it.
   struct Locals {
     Group group;    // members on this host only
-    int index = 0;  // of this rank among them
+    int index = 0;  // This rank has this index among them.
   };
   struct Step {
     const Locals* locals = nullptr;
@@ -48,8 +48,8 @@ class Staging {
   // Where a local's tensors lie in its gradient memory, or nowhere.
   struct Place {
     static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
-    std::uint64_t begin = kNowhere;  // of the first tensor
-    std::uint64_t check = 0;         // of how the others lie behind it
+    std::uint64_t begin = kNowhere;  // The first tensor lies there.
+    std::uint64_t check = 0;         // It says how the others lie behind the first.
   };
 
   explicit Staging(Fabric& fabric) : fabric_(fabric) {}  // borrowed
@@ -90,10 +90,10 @@ class Staging {
   void reduced(const Step& step);
   void done(const Step& step);
   // Waits for the others: kRankFailed and kTimeout name the first of them that has not come.
-  Status await_published(const Step& step);                   // by all locals
-  Status await_published(const Step& step, int local_index);  // by one
-  Status await_reduced(const Step& step, int drivers);        // by the first `drivers` locals
-  Status await_done(const Step& step);                        // by all locals
+  Status await_published(const Step& step);                   // All locals have to.
+  Status await_published(const Step& step, int local_index);  // This one has to.
+  Status await_reduced(const Step& step, int drivers);        // The first `drivers` locals have to.
+  Status await_done(const Step& step);                        // All locals have to.
 
  private:
   using Counter = std::atomic<std::uint64_t> Lane::*;
@@ -112,8 +112,8 @@ class Staging {
   Fabric& fabric_;
   Trace* trace_ = nullptr;
   const char* trace_row_ = "";
-  std::array<std::uint64_t, kLaneCount> numbers_{};  // of the last step of each lane
-  std::array<LastUse, kStagingBuffers> last_use_;    // of each buffer
+  std::array<std::uint64_t, kLaneCount> numbers_{};  // The last step of each lane has one.
+  std::array<LastUse, kStagingBuffers> last_use_;    // Each buffer has one.
 };
 
 }  // namespace hvdlite

@@ -17,7 +17,7 @@ struct Device {
   std::int32_t number;
 };
 inline constexpr std::int32_t kCpu = 1;   // host memory
-inline constexpr std::int32_t kCuda = 2;  // of an NVIDIA GPU
+inline constexpr std::int32_t kCuda = 2;  // It is the memory of an NVIDIA GPU.
 
 struct ElementType {
   std::uint8_t code;

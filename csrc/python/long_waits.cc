@@ -22,7 +22,7 @@ std::vector<LongWait*>& long_waits() {
 // Modules whose functions begin threads that run no code of the user which could submit.
 constexpr const char* kQuietModules[] = {
     "multiprocessing.queues",                       // feeds what a process puts into a queue
-    "torch.utils.data._utils.pin_memory",           // of a DataLoader
+    "torch.utils.data._utils.pin_memory",           // pins what a DataLoader yields
     "torch._inductor.compile_worker.subproc_pool",  // reads what torch.compile's processes say
     "tqdm._monitor",                                // redraws progress bars
     "tensorboard.summary.writer.event_file_writer",

@@ -1,4 +1,4 @@
-// How a process knows that it is blocked (negotiation/waits/deadlock.h) although threads of
+// How a process knows that it is blocked (python/long_waits.h) although threads of
 // TensorFlow submit operations without Python, and wait for them without Handle.wait().
 //
 // Such a process is taken for blocked if operations are in flight and each of its threads sleeps
@@ -8,8 +8,8 @@
 // what computes, reads a file, or waits for another process is never taken for blocked, nor is a
 // thread with Python frames that sleeps for some time.
 //
-// Of all instants between two looks, the one before the second look is when all threads slept. The
-// operations in flight are listed then. If one of them ends later, the report that names it is
+// Between two looks, the instant before the second look is when all threads slept. The operations
+// in flight are listed at that instant. If one of them ends later, the report that names it is
 // void.
 //
 // A thread without Python frames may sleep for some time, because tf.data has threads that always
@@ -44,7 +44,7 @@ class NativeWaits {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // By thread, how often it has given up a processor; 0 for one that sleeps for a time.
+  // The number says how often the thread has given up a processor; 0: it sleeps for a time.
   using Sleepers = std::map<int, std::uint64_t>;
 
   // All threads that count; nothing if one of them does not sleep.

@@ -146,7 +146,7 @@ void register_ops() {
       op,
       "what: {'rank', 'size', 'local_rank', 'local_size', 'cross_rank', 'cross_size', 'set_rank', "
       "'set_size', 'included'}");
-  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");  // of the last three
+  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");  // The last three ask for it.
   finish(op, kQueryOp, &scalar_shape);
 }
 

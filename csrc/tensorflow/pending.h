@@ -23,10 +23,10 @@ namespace hvdlite::tensorflow {
 // The attributes of one node of the graph.
 struct Node {
   std::string name;                // on the wire
-  std::vector<std::string> names;  // by tensor, for messages
+  std::vector<std::string> names;  // Each tensor has one, for messages.
   std::int32_t op = 0;
-  std::int32_t wire = -1;  // of an allreduce: TensorShape::wire, as a number; -1: the dtype itself
-  std::int32_t root = 0;   // of a send, the other rank
+  std::int32_t wire = -1;  // An allreduce gives TensorShape::wire; -1: the dtype itself.
+  std::int32_t root = 0;   // A send gives the other rank.
   std::int32_t process_set = 0;
 };
 

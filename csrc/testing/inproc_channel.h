@@ -14,10 +14,10 @@ namespace hvdlite {
 // What both ends share.
 struct InprocLink {
   explicit InprocLink(std::size_t capacity);
-  std::vector<std::byte> memory;  // of both rings, aligned by hand
+  std::vector<std::byte> memory;  // Both rings lie in it, aligned by hand.
   std::size_t capacity;
   std::byte* ring(int direction);
-  std::atomic<bool> closed[2] = {false, false};  // by end
+  std::atomic<bool> closed[2] = {false, false};  // Each end has one.
 };
 
 class InprocChannel : public Channel {

@@ -12,14 +12,14 @@
 namespace hvdlite {
 namespace {
 
-// Of a rank: sanitizers have less address space than the system.
+// A rank gets so many: sanitizers have less address space than the system.
 constexpr std::uint64_t kMostGradientBytes = 8 << 20;
 
 // The memory that wake-ups point into. It lives as long as any fabric of the world, because each
 // fabric may ring any rank.
 struct WorldMemory {
-  std::vector<std::shared_ptr<Segment>> segments;  // by rank
-  std::vector<Fd> events;                          // by rank: its eventfd
+  std::vector<std::shared_ptr<Segment>> segments;  // Each rank has one.
+  std::vector<Fd> events;                          // Each rank has its eventfd here.
 };
 
 Status add_rank(WorldMemory& memory, const Topology& topology, const Config& config) {

@@ -27,8 +27,8 @@ struct TraceRecord {
   std::uint32_t text_bytes = 0;  // set by the ring
   TraceTime time = 0;
   TraceTime end = 0;            // kSpan
-  std::uint64_t id = 0;         // of a task
-  std::int64_t number = -1;     // of a batch or a rank; -1: none
+  std::uint64_t id = 0;         // A task has this id.
+  std::int64_t number = -1;     // A batch or a rank has this number; -1: none.
   std::uint64_t bytes = 0;      // 0: none
   const char* label = nullptr;  // a literal: the row, the phase or the kind
 };

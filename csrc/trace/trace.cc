@@ -20,7 +20,7 @@ Status Trace::start(Fd file, int rank, bool rounds) {
                   "a timeline is being written already; call stop_timeline() first");
   }
   if (ring_ == nullptr) ring_ = std::make_unique<TraceRing>(kCells);
-  TraceRecord leftover;  // of a thread that was amid an event when the last timeline ended
+  TraceRecord leftover;  // Its thread was amid an event when the last timeline ended.
   std::string text;
   while (ring_->pop(leftover, text)) continue;
   {

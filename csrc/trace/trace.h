@@ -68,7 +68,7 @@ class Trace {
   void push(const TraceRecord& record, std::string_view text = {});
   void write_down(TraceRing& ring, Fd file, int rank);  // the thread's body
 
-  std::atomic<TraceRing*> ring_in_use_{nullptr};  // null: off
+  std::atomic<TraceRing*> ring_in_use_{nullptr};  // It is null while the trace is off.
   std::atomic<bool> rounds_{false};
 
   Mutex session_mutex_;  // start() and stop() hold it, so that they run one after the other

@@ -5,7 +5,7 @@ namespace {
 
 int parent_of(int host) { return (host - 1) / 2; }
 
-// Of two hosts, the one next to `from` on the way to `to`.
+// Returns the host next to `from` on the way to `to`.
 int step(int from, int to) {
   for (int at = to; at > from; at = parent_of(at)) {
     if (parent_of(at) == from) return at;

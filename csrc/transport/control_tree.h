@@ -34,8 +34,8 @@ class ControlTree {
 
  private:
   Topology topology_;
-  std::vector<int> leaders_;  // by host
-  std::vector<int> hop_to_;   // by rank
+  std::vector<int> leaders_;  // Each host has one.
+  std::vector<int> hop_to_;   // Each rank has one.
   std::vector<int> below_;
   int parent_ = -1;
   bool leads_ = false;

@@ -50,13 +50,13 @@ struct Fabric {
 
   Topology topology;
   std::shared_ptr<Segment> own_segment;
-  std::vector<std::shared_ptr<Segment>> segments;  // by rank; null on other hosts
-  std::shared_ptr<GradientArea> gradients;         // of own_segment
-  std::vector<WakeUp> wake_ups;                    // by rank; of other hosts they do nothing
-  std::vector<Fd> event_fds;                       // owners behind `wake_ups`
-  // By rank; null for self, and in a control tree for ranks that are not linked.
+  std::vector<std::shared_ptr<Segment>> segments;  // Each rank has one; on other hosts it is null.
+  std::shared_ptr<GradientArea> gradients;         // It lies in own_segment.
+  std::vector<WakeUp> wake_ups;  // Each rank has one; those of other hosts do nothing.
+  std::vector<Fd> event_fds;     // owners behind `wake_ups`
+  // Each rank has one. It is null for self, and in a control tree for ranks that are not linked.
   std::vector<std::unique_ptr<Channel>> control;
-  std::vector<std::unique_ptr<Channel>> data;  // by rank; null for self
+  std::vector<std::unique_ptr<Channel>> data;  // Each rank has one; it is null for self.
   // How long leaders of a large world hold what they pass up (negotiation/relay.h).
   std::chrono::microseconds relay_patience{200};
   // Waits inside collectives call it on the runner's thread: first after `silence_after`, and then

@@ -37,7 +37,7 @@ struct alignas(64) Lane {
   std::atomic<std::uint64_t> arrived;  // chunks whose input the owner has published
   std::atomic<std::uint64_t> reduced;  // chunks whose slice the owner has reduced
   std::atomic<std::uint64_t> done;     // chunks whose result the owner has taken
-  // Of the step that uses this buffer: where the owner's tensors lie (plane/staging.h).
+  // In the step that uses this buffer, the owner's tensors lie here (plane/staging.h).
   struct Place {
     std::atomic<std::uint64_t> begin;
     std::atomic<std::uint64_t> check;
@@ -67,7 +67,7 @@ class Segment {
   const SegmentLayout& layout() const { return layout_; }
   std::atomic<std::uint32_t>* sleeping() const;
   std::byte* inbound_ring(int local_index) const;  // memory of a ByteRing of layout().ring_bytes
-  std::byte* data_ring(int local_index) const;     // likewise, of layout().data_ring_bytes
+  std::byte* data_ring(int local_index) const;     // This one has layout().data_ring_bytes.
   Lane& lane(int index) const;
   std::byte* staging_buffer(int index) const;
   std::span<std::byte> gradients() const;

@@ -18,7 +18,7 @@
 namespace hvdlite {
 namespace {
 
-constexpr int kProbes = 6;           // of an idle connection, within the patience
+constexpr int kProbes = 6;           // An idle connection gets so many within the patience.
 constexpr double kLongestIdle = 60;  // seconds; firewalls forget silent connections
 constexpr int kMostUnread = 16384;   // pieces of it that close() takes away
 

@@ -10,7 +10,7 @@ namespace hvdlite {
 struct Topology {
   int rank = 0;
   int size = 1;
-  std::vector<int> host_of;  // by rank: index of its host, 0.. in order of first appearance
+  std::vector<int> host_of;  // A rank has its host's index, 0.. in order of first appearance.
   // Whether control messages between hosts go through a tree of hosts (control_tree.h), and not
   // from each rank to each other one.
   bool control_tree = false;

@@ -262,8 +262,8 @@ class Waiter {
   YieldRecord yield_record_;
   std::atomic<bool> interrupted_{false};
   std::function<void()> meanwhile_;
-  std::vector<std::atomic<bool>> lost_;                          // by rank
-  std::vector<std::shared_ptr<const std::atomic<bool>>> flags_;  // by rank; may be null
+  std::vector<std::atomic<bool>> lost_;                          // Each rank has one.
+  std::vector<std::shared_ptr<const std::atomic<bool>>> flags_;  // Each rank has one, or null.
 };
 
 }  // namespace hvdlite

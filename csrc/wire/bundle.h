@@ -24,7 +24,7 @@ struct BundleItem {
   std::vector<int> from;  // ascending, as are the others
   std::vector<int> to;
   Bytes body;   // behind the heads
-  Bytes heads;  // of all senders, in their order; all have the same length
+  Bytes heads;  // Each sender has one, in their order; all have the same length.
 
   // The body of the message of one sender, by its position.
   Bytes message(std::size_t sender) const;

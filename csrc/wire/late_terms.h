@@ -36,7 +36,7 @@ struct LateTerms final : Terms {
 
   std::string key;            // all requests of one step with this key share one decision
   std::uint64_t step = 0;     // read where the name is new to the key, and not compared
-  std::uint32_t quorum = 1;   // of all members of the process set, so many suffice
+  std::uint32_t quorum = 1;   // So many of all members of the process set suffice.
   std::int64_t grace_us = 0;  // then the others have so many microseconds more
   std::uint32_t bound = 1;    // no rank is more steps than that behind
   bool fold = true;           // what comes late goes into a later step; otherwise it is forgotten

@@ -8,7 +8,7 @@ namespace {
 constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
 constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an empty name
 constexpr std::size_t kMinRequestBytes = 39;  // fixed fields, empty texts, no tensor
-constexpr std::size_t kEnds = 2;              // of a send
+constexpr std::size_t kEnds = 2;              // A send has two.
 constexpr std::uint8_t kWeighted = 1;         // flags of a request
 constexpr std::uint8_t kTerms = 2;
 constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
@@ -292,7 +292,7 @@ Bytes encode_respond(const std::vector<Response>& responses) {
   Writer list;
   std::uint32_t count = 0;
   std::uint32_t generation = 0;
-  const std::vector<int>* left_out = nullptr;  // null: nobody
+  const std::vector<int>* left_out = nullptr;  // It is null where nobody is left out.
   for (const Response& response : responses) {
     const bool collective =
         response.form == Response::Form::kCached || response.form == Response::Form::kFull;

@@ -31,7 +31,7 @@
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
-//              wait lasts long (negotiation/waits/deadlock.h); without keys it takes back the one
+//              wait lasts long (Extension::blocked()); without keys it takes back the one
 //              before
 //   bundle   = several messages, each with the ranks that it comes from and goes to (wire/bundle.h)
 //
@@ -236,7 +236,7 @@ struct Blocked {
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
                                              const Request& b);
 
-// By position in a process set: whether the member takes part, not having joined.
+// Says for each position in a process set whether the member takes part, not having joined.
 using Presence = std::vector<bool>;
 
 // What is wrong with the splits of an alltoall or a reducescatter: a message that names tensor,

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from hvdlite import horovod_mode
 
-# By Horovod's name, hvdlite's. If several names fit a module, the longest one counts, and the rest
+# It has hvdlite's name by Horovod's. If several names fit a module, the longest one counts, and the rest
 # of the module's name is the same in both.
 _MODULES = {
     "horovod": "hvdlite",

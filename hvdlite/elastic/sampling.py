@@ -32,7 +32,7 @@ from hvdlite.elastic.steps import Progress
 
 Item = TypeVar("Item")
 
-# Of a segment that is over: how many samples each of its replicas has done.
+# It says how many samples each replica of a segment that is over has done.
 Done = tuple[int, ...]
 
 

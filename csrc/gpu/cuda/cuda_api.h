@@ -17,7 +17,7 @@
 namespace hvdlite {
 
 using CudaContext = struct CudaContextTag*;
-using CudaStream = struct CudaStreamTag*;  // null: the context's default stream
+using CudaStream = struct CudaStreamTag*;  // A null one is the context's default stream.
 using CudaEventHandle = struct CudaEventTag*;
 using CudaModule = struct CudaModuleTag*;
 using CudaFunction = struct CudaFunctionTag*;
@@ -99,7 +99,7 @@ struct CudaApi {
   HVDLITE_CUDA_SYMBOLS(HVDLITE_CUDA_FIELD)
 #undef HVDLITE_CUDA_FIELD
 
-  std::string path;  // of the library
+  std::string path;  // The library was opened from it.
   int version = 0;   // the CUDA version of the driver: 12040 is 12.4
   int devices = 0;   // the number that this process may use, at least 1
   Dylib library;     // keeps the functions alive

@@ -133,8 +133,8 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   unsigned processors_ = 1;
   CudaContext context_ = nullptr;
   CudaStream stream_ = nullptr;
-  Mutex mutex_;
-  std::array<std::vector<CudaEventHandle>, 2> spare_events_ HVDLITE_GUARDED_BY(mutex_);  // by use
+  Mutex mutex_;  // spare_events_ has a list for each use.
+  std::array<std::vector<CudaEventHandle>, 2> spare_events_ HVDLITE_GUARDED_BY(mutex_);
 };
 
 }  // namespace hvdlite

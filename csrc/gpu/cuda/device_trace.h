@@ -42,7 +42,7 @@ class DeviceTrace {
   struct Clock {
     std::shared_ptr<CudaDevice> device;
     CudaStream stream;
-    std::shared_ptr<const Reference> reference;  // null until the first
+    std::shared_ptr<const Reference> reference;  // It is null until the first one is taken.
   };
   struct Span {
     std::shared_ptr<const Reference> reference;
@@ -57,7 +57,7 @@ class DeviceTrace {
   void write(const Span& span);
 
   Trace& trace_;
-  std::map<int, Clock> clocks_;  // by device
+  std::map<int, Clock> clocks_;  // The key is a device.
   Span current_{};               // between begin() and end(); no event otherwise
   std::deque<Span> spans_;
 };

@@ -45,8 +45,8 @@ struct CopySegment {
 // The one parameter of every kernel, by value. Made by clear() and add().
 struct CopyArgs {
   unsigned long long nonfinite;  // device address of the word, or 0
-  unsigned count;                // of segments
-  // By segment its first tile; then the number of all tiles.
+  unsigned count;                // There are so many segments.
+  // Each segment has its first tile here; then the number of all tiles follows.
   unsigned first_tile[kMaxSegments + 1];
   CopySegment segments[kMaxSegments];
 };

@@ -30,7 +30,7 @@ class KernelModule {
 
   const std::shared_ptr<CudaDevice> device_;
   CudaModule module_ = nullptr;
-  std::map<std::string, CudaFunction> kernels_;  // by name; filled at the first use of each
+  std::map<std::string, CudaFunction> kernels_;  // The key is a name; its first use adds it.
 };
 
 }  // namespace hvdlite

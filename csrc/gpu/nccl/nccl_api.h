@@ -102,7 +102,7 @@ struct NcclApi {
   const char* (*error_string)(NcclResult error) = nullptr;
   const char* (*last_error)(NcclComm comm) = nullptr;
 
-  std::string path;    // of the library
+  std::string path;    // The library was opened from it.
   std::string origin;  // the place where it was found: "loaded already by the framework"...
   int version = 0;     // 22809 is 2.28.9
   Dylib library;       // keeps the functions alive

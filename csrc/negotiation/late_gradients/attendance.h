@@ -21,11 +21,11 @@ namespace hvdlite {
 
 class Attendance {
  public:
-  // Of one rank.
+  // One rank has these numbers.
   struct Row {
     std::uint64_t late = 0;     // steps
-    std::uint64_t skipped = 0;  // of these: it gave nothing to them, then or later
-    std::uint64_t folded = 0;   // of these: what it gave later
+    std::uint64_t skipped = 0;  // It gave nothing to so many of these, then or later.
+    std::uint64_t folded = 0;   // It gave to so many of these later.
     std::uint64_t oldest = 0;   // the most steps from a gradient to the collective that it is in
   };
 
@@ -45,20 +45,20 @@ class Attendance {
 
   // The steps that wait whole for this rank.
   int waiting(const std::string& key) const;
-  // By rank. `late` is known of all ranks, the rest of this one.
+  // Each rank has a row. `late` is known of all ranks, the rest of this one.
   std::vector<Row> rows(const std::string& key) const;
 
  private:
   struct Waiting {
-    std::size_t results = 0;  // of the step
-    std::size_t taken = 0;    // of these
+    std::size_t results = 0;  // The step has so many.
+    std::size_t taken = 0;    // So many of these were taken.
   };
   struct Key {
-    std::vector<Row> rows;                   // by rank
-    std::uint64_t step = 0;                  // of the last answer
+    std::vector<Row> rows;                   // Each rank has one.
+    std::uint64_t step = 0;                  // The last answer was in this step.
     std::unordered_set<std::string> names;   // answered in that step
     std::size_t names_before = SIZE_MAX;     // how many names the step before had
-    std::map<std::uint64_t, Waiting> waits;  // by step
+    std::map<std::uint64_t, Waiting> waits;  // The key is a step.
     std::unordered_set<std::string> own;     // submitted late in this rank's own step
   };
   Key& open(const std::string& key) HVDLITE_REQUIRES(mutex_);

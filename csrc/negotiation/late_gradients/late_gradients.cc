@@ -81,7 +81,7 @@ void LateGradients::joined(int rank, TimePoint now) {
       one.join(static_cast<std::size_t>(index));
       close(table, one, key, now);
     }
-    std::vector<std::string> keys;  // of steps closed before, and complete without this rank
+    std::vector<std::string> keys;  // Their closed steps are complete without this rank.
     for (const auto& [key, pending] : table.tensors) {
       if (pending.request.terms) keys.push_back(key);
     }

@@ -38,7 +38,7 @@ class LateGradients : public Extension {
   void tick(TimePoint now, std::vector<Notice>& notices) override;
 
  private:
-  using ByKey = std::map<std::string, Participation>;  // by LateTerms::key
+  using ByKey = std::map<std::string, Participation>;  // The key is LateTerms::key.
 
   static std::uint32_t id_of(const PendingTable& table) {
     return static_cast<std::uint32_t>(table.group.id);
@@ -52,7 +52,7 @@ class LateGradients : public Extension {
   void answer_if_complete(PendingTable& table, const std::string& key, TimePoint now);
 
   Coordinator& coordinator_;
-  std::map<std::uint32_t, ByKey> sets_;  // by process set
+  std::map<std::uint32_t, ByKey> sets_;  // The key is a process set.
 };
 
 }  // namespace hvdlite

@@ -73,19 +73,19 @@ class LateResults : public RankExtension {
   // A result that waits.
   struct Waiting {
     EntryPtr proxy;
-    EntryPtr late;             // null until it comes
-    std::uint64_t number = 0;  // of the answer, counted by name
+    EntryPtr late;             // It is null until it comes.
+    std::uint64_t number = 0;  // The answers of a name are counted; this is the one.
     std::uint64_t step = 0;    // as Attendance counts
   };
   using WaitingPtr = std::shared_ptr<Waiting>;
   struct Standing {
-    std::vector<std::unique_ptr<std::byte[]>> sums;  // by tensor: of weight * gradient
-    double weight = 0;         // of all gradients in the sums; 0: there are none
+    std::vector<std::unique_ptr<std::byte[]>> sums;  // Each is a tensor's sum of weight * gradient.
+    double weight = 0;         // All gradients in the sums have it; 0: there are none.
     std::uint64_t oldest = 0;  // the answer that the oldest of them was late for
   };
   struct Name {
     std::deque<WaitingPtr> waiting;    // for late entries that have not come
-    std::vector<TensorShape> tensors;  // of the standing gradient
+    std::vector<TensorShape> tensors;  // The standing gradient has these.
     Standing standing;
     std::uint64_t answers = 0;
   };
@@ -109,8 +109,8 @@ class LateResults : public RankExtension {
   const int rank_;
   const Finish finish_;
   Attendance attendance_;
-  std::unordered_map<std::string, Name> names_;           // by Request::key()
-  std::unordered_multimap<std::uint64_t, Memory> spare_;  // by bytes
+  std::unordered_map<std::string, Name> names_;           // The key is Request::key().
+  std::unordered_multimap<std::uint64_t, Memory> spare_;  // The key is a number of bytes.
 };
 
 }  // namespace hvdlite

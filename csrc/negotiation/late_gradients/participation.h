@@ -74,10 +74,10 @@ class Participation {
     std::size_t unanswered = 0;  // names that somebody has submitted
   };
   struct Name {
-    std::uint64_t step = 0;           // of its next answer
+    std::uint64_t step = 0;           // Its next answer is in this step.
     bool submitted = false;           // somebody has submitted it for that step
     bool answered = false;            // once
-    std::vector<std::uint32_t> owed;  // by member: answers that it has not caught up with
+    std::vector<std::uint32_t> owed;  // Each member has not caught up with so many answers.
   };
   struct Count {
     std::size_t in = 0;

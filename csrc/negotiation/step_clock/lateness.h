@@ -74,8 +74,8 @@ class Lateness {
   const double interval_;
 
   // The runner's.
-  std::vector<Rank> step_;          // of this step; `last` is not used
-  std::optional<TimePoint> begin_;  // of this step: the median's first arrival
+  std::vector<Rank> step_;          // They belong to this step; `last` is not used.
+  std::optional<TimePoint> begin_;  // The median's first arrival began this step.
   std::vector<TimePoint> sorted_;   // kept for its capacity
   Window window_;
   std::optional<Line> line_;

@@ -18,7 +18,7 @@ std::size_t latest(const Arrivals& ranks) {
                                   ranks.begin());
 }
 
-// By how much `rank` is later than the median of the others.
+// Returns by how much `rank` is later than the median of the others.
 template <TimePoint Arrival::* at>
 StepClock::Duration lag(const Arrivals& ranks, std::size_t rank, std::vector<TimePoint>& others) {
   others.clear();

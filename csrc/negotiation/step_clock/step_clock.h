@@ -64,7 +64,7 @@ class StepClock : public Extension {
   };
   struct Report {
     std::uint64_t steps = 0;
-    Duration time{};  // of all ranks together
+    Duration time{};  // All ranks together took it.
     std::vector<Rank> ranks;
     double seconds() const;  // the mean of the ranks
   };
@@ -104,7 +104,7 @@ class StepClock : public Extension {
 
   // The runner's.
   Lateness lateness_;
-  std::unordered_set<std::size_t> names_;  // of the step under way, hashed
+  std::unordered_set<std::size_t> names_;  // The step under way has these, hashed.
   Burst burst_;                            // under way
   std::optional<Burst> before_;            // the one before it; its f' is in burst_
   Report step_;                            // sums over the bursts before that, of the same step

@@ -101,7 +101,7 @@ void DeadlockWatch::keep_deadlocked(Waits& waits) {
 }
 
 void DeadlockWatch::fail(const Waits& waits) {
-  std::map<std::string, std::pair<std::uint32_t, Status>> failures;  // by key
+  std::map<std::string, std::pair<std::uint32_t, Status>> failures;  // The key is the operation's.
   for (const auto& [rank, own] : waits) {
     for (const Open* one : own) {
       if (!failures.contains(one->key)) failures[one->key] = {one->set, describe(*one, waits)};

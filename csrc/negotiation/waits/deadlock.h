@@ -55,7 +55,7 @@ class DeadlockWatch : public Extension {
   struct Report {
     Blocked blocked;
     TimePoint since;
-    std::uint64_t submissions = 0;  // of the rank, so far
+    std::uint64_t submissions = 0;  // The rank has made so many so far.
     bool examined = false;
   };
   struct Open {
@@ -64,7 +64,7 @@ class DeadlockWatch : public Extension {
     const PendingTensor* pending = nullptr;  // borrowed from its table
     std::vector<int> missing;
   };
-  using Waits = std::map<int, std::vector<const Open*>>;  // by rank
+  using Waits = std::map<int, std::vector<const Open*>>;  // The key is a rank.
 
   // The open operations by key.
   std::map<std::string, Open> open_operations() const;
@@ -79,9 +79,9 @@ class DeadlockWatch : public Extension {
   static std::string describe_others(const std::vector<Wait>& path, const Waits& waits);
   void fail(const Waits& waits);
 
-  const Patience half_;  // of the grace
+  const Patience half_;  // It is half of the grace.
   Coordinator& coordinator_;
-  std::map<int, Report> reports_;  // by rank
+  std::map<int, Report> reports_;  // The key is a rank.
 };
 
 }  // namespace hvdlite

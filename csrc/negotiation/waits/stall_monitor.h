@@ -48,7 +48,7 @@ class StallMonitor : public Extension {
   Coordinator& coordinator_;
   Stalls& stalls_;
   TimePoint next_check_;
-  std::unordered_map<std::uint64_t, TimePoint> warned_;  // by PendingTensor::number: the last time
+  std::unordered_map<std::uint64_t, TimePoint> warned_;  // The key is PendingTensor::number.
 };
 
 }  // namespace hvdlite

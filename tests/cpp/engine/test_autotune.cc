@@ -4,9 +4,9 @@
 
 #include "check.h"
 #include "cpp/negotiation/rounds.h"
-#include "engine/autotune.h"
 #include "engine_worlds.h"
 #include "host/host_backend.h"
+#include "negotiation/autotune/autotune.h"
 #include "testing/inproc_world.h"
 
 using namespace hvdlite;
@@ -19,18 +19,20 @@ TEST(autotune_uses_what_it_found) {
   Autotune autotune(config, false, 4 << 20);
   StepSampler::TimePoint now;
   Tunables current = tunables_of(config);
-  std::optional<Tunables> wanted;
-  for (int step = 0; step < 2000 && !autotune.done(); ++step) {
+  std::optional<NewTunables> wanted;
+  for (int step = 0; step < 2000 && !(wanted && wanted->settled); ++step) {
     Round round = round_of({"a"}, 4 << 20);
-    if (wanted) current = *wanted;
-    round.tunables = std::exchange(wanted, std::nullopt);
-    wanted = autotune.observe(round, now);
+    if (wanted) round.tunables = current = wanted->tunables;
+    wanted = autotune.retune(round, now);
     // Fastest with chunks of 1 MiB.
     now += std::chrono::milliseconds(current.shm_chunk == 1 << 20 ? 10 : 12);
   }
-  CHECK(autotune.done());
-  CHECK_EQ(wanted.value_or(current).shm_chunk, 1 << 20);
-  CHECK_EQ(wanted.value_or(current).fusion_threshold, config.fusion_threshold);
+  CHECK(wanted && wanted->settled);
+  CHECK_EQ(wanted->tunables.shm_chunk, 1 << 20);
+  CHECK_EQ(wanted->tunables.fusion_threshold, config.fusion_threshold);
+  for (int step = 0; step < 50; ++step) {
+    CHECK(!autotune.retune(round_of({"a"}, 4 << 20), now += std::chrono::milliseconds(10)));
+  }
 }
 
 namespace {

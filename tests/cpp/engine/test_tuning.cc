@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "cpp/negotiation/rounds.h"
-#include "engine/autotune.h"
+#include "negotiation/autotune/autotune.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

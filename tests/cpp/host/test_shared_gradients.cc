@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kAlignment = 16;
 
 // One rank of a world of threads.
-struct Rank {
+struct HostRank {
   int rank;
   Fabric& fabric;
   HostBackend& backend;
@@ -29,7 +29,7 @@ struct Rank {
 };
 
 // Runs the body on a thread per rank of one host. Returns the bytes that each did not stage.
-std::vector<std::uint64_t> run_ranks(int size, const std::function<void(Rank)>& body) {
+std::vector<std::uint64_t> run_ranks(int size, const std::function<void(HostRank)>& body) {
   const Config config = small_config();
   auto fabrics = make_inproc_world(Hosts(static_cast<std::size_t>(size), 0), config);
   CHECK_OK(fabrics.status());
@@ -61,8 +61,9 @@ struct TensorsInMemory {
   std::vector<Piece> apart_pieces;
 };
 
-TensorsInMemory make_tensors(const Rank& on, DataType dtype, const std::vector<std::size_t>& counts,
-                             std::size_t gap = kAlignment, double postscale = 1.0) {
+TensorsInMemory make_tensors(const HostRank& on, DataType dtype,
+                             const std::vector<std::size_t>& counts, std::size_t gap = kAlignment,
+                             double postscale = 1.0) {
   TensorsInMemory made;
   std::size_t bytes = 0;
   const auto padded = [&](std::size_t count) {
@@ -97,7 +98,7 @@ void check_equal(const TensorsInMemory& tensors, DataType dtype) {
 }
 
 // Reduces the tensors where they are shared and where they are not, and compares the bits.
-void compare(const Rank& on, const Group& group, DataType dtype, ReduceOp op,
+void compare(const HostRank& on, const Group& group, DataType dtype, ReduceOp op,
              TensorsInMemory tensors) {
   CHECK_OK(on.backend.allreduce({group, dtype, op, tensors.apart_pieces}, kPatience));
   CHECK_OK(on.backend.allreduce({group, dtype, op, tensors.shared_pieces}, kPatience));
@@ -112,7 +113,7 @@ TEST(shared_gradients_give_the_bits_that_staging_gives) {
                                  DataType::kUint8, DataType::kFloat64}) {
       const std::vector<std::size_t> counts = {1, 7000, 0, 333, 40'001};
       const std::uint64_t bytes = (1 + 7000 + 333 + 40'001) * size_of(dtype);
-      const auto unstaged = run_ranks(size, [&](const Rank& on) {
+      const auto unstaged = run_ranks(size, [&](const HostRank& on) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax}) {
           compare(on, on.world, dtype, op, make_tensors(on, dtype, counts, kAlignment, 0.5));
         }
@@ -125,25 +126,25 @@ TEST(shared_gradients_give_the_bits_that_staging_gives) {
 }
 
 TEST(shared_gradients_are_staged_where_a_rank_has_them_elsewhere) {
-  using Change = std::function<void(const Rank&, TensorsInMemory&)>;
+  using Change = std::function<void(const HostRank&, TensorsInMemory&)>;
   const std::vector<std::size_t> counts = {5000, 5000};
   const std::vector<Change> changes = {
       // Not in gradient memory.
-      [](const Rank&, TensorsInMemory& tensors) {
+      [](const HostRank&, TensorsInMemory& tensors) {
         tensors.shared_pieces[1] = tensors.apart_pieces[1];
       },
       // With other gaps.
-      [&](const Rank& on, TensorsInMemory& tensors) {
+      [&](const HostRank& on, TensorsInMemory& tensors) {
         tensors = make_tensors(on, DataType::kFloat32, counts, 128 << 10);
       },
       // Not in place.
-      [](const Rank&, TensorsInMemory& tensors) {
+      [](const HostRank&, TensorsInMemory& tensors) {
         tensors.shared_pieces[0].input = tensors.apart_pieces[0].input;
       },
       // Scaled on the way in.
-      [](const Rank&, TensorsInMemory& tensors) { tensors.shared_pieces[0].prescale = 2.0; }};
+      [](const HostRank&, TensorsInMemory& tensors) { tensors.shared_pieces[0].prescale = 2.0; }};
   for (const Change& change : changes) {
-    const auto unstaged = run_ranks(3, [&](const Rank& on) {
+    const auto unstaged = run_ranks(3, [&](const HostRank& on) {
       TensorsInMemory tensors = make_tensors(on, DataType::kFloat32, counts);
       if (on.rank == 1) change(on, tensors);
       const TensorsInMemory plain = make_tensors(on, DataType::kFloat32, counts);
@@ -167,7 +168,7 @@ TEST(shared_gradients_are_staged_where_a_rank_has_them_elsewhere) {
 }
 
 TEST(shared_gradients_are_saved_before_they_are_overwritten) {
-  run_ranks(3, [](const Rank& on) {
+  run_ranks(3, [](const HostRank& on) {
     TensorsInMemory tensors = make_tensors(on, DataType::kFloat32, {30'000, 20'000});
     const auto inputs = tensors.apart;
     auto saved = inputs;
@@ -184,7 +185,7 @@ TEST(shared_gradients_are_saved_before_they_are_overwritten) {
 }
 
 TEST(shared_gradients_of_random_batches_and_process_sets_give_the_bits_that_staging_gives) {
-  const auto unstaged = run_ranks(4, [](const Rank& on) {
+  const auto unstaged = run_ranks(4, [](const HostRank& on) {
     const std::vector<Group> groups = {on.world, {1, {0, 2}, 1}, {2, {1, 2, 3}, 2}};
     std::mt19937 same(7);                                    // on all ranks
     std::mt19937 own(static_cast<unsigned>(100 + on.rank));  // on this one
@@ -204,7 +205,7 @@ TEST(shared_gradients_of_random_batches_and_process_sets_give_the_bits_that_stag
 
 TEST(shared_gradients_name_the_rank_that_is_lost_or_makes_no_progress) {
   for (const bool lost : {true, false}) {
-    run_ranks(3, [&](const Rank& on) {
+    run_ranks(3, [&](const HostRank& on) {
       const TensorsInMemory tensors = make_tensors(on, DataType::kFloat32, {400'000});
       const Allreduce call{on.world, DataType::kFloat32, ReduceOp::kSum, tensors.shared_pieces};
       CHECK_OK(on.backend.allreduce(call, kPatience));

@@ -47,7 +47,7 @@ __device__ inline float wide(bf16 value) { return float_of(static_cast<u32>(valu
 __device__ inline float wide(float value) { return value; }
 __device__ inline double wide(double value) { return value; }
 
-// By hand: the instruction came with sm_80.
+// This rounds by hand: the instruction came with sm_80.
 __device__ inline bf16 to_bf16(float value) {
   const u32 bits = bits_of(value);
   if ((bits & 0x7fffffff) > 0x7f800000) return {static_cast<u16>((bits >> 16) | 0x40)};

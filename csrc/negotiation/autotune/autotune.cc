@@ -1,4 +1,4 @@
-#include "engine/autotune.h"
+#include "negotiation/autotune/autotune.h"
 
 #include <algorithm>
 #include <bit>
@@ -202,22 +202,24 @@ Autotune::Autotune(const Config& config, bool spans_hosts, std::uint64_t buffer_
           std::strerror(errno) + ")");
 }
 
-Autotune::~Autotune() {
+void Autotune::world_ended() {
   if (!done_) report();
+  done_ = true;
 }
 
-std::optional<Tunables> Autotune::observe(const Round& round, TimePoint now) {
+std::optional<NewTunables> Autotune::retune(const Round& round, TimePoint now) {
+  if (done_) return std::nullopt;
   if (round.tunables) {
     current_ = *round.tunables;
     asked_ = false;
     sampler_.restart();
   }
-  if (done_ || asked_) return std::nullopt;
+  if (asked_) return std::nullopt;
   const std::optional<Sample> sample = sampler_.add(round.entries, now);
   return sample ? take(*sample) : std::nullopt;
 }
 
-std::optional<Tunables> Autotune::take(const Sample& sample) {
+std::optional<NewTunables> Autotune::take(const Sample& sample) {
   const bool warming_up = warmup_left_-- > 0;
   if (!warming_up && !search_) search_.emplace(start_, axes_for(sample), most_trials_);
   ++samples_;
@@ -230,9 +232,9 @@ std::optional<Tunables> Autotune::take(const Sample& sample) {
     report();
     done_ = true;
   }
-  if (search_->to_measure() == current_) return std::nullopt;
+  if (!done_ && search_->to_measure() == current_) return std::nullopt;
   asked_ = true;
-  return search_->to_measure();
+  return NewTunables{search_->to_measure(), /*settled=*/done_};
 }
 
 std::vector<TuningAxis> Autotune::axes_for(const Sample& sample) const {

@@ -7,12 +7,13 @@
 // a defender: both are sampled again and again, next to each other in time, so that what disturbs
 // the machine disturbs both.
 //
-// The engine shows every round to Autotune and lets the coordinator tell all ranks what it asks
-// for, in band with the responses, so that every rank changes between the same two rounds
-// (Round::tunables). docs/autotune.md has the rules of the search, and the fields of the log.
+// The engine shows every round to Autotune, an extension (entry/rank_extension.h), and lets the
+// coordinator tell all ranks what it asks for, in band with the responses, so that every rank
+// changes between the same two rounds (Round::tunables). docs/autotune.md has the rules of the
+// search, and the fields of the log.
 //
-// Owned by rank 0's engine, and used by its runner only. StepSampler and TuningSearch are pure:
-// they have no clock and no I/O.
+// Rank 0's engine has it while no earlier world has found settings; only the runner calls it.
+// StepSampler and TuningSearch are pure: they have no clock and no I/O.
 #pragma once
 
 #include <chrono>
@@ -25,6 +26,7 @@
 
 #include "base/config.h"
 #include "entry/entry.h"
+#include "entry/rank_extension.h"
 
 namespace hvdlite {
 
@@ -56,9 +58,9 @@ class StepSampler {
   const std::size_t steps_;
   std::unordered_set<std::string> seen_;  // in this step
   bool running_ = false;                  // a step began within the sample
-  TimePoint begin_;                       // of the step
-  std::uint64_t bytes_ = 0;               // of the step
-  std::vector<double> rates_;             // of the sample, by step
+  TimePoint begin_;                       // The step began then.
+  std::uint64_t bytes_ = 0;               // The step has carried so many.
+  std::vector<double> rates_;             // Each step of the sample has one.
   Sample sample_;
 };
 
@@ -81,8 +83,8 @@ struct Duel {
   int wins = 0;
   int losses = 0;
   int samples = 0;
-  double candidate_rate = 0;     // of the pair under way
-  double defender_rate = 0;      // likewise
+  double candidate_rate = 0;     // The pair under way has this rate.
+  double defender_rate = 0;      // The pair under way has this one, too.
   std::vector<double> ratios{};  // candidate to defender, by pair
 
   bool won() const { return wins >= wins_needed; }
@@ -147,22 +149,20 @@ class TuningSearch {
   std::size_t settled_ = 0;  // axes in a row that did not move
 };
 
-class Autotune {
+class Autotune : public RankExtension {
  public:
-  using TimePoint = StepSampler::TimePoint;
-
   // `spans_hosts`: whether the world does. `buffer_bytes`: of a staging buffer, which bounds a
   // chunk. A log that cannot be written is warned of; what was in the file is overwritten.
   Autotune(const Config& config, bool spans_hosts, std::uint64_t buffer_bytes);
-  ~Autotune();  // says what was found so far, where the search is not over
 
-  // A round is about to run. Returns the settings that all ranks shall change to, if they are to.
-  std::optional<Tunables> observe(const Round& round, TimePoint now);
-  // The search is over; the last settings that were asked for stay.
-  bool done() const { return done_; }
+  bool tunes() const override { return true; }
+  // Settles when the search is over.
+  std::optional<NewTunables> retune(const Round& round, TimePoint now) override;
+  // Says what was found so far, where the search is not over.
+  void world_ended() override;
 
  private:
-  std::optional<Tunables> take(const Sample& sample);
+  std::optional<NewTunables> take(const Sample& sample);
   std::vector<TuningAxis> axes_for(const Sample& sample) const;
   // Writes a line of JSON: these members, then the settings that they are about.
   void write(const std::string& event, const std::string& members, const Tunables& tunables);
@@ -177,7 +177,7 @@ class Autotune {
   const Tunables start_;
   StepSampler sampler_;
   std::ofstream log_;
-  Tunables current_;    // of the rounds that are observed
+  Tunables current_;    // The rounds that are observed run with them.
   bool asked_ = false;  // for others, which do not hold yet
   std::int64_t warmup_left_;
   std::optional<TuningSearch> search_;  // from the end of the warm-up on
