@@ -19,6 +19,7 @@ import pytest
 from costs import Costs
 from forkserver import close_nurseries
 from harness import shm_entries
+from pythons import close_pythons
 
 _SETTLE = 20.0  # seconds
 
@@ -97,6 +98,7 @@ def nothing_left_behind() -> Iterator[None]:
     children_before, shm_before = _children(), shm_entries()
     yield
     close_nurseries()
+    close_pythons()
     deadline = time.monotonic() + _SETTLE
     while True:
         children = _children() - children_before

@@ -3,9 +3,9 @@
 If a test file has `PRELOAD = ("tensorflow",)` at its top, `harness.World` forks its ranks from a
 process that has imported these modules, and nothing of hvdlite. Such ranks differ from others in
 four ways: they hash strings alike, their memory has the same addresses, /proc does not show their
-environment, and they end without taking apart Python's modules (`worker_main.leave`). The scripts
-of tests/horovod_scripts, the examples, and everything under hvdlite-run start and end as users'
-ranks do.
+environment, and they end without taking apart Python's modules (`worker_main.leave`). What
+hvdlite-run starts begins and ends as users' ranks do, unless its test takes a `python` that forks
+(see `forking_python`): then some other run of the script or the worker does.
 
 A *nursery* is such a process.
 """

@@ -90,7 +90,7 @@ def become_rank(server: int, environment: dict[str, str], outputs: Sequence[int]
     die_with_parent(server)
 
 
-def leave() -> None:
+def leave(status: int = 0) -> None:
     """End a forked rank as Python ends a program, but for the last step.
 
     In that step Python takes apart all modules. A forked rank would copy the memory that it shares
@@ -100,7 +100,7 @@ def leave() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def main() -> None:

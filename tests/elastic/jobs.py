@@ -11,6 +11,7 @@ from elastic.journals import Journey, read_journals
 from elastic.plans import Plan
 from launcher import LauncherResult, run_launcher
 from patience import HANG
+from pythons import python_with
 
 _FOLDER = Path(__file__).parent
 
@@ -35,14 +36,17 @@ def run_job(
     flags: Sequence[str] = (),
     timeout: float = 2 * HANG,
     status: int = 0,
+    preload: Sequence[str] = (),
 ) -> Job:
     """Run workers of this folder's script under hvdlite-run; they may die down to the last one.
 
     The replica check compares their replicas, also in steps in which some die.
+    With `preload` the workers are forked from a process that has imported these modules.
     """
+    python = python_with(*preload) if preload else sys.executable
     result = run_launcher(
         *("-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), *flags),
-        *(sys.executable, str(_FOLDER / script), plan.as_json()),
+        *(python, str(_FOLDER / script), plan.as_json()),
         timeout=timeout,
         env={"OMP_NUM_THREADS": "1", "HVDLITE_CHECK_REPLICAS": "2"},
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import run_launcher
+from pythons import python_with
 
 pytestmark = pytest.mark.long
 
@@ -18,7 +18,7 @@ WORKER = Path(__file__).with_name("accumulation_worker.py")
 def test_samples_of_unfinished_steps_are_used_once(op: str) -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
-        *(sys.executable, str(WORKER), op),
+        *(python_with("torch._dynamo"), str(WORKER), op),
         env={"OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

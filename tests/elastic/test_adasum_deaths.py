@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import run_launcher
+from pythons import python_with
 
 WORKER = Path(__file__).with_name("adasum_worker.py")
 
@@ -16,7 +16,7 @@ WORKER = Path(__file__).with_name("adasum_worker.py")
 def test_step_by_adasum_is_of_the_same_ranks_for_all_parameters() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
-        *(sys.executable, str(WORKER)),
+        *(python_with("torch._dynamo"), str(WORKER)),
         env={"OMP_NUM_THREADS": "1", "HVDLITE_CHECK_REPLICAS": "1"},
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

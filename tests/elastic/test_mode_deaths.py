@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from launcher import run_launcher
+from pythons import python_with
 
 FOLDER = Path(__file__).parent
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 def test_each_mode_goes_on_when_ranks_die_and_join(script: str) -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
-        *(sys.executable, str(FOLDER / script)),
+        *(python_with("torch._dynamo"), str(FOLDER / script)),
         env={"OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher import run_launcher
+from pythons import python_with
 
 FOLDER = Path(__file__).parent
 
@@ -28,7 +29,7 @@ def test_sets_keep_their_ids_as_far_as_their_ranks_exist() -> None:
 def test_optimizer_of_a_process_set_follows_its_members() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "2", "--max-np", "3"),
-        *(sys.executable, str(FOLDER / "new_member_worker.py")),
+        *(python_with("torch._dynamo"), str(FOLDER / "new_member_worker.py")),
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     lines = {line for line in result.stdout.splitlines() if "member" in line}

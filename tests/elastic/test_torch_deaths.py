@@ -31,10 +31,11 @@ def run_faults(
     faults: Sequence[Fault],
     hosts: int = 1,
     reduce_in: str = "backward",
+    preload: Sequence[str] = ("torch._dynamo",),
 ) -> Job:
     """Run a job with these faults, and ask the oracle; all victims must have met their fault."""
     plan = Plan(str(folder), EPOCHS, tuple(faults), hosts, reduce_in=reduce_in)
-    job = run_job("torch_worker.py", ranks, plan)
+    job = run_job("torch_worker.py", ranks, plan, preload=preload)
     check_torch_job(job.journeys, EPOCHS)
     met = {n for n, one in job.journeys.items() if one.times("fault")}
     assert met == {fault.worker for fault in faults}
@@ -62,7 +63,8 @@ def test_one_of_three_dies_that_reduce_in_step(point: str, tmp_path: Path) -> No
 
 
 def test_all_but_one_die_in_backward(tmp_path: Path) -> None:
-    run_faults(tmp_path, 4, [Fault(victim, "in hook", 9) for victim in (0, 1, 2)])
+    faults = [Fault(victim, "in hook", 9) for victim in (0, 1, 2)]
+    run_faults(tmp_path, 4, faults, preload=())  # These start as those of a user.
 
 
 @pytest.mark.long

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import run_launcher
+from pythons import python_with
 
 WORKER = Path(__file__).with_name("xla_worker.py")
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
@@ -17,7 +17,7 @@ ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 def test_compiled_steps_are_redone_or_go_back_to_the_last_commit() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
-        *(sys.executable, str(WORKER)),
+        *(python_with("tensorflow", TF_CPP_MIN_LOG_LEVEL="3"), str(WORKER)),
         env=ENVIRONMENT,
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
