@@ -17,15 +17,12 @@ from hvdlite.live.viewer import About, End
 
 
 def run_job(what: Description) -> Outcome:
-    """Run a job to its end, and return how it ended.
-
-    Raises:
-        ArgumentError: the numbers of an elastic job contradict each other.
-        HostsError: the hosts have too few slots.
-        LaunchError: another host cannot take part.
-        OSError: a rank could not be started here.
-        KeyboardInterrupt: a signal came before the ranks were started.
-    """
+    """Run a job to its end, and return how it ended."""
+    # Raises ArgumentError if the numbers of an elastic job contradict each other.
+    # Raises HostsError if the hosts have too few slots.
+    # Raises LaunchError if another host cannot take part.
+    # Raises OSError if a rank could not be started here.
+    # Raises KeyboardInterrupt if a signal came before the ranks were started.
     with Console() as console, SignalInbox(passes_on=True) as inbox:
         if not what.live:
             return _run(what, console, inbox, None)

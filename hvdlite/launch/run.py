@@ -106,13 +106,9 @@ class Run:
     # What is the same.
 
     def run(self) -> Outcome:
-        """Run the job to its end.
-
-        Raises:
-            LaunchError: a host cannot take part.
-            OSError: a process could not be started here.
-            KeyboardInterrupt: a signal came before the processes were started.
-        """
+        """Run the job to its end. Raises LaunchError if a host cannot take part."""
+        # Raises OSError if a process could not be started here.
+        # Raises KeyboardInterrupt if a signal came before the processes were started.
         what = self.what
         with Agents(what.way, self.pulse, self.inbox.fd) as self.agents:
             self._first = self.first()
@@ -219,11 +215,7 @@ class FixedRun(Run):
     def __init__(
         self, what: Description, console: Console, inbox: SignalInbox, view: View | None
     ) -> None:
-        """Place the ranks.
-
-        Raises:
-            HostsError: the hosts have too few slots.
-        """
+        """Place the ranks. Raises HostsError if the hosts have too few slots."""
         super().__init__(what, console, inbox, view)
         self.starts = first_processes(what)
         hosts = {host.name: host for host in what.hosts}
@@ -261,11 +253,9 @@ class FixedRun(Run):
         return self._threads[host]
 
     def variables(self, start: Start) -> Mapping[str, str]:
-        """Return torch's own variables; none for scripts for Horovod.
-
-        horovodrun sets no variables of torch. Trainers then leave the reduction to Horovod's
-        optimizer, and do not reduce a second time.
-        """
+        """Return torch's own variables; none for scripts for Horovod."""
+        # horovodrun sets no variables of torch. Trainers then leave the reduction to Horovod's
+        # optimizer, and do not reduce a second time.
         if self.what.compat:
             return {}
         if not self._torch_master:
@@ -298,11 +288,8 @@ def _here(host: Host) -> bool:
 
 
 def first_processes(what: Description) -> list[Start]:
-    """Return what a job starts with: a process for each rank, whose number is the rank.
-
-    Raises:
-        HostsError: the hosts have too few slots.
-    """
+    """Return what a job starts with: a process for each rank, whose number is the rank."""
+    # Raises HostsError if the hosts have too few slots.
     hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
     host_of_rank = spread(hosts, what.ranks)
 

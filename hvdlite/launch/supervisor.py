@@ -49,27 +49,16 @@ AnyRank: TypeAlias = Worker | RemoteWorker
 
 @dataclass(frozen=True)
 class Desk:
-    """What a supervisor works with; all of it is borrowed.
+    """What a supervisor works with; all of it is borrowed."""
 
-    Attributes:
-        console: shows the output.
-        inbox: receives signals to the launcher.
-        job_id: the public number of the job, 16 bytes.
-        agents: start and end ranks on other hosts; None in a job that has none.
-        timestamps: whether the time stands before each line.
-        reports: whether to show a report of the first failure.
-        grace: seconds from a signal to the launcher until its ranks are killed.
-        view: takes the ranks' samples of themselves, and what happens to them.
-    """
-
-    console: Console
-    inbox: SignalInbox
-    job_id: bytes
-    agents: Agents | None = None
-    timestamps: bool = False
-    reports: bool = True
-    grace: float = GRACE
-    view: View | None = None
+    console: Console  # shows the output
+    inbox: SignalInbox  # receives signals to the launcher
+    job_id: bytes  # the public number of the job, 16 bytes
+    agents: Agents | None = None  # start and end ranks on other hosts; None in a job that has none
+    timestamps: bool = False  # whether the time stands before each line
+    reports: bool = True  # whether to show a report of the first failure
+    grace: float = GRACE  # seconds from a signal to the launcher until its ranks are killed
+    view: View | None = None  # takes the ranks' samples of themselves, and what happens to them
 
 
 class Supervisor(JobLoop[AnyRank]):
@@ -113,25 +102,15 @@ class Supervisor(JobLoop[AnyRank]):
         return self._pump.results
 
     def run_first(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
-        """Start the first ranks and run the job to its end.
-
-        Args:
-            first: what starts now.
-            starter: starts one rank, and passes it to `add`; called on this thread, because a
-                process dies when the thread that started it ends.
-
-        Raises:
-            OSError: one of them could not be started here; the others have been ended.
-        """
+        """Start the first ranks and run the job to its end."""
+        # `starter` starts one rank, and passes it to `add`; called on this thread, because a
+        # process dies when the thread that started it ends.
+        # Raises OSError if one of them could not be started here; the others have been ended.
         self._starter = starter
         self.run([partial(self.start, start) for start in first])
 
     def start(self, start: Start) -> None:
-        """Start one rank.
-
-        Raises:
-            OSError: it could not be started here.
-        """
+        """Start one rank. Raises OSError if it could not be started here."""
         self._starter(start)
 
     # What a kind of job decides: which ranks start later, and whether it goes on after an end.
@@ -162,13 +141,9 @@ class Supervisor(JobLoop[AnyRank]):
     def add(
         self, worker: AnyRank, files: tuple[int, int] | None = None, said: str | None = None
     ) -> None:
-        """Watch a rank and show its output.
-
-        Args:
-            worker: the rank.
-            files: descriptors for copies of its stdout and stderr, which the supervisor then owns.
-            said: what to say when its process is known, which stands for {}.
-        """
+        """Watch a rank and show its output; say `said` when its process, {} in it, is known."""
+        # `files` has descriptors for copies of its stdout and stderr, which the supervisor then
+        # owns.
         self.watch(worker)
         copies = dict(zip((STDOUT, STDERR), files or (), strict=False))
         for sink, pipe in worker.take_pipes().items():
@@ -272,12 +247,10 @@ class Supervisor(JobLoop[AnyRank]):
                 self._signalled_by.add(host)
 
     def _stop_politely(self, number: int, host: str) -> None:
-        """Pass the user's signal on to the ranks, and give them the grace to save something.
-
-        SIGINT is passed on as SIGINT, and every other signal as SIGTERM. After a failure, the job
-        ends as quickly as without a signal. A rank that ended by this same signal has not failed:
-        batch systems send a signal to all processes at once.
-        """
+        """Pass the user's signal on to the ranks, and give them the grace to save something."""
+        # SIGINT is passed on as SIGINT, and every other signal as SIGTERM. After a failure, the job
+        # ends as quickly as without a signal. A rank that ended by this same signal has not failed:
+        # batch systems send a signal to all processes at once.
         grace = min(self._grace, GRACE) if self._has_failed(number) else self._grace
         count = sum(worker.ending is None for worker in self._workers)
         where = f" on host {host}" if host else ""

@@ -90,11 +90,9 @@ def add_elastic_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def describe_elastic(options: argparse.Namespace, environment: Mapping[str, str]) -> Elastic | None:
-    """Turn the flags into the description of an elastic job; None for any other job.
-
-    Without an elastic job, settings that were given change nothing; the reasons are added to
-    `options.needless`.
-    """
+    """Turn the flags into the description of an elastic job; None for any other job."""
+    # Without an elastic job, settings that were given change nothing; the reasons are added to
+    # `options.needless`.
     script = options.host_discovery_script
     given = {name: getattr(options, name) for name in _SETTINGS}
     given = {name: value for name, value in given.items() if value is not None}

@@ -44,15 +44,8 @@ def add_emit_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> EmitRequest | None:
-    """Return the job to be described; None without --emit.
-
-    Args:
-        options: the parsed command line.
-        variables: the environment variables that its flags set for the ranks.
-
-    Raises:
-        ArgumentError: flags contradict each other, or -np is missing.
-    """
+    """Return the job to be described; None without --emit."""
+    # Raises ArgumentError if flags contradict each other, or -np is missing.
     if options.emit is None:
         for dest, flag in _NEEDS_EMIT.items():
             if getattr(options, dest) is not None:

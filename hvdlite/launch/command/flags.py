@@ -57,11 +57,10 @@ def core_knobs() -> list[dict[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that lets 0 or 1 follow a switch, and an address `--live-page`.
+    """A parser that lets 0 or 1 follow a switch, and an address `--live-page`."""
 
-    In `--check-finite 1` argparse takes the 1 for the program to run, and in `--live-page python
-    train.py` it would take the program for an address. No program has such names as 1 or :9100.
-    """
+    # In `--check-finite 1` argparse takes the 1 for the program to run, and in `--live-page python
+    # train.py` it would take the program for an address. No program has such names as 1 or :9100.
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the command line."""
@@ -91,10 +90,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        """Count the words that an action takes: `--live-page=A` one, `--live-page` at first none.
-
-        At the end of the line, the word that follows cannot be told from the former.
-        """
+        """Count the words of an action: `--live-page=A` takes one, `--live-page` at first none."""
+        # At the end of the line, the word that follows cannot be told from the former.
         if action.dest == "live_page":
             return int(arg_strings_pattern == "A")
         return super()._match_argument(action, arg_strings_pattern)

@@ -57,11 +57,8 @@ def add_live_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
-    """Return what makes the viewers that the flags ask for.
-
-    Raises:
-        ArgumentError: a package for one of them is missing, or a flag cannot be used.
-    """
+    """Return what makes the viewers that the flags ask for."""
+    # Raises ArgumentError if a package for one of them is missing, or a flag cannot be used.
     found: list[MakeViewer] = []
     if options.live:
         _demand_packages("--live", "rich")

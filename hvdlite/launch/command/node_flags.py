@@ -54,16 +54,9 @@ def add_node_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def this_node(options: argparse.Namespace, environment: Mapping[str, str]) -> ThisNode | None:
-    """Return which node this is, and set the number of its ranks if -np does not; None without.
-
-    Args:
-        options: the parsed command line.
-        environment: the variables of this process.
-
-    Raises:
-        ArgumentError: the flags contradict each other, or do not suffice.
-        BootstrapError: a variable cannot be used.
-    """
+    """Return which node this is, and set the number of its ranks if -np does not; None without."""
+    # Raises ArgumentError if the flags contradict each other, or do not suffice.
+    # Raises BootstrapError if a variable cannot be used.
     if options.nodes is None:
         if options.node_rank is not None or options.meet is not None:
             raise ArgumentError("--node-rank and --meet belong to --nodes, which is not given")
@@ -134,11 +127,8 @@ def _number_of_nodes(text: str, found: _Found, variables: Variables) -> int:
 
 
 def _find(variables: Variables) -> _Found:
-    """Read what cluster software tells about the nodes.
-
-    Raises:
-        BootstrapError: a variable cannot be used.
-    """
+    """Read what cluster software tells about the nodes."""
+    # Raises BootstrapError if a variable cannot be used.
     if "PET_NNODES" in variables:
         return _kubeflow(variables)
     if variables.has("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):

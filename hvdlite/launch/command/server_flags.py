@@ -43,11 +43,8 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
-    """Refuse flags that contradict --servers, or that need it.
-
-    Raises:
-        ArgumentError: there are such flags.
-    """
+    """Refuse flags that contradict --servers, or that need it."""
+    # Raises ArgumentError if there are such flags.
     if options.servers is None:
         for dest, flag in _BELONG.items():
             if getattr(options, dest) is not None:

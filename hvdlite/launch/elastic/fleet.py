@@ -4,16 +4,6 @@ A *slot* is a place for one worker on a host. A worker's number is never used ag
 is its slot, for the life of the process. A slot whose worker died waits before the next one starts:
 1, 2, 4 .. 60 s. A host on which several workers died within a minute, or that was lost, is *away*
 for a while: nothing starts there. The last host that is left is never away.
-
-Example:
-    >>> fleet = Fleet(ranks=2, min_np=1, max_np=None, timeout=600, cooldown=(10, 600))
-    >>> fleet.offer({"a": 3}, now=0.0)
-    []
-    >>> [(start.worker, start.host, start.slot) for start in fleet.due(now=0.0)]
-    [(0, 'a', 0), (1, 'a', 1)]
-    >>> fleet.entered()
-    >>> [(start.worker, start.slot, start.joiner) for start in fleet.due(now=1.0)]
-    [(2, 2, True)]
 """
 
 from __future__ import annotations
@@ -64,16 +54,11 @@ class Fleet:
         cooldown: tuple[float, float],
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Make a fleet without hosts.
-
-        Args:
-            ranks: how many workers start first.
-            min_np: the fewest slots with which the job goes on.
-            max_np: the most workers; None for as many as there are slots.
-            timeout: seconds for which there may be fewer slots than `min_np`.
-            cooldown: the shortest and the longest time for which a host is away, in seconds.
-            jitter: returns a random number from 0 to 1.
-        """
+        """Make a fleet without hosts."""
+        # `max_np` is the most workers; None for as many as there are slots.
+        # `timeout` gives the seconds for which there may be fewer slots than `min_np`.
+        # `cooldown` is the shortest and the longest time for which a host is away, in seconds.
+        # `jitter` returns a random number from 0 to 1.
         self._ranks = ranks
         self._min_np = min_np
         self._max_np = max_np
@@ -156,14 +141,9 @@ class Fleet:
         return len(self._running)
 
     def ended(self, worker: int, now: float, died: bool, blames: bool) -> None:
-        """Free the slot of a worker.
-
-        Args:
-            worker: the worker.
-            now: the time, in seconds.
-            died: whether the slot has to wait; False if the worker has finished, or left.
-            blames: whether it counts as a death on this host; False after a SIGTERM, too.
-        """
+        """Free the slot of a worker."""
+        # `died` says whether the slot has to wait; False if the worker has finished, or left.
+        # `blames` says whether it counts as a death on this host; False after a SIGTERM, too.
         one = self._running.pop(worker)
         if not died:
             return

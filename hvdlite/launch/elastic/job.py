@@ -53,12 +53,9 @@ class ElasticRun(Run):
         inbox: SignalInbox,
         view: View | None = None,
     ) -> None:
-        """Check the description; `view` takes the workers' samples of themselves.
-
-        Raises:
-            ArgumentError: numbers contradict each other.
-            HostsError: the hosts of -H have too few slots.
-        """
+        """Check the description; `view` takes the workers' samples of themselves."""
+        # Raises ArgumentError if numbers contradict each other.
+        # Raises HostsError if the hosts of -H have too few slots.
         elastic.check(what.ranks)
         super().__init__(what, console, inbox, view)
         self.job = replace(self.job, epoch=0)  # The epochs of such a job are those of its worlds.
@@ -96,13 +93,10 @@ class ElasticRun(Run):
         return StaticHosts(hosts)
 
     def run(self) -> Outcome:
-        """Run the job to its end.
-
-        Raises:
-            DiscoveryError: the script for the hosts fails at its first run.
-            LaunchError: a host cannot take part, or there are too few slots for too long.
-            KeyboardInterrupt: a signal came before the workers were started.
-        """
+        """Run the job to its end."""
+        # Raises DiscoveryError if the script for the hosts fails at its first run.
+        # Raises LaunchError if a host cannot take part, or there are too few slots for too long.
+        # Raises KeyboardInterrupt if a signal came before the workers were started.
         asks = Discovery(
             self._provider,
             interrupt_fd=self.inbox.fd,
@@ -215,11 +209,8 @@ class ElasticRun(Run):
         return self._discovery.here(host)
 
     def part(self, host: RemoteHost) -> dict[str, Any]:
-        """Build another host's part of the job.
-
-        Raises:
-            LaunchError: the host cannot reach the registrar, which listens on a Unix socket.
-        """
+        """Build another host's part of the job."""
+        # Raises LaunchError if the host cannot reach the registrar, which listens on a Unix socket.
         if self.address.startswith("unix:"):
             raise LaunchError(
                 "the job began without a network; --network-interfaces names one for later hosts"

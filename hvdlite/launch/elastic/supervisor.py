@@ -44,15 +44,10 @@ _RECENT = 60.0  # seconds before a failure in which another one may belong to th
 
 @dataclass(frozen=True)
 class Timing:
-    """The user's times, in seconds.
+    """The user's times, in seconds."""
 
-    Attributes:
-        heartbeat: how long a worker may be stopped until it is evicted.
-        drain: how long a worker that has to leave may take.
-    """
-
-    heartbeat: float
-    drain: float
+    heartbeat: float  # how long a worker may be stopped until it is evicted
+    drain: float  # how long a worker that has to leave may take
 
 
 class ElasticSupervisor(Supervisor):
@@ -69,16 +64,7 @@ class ElasticSupervisor(Supervisor):
         timing: Timing,
         min_np: int,
     ) -> None:
-        """Make a supervisor without workers; all arguments are borrowed.
-
-        Args:
-            desk: what every supervisor works with.
-            fleet: says which worker to start next.
-            registrar: decides who belongs to which epoch.
-            discovery: says which hosts there are.
-            timing: the user's times.
-            min_np: the fewest workers with which the job starts.
-        """
+        """Make a supervisor without workers; all arguments are borrowed."""
         super().__init__(desk)
         self._fleet = fleet
         self._registrar = registrar
@@ -377,10 +363,5 @@ class ElasticSupervisor(Supervisor):
 
 
 def died_of(ending: Ending) -> str:
-    """Say how a worker ended, for the line of the next epoch.
-
-    Example:
-        >>> died_of(Ending(9, by_signal=True)), died_of(Ending(3, by_signal=False))
-        ('died of SIGKILL', 'exit status 3')
-    """
+    """Say how a worker ended, for the line of the next epoch."""
     return str(ending).replace("killed by", "died of") if ending.by_signal else str(ending)

@@ -30,12 +30,9 @@ class ServersRun(FixedRun):
         inbox: SignalInbox,
         view: View | None,
     ) -> None:
-        """Check the description; `view` takes the processes' samples of themselves.
-
-        Raises:
-            ArgumentError: numbers contradict each other.
-            HostsError: the hosts have too few slots.
-        """
+        """Check the description; `view` takes the processes' samples of themselves."""
+        # Raises ArgumentError if numbers contradict each other.
+        # Raises HostsError if the hosts have too few slots.
         servers.check(what.ranks)
         super().__init__(what, console, inbox, view)
         self._servers = servers

@@ -29,12 +29,7 @@ _STORY = 2.0  # seconds before the end of a job in which a failure may be the ca
 
 
 def kind_of(number: int, servers: int) -> str:
-    """Name what the process of a number is.
-
-    Example:
-        >>> kind_of(1, servers=2), kind_of(2, servers=2)
-        ('server', 'worker')
-    """
+    """Name what the process of a number is."""
     return "server" if number < servers else "worker"
 
 
@@ -44,14 +39,7 @@ class ServersSupervisor(Supervisor):
     def __init__(
         self, desk: Desk, servers: int, ranks: WorkerRanks, elsewhere: Collection[str]
     ) -> None:
-        """Make a supervisor without processes; all arguments are borrowed.
-
-        Args:
-            desk: what every supervisor works with.
-            servers: how many of the first ranks serve.
-            ranks: says which worker to start next.
-            elsewhere: the names of the other hosts.
-        """
+        """Make a supervisor without processes; all arguments are borrowed."""
         super().__init__(desk)
         self._servers = servers
         self._ranks = ranks

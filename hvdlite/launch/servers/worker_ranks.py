@@ -4,15 +4,6 @@ The job has as many worker ranks as it began with. When the worker of a rank die
 2, 4 .. 60 s, and then gets another process, whose number was never used before. A rank whose
 workers died too often one after the other gets none any more. Once a worker has finished, nothing
 new is started: the others have the rest of the training to do.
-
-Example:
-    >>> from hvdlite.launch.process.placement import place
-    >>> first = [Start(one.rank, "a", one.rank, False, one) for one in place([4])][1:]
-    >>> ranks = WorkerRanks(first, fewest=1, restarts=3, now=0.0)
-    >>> ranks.ended(2, now=5.0, well=False)
-    1.0
-    >>> [(one.worker, one.placement.rank) for one in ranks.due(6.0, lambda host: True)]
-    [(4, 2)]
 """
 
 from __future__ import annotations
@@ -30,25 +21,15 @@ class _Running:
 
 
 class WorkerRanks:
-    """The worker ranks of a job with parameter servers. Used by one thread.
-
-    Attributes:
-        total: the number of worker ranks.
-        finished: how many workers have ended well.
-        given_up: the ranks that get no process any more, because their workers died too often.
-    """
+    """The worker ranks of a job with parameter servers. Used by one thread."""
 
     def __init__(self, first: Sequence[Start], fewest: int, restarts: int, now: float) -> None:
-        """Begin with one process for each rank.
-
-        Args:
-            first: the first workers, which run from now on.
-            fewest: with fewer live workers the job fails; at least 1.
-            restarts: how often one after the other a rank gets another process.
-            now: the time, in seconds.
-        """
-        self.total = len(first)
-        self.finished = 0
+        """Begin with one process for each rank."""
+        # `first` is the first workers, which run from now on.
+        # With fewer live workers than `fewest`, which is at least 1, the job fails.
+        self.total = len(first)  # the number of worker ranks
+        self.finished = 0  # how many workers have ended well
+        # The ranks that get no process any more, because their workers died too often.
         self.given_up: list[int] = []
         self._fewest = fewest
         self._restarts = restarts
@@ -74,16 +55,9 @@ class WorkerRanks:
         return self.live < self._fewest
 
     def ended(self, worker: int, now: float, well: bool) -> float | None:
-        """Note the end of a worker.
-
-        Args:
-            worker: its number.
-            now: the time, in seconds.
-            well: whether it has done its work, or has stopped because it was asked to.
-
-        Returns:
-            After how many seconds its rank gets another process; None if it gets none.
-        """
+        """Note the end of a worker."""
+        # `well` says whether it has done its work, or has stopped because it was asked to.
+        # Returns after how many seconds its rank gets another process; None if it gets none.
         one = self._running.pop(worker)
         rank = one.start.placement.rank
         if well:
@@ -106,12 +80,8 @@ class WorkerRanks:
         self._waiting.clear()
 
     def due(self, now: float, usable: Callable[[str], bool]) -> list[Start]:
-        """Return the workers to start now; they count as running from now on.
-
-        Args:
-            now: the time, in seconds.
-            usable: returns whether a process can be started on a host now.
-        """
+        """Return the workers to start now; they count as running from now on."""
+        # `usable` returns whether a process can be started on a host now.
         starts = []
         for rank, died in list(self._waiting.items()):
             if self._deaths[rank].ready_at <= now and usable(died.host):
