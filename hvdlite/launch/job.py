@@ -6,12 +6,12 @@ import socket
 import time
 
 from hvdlite.launch.description import Description, Outcome
-from hvdlite.launch.elastic.job import ElasticRun
 from hvdlite.launch.output.console import Console
+from hvdlite.launch.policies.elastic_run import ElasticRun
+from hvdlite.launch.policies.fixed_run import FixedRun
+from hvdlite.launch.policies.restarting import kind_of
+from hvdlite.launch.policies.servers_run import ServersRun
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.run import FixedRun
-from hvdlite.launch.servers.job import ServersRun
-from hvdlite.launch.servers.supervisor import kind_of
 from hvdlite.launch.view import View
 from hvdlite.live.viewer import About, End
 

@@ -19,14 +19,15 @@ from typing import Any
 
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
-from hvdlite.launch.loop import GRACE, Stop
+from hvdlite.launch.control import AnyRank, Desk, Next
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import CAUSE_WINDOW, Failure
+from hvdlite.launch.policies.fixed import FixedRanks
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import inherited_environment, start_worker
 from hvdlite.launch.process.placement import place_as
-from hvdlite.launch.supervisor import AnyRank, Desk, Supervisor
+from hvdlite.launch.supervisor import Supervisor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
 from hvdlite.rendezvous.deadline import Deadline
@@ -132,14 +133,15 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_assigned, (one.assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
-        supervisor = _TaskSupervisor(Desk(console, inbox, own, reports=False))
+        alarmed = _AlarmedRank()
+        supervisor = Supervisor(Desk(console, inbox, own, reports=False), alarmed)
 
         def start() -> None:
             try:
-                supervisor.meet(one, Deadline(plan.start_timeout))
+                alarmed.meet(one, Deadline(plan.start_timeout))
                 worker = start_worker(placement, command, environment, stdin=stdin)
             except BaseException:
-                supervisor.part()
+                alarmed.left()
                 raise
             supervisor.add(worker)
             if plan.verbose:
@@ -150,65 +152,53 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
         except (BootstrapError, OSError) as error:
             return Report(rank, _did_not_start(rank, str(error)), status=1)
         status = supervisor.conclude()
-        result = supervisor.results.get(rank, b"")
-        return Report(rank, supervisor.failed, status, result)
+        failure = supervisor.root
+        if failure is not None:  # Its time becomes one that other hosts know, too.
+            failure = replace(failure, at=time.time() - (time.monotonic() - failure.at))
+        return Report(rank, failure, status, supervisor.results.get(rank, b""))
 
 
-class _TaskSupervisor(Supervisor):
-    """Watches the one rank of a task; the alarm of another task ends it."""
+class _AlarmedRank(FixedRanks):
+    """Decides about the one rank of a task; the alarm of another task ends it."""
 
     _alarm: Hub | Line | None = None
 
     def meet(self, one: _Rank, deadline: Deadline) -> None:
         """Connect this task to the others."""
+        selector = self.job.selector
         if one.listener is not None:
-            size = len(one.places)
-            self._alarm = Hub(one.listener.dup(), one.job, size, self.selector, self._end)
+            self._alarm = Hub(one.listener.dup(), one.job, len(one.places), selector, self._rang)
         else:
             rank = one.assignment.rank
-            self._alarm = Line(one.hub, one.job, rank, self.selector, self._end, deadline)
+            self._alarm = Line(one.hub, one.job, rank, selector, self._rang, deadline)
 
-    def part(self) -> None:
+    def left(self) -> None:
         """Disconnect this task from the others; if its rank is not done, they end theirs."""
         if self._alarm is not None:
             self._alarm.close()
 
-    def _clear_leftovers(self) -> None:
-        self.part()
-        super()._clear_leftovers()
+    def expects(self) -> bool:
+        """Return whether rank 0's task stays for the others."""
+        return self._alarm is not None and self._alarm.waits
 
-    @property
-    def failed(self) -> Failure | None:
-        """The failure of this rank; its time is one that other hosts know, too."""
-        root = self.root
-        if root is None:
-            return None
-        return replace(root, at=time.time() - (time.monotonic() - root.at))
-
-    def goes_on(self) -> bool:
-        """Return whether the rank runs; rank 0's task also stays for the others."""
-        return super().goes_on() or (self._alarm is not None and self._alarm.waits)
-
-    def ended(self, worker: AnyRank, ending: Ending) -> None:
+    def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
         """Tell the other tasks whether the rank is done or has failed."""
-        super().ended(worker, ending)
         if self._alarm is not None:
             if ending.well:
                 self._alarm.done()
             else:
                 self._alarm.ring()
+        return super().ended(worker, ending, excused)
 
     def tick(self, now: float) -> float | None:
         """Drop strangers at the hub."""
         if self._alarm is not None:
             self._alarm.expire()
-        return super().tick(now)
+        return None
 
-    def _end(self) -> None:
+    def _rang(self) -> None:
         """End the rank, because another one has failed; it has a moment to say what it knows."""
-        if self._stop is None:
-            at = time.monotonic() + CAUSE_WINDOW
-            self._stop = Stop(at, at + GRACE)
+        self.job.end_in(CAUSE_WINDOW)
 
 
 def _assigned(assignment: WorkerEnvironment, call: bytes) -> Any:

@@ -9,8 +9,8 @@ from hvdlite.launch.command.flags import build_parser
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Host
-from hvdlite.launch.run import first_processes
-from hvdlite.launch.servers.worker_ranks import WorkerRanks
+from hvdlite.launch.policies.fixed_run import first_processes
+from hvdlite.launch.policies.worker_ranks import WorkerRanks
 
 
 def everywhere(host: str) -> bool:

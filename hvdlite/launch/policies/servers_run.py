@@ -8,14 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, Servers
 from hvdlite.launch.output.console import Console
+from hvdlite.launch.policies.fixed_run import FixedRun
+from hvdlite.launch.policies.restarting import RestartingWorkers
+from hvdlite.launch.policies.worker_ranks import WorkerRanks
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.starts import Start
-from hvdlite.launch.run import FixedRun, Rendezvous
-from hvdlite.launch.servers.supervisor import ServersSupervisor
-from hvdlite.launch.servers.worker_ranks import WorkerRanks
-from hvdlite.launch.supervisor import Desk, Supervisor
+from hvdlite.launch.run import Rendezvous
+from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
 
 
@@ -47,12 +49,12 @@ class ServersRun(FixedRun):
             variables["HVDLITE_JOINER"] = "1"
         return variables
 
-    def supervisor(self, desk: Desk) -> Supervisor:
-        """Make the supervisor."""
+    def policy(self) -> Policy:
+        """Return the policy."""
         servers = self._servers
         workers = self.starts[servers.count :]
         ranks = WorkerRanks(workers, servers.min_workers, servers.restarts, time.monotonic())
-        return ServersSupervisor(desk, servers.count, ranks, self.elsewhere)
+        return RestartingWorkers(servers.count, ranks, self.elsewhere)
 
     def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
         """Show how the job ended, and return it."""
