@@ -1,8 +1,8 @@
 """The policy of a job with parameter servers: workers die and are started again.
 
 The first ranks serve, and the others are workers. A worker that dies is an event, as in an elastic
-job: its group is killed, and its rank gets another process later (`worker_ranks`). A server that
-dies ends the job, because the parameters that it held are lost. Servers usually end by themselves
+job: its group is killed, and its rank gets another process later (`fleet`). A server that dies
+ends the job, because the parameters that it held are lost. Servers usually end by themselves
 when no worker needs them any more; once the workers have ended, those that are left get SIGTERM.
 
 A signal to the launcher is passed on to the workers alone, which may still need the servers to
@@ -16,8 +16,9 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from hvdlite.launch.control import AnyRank, Next, Policy
+from hvdlite.launch.description import Servers
 from hvdlite.launch.output.report import Failure
-from hvdlite.launch.policies.worker_ranks import WorkerRanks
+from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.starts import Start
 from hvdlite.stop_marks import EXIT_STOPPED
@@ -36,13 +37,17 @@ class RestartingWorkers(Policy):
     recovers = True
     story = 2.0
 
-    def __init__(self, servers: int, ranks: WorkerRanks, elsewhere: Collection[str]) -> None:
-        """Make the policy of a job without processes; all arguments are borrowed."""
-        # `elsewhere` has the names of the other hosts.
-        self._servers = servers
-        self._ranks = ranks
+    def __init__(
+        self, servers: Servers, workers: Sequence[Start], elsewhere: Collection[str]
+    ) -> None:
+        """Make the policy of a job that starts with `workers`, some of them on other hosts."""
+        self._servers = servers.count
+        self._fewest = servers.min_workers
+        self._total = len(workers)
+        self._fleet = Fleet.of(workers, servers.restarts, time.monotonic())
+        self._finished = 0  # how many workers have ended well
         self._elsewhere = elsewhere
-        self._serving = set(range(servers))  # the servers that have not ended
+        self._serving = set(range(servers.count))  # the servers that have not ended
         self._left = 0  # the number of live workers when the job failed
         self._all_obeyed = True  # every process that was told to end has ended well
 
@@ -52,15 +57,28 @@ class RestartingWorkers(Policy):
 
     def expects(self) -> bool:
         """Return whether the rank of a worker that died gets another one."""
-        return not (self.job.ending or self._ranks.done)
+        return not (self.job.ending or self._done)
+
+    @property
+    def _done(self) -> bool:
+        """Whether the training is over: no worker runs, and none is to be started."""
+        return not (self._fleet.size or self._fleet.waits)
+
+    @property
+    def _live(self) -> int:
+        """The number of workers that run, or have ended well."""
+        return self._fleet.size + self._finished
 
     def due(self, now: float) -> Sequence[Start]:
         """Return the workers to start now."""
-        return self._ranks.due(now, self._usable)
+        agents = self.job.agents
+        for name in self._elsewhere:
+            self._fleet.reach(name, agents is not None and agents.serves(name))
+        return self._fleet.due(now)
 
     def not_started(self, start: Start, error: OSError) -> None:
         """Note that a worker could not be started here."""
-        pause = self._ranks.ended(start.worker, time.monotonic(), well=False)
+        pause = self._fleet.ended(start.worker, time.monotonic(), died=True, blames=False)
         self._tell(f"worker {start.worker} could not be started", pause)
 
     def noun_of(self, number: int) -> str:
@@ -69,25 +87,24 @@ class RestartingWorkers(Policy):
 
     def tick(self, now: float) -> float | None:
         """Return when a worker is to be started."""
-        return self._ranks.wake_at(now) if self.expects() else None
+        return self._fleet.wake_at(now) if self.expects() else None
 
     def hosts(self) -> Mapping[str, float]:
         """Return the other hosts."""
         return dict.fromkeys(self._elsewhere, 0.0)
 
-    def _usable(self, host: str) -> bool:
-        agents = self.job.agents
-        return host not in self._elsewhere or (agents is not None and agents.serves(host))
-
     def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
         """Note how a process ended; the job goes on without a worker if it can."""
         if worker.number < self._servers:
             return self._server_ended(worker.number, ending)
-        pause = self._ranks.ended(worker.number, time.monotonic(), ending.well)
+        pause = self._fleet.ended(worker.number, time.monotonic(), not ending.well, blames=False)
+        if ending.well:
+            self._finished += 1
+            self._fleet.stop_growing()
         if ending.well or excused:
             self._all_obeyed &= ending.well
             return Next.GO_ON
-        if self._ranks.lost or self.job.lost:
+        if self._live < self._fewest or self.job.lost:
             return self._fail()
         if not self.job.ending:
             self._tell(f"worker {worker.number} (host {worker.host}): {ending}", pause)
@@ -95,18 +112,17 @@ class RestartingWorkers(Policy):
 
     def _fail(self) -> Next:
         if not self.job.lost:
-            self._left = self._ranks.live
+            self._left = self._live
         return Next.FAIL
 
     def _tell(self, what: str, pause: float | None) -> None:
         """Say that the job goes on after the end of a worker, and whether its rank gets another."""
-        ranks = self._ranks
         then = "its rank gets no other one"
         if pause is not None:
             then = f"its rank gets another one in {pause:g} s"
-        elif ranks.given_up:
+        elif self._fleet.grows:
             then += ", because its workers died too often (--worker-restarts)"
-        text = f"{what}; {ranks.live} of {ranks.total} workers go on or have finished, and {then}"
+        text = f"{what}; {self._live} of {self._total} workers go on or have finished, and {then}"
         self.job.say(text)
         self.job.note(text)
 
@@ -127,14 +143,14 @@ class RestartingWorkers(Policy):
             job.stop_now(EXIT_STOPPED, signal.SIGTERM, job.grace)
             return Next.GO_ON
         if ending.ok:  # Its workers have said goodbye, and may do something else before they end.
-            self._ranks.stop_starting()
+            self._fleet.stop_growing()
             return Next.GO_ON
         return self._fail()
 
     def _workers_gone(self) -> bool:
         """Return whether no worker runs, nor is to be started."""
         runs = any(one.number >= self._servers and one.ending is None for one in self.job.workers)
-        return not runs and (self._ranks.done or self.job.ending)
+        return not runs and (self._done or self.job.ending)
 
     def judge(self) -> None:
         """Give the servers a while to end by themselves, if the workers have ended."""
@@ -165,8 +181,7 @@ class RestartingWorkers(Policy):
 
     def remark(self, root: Failure) -> str:
         """Return how many workers were left, if they were too few."""
-        ranks = self._ranks
-        if root.rank < self._servers or not ranks.lost:
+        if root.rank < self._servers or self._live >= self._fewest:
             return ""
-        left = f"{self._left} of {ranks.total} workers were left"
+        left = f"{self._left} of {self._total} workers were left"
         return f"hvdlite-run: {left}, fewer than --min-workers\n"

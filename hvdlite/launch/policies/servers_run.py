@@ -5,7 +5,6 @@ All processes meet in the launcher's store, where servers publish their addresse
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from hvdlite.launch.control import Policy
@@ -13,7 +12,6 @@ from hvdlite.launch.description import Description, Outcome, Servers
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.policies.fixed_run import FixedRun
 from hvdlite.launch.policies.restarting import RestartingWorkers
-from hvdlite.launch.policies.worker_ranks import WorkerRanks
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.run import Rendezvous
@@ -52,9 +50,7 @@ class ServersRun(FixedRun):
     def policy(self) -> Policy:
         """Return the policy."""
         servers = self._servers
-        workers = self.starts[servers.count :]
-        ranks = WorkerRanks(workers, servers.min_workers, servers.restarts, time.monotonic())
-        return RestartingWorkers(servers.count, ranks, self.elsewhere)
+        return RestartingWorkers(servers, self.starts[servers.count :], self.elsewhere)
 
     def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
         """Show how the job ended, and return it."""
