@@ -40,34 +40,19 @@ from hvdlite.spark.report import Report
 
 @dataclass(frozen=True)
 class Plan:
-    """What the driver tells every task.
+    """What the driver tells every task."""
 
-    Attributes:
-        call: the function and its arguments, from `launch.call.pack`.
-        token: the job's secret.
-        job_id: the public number of the job.
-        attempt: the number of this start of the ranks, from 0.
-        start_timeout: seconds that the ranks have to find each other.
-        env: variables for the ranks, beside those of Spark's processes.
-        verbose: whether each task prints the process of its rank.
-    """
-
-    call: bytes = field(repr=False)
-    token: bytes = field(repr=False)
-    job_id: bytes
-    attempt: int
-    start_timeout: float
-    env: Mapping[str, str]
-    verbose: bool
+    call: bytes = field(repr=False)  # the function and its arguments, from `launch.call.pack`
+    token: bytes = field(repr=False)  # the job's secret
+    job_id: bytes  # the public number of the job
+    attempt: int  # the number of this start of the ranks, from 0
+    start_timeout: float  # seconds that the ranks have to find each other
+    env: Mapping[str, str]  # variables for the ranks, beside those of Spark's processes
+    verbose: bool  # whether each task prints the process of its rank
 
 
 def run_task(plan: Plan, context: Any) -> Report:
-    """Run one rank to its end.
-
-    Args:
-        plan: what the driver says.
-        context: Spark's BarrierTaskContext.
-    """
+    """Run one rank to its end."""
     rank = context.partitionId()
     address = context.getTaskInfos()[rank].address.rpartition(":")[0].strip("[]")
     mine = {"node": host_identity(None), "address": address}
@@ -90,11 +75,9 @@ def run_task(plan: Plan, context: Any) -> Report:
 def _serve(
     stack: ExitStack, places: list[Place], job: Job
 ) -> tuple[dict[str, str], socket.socket | None]:
-    """Serve the store, where the ranks meet, and listen for the lines of the other tasks.
-
-    Returns:
-        What the other tasks need to know: two addresses, or why there are none; and the listener.
-    """
+    """Serve the store, where the ranks meet, and listen for the lines of the other tasks."""
+    # Returns what the other tasks need to know: two addresses, or why there are none; and the
+    # listener.
     several = len({place.node for place in places}) > 1
     host = places[0].address
     try:
