@@ -90,8 +90,9 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: st
         parser.error(f"say how many ranks to start with -np, for example: {flags.EXAMPLE}")
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed")
-    if options.timeline is not None and not options.timeline.absolute().parent.is_dir():
-        parser.error(f"--timeline-filename {options.timeline}: there is no such folder")
+    timeline = options.timeline_filename
+    if timeline is not None and not timeline.absolute().parent.is_dir():
+        parser.error(f"--timeline-filename {timeline}: there is no such folder")
     if not options.command:
         parser.error(f"say what to run, for example: {flags.EXAMPLE}")
     options.command = with_python(options.command, options.module, path)

@@ -37,22 +37,6 @@ class _Found:
     ranks: int | None = None
 
 
-def add_node_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of node mode."""
-    group.add_argument(
-        "--nodes",
-        metavar="N",
-        help="start this hvdlite-run once on each of N nodes; auto: as PET_NNODES and its like, or "
-        "one task of srun on each node, tell",
-    )
-    group.add_argument("--node-rank", type=int, metavar="R", help="number of this node, from 0")
-    group.add_argument(
-        "--meet",
-        metavar="HOST:PORT",
-        help="where node 0 waits for the others: its host and a free port there",
-    )
-
-
 def this_node(options: argparse.Namespace, environment: Mapping[str, str]) -> ThisNode | None:
     """Return which node this is, and set the number of its ranks if -np does not; None without."""
     # Raises ArgumentError if the flags contradict each other, or do not suffice.
