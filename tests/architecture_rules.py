@@ -67,9 +67,9 @@ LAUNCH = (
     "hvdlite.launch.remote",
     "hvdlite.launch.view",
     *(f"hvdlite.launch.{name}" for name in ("description", "timeline_parts", "strangers")),
-    *("hvdlite.launch.loop", "hvdlite.launch.supervisor", "hvdlite.launch.run"),
+    *(f"hvdlite.launch.{name}" for name in ("loop", "control", "supervisor", "run")),
     "hvdlite.launch.elastic",
-    "hvdlite.launch.servers",
+    "hvdlite.launch.policies",
     "hvdlite.launch.emit",
     "hvdlite.launch",
 )

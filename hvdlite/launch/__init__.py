@@ -3,17 +3,17 @@
 One job goes through these modules:
 
 1. `command.cli` reads the command line (`command.flags`, `command.config_file`), or `api` takes the
-   arguments of `hvdlite.run`. Both make a `job.Description`.
-2. `job` spreads the ranks over the hosts (`hosts`), gives each its placement (`process.placement`),
-   and serves the store where the ranks meet (`hvdlite.rendezvous.store`).
+   arguments of `hvdlite.run`. Both make a `description.Description`.
+2. `job` chooses the kind of job. `run` reaches the other hosts (`remote.agents`), and serves what
+   the ranks meet by: the store (`hvdlite.rendezvous.store`) or the registrar (`elastic`).
 3. `process.local` starts the ranks of this host, each through `process.shim`, and
-   `process.orphan_reaper` kills them if the launcher dies. For every other host `remote.remote`
+   `process.orphan_reaper` kills them if the launcher dies. For every other host `remote.host`
    opens a line to an `agent` there by one of the ways (`remote.ways`), of which ssh is the first
    (`remote.ssh`). The agent starts that host's ranks, and the two exchange `remote.messages`.
-4. `supervisor` runs the `loop` of this host until nothing of the job is left. `output.lines` and
-   `output.console` show what the ranks write, and `output.report` chooses the failure to show. The
-   agent runs the same loop over its ranks; to the supervisor, a rank of another host looks like a
-   local one.
+4. `supervisor` runs the `loop` of this host until nothing of the job is left; one of the `policies`
+   decides what follows from the end of a rank. `output.lines` and `output.console` show what the
+   ranks write, and `output.report` chooses the failure to show. The agent runs the same loop over
+   its ranks; to the supervisor, a rank of another host looks like a local one.
 
 `call` is the program of the ranks of `hvdlite.run`, `command.doctor` the one behind --doctor.
 """

@@ -59,15 +59,8 @@ def _refuse(link: Link, why: str) -> None:
 
 
 def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
-    """Combine this login's environment with the user's, which the launcher sent.
-
-    The user's variables win, except those that belong to a host, a login, or a step of Slurm.
-
-    Example:
-        >>> step = {"SLURM_STEP_ID": "3", "CUDA_VISIBLE_DEVICES": "2,3"}
-        >>> environment_here(step, {"CUDA_VISIBLE_DEVICES": "0,1"})["CUDA_VISIBLE_DEVICES"]
-        '2,3'
-    """
+    """Combine this login's environment with the user's, which the launcher sent."""
+    # The user's variables win, except those that belong to a host, a login, or a step of Slurm.
     kept = [name for name in _OWN_TO_STEP if "SLURM_STEP_ID" in own and name in own]
     taken = {
         name: value
@@ -78,11 +71,9 @@ def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[st
 
 
 def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Check that the job can run here; without this check the ranks would fail less clearly.
-
-    Raises:
-        OSError: the folder or the program is missing, or the launcher's store cannot be reached.
-    """
+    """Check that the job can run here; without this check the ranks would fail less clearly."""
+    # Raises OSError if the folder or the program is missing, or the launcher's store cannot be
+    # reached.
     try:
         os.chdir(part["folder"])
     except OSError as error:
@@ -120,11 +111,7 @@ def _receive_part(link: Link) -> dict[str, Any] | None:
 def _run(
     link: Link, part: Mapping[str, Any], environment: Mapping[str, str], inbox: SignalInbox
 ) -> None:
-    """Run this host's part of the job to its end.
-
-    Raises:
-        OSError: the part cannot run here.
-    """
+    """Run this host's part of the job to its end. Raises OSError if the part cannot run here."""
     _check(part, environment)
     agent = Agent(link, part, environment, inbox)
     link.send(frame(Kind.READY))
@@ -156,19 +143,14 @@ def attend(
     patient: bool = False,
     afterwards: Callable[[SignalInbox], None] = lambda inbox: None,
 ) -> bool:
-    """Run this host's ranks, from the launcher's first message to the last one about them.
-
-    Args:
-        link: the connection to the launcher.
-        environment: builds the variables that all ranks here share from this host's part of the
-            job, which it may complete.
-        patient: whether the launcher may first wait for other hosts, without a word.
-        afterwards: is called when the ranks here have ended. The inbox is the one that was open
-            while they ran, so that no signal is lost in between.
-
-    Returns:
-        Whether the ranks ran to their end; otherwise the launcher is gone, or has learned why not.
-    """
+    """Run this host's ranks, from the launcher's first message to the last one about them."""
+    # `environment` builds the variables that all ranks here share from this host's part of the job,
+    # which it may complete.
+    # `patient` says whether the launcher may first wait for other hosts, without a word.
+    # `afterwards` is called when the ranks here have ended. The inbox is the one that was open
+    # while they ran, so that no signal is lost in between.
+    # Returns whether the ranks ran to their end; otherwise the launcher is gone, or has learned why
+    # not.
     link.send(hello())
     while patient and not link.hears_launcher(1.0):
         pass

@@ -42,25 +42,21 @@ _GONE = 1  # status of a stop because the launcher is gone; no program reads it
 
 
 class Link:
-    """The connection to the launcher, usually over stdin and stdout; writing never blocks.
+    """The connection to the launcher, usually over stdin and stdout; writing never blocks."""
 
-    Attributes:
-        read_fd: the descriptor of what the launcher sends.
-        write_fd: the descriptor of what is sent to the launcher; it may be the same one.
-        heard_at: the monotonic time of the launcher's last message.
-        gone: whether the connection has ended.
-        outcome: the status of the job, and why it did not start; None while it is not over.
-    """
+    # `read_fd` is the descriptor of what the launcher sends.
+    # `write_fd` is the descriptor of what is sent to the launcher; it may be the same one.
 
     def __init__(self, read_fd: int = 0, write_fd: int = 1) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         self._reader = FrameReader()
+        # The status of the job, and why it did not start; None while it is not over.
         self.outcome: tuple[int, str] | None = None
         self._out = bytearray(GREETING)
-        self.heard_at = time.monotonic()
-        self.gone = False
+        self.heard_at = time.monotonic()  # the monotonic time of the launcher's last message
+        self.gone = False  # whether the connection has ended
 
     @property
     def lost(self) -> bool:
@@ -153,14 +149,9 @@ class Agent(JobLoop[Worker]):
         environment: Mapping[str, str],
         inbox: SignalInbox,
     ) -> None:
-        """Make a loop without processes.
-
-        Args:
-            link: the connection to the launcher; borrowed.
-            part: this host's part of the job.
-            environment: the variables that all processes here share.
-            inbox: receives signals to the agent, which the launcher is told; borrowed.
-        """
+        """Make a loop without processes."""
+        # `link` is the connection to the launcher; borrowed.
+        # `inbox` receives signals to the agent, which the launcher is told; borrowed.
         own = secrets.token_hex(16)
         super().__init__(bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
         pulse = part["pulse"]

@@ -20,34 +20,25 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class Returned:
-    """The result or the exception of the call in one rank.
+    """The result or the exception of the call in one rank."""
 
-    Attributes:
-        value: the pickled result; None after an exception.
-        error: the pickled exception; None without one, or if it cannot be pickled.
-        text: the traceback of the exception; "" without one.
-    """
-
-    value: bytes | None = None
+    value: bytes | None = None  # the pickled result; None after an exception
+    # The pickled exception; None without one, or if it cannot be pickled.
     error: bytes | None = None
-    text: str = ""
+    text: str = ""  # the traceback of the exception; "" without one
 
 
 def pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Pickle a call; functions of a notebook or a script travel by value.
-
-    The pickle holds the import path and, as bytes, the pickled call. So the rank can extend its
-    import path before it unpickles a function of a module there.
-    """
+    """Pickle a call; functions of a notebook or a script travel by value."""
+    # The pickle holds the import path and, as bytes, the pickled call. So the rank can extend its
+    # import path before it unpickles a function of a module there.
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
     return pickle.dumps((path, cloudpickle.dumps((fn, tuple(args), dict(kwargs)))))
 
 
 def unpack_result(data: bytes) -> Returned | None:
-    """Unpickle what a rank wrote to its descriptor; None if the rank ended before it wrote it all.
-
-    Unpickling is safe, because the rank is a process of this user.
-    """
+    """Unpickle what a rank wrote to its descriptor; None if it ended before it wrote it all."""
+    # Unpickling is safe, because the rank is a process of this user.
     try:
         value, error, text = pickle.loads(data)
     except Exception:  # A pickle that was cut fails in many ways.

@@ -25,29 +25,23 @@ INDEPENDENT = "HVDLITE_INDEPENDENT"  # set by --independent
 
 @dataclass(frozen=True)
 class Elastic:
-    """How the number of ranks of an elastic job may change. Times are in seconds.
+    """How the number of ranks of an elastic job may change. Times are in seconds."""
 
-    Attributes:
-        min_np: the fewest ranks with which the job goes on past a boundary; None: as many as `-np`.
-        max_np: the most ranks; None: as many as the hosts have slots.
-        script: the command that prints the hosts that there are now; None: they do not change.
-        slots_per_host: the slots of a host for which the script prints none.
-        timeout: how long the job waits for slots, or ranks, if there are fewer than `min_np`.
-        reset_limit: how often the job may form its ranks anew; None: without a limit.
-        cooldown: the shortest and the longest time for which a failing host gets no ranks.
-        heartbeat: how long a rank or a host may be silent until it counts as dead.
-        drain_timeout: how long ranks may take to leave a host that is taken away, or to end after
-            an exception.
-    """
-
+    # The fewest ranks with which the job goes on past a boundary; None: as many as `-np`.
     min_np: int | None = None
-    max_np: int | None = None
+    max_np: int | None = None  # the most ranks; None: as many as the hosts have slots
+    # The command that prints the hosts that there are now; None: they do not change.
     script: str | None = None
-    slots_per_host: int | None = None
+    slots_per_host: int | None = None  # the slots of a host for which the script prints none
+    # This says how long the job waits for slots, or ranks, if there are fewer than `min_np`.
     timeout: float = 600.0
+    # This says how often the job may form its ranks anew; None: without a limit.
     reset_limit: int | None = None
+    # The shortest and the longest time for which a failing host gets no ranks.
     cooldown: tuple[float, float] = (10.0, 600.0)
-    heartbeat: float = 3.0
+    heartbeat: float = 3.0  # how long a rank or a host may be silent until it counts as dead
+    # This says how long ranks may take to leave a host that is taken away, or to end after an
+    # exception.
     drain_timeout: float = 30.0
 
     def least(self, ranks: int) -> int:
@@ -55,11 +49,8 @@ class Elastic:
         return ranks if self.min_np is None else self.min_np
 
     def check(self, ranks: int) -> None:
-        """Check the numbers of a job that starts with `ranks` ranks.
-
-        Raises:
-            ArgumentError: a number is out of range, or two contradict each other.
-        """
+        """Check the numbers of a job that starts with `ranks` ranks."""
+        # Raises ArgumentError if a number is out of range, or two contradict each other.
         shortest, longest = self.cooldown
         wrong = {
             f"min-np {self.min_np}: at least one rank is needed": self.least(ranks) < 1,
@@ -94,24 +85,15 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Servers:
-    """The parameter servers of a job, and what happens when one of its workers dies.
+    """The parameter servers of a job, and what happens when one of its workers dies."""
 
-    Attributes:
-        count: how many ranks serve: the first ones.
-        min_workers: with fewer live workers the job fails.
-        restarts: how often one after the other a worker that died is started again.
-    """
-
-    count: int
-    min_workers: int = 1
-    restarts: int = 3
+    count: int  # how many ranks serve: the first ones
+    min_workers: int = 1  # with fewer live workers the job fails
+    restarts: int = 3  # how often one after the other a worker that died is started again
 
     def check(self, ranks: int) -> None:
-        """Check the numbers of a job with `ranks` ranks.
-
-        Raises:
-            ArgumentError: a number is out of range.
-        """
+        """Check the numbers of a job with `ranks` ranks."""
+        # Raises ArgumentError if a number is out of range.
         workers = ranks - self.count
         wrong = {
             f"servers {self.count}: at least one is needed": self.count < 1,
@@ -128,46 +110,33 @@ class Servers:
 
 @dataclass(frozen=True)
 class Description:
-    """What the user wants to run.
+    """What the user wants to run."""
 
-    Attributes:
-        command: the program of every rank, and its arguments.
-        ranks: how many ranks the job has; an elastic job starts with so many.
-        environment: the variables of every rank: the user's, and those that flags set.
-        hosts: the hosts, which are filled in order; if empty, this machine alone.
-        interfaces: names of the network interfaces by which the hosts reach each other; if empty,
-            those of the routes to them.
-        output_folder: a folder for copies of the ranks' output.
-        timestamps: whether the time stands before each line of output.
-        verbose: whether the launcher prints the process and command of each rank.
-        compat: whether `import horovod` finds hvdlite.
-        stdin: what every rank reads from its stdin; each rank then also has a pipe for its result.
-        grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
-        elastic: how the number of ranks may change; None in a job whose ranks are fixed.
-        servers: the parameter servers; None in a job without.
-        job: secret, number and epoch of the job; None for fresh ones.
-        provider: what knows the hosts of an elastic job, all of which are reached by `way`; None
-            if `hosts` or the script does.
-        viewers: what shows the running job to people besides its output.
-    """
-
-    command: Sequence[str]
-    ranks: int
+    command: Sequence[str]  # the program of every rank, and its arguments
+    ranks: int  # how many ranks the job has; an elastic job starts with so many
+    # The variables of every rank: the user's, and those that flags set.
     environment: Mapping[str, str]
-    hosts: Sequence[Host] = ()
+    hosts: Sequence[Host] = ()  # the hosts, which are filled in order; if empty, this machine alone
     way: Way = field(default_factory=Ssh)
+    # Names of the network interfaces by which the hosts reach each other; if empty, those of the
+    # routes to them.
     interfaces: Sequence[str] = ()
-    output_folder: Path | None = None
-    timestamps: bool = False
-    verbose: bool = False
-    compat: bool = False
+    output_folder: Path | None = None  # a folder for copies of the ranks' output
+    timestamps: bool = False  # whether the time stands before each line of output
+    verbose: bool = False  # whether the launcher prints the process and command of each rank
+    compat: bool = False  # whether `import horovod` finds hvdlite
+    # This says what every rank reads from its stdin; each rank then also has a pipe for its result.
     stdin: bytes | None = field(default=None, repr=False)
+    # Seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
     grace: float = DEFAULT_GRACE
+    # This says how the number of ranks may change; None in a job whose ranks are fixed.
     elastic: Elastic | None = None
-    servers: Servers | None = None
-    job: Job | None = None
+    servers: Servers | None = None  # the parameter servers; None in a job without
+    job: Job | None = None  # secret, number and epoch of the job; None for fresh ones
+    # This says what knows the hosts of an elastic job, all of which are reached by `way`; None if
+    # `hosts` or the script does.
     provider: HostProvider | None = None
-    viewers: Sequence[MakeViewer] = ()
+    viewers: Sequence[MakeViewer] = ()  # what shows the running job to people besides its output
 
     @property
     def live(self) -> bool:
@@ -180,11 +149,8 @@ class Description:
         return self.environment.get(INDEPENDENT, "0") not in ("", "0")
 
     def shared_environment(self, threads: int) -> dict[str, str]:
-        """Build the variables that are the same for every rank of a host.
-
-        Args:
-            threads: the number of threads per rank there.
-        """
+        """Build the variables that are the same for every rank of a host."""
+        # `threads` is the number of threads per rank there.
         given = self.environment
         shared = {**given, **thread_caps(given, threads), **kept_memory(given)}
         # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names
@@ -200,25 +166,17 @@ class Description:
 
 @dataclass(frozen=True)
 class ThisNode:
-    """What one node is told.
+    """What one node is told."""
 
-    Attributes:
-        nodes: how many nodes the job has.
-        node: the number of this one.
-        meet: the address at which node 0 waits for the others, "host:port".
-        token: the secret of the job; empty if there is one node.
-        epoch: how often the job was started again.
-        bind_address: the IP address at which node 0 listens, if it is not that of `meet`.
-        start_timeout: seconds that the nodes have to meet; 0 means no limit.
-    """
-
-    nodes: int
-    node: int
-    meet: str
+    nodes: int  # how many nodes the job has
+    node: int  # the number of this one
+    meet: str  # the address at which node 0 waits for the others, "host:port"
+    # The secret of the job; empty if there is one node.
     token: bytes = field(default=b"", repr=False)
-    epoch: int = 0
+    epoch: int = 0  # how often the job was started again
+    # The IP address at which node 0 listens, if it is not that of `meet`.
     bind_address: str | None = None
-    start_timeout: float = 60.0
+    start_timeout: float = 60.0  # seconds that the nodes have to meet; 0 means no limit
 
     @property
     def job(self) -> Job:
@@ -229,37 +187,21 @@ class ThisNode:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        status: the exit status for the launcher.
-        root: the failure that the others followed from, if any rank failed.
-        results: by rank, the bytes that it wrote as its result; in an elastic job by worker.
-        order: the keys of `results` in rank order: those of the last epoch in an elastic job.
-    """
-
-    status: int
-    root: Failure | None
+    status: int  # the exit status for the launcher
+    root: Failure | None  # the failure that the others followed from, if any rank failed
+    # By rank, the bytes that it wrote as its result; in an elastic job by worker.
     results: Mapping[int, bytes]
+    # The keys of `results` in rank order: those of the last epoch in an elastic job.
     order: tuple[int, ...] = ()
 
 
 def share_cores(
     ranks: Mapping[str, int], cores: Mapping[str, int]
 ) -> tuple[dict[str, int], list[str]]:
-    """Share the cores of each host among its ranks.
-
-    Args:
-        ranks: the number of ranks, by host.
-        cores: the number of cores, by host.
-
-    Returns:
-        The number of threads per rank, by host; and texts about that, one for equal hosts.
-
-    Example:
-        >>> share_cores({"a": 2, "b": 2}, {"a": 4, "b": 4})
-        ({'a': 2, 'b': 2}, ['2 threads per rank (4 cores / 2 ranks)'])
-    """
+    """Share the cores of each host among its ranks."""
+    # Returns the number of threads per rank, by host; and texts about that, one for equal hosts.
     threads = {name: threads_per_rank(cores[name], count) for name, count in ranks.items()}
     said: dict[str, list[str]] = {}
     for name, count in ranks.items():

@@ -38,21 +38,10 @@ def serve(
     without: Iterable[str],
     threads: int,
 ) -> int:
-    """Run the agent of this host until it ends; return its exit status.
-
-    The agent dies with the thread that calls this.
-
-    Args:
-        address: where the launcher listens.
-        job: what both sides have to know.
-        number: the number of the line, which the launcher waits for.
-        variables: more variables of the ranks' environment.
-        without: variables of this process that are not those of the ranks.
-        threads: the number of threads of each rank.
-
-    Raises:
-        BootstrapError: the launcher cannot be reached, or refuses.
-    """
+    """Run the agent of this host until it ends; return its exit status."""
+    # The agent dies with the thread that calls this.
+    # `threads` is the number of threads of each rank.
+    # Raises BootstrapError if the launcher cannot be reached, or refuses.
     connection, handshake = reach(
         "the launcher", address, job, number, Role.NODE, Deadline(_DIAL_SECONDS)
     )

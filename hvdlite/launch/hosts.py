@@ -1,11 +1,4 @@
-"""Parse the user's list of hosts, and spread ranks over them; pure functions, except `is_here`.
-
-Example:
-    >>> read_hosts("node1:2,node2:4")
-    [Host(name='node1', slots=2), Host(name='node2', slots=4)]
-    >>> spread(read_hosts("node1:2,node2:4"), 3)
-    [0, 0, 1]
-"""
+"""Parse the user's list of hosts, and spread ranks over them; pure functions, except `is_here`."""
 
 from __future__ import annotations
 
@@ -25,27 +18,19 @@ MOST_SLOTS = 10_000  # of one host: more is a mistake, and would only end when m
 
 @dataclass(frozen=True)
 class Host:
-    """One host.
-
-    Attributes:
-        slots: how many ranks it takes.
-        here: whether it is this machine; None if its name tells that.
-    """
+    """One host."""
 
     name: str
-    slots: int
-    here: bool | None = None
+    slots: int  # how many ranks it takes
+    here: bool | None = None  # whether it is this machine; None if its name tells that
 
 
 class HostProvider(Protocol):
     """What knows the hosts of a job: a script, a fixed list, or a cluster's own software."""
 
     def hosts(self) -> Mapping[str, int]:
-        """Return the slots of each host that there is now, by name, in order of preference.
-
-        Raises:
-            OSError: the hosts are not known now.
-        """
+        """Return the slots of each host that there is now, by name, in order of preference."""
+        # Raises OSError if the hosts are not known now.
         ...
 
     def close(self) -> None:
@@ -63,17 +48,9 @@ def read_hosts(text: str) -> list[Host]:
 
 
 def read_hostfile(text: str, path: str) -> list[Host]:
-    """Read a file with lines of `host slots=n`, as for Open MPI and Horovod, or `host:n`.
-
-    A # begins a comment.
-
-    Args:
-        text: the content of the file.
-        path: the name of the file, for messages.
-
-    Raises:
-        HostsError: a line cannot be read, or there is no host.
-    """
+    """Read a file with lines of `host slots=n`, as for Open MPI and Horovod, or `host:n`."""
+    # A # begins a comment.
+    # Raises HostsError if a line cannot be read, or there is no host.
     hosts = []
     for number, line in enumerate(lines_of(text), 1):
         words = line.partition("#")[0].split()
@@ -96,11 +73,8 @@ def lines_of(text: str) -> list[str]:
 
 
 def read_host(text: str, default: int = 1) -> Host:
-    """Read `host[:slots]`; a host without a number has `default` slots.
-
-    Raises:
-        HostsError: the text is not the name of a host, or the slots are not a number from 1.
-    """
+    """Read `host[:slots]`; a host without a number has `default` slots."""
+    # Raises HostsError if the text is not the name of a host, or the slots are not a number from 1.
     name, slots = text, str(default)
     before, colon, after = text.rpartition(":")
     if colon and ("]" in text or ":" not in before):
@@ -131,11 +105,8 @@ def _slots(text: str, name: str) -> int:
 
 
 def checked_slots(host: Host, before: int) -> int:
-    """Return the slots of a host with those of its lines before; they add up.
-
-    Raises:
-        HostsError: they are too many.
-    """
+    """Return the slots of a host with those of its lines before; they add up."""
+    # Raises HostsError if they are too many.
     if before + host.slots > MOST_SLOTS:
         raise HostsError(f"the lines of {host.name} add up to more than {MOST_SLOTS} slots")
     return before + host.slots
@@ -151,11 +122,8 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
 
 
 def spread(hosts: Sequence[Host], ranks: int) -> list[int]:
-    """Fill the hosts in order, and return, by rank, the index of its host.
-
-    Raises:
-        HostsError: the hosts have fewer slots than there are ranks.
-    """
+    """Fill the hosts in order, and return, by rank, the index of its host."""
+    # Raises HostsError if the hosts have fewer slots than there are ranks.
     host_of_slot = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
     if ranks > len(host_of_slot):
         raise HostsError(

@@ -6,26 +6,23 @@ import socket
 import time
 
 from hvdlite.launch.description import Description, Outcome
-from hvdlite.launch.elastic.job import ElasticRun
 from hvdlite.launch.output.console import Console
+from hvdlite.launch.policies.elastic_run import ElasticRun
+from hvdlite.launch.policies.fixed_run import FixedRun
+from hvdlite.launch.policies.restarting import kind_of
+from hvdlite.launch.policies.servers_run import ServersRun
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.run import FixedRun
-from hvdlite.launch.servers.job import ServersRun
-from hvdlite.launch.servers.supervisor import kind_of
 from hvdlite.launch.view import View
 from hvdlite.live.viewer import About, End
 
 
 def run_job(what: Description) -> Outcome:
-    """Run a job to its end, and return how it ended.
-
-    Raises:
-        ArgumentError: the numbers of an elastic job contradict each other.
-        HostsError: the hosts have too few slots.
-        LaunchError: another host cannot take part.
-        OSError: a rank could not be started here.
-        KeyboardInterrupt: a signal came before the ranks were started.
-    """
+    """Run a job to its end, and return how it ended."""
+    # Raises ArgumentError if the numbers of an elastic job contradict each other.
+    # Raises HostsError if the hosts have too few slots.
+    # Raises LaunchError if another host cannot take part.
+    # Raises OSError if a rank could not be started here.
+    # Raises KeyboardInterrupt if a signal came before the ranks were started.
     with Console() as console, SignalInbox(passes_on=True) as inbox:
         if not what.live:
             return _run(what, console, inbox, None)

@@ -30,17 +30,11 @@ _POLL = 0.02  # seconds between looks at processes that are not children of this
 
 
 class Watched(Protocol):
-    """A started rank, on this host (`local.Worker`) or on another one (`remote.RemoteWorker`).
+    """A started rank, on this host (`local.Worker`) or on another one (`remote.RemoteWorker`)."""
 
-    Attributes:
-        number: the rank; in an elastic job, the number of the worker.
-        pidfd: a descriptor that becomes readable when the rank has ended.
-        ending: how the rank ended; None while it runs.
-    """
-
-    number: int
-    pidfd: int
-    ending: Ending | None
+    number: int  # the rank; in an elastic job, the number of the worker
+    pidfd: int  # a descriptor that becomes readable when the rank has ended
+    ending: Ending | None  # how the rank ended; None while it runs
 
     @property
     def group(self) -> int:
@@ -61,11 +55,8 @@ class Watched(Protocol):
         ...
 
     def reap(self, at_end: bool = False) -> str | None:
-        """End the rank and release its resources; return a complaint if it could not be ended.
-
-        Args:
-            at_end: whether the job is over.
-        """
+        """End the rank and release its resources; return a complaint if it could not be ended."""
+        # `at_end` says whether the job is over.
         ...
 
 
@@ -74,37 +65,25 @@ AnyWorker = TypeVar("AnyWorker", bound=Watched)
 
 @dataclass
 class Stop:
-    """A decision to end the job. Times are monotonic, in seconds.
+    """A decision to end the job. Times are monotonic, in seconds."""
 
-    Attributes:
-        terminate_at: when the ranks get the signal `number`.
-        kill_at: when they are killed; infinity in an agent, whose launcher decides when.
-        status: the exit status of the job, if a signal or a broken console decided to end it; None
-            after a failure, whose status is then taken, and at the end of a successful job.
-        number: the signal that asks the ranks to end.
-        terminated: whether the ranks got that signal.
-        killed: whether they were killed.
-    """
-
-    terminate_at: float
-    kill_at: float
+    terminate_at: float  # when the ranks get the signal `number`
+    kill_at: float  # when they are killed; infinity in an agent, whose launcher decides when
+    # The exit status of the job, if a signal or a broken console decided to end it; None after a
+    # failure, whose status is then taken, and at the end of a successful job.
     status: int | None = None
-    number: int = signal.SIGTERM
-    terminated: bool = False
-    killed: bool = False
+    number: int = signal.SIGTERM  # the signal that asks the ranks to end
+    terminated: bool = False  # whether the ranks got that signal
+    killed: bool = False  # whether they were killed
 
 
 class JobLoop(Generic[AnyWorker]):
     """Runs one host's part of a job from its first rank to its last. Used by one thread."""
 
     def __init__(self, job_id: bytes, mark: str | None = None) -> None:
-        """Make a loop without ranks.
-
-        Args:
-            job_id: the public number of the job, 16 bytes.
-            mark: a variable, "NAME=value", that all processes have that this loop may end; by
-                default the job id.
-        """
+        """Make a loop without ranks."""
+        # `mark` is a variable, "NAME=value", that all processes have that this loop may end; by
+        # default the job id.
         self._job_id = job_id.hex()
         self._mark = mark or job_mark(self._job_id)
         self.selector = selectors.DefaultSelector()
@@ -138,14 +117,8 @@ class JobLoop(Generic[AnyWorker]):
         self.on(worker.pidfd, lambda: self._look(worker))
 
     def run(self, starters: Iterable[Callable[[], None]]) -> None:
-        """Start the ranks, and return when nothing of the job is left on this host.
-
-        Args:
-            starters: one call for each rank, which starts the rank and passes it to `watch`.
-
-        Raises:
-            OSError: a rank could not be started; the others have been ended.
-        """
+        """Start the ranks, and return when nothing of the job is left on this host."""
+        # Raises OSError if a rank could not be started; the others have been ended.
         try:
             for start in starters:
                 start()
@@ -168,11 +141,9 @@ class JobLoop(Generic[AnyWorker]):
         return any(worker.ending is None for worker in self._workers)
 
     def release(self, worker: AnyWorker) -> None:
-        """Kill the group of a rank that has ended, take its last output, and reap it.
-
-        Its process id may then belong to a foreign process, so nothing signals its group again. The
-        orphan reaper learns this first: the rank's process id is in use until `reap`.
-        """
+        """Kill the group of a rank that has ended, take its last output, and reap it."""
+        # Its process id may then belong to a foreign process, so nothing signals its group again.
+        # The orphan reaper learns this first: the rank's process id is in use until `reap`.
         worker.signal_group(signal.SIGKILL)
         self.streams.release(worker.number)
         if worker.group:
@@ -183,13 +154,9 @@ class JobLoop(Generic[AnyWorker]):
             self.complain(complaint)
 
     def retire(self, worker: AnyWorker, well: bool) -> None:
-        """Release a worker of an elastic job, which goes on.
-
-        Args:
-            worker: a worker that has ended.
-            well: whether its children may take a moment to end by themselves; if not, they are
-                killed at once, also those in sessions of their own.
-        """
+        """Release a worker of an elastic job, which goes on."""
+        # `well` says whether its children may take a moment to end by themselves; if not, they are
+        # killed at once, also those in sessions of their own.
         if well:
             self._release_at.append((time.monotonic() + _LINGER, worker))
         else:
@@ -266,11 +233,9 @@ class JobLoop(Generic[AnyWorker]):
         kill_processes(self._mark)
 
     def _clear_leftovers(self) -> None:
-        """Let the ranks' children end by themselves for a moment, then end them.
-
-        Some children clean up: multiprocessing's resource tracker removes shared memory when its
-        rank has gone.
-        """
+        """Let the ranks' children end by themselves for a moment, then end them."""
+        # Some children clean up: multiprocessing's resource tracker removes shared memory when its
+        # rank has gone.
         now = time.monotonic()
         if self._stop is None:
             self._stop = Stop(now + _LINGER, now + _LINGER + GRACE)

@@ -40,17 +40,9 @@ _LOOPBACK_NAMES = ("localhost", "ip6-localhost")
 
 
 def run_node(here: ThisNode, what: Description) -> int:
-    """Run this node's part of a job; return the exit status of the job.
-
-    Args:
-        here: which node this is.
-        what: the job, with the number of ranks of this node alone.
-
-    Raises:
-        BootstrapError: the nodes do not meet.
-        OSError: the job cannot run on a node.
-        KeyboardInterrupt: a signal came before the ranks were started.
-    """
+    """Run this node's part of a job; return the exit status of the job."""
+    # Raises BootstrapError if the nodes do not meet; OSError if the job cannot run on a node.
+    # Raises KeyboardInterrupt if a signal came before the ranks were started.
     if here.nodes == 1:
         return run_job(what).status
     return _launch(here, what) if here.node == 0 else _join(here, what)
@@ -76,11 +68,8 @@ def _launch(here: ThisNode, what: Description) -> int:
 
 
 def _refuse_loopback(listener: socket.socket, address: str) -> None:
-    """Refuse a name that /etc/hosts maps to this host alone; the user may insist on 127.0.0.1.
-
-    Raises:
-        BootstrapError: the name is such a one.
-    """
+    """Refuse a name that /etc/hosts maps to this host alone; the user may insist on 127.0.0.1."""
+    # Raises BootstrapError if the name is such a one.
     host = split_host(address)[0]
     bound = str(listener.getsockname()[0])
     if is_loopback(f"{bound}:0") and host != bound and host not in _LOOPBACK_NAMES:
@@ -139,11 +128,8 @@ def _wait_for_outcome(link: Link, inbox: SignalInbox) -> None:
 
 
 def _connect(here: ThisNode, ranks: int) -> SealedLine:
-    """Connect to node 0, which may not listen yet, or whose name may not be known yet.
-
-    Raises:
-        BootstrapError: node 0 cannot be reached in time, or refuses this node.
-    """
+    """Connect to node 0, which may not listen yet, or whose name may not be known yet."""
+    # Raises BootstrapError if node 0 cannot be reached in time, or refuses this node.
     deadline = Deadline(here.start_timeout)
     while True:
         try:

@@ -1,8 +1,7 @@
 """Run one job from its hosts to its end.
 
 `Run` is what all jobs have in common: it reaches the other hosts, has the processes meet, starts
-them here and there, and supervises them until nothing of the job is left. `FixedRun` runs a job
-whose ranks are known when it starts.
+them here and there, and supervises them until nothing of the job is left.
 """
 
 from __future__ import annotations
@@ -17,27 +16,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hvdlite.compat import on_path
-from hvdlite.launch.description import Description, Outcome, share_cores
-from hvdlite.launch.hosts import Host, is_here, spread
+from hvdlite.launch.control import STOPPED_FOR, AnyRank, Desk, Policy
+from hvdlite.launch.description import Description, Outcome
 from hvdlite.launch.loop import GRACE
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
-from hvdlite.launch.process.placement import Placement, place_as
-from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.process.starts import Start
-from hvdlite.launch.process.torchrun import torch_master, torchrun_environment
 from hvdlite.launch.remote.agents import Agents, Pulse
 from hvdlite.launch.remote.host import RemoteHost
-from hvdlite.launch.remote.meeting import meeting_address
 from hvdlite.launch.remote.worker import more_sinks
-from hvdlite.launch.strangers import status_of_strangers
-from hvdlite.launch.supervisor import STOPPED_FOR, AnyRank, Desk, Supervisor
+from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
-from hvdlite.rendezvous.address import split_host
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.store import Store
 
 _SILENCE = 15.0  # seconds that a host may be silent until its processes count as dead
 _PATIENCE = 30.0  # seconds that an agent may hear nothing before it ends its processes
@@ -95,8 +87,8 @@ class Run:
         """Return the variables of a process that only this kind of job has."""
         raise NotImplementedError
 
-    def supervisor(self, desk: Desk) -> Supervisor:
-        """Make the supervisor."""
+    def policy(self) -> Policy:
+        """Return what this kind of job decides."""
         raise NotImplementedError
 
     def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
@@ -106,13 +98,9 @@ class Run:
     # What is the same.
 
     def run(self) -> Outcome:
-        """Run the job to its end.
-
-        Raises:
-            LaunchError: a host cannot take part.
-            OSError: a process could not be started here.
-            KeyboardInterrupt: a signal came before the processes were started.
-        """
+        """Run the job to its end. Raises LaunchError if a host cannot take part."""
+        # Raises OSError if a process could not be started here.
+        # Raises KeyboardInterrupt if a signal came before the processes were started.
         what = self.what
         with Agents(what.way, self.pulse, self.inbox.fd) as self.agents:
             self._first = self.first()
@@ -120,10 +108,11 @@ class Run:
                 self.address = rendezvous.address
                 self.choose_threads()
                 self.agents.begin(self.part, what.stdin)
-                supervisor = self.supervisor(self._desk())
+                policy = self.policy()
+                supervisor = Supervisor(self._desk(), policy)
                 self.agents.attach(supervisor)
                 try:
-                    supervisor.run_first(self._first, partial(self._start, supervisor))
+                    supervisor.run_first(self._first, partial(self._start, supervisor, policy))
                 finally:
                     self._timeline.merge(self.console)
                 outcome = self.outcome(supervisor, rendezvous)
@@ -163,7 +152,7 @@ class Run:
             part["meeting"]["HVDLITE_TOKEN"] = self.job.token.hex()
         return part
 
-    def _start(self, supervisor: Supervisor, start: Start) -> None:
+    def _start(self, supervisor: Supervisor, policy: Policy, start: Start) -> None:
         """Start a process, watch it and show its output."""
         what = self.what
         here = self.here(start.host)
@@ -187,7 +176,7 @@ class Run:
         said = None
         if what.verbose:
             joins = ", to join" if start.joiner else ""
-            who = f"{supervisor.noun_of(start.worker)} {start.worker}"
+            who = f"{policy.noun_of(start.worker)} {start.worker}"
             said = f"{who}: {{}}{joins}: {shlex.join(what.command)}"
         supervisor.add(worker, files, said)
 
@@ -211,102 +200,3 @@ class Run:
         if thread_caps(self.what.environment, 1):
             for text in texts:
                 self.console.note(f"{text}; set OMP_NUM_THREADS to choose")
-
-
-class FixedRun(Run):
-    """One run of a job whose ranks, and their hosts, are known when it starts."""
-
-    def __init__(
-        self, what: Description, console: Console, inbox: SignalInbox, view: View | None
-    ) -> None:
-        """Place the ranks.
-
-        Raises:
-            HostsError: the hosts have too few slots.
-        """
-        super().__init__(what, console, inbox, view)
-        self.starts = first_processes(what)
-        hosts = {host.name: host for host in what.hosts}
-        self._names = list(dict.fromkeys(start.host for start in self.starts))
-        self.elsewhere = [name for name in self._names if name in hosts and not _here(hosts[name])]
-        self._threads: Mapping[str, int] = {}
-        self._torch_master: Mapping[str, str] = {}
-
-    def first(self) -> Sequence[Start]:
-        """Connect to all other hosts, which have to answer, and return all ranks."""
-        self.agents.greet(self.elsewhere, set(self.elsewhere).issubset)
-        return self.starts
-
-    def rendezvous(self, first: Sequence[Start]) -> AbstractContextManager[Store]:
-        """Serve the store."""
-        address = meeting_address(self.agents.present, self.what.interfaces)
-        return Store.start(self.what.ranks, self.job, address)
-
-    def here(self, host: str) -> bool:
-        """Return whether a host is this machine."""
-        return host not in self.elsewhere
-
-    def choose_threads(self) -> None:
-        """Share the cores of each host among its ranks."""
-        cores = {host.name: int(host.hello["cores"]) for host in self.agents.present}
-        hosts = [start.host for start in self.starts]
-        self._threads, texts = share_cores(
-            {name: hosts.count(name) for name in self._names},
-            {name: cores.get(name, available_cores()) for name in self._names},
-        )
-        self.say_threads(*texts)
-
-    def threads(self, host: str) -> int:
-        """Return the number of threads of each rank of a host."""
-        return self._threads[host]
-
-    def variables(self, start: Start) -> Mapping[str, str]:
-        """Return torch's own variables; none for scripts for Horovod.
-
-        horovodrun sets no variables of torch. Trainers then leave the reduction to Horovod's
-        optimizer, and do not reduce a second time.
-        """
-        if self.what.compat:
-            return {}
-        if not self._torch_master:
-            name = self._names[0]
-            if not self.elsewhere:
-                host = "127.0.0.1"
-            elif self.here(name):
-                host = split_host(self.address)[0]
-            else:
-                host = self.agents.hosts[name].address()
-            self._torch_master = torch_master(
-                self.what.environment, host, self.here(name), self.job.job_id
-            )
-        return torchrun_environment(start.placement, self._torch_master, self.job.job_id)
-
-    def supervisor(self, desk: Desk) -> Supervisor:
-        """Make the supervisor."""
-        return Supervisor(desk)
-
-    def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
-        """Show how the job ended, and return it."""
-        assert isinstance(met, Store)
-        status = supervisor.conclude() or status_of_strangers(self.what, met.met, self.console)
-        order = tuple(range(self.what.ranks))
-        return Outcome(status, supervisor.root, supervisor.results, order)
-
-
-def _here(host: Host) -> bool:
-    return is_here(host.name) if host.here is None else host.here
-
-
-def first_processes(what: Description) -> list[Start]:
-    """Return what a job starts with: a process for each rank, whose number is the rank.
-
-    Raises:
-        HostsError: the hosts have too few slots.
-    """
-    hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
-    host_of_rank = spread(hosts, what.ranks)
-
-    def start(one: Placement) -> Start:
-        return Start(one.rank, hosts[host_of_rank[one.rank]].name, one.local_rank, False, one)
-
-    return [start(one) for one in place_as(host_of_rank)]

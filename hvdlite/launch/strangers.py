@@ -14,10 +14,8 @@ _TEXT = (
 
 
 def status_of_strangers(what: Description, met: bool, console: Console) -> int:
-    """Return the status of a job that has not failed: 1 if its ranks should have met, and did not.
-
-    `hvdlite.run` returns the results of a function, which may well train nothing.
-    """
+    """Return the status of a job without a failure: 1 if its ranks should have met, and did not."""
+    # `hvdlite.run` returns the results of a function, which may well train nothing.
     if met or what.ranks == 1 or what.independent or what.stdin is not None:
         return 0
     console.say(with_code(_TEXT.format(what.ranks)))

@@ -1,5 +1,8 @@
 """The launcher's loop: it shows the output of all ranks, and ends the job as one.
 
+There is one supervisor for all kinds of jobs. What differs is a `Policy` (`launch.policies`), which
+decides what follows from the end of a process; the supervisor does it.
+
 A failure goes like this. The first rank that fails starts a window (`Failure.window`). In this
 window other ranks may still fail, and turn out to be the cause, or raise the error that hvdlite
 gives them about the first one. Then all ranks get SIGTERM, and SIGKILL after `loop.GRACE`. The
@@ -15,92 +18,56 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
+from hvdlite.launch.control import AnyRank, Control, Desk, Next, Policy
 from hvdlite.launch.description import counted
-from hvdlite.launch.loop import GRACE, JobLoop, Stop
-from hvdlite.launch.output.console import Console
+from hvdlite.launch.loop import GRACE, Stop
 from hvdlite.launch.output.lines import OutputPump
 from hvdlite.launch.output.report import Failure, describe, root_failure
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
+from hvdlite.launch.process.inbox import PASSED_ON
 from hvdlite.launch.process.local import Worker
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.process.stopped import StoppedWatch
-from hvdlite.launch.remote.agents import Agents
 from hvdlite.launch.remote.worker import RemoteWorker
-from hvdlite.launch.view import View
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
 _FIRST_NOTE = 2.0  # seconds after a signal until the launcher names the ranks that it waits for
 _NOTE_SECONDS = 10.0  # seconds between later notes
-STOPPED_FOR = 3.0  # seconds that a rank is stopped before the launcher says so
 _MOST_NAMED = 8  # a note lists at most so many ranks
 
-AnyRank: TypeAlias = Worker | RemoteWorker
 
-
-@dataclass(frozen=True)
-class Desk:
-    """What a supervisor works with; all of it is borrowed.
-
-    Attributes:
-        console: shows the output.
-        inbox: receives signals to the launcher.
-        job_id: the public number of the job, 16 bytes.
-        agents: start and end ranks on other hosts; None in a job that has none.
-        timestamps: whether the time stands before each line.
-        reports: whether to show a report of the first failure.
-        grace: seconds from a signal to the launcher until its ranks are killed.
-        view: takes the ranks' samples of themselves, and what happens to them.
-    """
-
-    console: Console
-    inbox: SignalInbox
-    job_id: bytes
-    agents: Agents | None = None
-    timestamps: bool = False
-    reports: bool = True
-    grace: float = GRACE
-    view: View | None = None
-
-
-class Supervisor(JobLoop[AnyRank]):
+class Supervisor(Control):
     """Runs one job, in the launcher, from its first rank to its last. Used by one thread."""
 
-    _noun = "rank"  # what the numbers of this supervisor's workers count
-
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, policy: Policy) -> None:
         """Make a supervisor without ranks."""
-        super().__init__(desk.job_id)
+        super().__init__(desk)
         console, inbox = desk.console, desk.inbox
-        self._console = console
+        self._policy = policy
         self._inbox = inbox
         self._pump = OutputPump(console, self.selector, desk.timestamps, desk.view)
         self._reports = desk.reports
-        self._grace = desk.grace
-        self._view = desk.view
-        self._agents = desk.agents
         self._starter: Callable[[Start], None] = lambda start: None
         self._unsaid: dict[int, str] = {}  # by rank whose process id is not known: what to say
-        self._signalled = 0  # the signal to the launcher that ends the job; 0 without one
         self._signalled_by: set[str] = set()  # hosts that got such a signal; "" is this one
         self._hurried = False  # the user did not want to wait: a second signal, or no grace
         self._note_at = 0.0  # monotonic time of the next note
         self._failures: list[Failure] = []
-        self._lost = False  # the job has failed
         self._asked: set[int] = set()  # who ended because they were asked to stop
         self._oom_kills = oom_kills()
-        self._stopped = StoppedWatch(STOPPED_FOR)
+        self._stopped = StoppedWatch(policy.stopped_for)
+        self._taken_away: set[str] = set()  # hosts whose agents got a signal
         self.on(inbox.fd, self._take_signals)
         self.on(console.wake_fd, self._console_changed)
+        policy.attach(self)
 
     @property
     def streams(self) -> OutputPump:
@@ -113,62 +80,27 @@ class Supervisor(JobLoop[AnyRank]):
         return self._pump.results
 
     def run_first(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
-        """Start the first ranks and run the job to its end.
-
-        Args:
-            first: what starts now.
-            starter: starts one rank, and passes it to `add`; called on this thread, because a
-                process dies when the thread that started it ends.
-
-        Raises:
-            OSError: one of them could not be started here; the others have been ended.
-        """
+        """Start the first ranks and run the job to its end."""
+        # `starter` starts one rank, and passes it to `add`; called on this thread, because a
+        # process dies when the thread that started it ends.
+        # Raises OSError if one of them could not be started here; the others have been ended.
         self._starter = starter
+        self._policy.begin(first)
         self.run([partial(self.start, start) for start in first])
 
     def start(self, start: Start) -> None:
-        """Start one rank.
-
-        Raises:
-            OSError: it could not be started here.
-        """
+        """Start one rank. Raises OSError if it could not be started here."""
+        text = self._policy.starting(start)
         self._starter(start)
-
-    # What a kind of job decides: which ranks start later, and whether it goes on after an end.
-
-    def due(self, now: float) -> Sequence[Start]:
-        """Return the ranks to start now, besides the first ones."""
-        return ()
-
-    def not_started(self, start: Start, error: OSError) -> None:
-        """Note that such a rank could not be started here."""
-
-    def expects(self) -> bool:
-        """Return whether the job waits for ranks that start later."""
-        return False
-
-    def noun_of(self, number: int) -> str:
-        """Name what a number counts."""
-        return self._noun
-
-    def host_name(self, host: str) -> str:
-        """Name a host in messages."""
-        return host
-
-    def suspects(self) -> Sequence[Failure]:
-        """Return the failures among which the one is that the others followed from."""
-        return self._failures
+        if start.joiner:
+            self.note(text)
 
     def add(
         self, worker: AnyRank, files: tuple[int, int] | None = None, said: str | None = None
     ) -> None:
-        """Watch a rank and show its output.
-
-        Args:
-            worker: the rank.
-            files: descriptors for copies of its stdout and stderr, which the supervisor then owns.
-            said: what to say when its process is known, which stands for {}.
-        """
+        """Watch a rank and show its output; say `said` when its process, {} in it, is known."""
+        # `files` has descriptors for copies of its stdout and stderr, which the supervisor then
+        # owns.
         self.watch(worker)
         copies = dict(zip((STDOUT, STDERR), files or (), strict=False))
         for sink, pipe in worker.take_pipes().items():
@@ -185,14 +117,30 @@ class Supervisor(JobLoop[AnyRank]):
         self.selector.unregister(fd)
 
     def host_ready(self, name: str) -> None:
-        """Do nothing: `tick` sees which hosts can start ranks."""
+        """Note that processes can be started on a host."""
+        self._taken_away.discard(name)
+        self._policy.host_ready(name)
 
     def host_lost(self, name: str, why: str) -> None:
-        """Do nothing: the ends of its ranks come one by one."""
+        """Say that a host is gone; the ends of its processes come one by one."""
+        if why and self._policy.expects():
+            self.say(f"host {name} takes no part now: {why}")
+        self._policy.host_lost(name, why)
 
     def host_signalled(self, name: str, number: int) -> None:
-        """Take a signal to an agent as one to the launcher."""
-        self._inbox.tell(name, number)
+        """Have the ranks of a host leave, or end them; otherwise the signal is one to all ranks."""
+        if number != PASSED_ON and name in self._taken_away:
+            for worker in self._workers:
+                if worker.host == name and worker.ending is None:
+                    worker.signal_group(signal.SIGTERM)
+                    self.expect_end(worker.number, GRACE)
+        elif number != PASSED_ON and self._policy.taken_away(name):
+            self._taken_away.add(name)
+            self.say(f"host {name} is taken away ({_name(number)} to its agent)")
+            if self.agents is not None:
+                self.agents.excuse(name)
+        else:
+            self._inbox.tell(name, number)
 
     def worker_started(self, number: int) -> None:
         """Say which process a rank is, if the user wants to know."""
@@ -204,48 +152,58 @@ class Supervisor(JobLoop[AnyRank]):
 
     def worker_stopped(self, number: int) -> None:
         """Note that a rank on another host is stopped."""
-        if any(one.number == number and one.ending is None for one in self._workers):
+        if self.runs(number) is not None:
             self.found_stopped(number)
-
-    def hosts_wanted(self) -> Mapping[str, float]:
-        """Return the other hosts on which ranks may be started later, and from when on."""
-        return {}
-
-    def hosts_used(self) -> Collection[str]:
-        """Return the hosts on which ranks run."""
-        return {worker.host for worker in self._workers if worker.ending is None}
 
     def settle(self) -> None:
         """Wait until nothing of the job is left on other hosts."""
-        if self._agents is not None:
-            self._agents.settle()
+        if self.agents is not None:
+            self.agents.settle()
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
-        """Note how a rank ended; the first failure begins the end of the job."""
+        """Note how a rank ended, and do what the policy says."""
+        policy, number = self._policy, worker.number
+        if policy.recovers and not ending.well:
+            worker.signal_group(signal.SIGKILL)  # Its children would live on.
+        killed, raised = self._killed.pop(number, ""), self._raised.pop(number, "")
+        if raised and (killed or self.told):  # It failed before, with the status that Python has.
+            ending = Ending(1, by_signal=False, why=killed or raised)
+        elif killed:
+            ending = replace(ending, why=killed)
         if ending.stopped:
-            self._asked.add(worker.number)
-        if not (ending.well or self._told):
-            self._end_after(self._note_failure(worker, ending))
+            self._asked.add(number)
+        excused = self.told and not (raised and not self.signalled)
+        follows = policy.ended(worker, ending, excused)
+        if follows is not Next.GO_ON:
+            failure = self._note_failure(worker, ending)
+            if follows is Next.FAIL:
+                self._end_after(failure)
+        if policy.recovers:
+            self.retire(worker, ending.well)
+        self._kill_at.pop(number, None)
+        policy.judge()
 
     def goes_on(self) -> bool:
-        """Return whether a rank runs, or is to be started later."""
-        return super().goes_on() or (self._stop is None and self.expects())
+        """Return whether a rank runs, or the job waits for something else."""
+        return super().goes_on() or self._policy.expects()
 
-    @property
-    def _told(self) -> bool:
-        """Whether the ranks were told to end, so that it is not a failure when they do."""
-        return self._stop is not None and self._stop.terminated
+    def _clear_leftovers(self) -> None:
+        self._policy.left()
+        super()._clear_leftovers()
 
     def _note_failure(self, worker: AnyRank, ending: Ending) -> Failure:
         stderr = self._pump.last_words(worker.number)
         now = time.monotonic()
         failure = Failure(worker.number, worker.pid, ending, now, stderr, worker.host)
         self._failures.append(failure)
+        if not self.lost:  # The job has survived earlier ones.
+            since = now - self._policy.story
+            self._failures = [one for one in self._failures if one.at > since]
         return failure
 
     def _end_after(self, failure: Failure) -> None:
         """End the job when the time has passed in which its cause may come."""
-        self._lost = True
+        self.lost = True
         at = failure.at + failure.window
         if self._stop is None:
             self._stop = Stop(at, at + GRACE)
@@ -261,8 +219,8 @@ class Supervisor(JobLoop[AnyRank]):
         for host, number in caught + self._inbox.take_told():
             if number == PASSED_ON:
                 self._signal(number)
-            elif not self._signalled or self._stop is None:
-                self._signalled = number
+            elif not self.signalled or self._stop is None:
+                self.signalled = number
                 self._stop_politely(number, host)
             elif host in self._signalled_by:
                 self._hurried = True
@@ -272,17 +230,16 @@ class Supervisor(JobLoop[AnyRank]):
                 self._signalled_by.add(host)
 
     def _stop_politely(self, number: int, host: str) -> None:
-        """Pass the user's signal on to the ranks, and give them the grace to save something.
-
-        SIGINT is passed on as SIGINT, and every other signal as SIGTERM. After a failure, the job
-        ends as quickly as without a signal. A rank that ended by this same signal has not failed:
-        batch systems send a signal to all processes at once.
-        """
-        grace = min(self._grace, GRACE) if self._has_failed(number) else self._grace
+        """Pass the user's signal on to the ranks, and give them the grace to save something."""
+        # SIGINT is passed on as SIGINT, and every other signal as SIGTERM. After a failure, the job
+        # ends as quickly as without a signal. A rank that ended by this same signal has not failed:
+        # batch systems send a signal to all processes at once.
+        self._policy.signalled()
+        grace = min(self.grace, GRACE) if self._has_failed(number) else self.grace
         count = sum(worker.ending is None for worker in self._workers)
         where = f" on host {host}" if host else ""
         self._console.say(
-            f"{_name(number)}{where}: stopping {counted(count, self._noun)} "
+            f"{_name(number)}{where}: stopping {counted(count, self._policy.noun)} "
             "(again to kill them at once)"
         )
         self._hurried = grace == 0
@@ -293,43 +250,44 @@ class Supervisor(JobLoop[AnyRank]):
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed, other than by the signal `number`."""
         codes = [failure.ending.code for failure in self._failures]
-        return self._lost and any(code != 128 + number for code in codes)
+        return self.lost and any(code != 128 + number for code in codes)
 
     def tick(self, now: float) -> float | None:
         """Do what is due, for ranks and agents."""
+        policy = self._policy
         times = [self._look_after(now), self.release_due(now)]
-        if self._agents is not None:
-            times.append(self._agents.tick(now, self.hosts_wanted(), self.hosts_used()))
+        if self.agents is not None:
+            wanted = policy.hosts() if policy.expects() else {}
+            used = {worker.host for worker in self._workers if worker.ending is None}
+            times.append(self.agents.tick(now, wanted, used))
         if self._stop is None:
-            for start in self.due(now):
+            for start in policy.due(now):
                 self._start_later(start)
+            self._kill_late(now)
+            times += [at for at, _ in self._kill_at.values()]
+        times.append(policy.tick(now))
         return min((when for when in times if when is not None), default=None)
 
     def _start_later(self, start: Start) -> None:
         try:
             self.start(start)
         except OSError as error:
-            where = self.host_name(start.host)
-            self._console.say(f"cannot start worker {start.worker} on {where}: {error}")
-            self.not_started(start, error)
-
-    def note(self, text: str) -> None:
-        """Tell the view, if there is one, what has happened to a rank."""
-        if self._view is not None:
-            self._view.note("worker", -1, text)
+            where = self._policy.host_name(start.host)
+            self.say(f"cannot start worker {start.worker} on {where}: {error}")
+            self._policy.not_started(start, error)
 
     def _look_after(self, now: float) -> float | None:
         """Look for ranks that are stopped; once a signal came, print which ranks it waits for."""
         stop = self._stop
         if stop is None:
             return self._find_stopped(now)
-        if not self._signalled or stop.killed:
+        if not self.signalled or stop.killed:
             return None
         if now >= self._note_at:
             self._note_at = now + _NOTE_SECONDS
             self._console.say(
                 f"waiting{_up_to(stop.kill_at - now)} for {self._those_left()}; "
-                f"{_name(self._signalled)} again ends them at once"
+                f"{_name(self.signalled)} again ends them at once"
             )
         return self._note_at
 
@@ -345,30 +303,42 @@ class Supervisor(JobLoop[AnyRank]):
         return self._stopped.due
 
     def found_stopped(self, number: int) -> None:
-        """Say that a rank is stopped."""
+        """Say that a rank is stopped, unless that ends it."""
+        if self._policy.stopped(number):
+            return
         worker = next(worker for worker in self._workers if worker.number == number)
         where = f"host {worker.host}, " if isinstance(worker, RemoteWorker) else ""
-        who = f"{self.noun_of(number)} {number} ({where}pid {worker.pid})"
+        who = f"{self._policy.noun_of(number)} {number} ({where}pid {worker.pid})"
         self._console.say(
             f"{who} is stopped, by SIGSTOP, Ctrl-Z or a debugger; the others wait as soon as they "
             f"need it; kill -CONT {worker.pid} lets it go on"
         )
 
+    def _signal(self, number: int) -> None:
+        """Send a signal to all ranks; one that asks them to stop to some of them later."""
+        if not self.signalled or number in (signal.SIGKILL, PASSED_ON):
+            super()._signal(number)
+            return
+        for worker in reversed(self._workers):
+            if not self._policy.spares(worker.number):
+                worker.signal_group(number)
+        self._policy.judge()
+
     def killing(self) -> None:
         """Print that the user's grace was not long enough."""
-        if self._signalled and not self._hurried:
+        if self.signalled and not self._hurried:
             self._console.say(f"the grace is over: killing {self._those_left()}")
 
     def _those_left(self) -> str:
         ranks = [worker.number for worker in self._workers if worker.ending is None]
         if not ranks:
-            return f"processes that the {self._noun}s started"
+            return f"processes that the {self._policy.noun}s started"
         return self._named(ranks)
 
     def _named(self, ranks: Sequence[int]) -> str:
         by_noun: dict[str, list[int]] = {}
         for number in ranks:
-            by_noun.setdefault(self.noun_of(number), []).append(number)
+            by_noun.setdefault(self._policy.noun_of(number), []).append(number)
         return " and ".join(_listed(noun, numbers) for noun, numbers in by_noun.items())
 
     def _console_changed(self) -> None:
@@ -391,24 +361,22 @@ class Supervisor(JobLoop[AnyRank]):
                 f"{EXIT_STOPPED}); the job has not failed: run it again to go on"
             )
         self._wait_for_console()
-        return status or int(self._lost)
+        return status or int(self.lost)
 
     def _stopped_by_request(self) -> bool:
         """Return whether ranks stopped because they were asked to, and no rank failed."""
-        return bool(self._asked) and not self._console.broken and self._all_well()
-
-    def _all_well(self) -> bool:
-        endings = [worker.ending for worker in self._workers]
-        return all(ending is not None and ending.well for ending in endings)
+        return bool(self._asked) and not self._console.broken and self._policy.all_well()
 
     def _report(self, root: Failure) -> str:
         killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-        return describe(root, killed, self.noun_of(root.rank))
+        text = describe(root, killed, self._policy.noun_of(root.rank))
+        return text + self._policy.remark(root)
 
     @property
     def root(self) -> Failure | None:
         """The failure that the others followed from, if the job failed."""
-        return root_failure(self.suspects()) if self._lost and self._failures else None
+        suspects = self._policy.suspects(self._failures)
+        return root_failure(suspects) if self.lost and suspects else None
 
     def _wait_for_console(self) -> None:
         """Wait until all output is written, or until a signal comes."""

@@ -14,11 +14,9 @@ class TimelineParts:
     """The parts of the timeline that the ranks of this host write."""
 
     def __init__(self, job_id: bytes) -> None:
-        """Choose the folder; the ranks create it.
-
-        There is none if no temporary folder can be written. The ranks then put the parts beside the
-        timeline, and the parts that they cannot merge stay there.
-        """
+        """Choose the folder; the ranks create it."""
+        # There is none if no temporary folder can be written. The ranks then put the parts beside
+        # the timeline, and the parts that they cannot merge stay there.
         self._folder: Path | None = None
         try:
             self._folder = Path(tempfile.gettempdir()) / f"hvdlite-timeline-{job_id.hex()}"

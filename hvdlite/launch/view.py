@@ -22,18 +22,7 @@ MakeViewer: TypeAlias = Callable[[Console], Viewer]
 
 
 class LineSplitter:
-    """Cuts what comes through a pipe into lines; drops those that are too long.
-
-    Attributes:
-        dropped: how many lines were too long.
-
-    Example:
-        >>> splitter = LineSplitter(longest=4)
-        >>> splitter.feed(b"one\\ntw"), splitter.feed(b"o\\nfour"), splitter.feed(b"five\\nx\\n")
-        ([b'one'], [b'two'], [b'x'])
-        >>> splitter.dropped
-        1
-    """
+    """Cuts what comes through a pipe into lines; drops those that are too long."""
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
@@ -62,20 +51,13 @@ class LineSplitter:
 
 
 class View:
-    """A view of one job. The launcher's thread calls its methods.
-
-    Attributes:
-        run: what is known of the job; viewers read it.
-    """
+    """A view of one job. The launcher's thread calls its methods."""
 
     def __init__(self, makers: Sequence[MakeViewer], console: Console) -> None:
-        """Make the viewers; none is started yet.
-
-        Args:
-            makers: each makes a viewer, which may write to the console.
-            console: also shows failures of viewers; borrowed.
-        """
-        self.run = Run()
+        """Make the viewers; none is started yet."""
+        # Each of `makers` makes a viewer, which may write to the console.
+        # `console` also shows failures of viewers; borrowed.
+        self.run = Run()  # what is known of the job; viewers read it
         self._console = console
         self._viewers: list[Viewer] = []
         self._splitters: dict[int, LineSplitter] = {}
@@ -127,11 +109,8 @@ class View:
             self._ahead = sample.time - now
 
     def _claim(self, number: int, sample: Sample) -> None:
-        """Note the rank of a pipe, which has one in each epoch: so the run stays bounded.
-
-        Raises:
-            ValueError: it says to be another rank now.
-        """
+        """Note the rank of a pipe, which has one in each epoch: so the run stays bounded."""
+        # Raises ValueError if it says to be another rank now.
         epoch, rank = self._claims.setdefault(number, (sample.epoch, sample.rank))
         if epoch < sample.epoch:
             self._claims[number] = (sample.epoch, sample.rank)

@@ -13,15 +13,7 @@ NEEDS_RAY = (
 
 
 def import_ray() -> Any:
-    """Import Ray.
-
-    Raises:
-        ImportError: it is not installed.
-
-    Example:
-        >>> import_ray().is_initialized()
-        False
-    """
+    """Import Ray. Raises ImportError if it is not installed."""
     try:
         import ray
     except ModuleNotFoundError as error:

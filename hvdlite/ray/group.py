@@ -23,11 +23,7 @@ _GOODBYE_SECONDS = 5.0  # that workers have to leave their world
 
 
 class Group:
-    """Workers that have met; the driver's thread calls all methods.
-
-    Attributes:
-        actors: by rank, the handle of the actor.
-    """
+    """Workers that have met; the driver's thread calls all methods."""
 
     def __init__(
         self,
@@ -36,24 +32,16 @@ class Group:
         interfaces: Sequence[str] = (),
         meeting_timeout: float | None = None,
     ) -> None:
-        """Start the workers, and give each its rank.
-
-        Args:
-            demand: how many there are, and what they need.
-            env: variables of their environment.
-            interfaces: names of the network interfaces by which nodes reach each other.
-            meeting_timeout: seconds that `hvd.init()` waits for the other ranks; by default as
-                long as Ray may take.
-
-        Raises:
-            BootstrapError: Ray has no room for them, or has not started them in time.
-        """
+        """Start the workers, and give each its rank."""
+        # `meeting_timeout` gives the seconds that `hvd.init()` waits for the other ranks; by
+        # default as long as Ray may take.
+        # Raises BootstrapError if Ray has no room for them, or has not started them in time.
         ray = import_ray()
         self._timeout = demand.timeout
         self._meeting_timeout = demand.timeout if meeting_timeout is None else meeting_timeout
         self._deadline = time.monotonic() + demand.timeout if demand.timeout else None
         self._reservation = Reservation(demand)
-        self.actors: list[Any] = []
+        self.actors: list[Any] = []  # by rank, the handle of the actor
         try:
             remote = ray.remote(Worker)
             runtime = {"runtime_env": {"env_vars": dict(env)}} if env else {}
@@ -120,18 +108,11 @@ class Group:
         return self.results(self.submit("answer", method, *arguments))
 
     def results(self, pending: Sequence[Any]) -> list[Any]:
-        """Wait for all results, or raise the failure that caused the others.
-
-        If a worker has died, or still runs although another one has failed, all workers end.
-        Otherwise they leave their world, so that they can be used again.
-
-        Args:
-            pending: a reference to the answer of each rank.
-
-        Raises:
-            RankFailedError: a worker died.
-            Exception: that of the rank that failed first, with its traceback as the cause.
-        """
+        """Wait for all results, or raise the failure that caused the others."""
+        # If a worker has died, or still runs although another one has failed, all workers end.
+        # Otherwise they leave their world, so that they can be used again.
+        # Raises RankFailedError if a worker died; otherwise what the rank that failed first raised,
+        # with its traceback as the cause.
         ray = import_ray()
         rank_of = {ref: rank for rank, ref in enumerate(pending)}
         running, found = list(pending), dict[int, Any]()
@@ -187,11 +168,8 @@ class Group:
         return not self.actors
 
     def end(self, at_once: bool = False) -> None:
-        """End all workers.
-
-        Args:
-            at_once: whether they do not get a moment to leave their world.
-        """
+        """End all workers."""
+        # `at_once` says whether they do not get a moment to leave their world.
         ray = import_ray()
         pending = [] if at_once else self.submit("leave")
         actors, self.actors = self.actors, []
@@ -204,17 +182,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed.
-
-    Attributes:
-        rank: the rank.
-        error: what it raised, or what says that it died.
-        died: whether its worker died.
-    """
+    """How one rank failed."""
 
     rank: int
-    error: BaseException
-    died: bool
+    error: BaseException  # what it raised, or what says that it died
+    died: bool  # whether its worker died
 
     @property
     def is_cause(self) -> bool:

@@ -15,25 +15,14 @@ _ROUNDING = 1e-6  # of amounts such as 0.3 / 0.1; Ray counts in ten-thousandths
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker needs of its node.
-
-    Attributes:
-        cpus: its CPUs.
-        gpus: its GPUs.
-        most: the most workers of a node; None without a limit.
-    """
+    """What one worker needs of its node."""
 
     cpus: float
     gpus: float
-    most: int | None = None
+    most: int | None = None  # the most workers of a node; None without a limit
 
     def slots(self, resources: Mapping[str, float]) -> int:
-        """Return how many workers a node with these resources has room for.
-
-        Example:
-            >>> Share(2, 0).slots({"CPU": 5.0}), Share(0.1, 1).slots({"CPU": 0.3, "GPU": 8.0})
-            (2, 3)
-        """
+        """Return how many workers a node with these resources has room for."""
         amounts = {"CPU": self.cpus, "GPU": self.gpus}
         rooms = [
             math.floor(resources.get(name, 0.0) / amount + _ROUNDING)
@@ -43,12 +32,7 @@ class Share:
         return min([*rooms, *([] if self.most is None else [self.most])])
 
     def options(self, slots: int) -> dict[str, float]:
-        """Return what an actor reserves for so many workers; Ray shares out only whole GPUs > 1.
-
-        Example:
-            >>> Share(1, 0.5).options(3)
-            {'num_cpus': 3, 'num_gpus': 2}
-        """
+        """Return what an actor reserves for so many workers; Ray shares out only whole GPUs > 1."""
         gpus = round(self.gpus * slots, 4)
         return {
             "num_cpus": round(self.cpus * slots, 4),
@@ -57,18 +41,13 @@ class Share:
 
 
 class RayHosts:
-    """The living nodes of the cluster with room for a worker; see `hosts.HostProvider`.
-
-    Attributes:
-        ids: by name, Ray's number of each node that was ever listed.
-        slots: by name, how many workers it has room for.
-    """
+    """The living nodes of the cluster with room for a worker; see `hosts.HostProvider`."""
 
     def __init__(self, share: Share) -> None:
         """Note what a worker needs."""
         self._share = share
-        self.ids: dict[str, str] = {}
-        self.slots: dict[str, int] = {}
+        self.ids: dict[str, str] = {}  # by name, Ray's number of each node that was ever listed
+        self.slots: dict[str, int] = {}  # by name, how many workers it has room for
 
     def hosts(self) -> dict[str, int]:
         """Ask Ray for its nodes; those that were listed first come first."""

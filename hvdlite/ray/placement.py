@@ -15,33 +15,19 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True)
 class Demand:
-    """What the workers need.
-
-    Attributes:
-        workers: how many there are.
-        cpus: the CPUs of each.
-        gpus: the GPUs of each.
-        strategy: how Ray spreads them over nodes, as for `ray.util.placement_group`.
-        per_node: if not None, every node gets exactly so many workers.
-        timeout: seconds that Ray has to reserve all of it; 0 for no limit.
-        joins_current: whether workers take their part of the placement group in which the caller
-            runs, if there is one.
-    """
+    """What the workers need."""
 
     workers: int
     cpus: float = 1
     gpus: float = 0
-    strategy: str = "PACK"
-    per_node: int | None = None
-    timeout: float = 60.0
+    strategy: str = "PACK"  # how Ray spreads them over nodes, as for `ray.util.placement_group`
+    per_node: int | None = None  # if not None, every node gets exactly so many workers
+    timeout: float = 60.0  # seconds that Ray has to reserve all of it; 0 for no limit
+    # Whether workers take their part of the placement group in which the caller runs, if any.
     joins_current: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ArgumentError: one is out of range.
-        """
+        """Check the numbers. Raises ArgumentError if one is out of range."""
         if self.workers < 1:
             raise ArgumentError(f"num_workers={self.workers}: at least one worker is needed")
         if self.cpus < 0 or self.gpus < 0 or not self.cpus + self.gpus > 0:
@@ -57,14 +43,7 @@ class Demand:
             )
 
     def bundles(self) -> list[dict[str, float]]:
-        """Return what is reserved together: for each worker, or for all of one node.
-
-        Example:
-            >>> Demand(workers=2).bundles()
-            [{'CPU': 1}, {'CPU': 1}]
-            >>> Demand(workers=4, cpus=2, per_node=2).bundles()
-            [{'CPU': 4}, {'CPU': 4}]
-        """
+        """Return what is reserved together: for each worker, or for all of one node."""
         each = self.per_node or 1
         one = {"CPU": self.cpus * each, "GPU": self.gpus * each}
         bundle = {name: amount for name, amount in one.items() if amount}
@@ -75,11 +54,8 @@ class Reservation:
     """A placement group: one of its own, which `close` removes, or that of the caller."""
 
     def __init__(self, demand: Demand) -> None:
-        """Reserve what the workers need, and wait for it.
-
-        Raises:
-            BootstrapError: Ray has not reserved it in time.
-        """
+        """Reserve what the workers need, and wait for it."""
+        # Raises BootstrapError if Ray has not reserved it in time.
         ray = import_ray()
         self._demand = demand
         current = ray.util.get_current_placement_group() if demand.joins_current else None

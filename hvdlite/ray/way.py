@@ -42,25 +42,17 @@ class NodeActor:
 
 
 class RayLine:
-    """The line to the agent of one node; see `ways.Line`. It exists before the node connects.
-
-    Attributes:
-        peer: the IP address from which the node has connected; "" before.
-        pending: whether the node has not connected yet.
-    """
+    """The line to the agent of one node; see `ways.Line`. It exists before the node connects."""
 
     pid: int | None = None
 
     def __init__(self, deadline: Deadline) -> None:
-        """Make the line.
-
-        Args:
-            deadline: until when the node has to connect.
-        """
+        """Make the line."""
+        # `deadline` says until when the node has to connect.
         self._inner, self._owners = socket.socketpair()
         self.read_fd = self.write_fd = self._owners.fileno()
-        self.peer = ""
-        self.pending = True
+        self.peer = ""  # the IP address from which the node has connected; "" before
+        self.pending = True  # whether the node has not connected yet
         self.deadline = deadline
         self.actor: Any = None
         self.ref: Any = None
@@ -135,18 +127,9 @@ class RayWay:
         variables: Mapping[str, str],
         connect_seconds: float,
     ) -> None:
-        """Listen for the nodes.
-
-        Args:
-            job: the job, whose secret the actors get.
-            hosts: knows the nodes by name.
-            share: what each worker needs.
-            variables: more variables of the ranks' environment.
-            connect_seconds: how long a node may take to connect.
-
-        Raises:
-            OSError: the kernel refuses to listen at this node's address.
-        """
+        """Listen for the nodes."""
+        # `connect_seconds` says how long a node may take to connect.
+        # Raises OSError if the kernel refuses to listen at this node's address.
         self.connect_seconds = connect_seconds
         self._job, self._hosts, self._share = job, hosts, share
         self._variables = dict(variables)

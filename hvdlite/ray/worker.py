@@ -20,37 +20,25 @@ from hvdlite.rendezvous.store import Store
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a worker says of itself when it has started.
+    """What a worker says of itself when it has started."""
 
-    Attributes:
-        place: the node that it runs on.
-        pid: its process id.
-        gpus: the numbers of the GPUs that Ray gave it.
-    """
-
-    place: Place
-    pid: int
-    gpus: tuple[str, ...]
+    place: Place  # the node that it runs on
+    pid: int  # its process id
+    gpus: tuple[str, ...]  # the numbers of the GPUs that Ray gave it
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a method of a worker returned, or raised.
+    """What a method of a worker returned, or raised."""
 
-    Attributes:
-        value: the result.
-        raised: the exception; None without one.
-    """
-
-    value: Any = None
-    raised: Returned | None = None
+    value: Any = None  # the result
+    raised: Returned | None = None  # the exception; None without one
 
 
 class Worker:
-    """One rank. Ray calls its methods one after the other.
+    """One rank. Ray calls its methods one after the other."""
 
-    Attributes are set by `sit` and `build`; the store exists in the worker of rank 0 alone.
-    """
+    # Attributes are set by `sit` and `build`; the store exists in the worker of rank 0 alone.
 
     def __init__(self) -> None:
         self._store: Store | None = None
@@ -68,11 +56,9 @@ class Worker:
         return self._store.address
 
     def sit(self, assignment: WorkerEnvironment, gpus: Sequence[str]) -> None:
-        """Take a rank, and see all GPUs of the workers of this node.
-
-        Ray shows each worker its own GPUs alone. With those of its neighbours, local ranks number
-        the GPUs, as under any other launcher, and NCCL can use memory of the neighbours.
-        """
+        """Take a rank, and see all GPUs of the workers of this node."""
+        # Ray shows each worker its own GPUs alone. With those of its neighbours, local ranks number
+        # the GPUs, as under any other launcher, and NCCL can use memory of the neighbours.
         self._rank = assignment.rank
         if gpus:
             show_gpus(gpus)
@@ -110,10 +96,8 @@ class Worker:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Tell the other ranks of an exception, as the end of a script would.
-
-        SystemExit becomes an error, because for Ray it means that the actor ends as it should.
-        """
+        """Tell the other ranks of an exception, as the end of a script would."""
+        # SystemExit becomes an error, because for Ray it means that the actor ends as it should.
         try:
             yield
         except SystemExit as error:

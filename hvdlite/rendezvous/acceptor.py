@@ -41,21 +41,15 @@ class _HungUpError(RefusedError):
 
 
 class Acceptor:
-    """Accepts connections on one listener, and hands over those that belong to this job.
+    """Accepts connections on one listener, and hands over those that belong to this job."""
 
-    The acceptor owns the listener, and owns each connection until it hands the connection over.
-    Only one thread uses it.
-
-    Args:
-        listener: the listening socket.
-        job: the job, and epoch, that a connection must belong to.
-        size: how many ranks the job has.
-        selector: borrowed; its owner calls the key's data for each event, and `expire` regularly.
-        welcome: takes the blocking socket, and the handshake with the peer's rank and role.
-        peers_return: peers may give up and come again in another epoch, as in elastic jobs; so it
-            is not worth a message when a peer hangs up or belongs to another epoch.
-        room: how many handshakes at once, if `size` only bounds the ranks; by default twice `size`.
-    """
+    # The acceptor owns the listener, and owns each connection until it hands the connection over.
+    # Only one thread uses it.
+    # `selector` is borrowed; its owner calls the key's data for each event, and `expire` regularly.
+    # With `peers_return`, peers may give up and come again in another epoch, as in elastic jobs; so
+    # it is not worth a message when a peer hangs up or belongs to another epoch.
+    # `room` says how many handshakes at once, if `size` only bounds the ranks; by default twice
+    # `size`.
 
     def __init__(
         self,
@@ -115,10 +109,8 @@ class Acceptor:
             )
 
     def _least_welcome(self) -> _Pending:
-        """Choose the connection to drop: the oldest that has not named this job, else the oldest.
-
-        A stranger that has named the job is possible: over TCP it may have read the job's id.
-        """
+        """Choose the connection to drop: the oldest that has not named this job, or any."""
+        # A stranger that has named the job is possible: over TCP it may have read the job's id.
         waiting = self._pending.values()
         strangers = (pending for pending in waiting if not pending.handshake.transcript)
         return next(strangers, next(iter(waiting)))

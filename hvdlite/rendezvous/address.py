@@ -34,15 +34,11 @@ LOOPBACKS = ("127.0.0.1", "::1")
 
 
 def listen(address: str) -> socket.socket:
-    """Open a listener.
-
-    Args:
-        address: where to listen. With port 0 the kernel chooses a port; `address_of` returns it.
-
-    Raises:
-        OSError: the kernel refuses to listen at this address.
-        BootstrapError: the text is not an address.
-    """
+    """Open a listener."""
+    # `address` says where to listen. With port 0 the kernel chooses a port; `address_of` returns
+    # it.
+    # Raises OSError if the kernel refuses to listen at this address.
+    # Raises BootstrapError if the text is not an address.
     if address.startswith(UNIX):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         target: Any = "\0" + address[len(UNIX) :]
@@ -63,11 +59,8 @@ def listen(address: str) -> socket.socket:
 
 
 def listen_on_loopback() -> socket.socket:
-    """Open a TCP listener that only this host can reach: IPv4, or IPv6 on a host without it.
-
-    Raises:
-        OSError: the host has no address of its own.
-    """
+    """Open a TCP listener that only this host can reach: IPv4, or IPv6 on a host without it."""
+    # Raises OSError if the host has no address of its own.
     for host in LOOPBACKS:
         with contextlib.suppress(OSError):
             return listen(f"{host}:0")
@@ -92,13 +85,10 @@ def address_of(listener: socket.socket) -> str:
 
 
 def dial(address: str, deadline: Deadline) -> socket.socket:
-    """Connect to an address, and return the socket, which is non-blocking.
-
-    Raises:
-        OSError: no process listens there, or one of another user does; TimeoutError at the
-            deadline.
-        BootstrapError: the text is not an address, or the deadline was given up.
-    """
+    """Connect to an address, and return the socket, which is non-blocking."""
+    # Raises OSError if no process listens there, or one of another user does; TimeoutError at the
+    # deadline.
+    # Raises BootstrapError if the text is not an address, or the deadline was given up.
     return run(dialling(address, deadline))
 
 
@@ -146,12 +136,8 @@ def _connecting(family: int, target: Any, deadline: Deadline, address: str) -> S
 
 
 def resolve(address: str) -> list[tuple[int, Any]]:
-    """Resolve "host:port" into pairs of family and socket address, those of IPv4 first.
-
-    Raises:
-        OSError: the host is not known.
-        BootstrapError: the text is not an address.
-    """
+    """Resolve "host:port" into pairs of family and socket address, those of IPv4 first."""
+    # Raises OSError if the host is not known; BootstrapError if the text is not an address.
     host, port = split_host(address)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     targets = [(int(family), target) for family, _, _, _, target in found]
@@ -159,15 +145,8 @@ def resolve(address: str) -> list[tuple[int, Any]]:
 
 
 def split_host(address: str) -> tuple[str, int]:
-    """Split "host:port" at the last colon; an IPv6 address contains colons itself.
-
-    Raises:
-        BootstrapError: the text is not an address.
-
-    Example:
-        >>> split_host("node1:23456"), split_host("[fe80::1]:23456")
-        (('node1', 23456), ('fe80::1', 23456))
-    """
+    """Split "host:port" at the last colon; an IPv6 address contains colons itself."""
+    # Raises BootstrapError if the text is not an address.
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -183,12 +162,7 @@ def split_host(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this host can reach "host:port", where host is a numeric address.
-
-    Example:
-        >>> [is_loopback(one) for one in ("127.0.1.1:5", "::1:5", "10.0.0.1:5", "unix:name")]
-        [True, True, False, False]
-    """
+    """Return whether only this host can reach "host:port", where host is a numeric address."""
     if address.startswith(UNIX):
         return False
     host = split_host(address)[0].partition("%")[0]
@@ -196,11 +170,8 @@ def is_loopback(address: str) -> bool:
 
 
 def interface_address(names: Sequence[str]) -> str:
-    """Return the IPv4 address of the first of these network interfaces that has one.
-
-    Raises:
-        BootstrapError: none has one; the message lists the interfaces that this host has.
-    """
+    """Return the IPv4 address of the first of these network interfaces that has one."""
+    # Raises BootstrapError if none has one; the message lists the interfaces that this host has.
     found = interface_addresses()
     for name in names:
         if name in found:
@@ -227,10 +198,8 @@ def interface_addresses() -> dict[str, str]:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Return whether the peer of a Unix socket is this user; True for TCP.
-
-    Peers over TCP prove by the token that they belong to the job.
-    """
+    """Return whether the peer of a Unix socket is this user; True for TCP."""
+    # Peers over TCP prove by the token that they belong to the job.
     if connection.family != socket.AF_UNIX:
         return True
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

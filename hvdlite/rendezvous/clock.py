@@ -24,11 +24,10 @@ _READING = struct.Struct("<q")
 
 
 class ClockOffset(NamedTuple):
-    """The offset of this host's clock, and the largest error of that offset; both in nanoseconds.
+    """The offset of this host's clock, and its largest error; both in nanoseconds."""
 
-    A reading of this host's clock plus the offset is a reading of rank 0's clock. Afterwards clocks
-    drift apart, by some microseconds per second unless the hosts synchronise them.
-    """
+    # A reading of this host's clock plus the offset is a reading of rank 0's clock. Afterwards
+    # clocks drift apart, by some microseconds per second unless the hosts synchronise them.
 
     nanoseconds: int
     error: int
@@ -38,12 +37,8 @@ SAME_CLOCK = ClockOffset(0, 0)
 
 
 def measure_offset(connection: socket.socket, deadline: Deadline) -> ClockOffset:
-    """Measure the offset; the peer at the other end calls `answer_readings` meanwhile.
-
-    Raises:
-        OSError: the connection failed or was too slow.
-        BootstrapError: the peer hung up.
-    """
+    """Measure the offset; the peer at the other end calls `answer_readings` meanwhile."""
+    # Raises OSError if the connection failed or was too slow; BootstrapError if the peer hung up.
     best: ClockOffset | None = None
     for _ in range(ROUNDS):
         asked = time.monotonic_ns()
@@ -58,12 +53,8 @@ def measure_offset(connection: socket.socket, deadline: Deadline) -> ClockOffset
 
 
 def answer_readings(connection: socket.socket, deadline: Deadline) -> None:
-    """Answer the questions of the peer's `measure_offset`.
-
-    Raises:
-        OSError: the connection failed or was too slow.
-        BootstrapError: the peer hung up.
-    """
+    """Answer the questions of the peer's `measure_offset`."""
+    # Raises OSError if the connection failed or was too slow; BootstrapError if the peer hung up.
     for _ in range(ROUNDS):
         _receive(connection, 1, deadline)
         connection.sendall(_READING.pack(time.monotonic_ns()))

@@ -34,21 +34,14 @@ def connect(
     agreed: Mapping[str, str] | None = None,
     deadline: Deadline | None = None,
 ) -> Connection:
-    """Connect this rank to all others, which it meets through the store.
-
-    Args:
-        worker: the launcher's description of this rank.
-        create_segment: makes the memory that this rank shares with the ranks of its host; takes
-            their number and returns a descriptor.
-        agreed: by variable, the settings that must be equal on every rank.
-        deadline: limits the whole start, and another thread may give it up; by default it follows
-            from `worker.start_timeout`.
-
-    Raises:
-        BootstrapError: a rank did not arrive, was refused, or has other settings; the message
-            names the rank.
-        GivenUpError: the deadline was given up.
-    """
+    """Connect this rank to all others, which it meets through the store."""
+    # `create_segment` makes the memory that this rank shares with the ranks of its host; takes
+    # their number and returns a descriptor.
+    # `deadline` limits the whole start, and another thread may give it up; by default it follows
+    # from `worker.start_timeout`.
+    # Raises BootstrapError if a rank did not arrive, was refused, or has other settings; the
+    # message names the rank.
+    # Raises GivenUpError if the deadline was given up.
     if worker.size == 1:
         return Connection()
     deadline = deadline or Deadline(worker.start_timeout)
@@ -81,35 +74,26 @@ def connect_members(
     meet: Callable[[Any], list[Any]],
     answer_seconds: float = 0.0,
 ) -> Connection:
-    """Connect this rank to the ranks whose endpoints are given.
-
-    Args:
-        endpoint: the listeners of this process, which stay open.
-        rank: this process's rank among the members.
-        descriptions: by rank, the description of each member's endpoint, with this rank's own one.
-        job: the secret of the handshakes, and their epoch: members of another epoch are refused.
-        create_segment: see `connect`.
-        deadline: limits everything but `meet`. When another thread gives it up, this function ends
-            within 50 ms, unless the process does not get the CPU.
-        meet: called with this rank's clock, as a JSON value, when this rank has all its
-            connections; waits until all ranks have theirs, and returns the clocks by rank.
-        answer_seconds: how long the kernel of another host may take to answer, however late the
-            member there is; 0 means until the deadline.
-
-    Raises:
-        UnreachableError: a member cannot be reached, or did not connect in time; `rank` names it.
-        BootstrapError: a member has other settings, or is not what its endpoint says.
-        GivenUpError: the deadline was given up.
-    """
+    """Connect this rank to the ranks whose endpoints are given."""
+    # `descriptions` has, by rank, the description of each member's endpoint, with this rank's own
+    # one.
+    # `deadline` limits everything but `meet`. When another thread gives it up, this function ends
+    # within 50 ms, unless the process does not get the CPU.
+    # `meet` is called with this rank's clock, as a JSON value, when this rank has all its
+    # connections; waits until all ranks have theirs, and returns the clocks by rank.
+    # `answer_seconds` says how long the kernel of another host may take to answer, however late the
+    # member there is; 0 means until the deadline.
+    # Raises UnreachableError if a member cannot be reached, or did not connect in time; `rank`
+    # names it.
+    # Raises BootstrapError if a member has other settings, or is not what its endpoint says.
+    # Raises GivenUpError if the deadline was given up.
     mesh = Mesh(endpoint, rank, descriptions, job, create_segment, deadline, answer_seconds)
     return mesh.connect(meet)
 
 
 def _epoch_of(epoch: int, blobs: Sequence[bytes]) -> int:
-    """Derive the epoch of the handshakes between ranks that met through the store.
-
-    The addresses are fresh in every start. So their digest, as the epoch of the handshakes, refuses
-    processes that are left over from an earlier start or a failed one.
-    """
+    """Derive the epoch of the handshakes between ranks that met through the store."""
+    # The addresses are fresh in every start. So their digest, as the epoch of the handshakes,
+    # refuses processes that are left over from an earlier start or a failed one.
     digest = hashlib.sha256(b"%d" % epoch + b"".join(blobs)).digest()
     return int.from_bytes(digest[:_EPOCH_BYTES], "little")

@@ -13,39 +13,26 @@ from hvdlite.rendezvous.clock import SAME_CLOCK, ClockOffset
 
 @dataclass(frozen=True)
 class Connection:
-    """The arguments of `_core.Engine`, and this rank's local and cross ranks.
+    """The arguments of `_core.Engine`, and this rank's local and cross ranks."""
 
-    The default is a world of one. The caller owns all descriptors.
-
-    Attributes:
-        host_of: by rank, the index of its host.
-        links: for each peer, its rank and the descriptors of its control and data connections,
-            segment and event; -1 stands for a descriptor that does not exist. For a peer of this
-            host, the control connection is the end of its lifeline (see `local_peers`).
-        segment_fd: this rank's own shared memory segment.
-        event_fd: this rank's own event.
-        lifeline_fd: this rank's own end of its lifeline.
-        clock: the offset of this host's clock to rank 0's.
-        control_tree: whether control connections between hosts are those of a tree.
-
-    Example:
-        >>> Connection().size
-        1
-    """
+    # The default is a world of one. The caller owns all descriptors.
 
     rank: int = 0
     size: int = 1
-    host_of: Sequence[int] = (0,)
+    host_of: Sequence[int] = (0,)  # by rank, the index of its host
+    # For each peer, its rank and the descriptors of its control and data connections, segment and
+    # event; -1 stands for a descriptor that does not exist. For a peer of this host, the control
+    # connection is the end of its lifeline (see `local_peers`).
     links: Sequence[tuple[int, int, int, int, int]] = ()
-    segment_fd: int = -1
-    event_fd: int = -1
-    lifeline_fd: int = -1
+    segment_fd: int = -1  # this rank's own shared memory segment
+    event_fd: int = -1  # this rank's own event
+    lifeline_fd: int = -1  # this rank's own end of its lifeline
     local_rank: int = 0
     local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
-    clock: ClockOffset = SAME_CLOCK
-    control_tree: bool = False
+    clock: ClockOffset = SAME_CLOCK  # the offset of this host's clock to rank 0's
+    control_tree: bool = False  # whether control connections between hosts are those of a tree
 
     def close(self) -> None:
         """Close the descriptors, when no engine takes them."""
@@ -61,26 +48,22 @@ class Connection:
 
 
 class UnreachableError(BootstrapError):
-    """A peer could not be reached, did not connect in time, or left while it connected.
-
-    Attributes:
-        rank: the peer's rank in the epoch whose connections were made.
-        silent: whether the network did not answer: then either end may be the one that is cut off.
-    """
+    """A peer could not be reached, did not connect in time, or left while it connected."""
 
     def __init__(self, message: str, rank: int = -1, silent: bool = False) -> None:
         super().__init__(message)
-        self.rank = rank
+        self.rank = rank  # the peer's rank in the epoch whose connections were made
+        # This says whether the network did not answer: then either end may be the one that is cut
+        # off.
         self.silent = silent
 
 
 @dataclass
 class Link:
-    """The connections to one peer, while they are made.
+    """The connections to one peer, while they are made."""
 
-    A peer of another host has `data`, and `control` if the two are linked; one of this host has the
-    rest.
-    """
+    # A peer of another host has `data`, and `control` if the two are linked; one of this host has
+    # the rest.
 
     linked: bool = True
 

@@ -27,48 +27,28 @@ class GivenUpError(BootstrapError):
 
 
 def is_never(seconds: float) -> bool:
-    """Return whether a timeout means "no limit": it is 0, or longer than `LONGEST_SECONDS`.
-
-    Example:
-        >>> [is_never(seconds) for seconds in (0, 60, 1e10, float("inf"))]
-        [True, False, True, True]
-    """
+    """Return whether a timeout means "no limit": it is 0, or longer than `LONGEST_SECONDS`."""
     return seconds == 0 or seconds > LONGEST_SECONDS
 
 
 def seconds_of(timeout: timedelta) -> float:
-    """Return a time limit in seconds; infinity for none.
-
-    Example:
-        >>> seconds_of(timedelta(minutes=1)), seconds_of(timedelta(days=999))
-        (60.0, inf)
-    """
+    """Return a time limit in seconds; infinity for none."""
     seconds = timeout.total_seconds()
     return math.inf if is_never(seconds) else seconds
 
 
 class Deadline:
-    """A point in time at which all waits end with TimeoutError; it may be infinitely far away.
+    """A point in time at which all waits end with TimeoutError; it may be infinitely far away."""
 
-    Any thread, and any signal handler, may call `give_up`. Waits then raise GivenUpError within
-    about 20 ms.
-
-    Attributes:
-        at: the point in time, as `time.monotonic` tells it.
-
-    Example:
-        >>> Deadline(0).passed, Deadline(0).seconds_left
-        (False, inf)
-    """
+    # Any thread, and any signal handler, may call `give_up`. Waits then raise GivenUpError within
+    # about 20 ms.
 
     def __init__(self, seconds: float, outer: Deadline | None = None) -> None:
-        """Set the deadline `seconds` from now, or at infinity if `is_never(seconds)`.
-
-        Args:
-            seconds: how long the waits may last.
-            outer: if given, this deadline also ends when `outer` passes or is given up.
-        """
+        """Set the deadline `seconds` from now, or at infinity if `is_never(seconds)`."""
+        # `seconds` says how long the waits may last.
+        # This deadline also ends when `outer` passes or is given up.
         at = math.inf if is_never(seconds) else time.monotonic() + seconds
+        # The point in time, as `time.monotonic` tells it.
         self.at: float = at if outer is None else min(at, outer.at)
         self._outer = outer
         self.given_up = False
@@ -98,15 +78,9 @@ class Deadline:
             )
 
     def check(self, grace: float = 0.0) -> float:
-        """Return how many seconds the caller may wait before it calls `check` again.
-
-        Args:
-            grace: seconds that this wait may last beyond the deadline.
-
-        Raises:
-            GivenUpError: `give_up` was called.
-            TimeoutError: the deadline has passed.
-        """
+        """Return how many seconds the caller may wait before it calls `check` again."""
+        # `grace` gives the seconds that this wait may last beyond the deadline.
+        # Raises GivenUpError if `give_up` was called; TimeoutError if the deadline has passed.
         self.refuse_if_given_up()
         left = self.seconds_left + grace
         if left <= 0:
@@ -116,15 +90,10 @@ class Deadline:
     def attempt(
         self, connection: socket.socket, call: Callable[[], _Result], grace: float = 0.0
     ) -> _Result:
-        """Call `call`, which waits for a socket, until it succeeds or the deadline passes.
-
-        Afterwards the socket has a short timeout.
-
-        Raises:
-            GivenUpError: `give_up` was called.
-            TimeoutError: the deadline has passed.
-            Exception: whatever else `call` raises.
-        """
+        """Call `call`, which waits for a socket, until it succeeds or the deadline passes."""
+        # Afterwards the socket has a short timeout.
+        # Raises GivenUpError if `give_up` was called; TimeoutError if the deadline has passed.
+        # It also raises whatever else `call` raises.
         while True:
             connection.settimeout(self.check(grace))
             try:

@@ -11,17 +11,9 @@ _SPARE = 256  # for the script
 
 
 def make_room(more: int, size: int) -> None:
-    """Raise this process's own limit, if it needs that to open `more` descriptors.
-
-    The limit stays as it is where it suffices, because programs that call select(2) rely on it.
-
-    Args:
-        more: descriptors that the connections of this rank take.
-        size: how many ranks the job has, for the message.
-
-    Raises:
-        BootstrapError: the limit of the system is too low.
-    """
+    """Raise this process's own limit, if it needs that to open `more` descriptors."""
+    # The limit stays as it is where it suffices, because programs that call select(2) rely on it.
+    # Raises BootstrapError if the limit of the system is too low.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = len(os.listdir("/proc/self/fd")) + more
     if soft == resource.RLIM_INFINITY or least + _SPARE <= soft:

@@ -28,27 +28,15 @@ class _HungUpError(Exception):
 def introduce(
     address: str, job: Job, rank: int, role: Role, deadline: Deadline, dial_seconds: float = 0
 ) -> tuple[socket.socket, ClientHandshake]:
-    """Connect as this rank, and check the proof of the server at the other end.
-
-    A server drops clients that are slower than `HANDSHAKE_SECONDS`. So if the server hangs up
-    before its proof, this side dials again, until the deadline, or until the server has hung up
-    quickly `_QUICK_HANG_UPS` times.
-
-    Args:
-        address: where the server listens.
-        job: the job, and epoch, that both sides belong to.
-        rank: this rank, or the number of this worker.
-        role: what the connection is for.
-        deadline: limits everything.
-        dial_seconds: how long the server's host may take to answer; 0 means until the deadline.
-
-    Returns:
-        The connection, which the caller owns, and the completed handshake.
-
-    Raises:
-        OSError: no server can be reached at the address; TimeoutError at the deadline.
-        BootstrapError: the server refuses, does not belong to this job, or does not answer in time.
-    """
+    """Connect as this rank, and check the proof of the server at the other end."""
+    # A server drops clients that are slower than `HANDSHAKE_SECONDS`. So if the server hangs up
+    # before its proof, this side dials again, until the deadline, or until the server has hung up
+    # quickly `_QUICK_HANG_UPS` times.
+    # `dial_seconds` says how long the server's host may take to answer; 0 means until the deadline.
+    # Returns the connection, which the caller owns, and the completed handshake.
+    # Raises OSError if no server can be reached at the address; TimeoutError at the deadline.
+    # Raises BootstrapError if the server refuses, does not belong to this job, or does not answer
+    # in time.
     return run(introducing(address, job, rank, role, deadline, dial_seconds))
 
 
@@ -88,19 +76,8 @@ def introducing(
 def reach(
     server: str, address: str, job: Job, rank: int, role: Role, deadline: Deadline
 ) -> tuple[socket.socket, ClientHandshake]:
-    """Introduce this rank to a server that may not listen yet.
-
-    Args:
-        server: the name of the server, for messages.
-        address: where it listens.
-        job: the job, and epoch, that both sides belong to.
-        rank: this rank, or the number of this worker.
-        role: what the connection is for.
-        deadline: limits all attempts.
-
-    Raises:
-        BootstrapError: the server cannot be reached until the deadline, or refuses.
-    """
+    """Introduce this rank to a server that may not listen yet."""
+    # Raises BootstrapError if the server cannot be reached until the deadline, or refuses.
     error: OSError | None = None
     while True:
         try:

@@ -1,11 +1,4 @@
-"""A process's endpoint: the listeners at which others connect to it, and what they need to know.
-
-Example:
-    >>> from hvdlite.rendezvous.environment import WorkerEnvironment
-    >>> with Endpoint(WorkerEnvironment(host_id="a"), None, {}) as endpoint:
-    ...     endpoint.description["host"]
-    'override:a'
-"""
+"""A process's endpoint: the listeners at which others connect to it, and what they need to know."""
 
 from __future__ import annotations
 
@@ -29,37 +22,29 @@ from hvdlite.rendezvous.environment import WorkerEnvironment
 
 
 class Endpoint:
-    """The listeners of this process, for one epoch or for several in a row.
+    """The listeners of this process, for one epoch or for several in a row."""
 
-    Addresses are abstract Unix sockets, and ports that the kernel chooses. So no files stay behind,
-    and the listeners disappear with the process: forked children close their copies. A peer that
-    dials between two epochs waits in a listener's queue until the next epoch begins here.
-
-    Attributes:
-        description: what others need to connect to this process, and to check that it fits; it can
-            be written as JSON.
-        elastic: whether the process is a worker of an elastic job.
-    """
+    # Addresses are abstract Unix sockets, and ports that the kernel chooses. So no files stay
+    # behind, and the listeners disappear with the process: forked children close their copies. A
+    # peer that dials between two epochs waits in a listener's queue until the next epoch begins
+    # here.
 
     def __init__(
         self, worker: WorkerEnvironment, own_host: str | None, agreed: Mapping[str, str]
     ) -> None:
-        """Listen.
-
-        Args:
-            worker: the launcher's description of this process.
-            own_host: the IP address at which other hosts reach this one, unless `worker` has a
-                `bind_address` or names an interface; None if all processes share this host.
-            agreed: by variable, the settings that must be equal on every rank.
-        """
+        """Listen."""
+        # `own_host` is the IP address at which other hosts reach this one, unless `worker` has a
+        # `bind_address` or names an interface; None if all processes share this host.
         if worker.bind_address is not None:
             own_host = worker.bind_address
         elif worker.interfaces:
             own_host = interface_address(worker.interfaces)
-        self.elastic = worker.elastic
+        self.elastic = worker.elastic  # whether the process is a worker of an elastic job
         self._listeners = [listen(fresh_unix_address())]
         try:
             self._listeners.append(listen(f"{own_host}:0") if own_host else listen_on_loopback())
+            # This says what others need to connect to this process, and to check that it fits; it
+            # can be written as JSON.
             self.description = self._describe(worker, agreed)
         except BaseException:
             self.close()
@@ -100,12 +85,10 @@ class Endpoint:
 
 
 def host_identity(override: str | None) -> str:
-    """Return a text that identifies this host; ranks with equal texts share memory.
-
-    A host name alone is not enough. The text also depends on the network namespace (containers),
-    the user, and the boot. `override` stands for all of these, so that tests can let one machine
-    act as several hosts.
-    """
+    """Return a text that identifies this host; ranks with equal texts share memory."""
+    # A host name alone is not enough. The text also depends on the network namespace (containers),
+    # the user, and the boot. `override` stands for all of these, so that tests can let one machine
+    # act as several hosts.
     if override is not None:
         return "override:" + override
     parts = [socket.gethostname(), str(os.getuid()), str(Path("/proc/self/ns/net").stat().st_ino)]

@@ -2,11 +2,6 @@
 
 This is the only module of a rank's Python code that reads environment variables. (The core reads
 its knobs in csrc/base/config.cc, and the launcher reads its environment in hvdlite/launch.)
-
-Example:
-    >>> from hvdlite.rendezvous.environment import detect
-    >>> detect({}).size
-    1
 """
 
 from __future__ import annotations
@@ -47,61 +42,53 @@ _live_pipe: tuple[int, int] | None = None  # its descriptor, and the process tha
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What this process knows of its job before it connects to the other ranks.
+    """What this process knows of its job before it connects to the other ranks."""
 
-    The default is a world of one.
-
-    Attributes:
-        local_rank: the launcher's number of this rank within its host; None if the launcher does
-            not tell.
-        local_size: the launcher's number of ranks on this host; None if the launcher does not tell.
-        node: the launcher's number of this host; None if the launcher does not tell.
-        rendezvous: address of the store, "unix:NAME" or "host:port"; None for a world of one.
-        token: the job's secret, 32 bytes; empty for a world of one.
-        job_id: the public number of the job, 16 bytes.
-        epoch: distinguishes restarts of one job (HVDLITE_EPOCH, under every launcher); ranks
-            of different epochs refuse each other.
-        host_id: stands for the identity of the host, so that one machine can act as several.
-        interfaces: names of the network interfaces at which other hosts reach this one; if empty,
-            the interface of the route to the store.
-        bind_address: the IP address at which this process listens for other hosts, instead of that
-            of an interface; None if the user does not choose it.
-        launcher: the name of the launcher, for messages.
-        serves_store: whether this rank serves the store, because its launcher does not (rank 0
-            under torchrun, mpirun, srun).
-        start_timeout: seconds that the ranks have to find each other; 0 means no limit.
-        elastic: whether the job is elastic; `rendezvous` is then the address of its registrar, and
-            rank and size are those that the launcher planned.
-        elastic_worker: the number of this worker in an elastic job, which is never used again.
-        joiner: whether this worker was started after the first ones: in an elastic job after the
-            first epoch was formed, in one with parameter servers for a worker that died.
-        servers: how many of the first ranks are parameter servers.
-        process: the number of this process in a job with parameter servers: its rank, or one never
-            used before if it was started for a worker that died.
-        heartbeat: seconds without a word after which a worker of an elastic job, or the registrar,
-            counts as dead.
-    """
+    # The default is a world of one.
 
     rank: int = 0
     size: int = 1
+    # The launcher's number of this rank within its host; None if the launcher does not tell.
     local_rank: int | None = None
+    # The launcher's number of ranks on this host; None if the launcher does not tell.
     local_size: int | None = None
+    # The launcher's number of this host; None if the launcher does not tell.
     node: int | None = None
+    # Address of the store, "unix:NAME" or "host:port"; None for a world of one.
     rendezvous: str | None = None
+    # The job's secret, 32 bytes; empty for a world of one.
     token: bytes = field(default=b"", repr=False)
-    job_id: bytes = bytes(JOB_ID_BYTES)
+    job_id: bytes = bytes(JOB_ID_BYTES)  # the public number of the job, 16 bytes
+    # Distinguishes restarts of one job (HVDLITE_EPOCH, under every launcher); ranks of different
+    # epochs refuse each other.
     epoch: int = 0
+    # Stands for the identity of the host, so that one machine can act as several.
     host_id: str | None = None
+    # Names of the network interfaces at which other hosts reach this one; if empty, the interface
+    # of the route to the store.
     interfaces: tuple[str, ...] = ()
+    # The IP address at which this process listens for other hosts, instead of that of an interface;
+    # None if the user does not choose it.
     bind_address: str | None = None
-    launcher: str = "none"
+    launcher: str = "none"  # the name of the launcher, for messages
+    # This says whether this rank serves the store, because its launcher does not (rank 0 under
+    # torchrun, mpirun, srun).
     serves_store: bool = False
-    start_timeout: float = 60.0
+    start_timeout: float = 60.0  # seconds that the ranks have to find each other; 0 means no limit
+    # This says whether the job is elastic; `rendezvous` is then the address of its registrar, and
+    # rank and size are those that the launcher planned.
     elastic: bool = False
+    # The number of this worker in an elastic job, which is never used again.
     elastic_worker: int = 0
+    # This says whether this worker was started after the first ones: in an elastic job after the
+    # first epoch was formed, in one with parameter servers for a worker that died.
     joiner: bool = False
-    servers: int = 0
+    servers: int = 0  # how many of the first ranks are parameter servers
+    # The number of this process in a job with parameter servers: its rank, or one never used before
+    # if it was started for a worker that died.
     process: int = 0
+    # Seconds without a word after which a worker of an elastic job, or the registrar, counts as
+    # dead.
     heartbeat: float = 3.0
 
 
@@ -112,11 +99,9 @@ def take_token() -> None:
 
 
 def take_live_pipe() -> None:
-    """Keep the pipe for this rank's samples from its children: those of exec and those of fork.
-
-    HVDLITE_LIVE_FD is "descriptor:inode". A program between the launcher and this one may have
-    closed the descriptor, and its number may then stand for anything.
-    """
+    """Keep the pipe for this rank's samples from its children: those of exec and those of fork."""
+    # HVDLITE_LIVE_FD is "descriptor:inode". A program between the launcher and this one may have
+    # closed the descriptor, and its number may then stand for anything.
     global _live_pipe
     descriptor, _, inode = os.environ.pop("HVDLITE_LIVE_FD", "").partition(":")
     if not (descriptor.isdecimal() and inode.isdecimal()):
@@ -136,13 +121,9 @@ def live_pipe() -> int | None:
 
 
 def live_service() -> tuple[str, Path | None] | None:
-    """Return where rank 0 serves a page of the job, and the file with its token; None: nowhere.
-
-    HVDLITE_LIVE_SERVE is "host:port"; without HVDLITE_LIVE_TOKEN_FILE a token is drawn.
-
-    Raises:
-        ArgumentError: hvdlite-run started this process, and it can do that better.
-    """
+    """Return where rank 0 serves a page of the job, and the file with its token; None: nowhere."""
+    # HVDLITE_LIVE_SERVE is "host:port"; without HVDLITE_LIVE_TOKEN_FILE a token is drawn.
+    # Raises ArgumentError if hvdlite-run started this process, and it can do that better.
     file = os.environ.get("HVDLITE_LIVE_TOKEN_FILE")
     address = os.environ.get("HVDLITE_LIVE_SERVE")
     if not address:
@@ -186,15 +167,9 @@ give_seat = assign_rank  # its name until 0.1.0
 def with_own_settings(
     worker: WorkerEnvironment, environment: Mapping[str, str] | None = None
 ) -> WorkerEnvironment:
-    """Complete an assignment by what this process's variables say of its host and its patience.
-
-    HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES, HVDLITE_BIND_ADDRESS and HVDLITE_START_TIMEOUT
-    count where the assignment has the default.
-
-    Example:
-        >>> with_own_settings(WorkerEnvironment(), {"HVDLITE_START_TIMEOUT": "5"}).start_timeout
-        5.0
-    """
+    """Complete an assignment by what this process's variables say of its host and its patience."""
+    # HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES, HVDLITE_BIND_ADDRESS and HVDLITE_START_TIMEOUT
+    # count where the assignment has the default.
     variables = Variables(os.environ if environment is None else environment)
     patient = worker.start_timeout == WorkerEnvironment.start_timeout
     return replace(
@@ -230,17 +205,12 @@ def timeline_parts() -> Path | None:
 def detect(
     environment: Mapping[str, str] | None = None, with_servers: bool = False
 ) -> WorkerEnvironment:
-    """Recognise hvdlite-run or another launcher; without a launcher, return a world of one.
-
-    Args:
-        environment: the variables to read; by default those of this process, unless `assign_rank`
-            has given it one.
-        with_servers: whether the script asks for parameter servers, or for a world of ranks.
-
-    Raises:
-        BootstrapError: a variable is missing or cannot be used; the message names the variable. Or
-            the job has parameter servers, and the script asks for a world, or the reverse.
-    """
+    """Recognise hvdlite-run or another launcher; without a launcher, return a world of one."""
+    # `environment` has the variables to read; by default those of this process, unless
+    # `assign_rank` has given it one.
+    # `with_servers` says whether the script asks for parameter servers, or for a world of ranks.
+    # Raises BootstrapError if a variable is missing or cannot be used; the message names the
+    # variable. Or the job has parameter servers, and the script asks for a world, or the reverse.
     given = _given if environment is None else None
     variables = Variables(os.environ if environment is None else environment)
     found = _recognise(variables, with_servers) if given is None else given
@@ -264,11 +234,9 @@ def _recognise(variables: Variables, with_servers: bool) -> WorkerEnvironment:
 
 
 def surroundings() -> WorkerEnvironment:
-    """Return what holds for every world that this process can be in, with or without a launcher.
-
-    That is the token, which is empty if there is none, and what `with_own_settings` reads. Rank and
-    size are those of a world of one.
-    """
+    """Return what holds for every world that this process can be in, with or without a launcher."""
+    # That is the token, which is empty if there is none, and what `with_own_settings` reads. Rank
+    # and size are those of a world of one.
     if _given is not None and _given.token:
         token = _given.token
     else:
@@ -337,10 +305,8 @@ def _elastic(variables: Variables, worker: WorkerEnvironment) -> WorkerEnvironme
 
 
 def _refuse_second_run(rank: int) -> None:
-    """Raise in a child of multiprocessing that runs the script of its parent again.
-
-    While such a child imports the script, multiprocessing marks the process as `_inheriting`.
-    """
+    """Raise in a child of multiprocessing that runs the script of its parent again."""
+    # While such a child imports the script, multiprocessing marks the process as `_inheriting`.
     process = sys.modules.get("multiprocessing.process")  # which such a child has imported
     if process is not None and getattr(process.current_process(), "_inheriting", False):
         raise BootstrapError(
@@ -350,10 +316,8 @@ def _refuse_second_run(rank: int) -> None:
 
 
 def _by_hand(variables: Variables) -> LauncherEnvironment:
-    """Read the variables that a user's own script set instead of hvdlite-run.
-
-    Rank 0 then serves the store.
-    """
+    """Read the variables that a user's own script set instead of hvdlite-run."""
+    # Rank 0 then serves the store.
     variables.text("HVDLITE_RENDEZVOUS")
     found = LauncherEnvironment(
         launcher="a script of your own",
@@ -406,11 +370,9 @@ def _epoch(variables: Variables, default: int = 0) -> int:
 
 
 def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEnvironment:
-    """Derive the address of the store and the token; other launchers provide neither.
-
-    Within a host, both follow from the job's variables, and the kernel guarantees that the peers
-    are processes of this user. For several hosts, the user has to set the secret.
-    """
+    """Derive the address of the store and the token; other launchers provide neither."""
+    # Within a host, both follow from the job's variables, and the kernel guarantees that the peers
+    # are processes of this user. For several hosts, the user has to set the secret.
     if variables.flag("HVDLITE_ELASTIC"):
         raise BootstrapError(
             f"HVDLITE_ELASTIC is set, but {found.launcher} started this process; only hvdlite-run "
@@ -474,19 +436,12 @@ def _what_to_bring(found: LauncherEnvironment, needs_token: bool) -> str:
 
 
 def tell_scripts(**numbers: int) -> None:
-    """Set this rank's numbers in the environment, which scripts and their children read.
-
-    Args:
-        numbers: by the end of the variable's name, such as RANK.
-    """
+    """Set this rank's numbers in the environment, which scripts and their children read."""
     for name, value in numbers.items():
         os.environ[f"HVDLITE_{name}"] = os.environ[f"HOROVOD_{name}"] = str(value)
 
 
 def show_gpus(gpus: Sequence[str]) -> None:
-    """Let CUDA see these GPUs alone; call it before the process uses CUDA.
-
-    Args:
-        gpus: their numbers or names on this host, in the order of local ranks.
-    """
+    """Let CUDA see these GPUs alone; call it before the process uses CUDA."""
+    # `gpus` has their numbers or names on this host, in the order of local ranks.
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

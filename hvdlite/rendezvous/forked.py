@@ -3,17 +3,6 @@
 A forked child inherits every descriptor. A connection then stays open, and a listener goes on
 taking peers in, after the process that they belong to has died: the peers wait for a dead rank. So
 the children close what is registered here. (The core does the same for its own descriptors.)
-
-Example:
-    >>> import socket
-    >>> class Line:
-    ...     def __init__(self):
-    ...         self.ours, self.theirs = socket.socketpair()
-    ...         leave_to_parent(self)
-    ...
-    ...     def close_in_child(self):
-    ...         self.ours.close()
-    >>> line = Line()  # A forked child closes its copy of `ours`.
 """
 
 from __future__ import annotations

@@ -46,11 +46,9 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are complete now.
-
-        Raises:
-            BootstrapError: the stream was tampered with, or the peer is not a server of hvdlite.
-        """
+        """Return the bodies that are complete now."""
+        # Raises BootstrapError if the stream was tampered with, or the peer is not a server of
+        # hvdlite.
         self._buffer += data
         bodies = []
         while len(self._buffer) >= _HEADER.size:

@@ -52,12 +52,7 @@ _NOUNS: dict[int, str] = {Role.MEMBERSHIP: "worker", Role.NODE: "node", Role.PAR
 
 
 def title(rank: int, role: int) -> str:
-    """Name a client in messages; an elastic worker gives its number, because it has no rank yet.
-
-    Example:
-        >>> title(3, Role.CONTROL), title(3, Role.MEMBERSHIP), title(3, Role.NODE)
-        ('rank 3', 'worker 3', 'node 3')
-    """
+    """Name a client in messages; an elastic worker gives its number, because it has no rank yet."""
     return f"{_NOUNS.get(role, 'rank')} {rank}"
 
 
@@ -119,11 +114,8 @@ class _Side:
         raise NotImplementedError
 
     def feed(self, data: bytes) -> bytes:
-        """Take at most `wanted()` bytes; return what to send now.
-
-        Raises:
-            RefusedError: the other side does not belong to this job, or refuses this one.
-        """
+        """Take at most `wanted()` bytes; return what to send now."""
+        # Raises RefusedError if the other side does not belong to this job, or refuses this one.
         self._received += data
         if self.wanted() > 0:
             return b""

@@ -35,16 +35,10 @@ _GRACE_SECONDS = 1.0  # how long a rank waits after its deadline for what the fi
 
 
 class LocalPeers:
-    """The ranks of this host, while they exchange their descriptors.
+    """The ranks of this host, while they exchange their descriptors."""
 
-    Args:
-        rank: this rank.
-        ranks: the ranks of its host, ascending, with itself.
-        links: of the other ranks, which get the descriptors.
-        own: this rank's segment and event; borrowed.
-        loop: runs the steps.
-        deadline: limits the exchange.
-    """
+    # `ranks` has the ranks of this host, ascending, with this one.
+    # `own` has this rank's segment and event; borrowed.
 
     def __init__(
         self,
@@ -105,11 +99,8 @@ class LocalPeers:
                 connection.sendall(_MISSED + words)
 
     def hand_in(self, connection: socket.socket) -> Steps[None]:
-        """Give the descriptors of this rank to the first one, and take those of all others.
-
-        Raises:
-            UnreachableError: the first rank has gone, or misses some rank.
-        """
+        """Give the descriptors of this rank to the first one, and take those of all others."""
+        # Raises UnreachableError if the first rank has gone, or misses some rank.
         self._members[self.first] = connection
         yield from self._send(connection, self.first, [*self._own, self._end.fileno()])
         for some in _in_parts([peer for peer in self._ranks if peer != self._rank]):

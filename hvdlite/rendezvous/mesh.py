@@ -45,11 +45,8 @@ _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTD
 
 
 def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
-    """Check that all ranks have equal settings; else they would cut the same tensors differently.
-
-    Raises:
-        BootstrapError: two ranks differ.
-    """
+    """Check that all ranks have equal settings: otherwise they cut equal tensors differently."""
+    # Raises BootstrapError if two ranks differ.
     for rank, own in enumerate(settings):
         if own == settings[0]:
             continue
@@ -63,17 +60,10 @@ def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
 
 
 class Mesh:
-    """This rank's connections of the full mesh, while they are made.
+    """This rank's connections of the full mesh, while they are made."""
 
-    Args:
-        endpoint: this process's listeners.
-        rank: this rank.
-        peers: by rank, the description of each endpoint; this rank's own one is among them.
-        job: the handshakes carry its epoch.
-        create_segment: see `connect.connect`.
-        deadline: limits everything; another thread may give it up.
-        answer_seconds: see `connect.connect_members`.
-    """
+    # `peers` has, by rank, the description of each endpoint; this rank's own one is among them.
+    # `deadline` limits everything; another thread may give it up.
 
     def __init__(
         self,
@@ -199,13 +189,10 @@ class Mesh:
             self._distant.discard(peer)
 
     def _reach(self, peer: int, role: Role) -> Steps[socket.socket]:
-        """Dial a peer and shake hands with it; in an elastic job, dial again as long as it helps.
-
-        Raises:
-            UnreachableError: the peer cannot be reached, or does not answer in time.
-            BootstrapError: the peer is not what its endpoint says.
-            GivenUpError: the deadline was given up.
-        """
+        """Dial a peer and shake hands; in an elastic job, dial again as long as it helps."""
+        # Raises UnreachableError if the peer cannot be reached, or does not answer in time.
+        # Raises BootstrapError if the peer is not what its endpoint says.
+        # Raises GivenUpError if the deadline was given up.
         gone_at = math.inf
         behind: OtherEpochError | None = None
         local = self._is_local(peer)

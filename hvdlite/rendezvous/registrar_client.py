@@ -2,11 +2,6 @@
 
 Both sides send JSON objects in the frames of `frames`, and `{"kind": "alive"}` when they have
 nothing else to say. So each side notices when the other one, or the network, has gone silent.
-
-Example:
-    client = RegistrarClient(address, job, worker.elastic_worker, deadline, print, print)
-    client.send({"kind": "bye", "commits": {}, "status": "done"})
-    client.close()
 """
 
 from __future__ import annotations
@@ -38,14 +33,9 @@ _ALIVE = {"kind": "alive"}
 
 
 class RegistrarClient:
-    """The connection, and the daemon thread that reads from it.
+    """The connection, and the daemon thread that reads from it."""
 
-    Any thread may call `send` and `close`. A forked child closes its copy of the connection.
-
-    Attributes:
-        local_host: the IP address from which this host reaches the registrar; None over a Unix
-            socket.
-    """
+    # Any thread may call `send` and `close`. A forked child closes its copy of the connection.
 
     def __init__(
         self,
@@ -57,24 +47,16 @@ class RegistrarClient:
         on_end: Callable[[str], None],
         heartbeat: float = 3.0,
     ) -> None:
-        """Connect to the registrar, and start to read.
-
-        Args:
-            address: the address of the registrar.
-            job: the job that this worker belongs to, in epoch 0.
-            worker: the number of this worker.
-            deadline: limits the connecting, and nothing later.
-            on_message: called on the reading thread with each message but "alive". This thread
-                also sends the heartbeat, so the function must return well within `heartbeat`. An
-                exception of it ends the connection.
-            on_end: called once, on the reading thread, with the reason, when the connection has
-                ended. After `close` it is not called.
-            heartbeat: both sides speak four times in these seconds; a registrar that says nothing
-                in twenty times as long counts as dead.
-
-        Raises:
-            BootstrapError: the registrar cannot be reached, or refuses this worker.
-        """
+        """Connect to the registrar, and start to read."""
+        # `job` has epoch 0.
+        # `on_message` is called on the reading thread with each message but "alive". This thread
+        # also sends the heartbeat, so the function must return well within `heartbeat`. An
+        # exception of it ends the connection.
+        # `on_end` is called once, on the reading thread, with the reason, when the connection has
+        # ended. After `close` it is not called.
+        # Both sides speak four times in `heartbeat` seconds; a registrar that says nothing
+        # in twenty times as long counts as dead.
+        # Raises BootstrapError if the registrar cannot be reached, or refuses this worker.
         self._worker = worker
         self._connection, handshake = reach(
             "the registrar", address, job, worker, Role.MEMBERSHIP, deadline
@@ -85,6 +67,7 @@ class RegistrarClient:
         self._heartbeat = heartbeat
         # A registrar that does not read for so long is as dead as one that does not write.
         self._connection.settimeout(PATIENCE * heartbeat)
+        # The IP address from which this host reaches the registrar; None over a Unix socket.
         self.local_host = local_host(self._connection)
         self._sending = threading.Lock()
         self._closing = False
@@ -95,11 +78,8 @@ class RegistrarClient:
         self._thread.start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message.
-
-        Raises:
-            BootstrapError: the connection has ended, or the message is too long.
-        """
+        """Send a message."""
+        # Raises BootstrapError if the connection has ended, or the message is too long.
         body = json.dumps(message).encode()
         if len(body) > MAX_MESSAGE_BYTES:
             raise BootstrapError(
@@ -163,11 +143,9 @@ class RegistrarClient:
             self._on_end(reason)
 
     def _read(self) -> NoReturn:
-        """Read, and send the heartbeat, until the connection ends.
-
-        Raises:
-            BootstrapError: the registrar hung up, is silent, or sent something else than messages.
-        """
+        """Read, and send the heartbeat, until the connection ends."""
+        # Raises BootstrapError if the registrar hung up, is silent, or sent something else than
+        # messages.
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
         room = select.poll()

@@ -2,11 +2,6 @@
 
 hvdlite-run sets HVDLITE_SERVERS, HVDLITE_WORKER and HVDLITE_JOINER. Under other launchers users set
 HVDLITE_SERVERS in every process, except under TF_CONFIG, which names its servers itself.
-
-Example:
-    >>> from hvdlite.rendezvous.launchers.variables import Variables
-    >>> service_numbers(Variables({"HVDLITE_SERVERS": "2"}), rank=3, size=8)
-    {'servers': 2, 'process': 3, 'joiner': False}
 """
 
 from __future__ import annotations
@@ -18,17 +13,9 @@ from hvdlite.rendezvous.launchers.variables import Variables
 
 
 def service_numbers(variables: Variables, rank: int, size: int, named: int = 0) -> dict[str, Any]:
-    """Return the fields of a `WorkerEnvironment` that concern parameter servers.
-
-    Args:
-        variables: the environment of this process.
-        rank: this process's rank.
-        size: the number of ranks.
-        named: how many servers the launcher itself names, if the variables do not.
-
-    Raises:
-        BootstrapError: no rank is left for workers, or a variable is not a number.
-    """
+    """Return the fields of a `WorkerEnvironment` that concern parameter servers."""
+    # `named` says how many servers the launcher itself names, if the variables do not.
+    # Raises BootstrapError if no rank is left for workers, or a variable is not a number.
     servers = variables.number("HVDLITE_SERVERS", named)
     if servers == 0:
         return {}
@@ -45,16 +32,9 @@ def service_numbers(variables: Variables, rank: int, size: int, named: int = 0) 
 
 
 def refuse_other_kind(servers: int, rank: int, with_servers: bool) -> None:
-    """Refuse a script that asks for another kind of job than the launcher has started.
-
-    Args:
-        servers: how many parameter servers the job has.
-        rank: this process's rank.
-        with_servers: whether the script asks for parameter servers.
-
-    Raises:
-        BootstrapError: it does not get what it asks for.
-    """
+    """Refuse a script that asks for another kind of job than the launcher has started."""
+    # `with_servers` says whether the script asks for parameter servers.
+    # Raises BootstrapError if it does not get what it asks for.
     if servers and not with_servers:
         kind = "server" if rank < servers else "worker"
         raise BootstrapError(

@@ -26,21 +26,14 @@ _Listening = TypeVar("_Listening")
 
 
 def serve_store(worker: WorkerEnvironment, job: Job, deadline: Deadline) -> Store:
-    """Serve the store at the address that the ranks were told; the caller closes it.
-
-    The DNS record of a new pod may come half a minute late, and may be that of its predecessor
-    until then. So rank 0 looks its name up again until the deadline. It never listens at all
-    addresses instead.
-
-    Args:
-        worker: rank 0's environment.
-        job: whose ranks may connect.
-        deadline: limits how long rank 0 waits for its own name.
-
-    Raises:
-        BootstrapError: rank 0 cannot listen there, or no other host could reach it.
-        GivenUpError: the deadline was given up.
-    """
+    """Serve the store at the address that the ranks were told; the caller closes it."""
+    # The DNS record of a new pod may come half a minute late, and may be that of its predecessor
+    # until then. So rank 0 looks its name up again until the deadline. It never listens at all
+    # addresses instead.
+    # `worker` is rank 0's environment.
+    # `deadline` limits how long rank 0 waits for its own name.
+    # Raises BootstrapError if rank 0 cannot listen there, or no other host could reach it.
+    # Raises GivenUpError if the deadline was given up.
     assert worker.rendezvous is not None
     address = bound_to(worker.bind_address, worker.rendezvous)
     store = listen_patiently(
@@ -58,22 +51,10 @@ def serve_store(worker: WorkerEnvironment, job: Job, deadline: Deadline) -> Stor
 def listen_patiently(
     listen: Callable[[], _Listening], address: str, who: str, remedy: str, deadline: Deadline
 ) -> _Listening:
-    """Listen at the address of a name that may not be this host's yet; see `serve_store`.
-
-    Args:
-        listen: tries to listen at the address.
-        address: the address, for messages.
-        who: whose name it is, for messages.
-        remedy: what to do if it cannot be listened at.
-        deadline: limits how long this waits for the name.
-
-    Returns:
-        What `listen` returns.
-
-    Raises:
-        BootstrapError: this host cannot listen there.
-        GivenUpError: the deadline was given up.
-    """
+    """Listen at the address of a name that may not be this host's yet; see `serve_store`."""
+    # `remedy` says what to do if it cannot be listened at.
+    # Raises BootstrapError if this host cannot listen there.
+    # Raises GivenUpError if the deadline was given up.
     notice_at = time.monotonic() + _QUIET_SECONDS
     while True:
         try:

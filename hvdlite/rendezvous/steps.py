@@ -2,18 +2,6 @@
 
 A generator yields a `Pause` where it would otherwise block, and goes on when the pause is over.
 `run` runs one such generator alone; a `Loop` runs many.
-
-Example:
-    >>> import selectors, socket
-    >>> def receive(connection: socket.socket) -> Steps[bytes]:
-    ...     yield Pause(math.inf, connection.fileno(), selectors.EVENT_READ)
-    ...     return connection.recv(5)
-    >>> ours, theirs = socket.socketpair()
-    >>> theirs.send(b"hello")
-    5
-    >>> with ours, theirs:
-    ...     run(receive(ours))
-    b'hello'
 """
 
 from __future__ import annotations
@@ -31,19 +19,13 @@ from hvdlite.rendezvous.deadline import SLICE_SECONDS, Deadline
 
 
 class Pause(NamedTuple):
-    """What steps wait for: an event, or a point in time, whichever comes first.
+    """What steps wait for: an event, or a point in time, whichever comes first."""
 
-    A pause may also end early, so steps look whether they can go on, and check their deadline.
+    # A pause may also end early, so steps look whether they can go on, and check their deadline.
 
-    Attributes:
-        at: a time of `time.monotonic`; may be infinite.
-        fd: the descriptor whose events count; -1 for none.
-        events: of `selectors`.
-    """
-
-    at: float
-    fd: int = -1
-    events: int = 0
+    at: float  # a time of `time.monotonic`; may be infinite
+    fd: int = -1  # the descriptor whose events count; -1 for none
+    events: int = 0  # of `selectors`
 
 
 _Result = TypeVar("_Result")
@@ -92,10 +74,9 @@ class _Task:
 
 
 class Loop:
-    """Runs many steps in the thread that calls `turn`; what they raise comes out of `turn`.
+    """Runs many steps in the thread that calls `turn`; what they raise comes out of `turn`."""
 
-    Other descriptors can be registered with the `selector`, too, with a function to call as data.
-    """
+    # Other descriptors can be registered with the `selector`, too, with a function to call as data.
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()

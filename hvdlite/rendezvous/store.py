@@ -6,16 +6,6 @@ receives the blobs of all ranks, in rank order. For services, a rank can also *p
 a key, and others *look it up*, as often and as late as they like; a look-up waits for the blob. A
 blob is dropped when its rank disconnects, so blobs of an earlier start never mix with those of this
 one, and who looks it up later is told that the rank has gone.
-
-Example:
-    >>> import secrets
-    >>> from hvdlite.rendezvous.deadline import Deadline
-    >>> from hvdlite.rendezvous.handshake import Job
-    >>> job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
-    >>> with Store.start(1, job) as store:
-    ...     with StoreClient(store.address, job, rank=0, deadline=Deadline(5)) as client:
-    ...         client.exchange("hello", b"me")
-    [b'me']
 """
 
 from __future__ import annotations
@@ -102,16 +92,11 @@ class Store:
 
     @classmethod
     def start(cls, size: int, job: Job, address: str | None = None) -> Store:
-        """Listen, and serve until `close` is called.
-
-        Args:
-            size: how many ranks the job has; an exchange is complete when all have sent a blob.
-            job: whose ranks they are; peers of another job, or of another epoch, are refused.
-            address: where to listen; by default a fresh abstract Unix socket.
-
-        Raises:
-            OSError: the kernel refuses to listen at this address.
-        """
+        """Listen, and serve until `close` is called."""
+        # `size` says how many ranks the job has; an exchange is complete when all have sent a blob.
+        # `job` is theirs; peers of another job, or of another epoch, are refused.
+        # `address` says where to listen; by default a fresh abstract Unix socket.
+        # Raises OSError if the kernel refuses to listen at this address.
         store = cls(job, size, listen(address or fresh_unix_address()))
         store._thread.start()
         return store
@@ -264,17 +249,8 @@ class StoreClient:
     """One rank's connection to the store."""
 
     def __init__(self, address: str, job: Job, rank: int, deadline: Deadline) -> None:
-        """Connect to the store, and complete the handshake.
-
-        Args:
-            address: the address of the store.
-            job: the job that this rank belongs to.
-            rank: this rank.
-            deadline: limits everything that this client waits for.
-
-        Raises:
-            BootstrapError: the store cannot be reached, or refuses this rank.
-        """
+        """Connect to the store, and complete the handshake."""
+        # Raises BootstrapError if the store cannot be reached, or refuses this rank.
         self._deadline = deadline
         self._rank = rank
         self._connection, handshake = reach("the store", address, job, rank, Role.STORE, deadline)
@@ -287,11 +263,9 @@ class StoreClient:
         return local_host(self._connection)
 
     def exchange(self, key: str, blob: bytes) -> list[bytes]:
-        """Send a blob, and return those of all ranks, in rank order.
-
-        Raises:
-            BootstrapError: some rank did not send its blob in time, or left; the message names it.
-        """
+        """Send a blob, and return those of all ranks, in rank order."""
+        # Raises BootstrapError if some rank did not send its blob in time, or left; the message
+        # names it.
         answer = self._ask(_EXCHANGE, key, blob)
         blobs, at = [], 1
         while at < len(answer):
@@ -302,20 +276,14 @@ class StoreClient:
         return blobs
 
     def publish(self, key: str, blob: bytes) -> None:
-        """Publish a blob for as long as this client is connected.
-
-        Raises:
-            BootstrapError: the store has gone.
-        """
+        """Publish a blob for as long as this client is connected."""
+        # Raises BootstrapError if the store has gone.
         self._ask(_PUBLISH, key, blob)
 
     def look_up(self, key: str) -> bytes:
-        """Return the blob that a rank publishes under a key, and wait until one does.
-
-        Raises:
-            PublisherGoneError: the rank that published it has disconnected.
-            BootstrapError: no rank has published it in time.
-        """
+        """Return the blob that a rank publishes under a key, and wait until one does."""
+        # Raises PublisherGoneError if the rank that published it has disconnected.
+        # Raises BootstrapError if no rank has published it in time.
         return self._ask(_LOOK_UP, key, b"")[1:]
 
     def _ask(self, operation: int, key: str, blob: bytes) -> bytes:

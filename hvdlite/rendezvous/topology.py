@@ -2,11 +2,6 @@
 
 Two questions have separate answers. The identities of the hosts decide which ranks share memory.
 The launcher decides the local ranks, by which scripts choose their GPU, if it tells local ranks.
-
-Example:
-    >>> from hvdlite.rendezvous.topology import find_topology
-    >>> find_topology(["a", "a", "b"], rank=2)
-    Topology(host_of=(0, 0, 1), local_rank=0, local_size=1, cross_rank=1, cross_size=2)
 """
 
 from __future__ import annotations
@@ -17,21 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """The hosts of all ranks, and one rank's numbers among them.
+    """The hosts of all ranks, and one rank's numbers among them."""
 
-    Attributes:
-        host_of: by rank, the index of its host; hosts are numbered in order of first appearance.
-        local_rank: the rank's number within its host.
-        local_size: how many ranks its host has.
-        cross_rank: the number of its host among the hosts that have a rank of this local rank.
-        cross_size: how many hosts have a rank of this local rank.
-    """
-
+    # By rank, the index of its host; hosts are numbered in order of first appearance.
     host_of: tuple[int, ...]
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    local_rank: int  # the rank's number within its host
+    local_size: int  # how many ranks its host has
+    cross_rank: int  # the number of its host among the hosts that have a rank of this local rank
+    cross_size: int  # how many hosts have a rank of this local rank
 
 
 @dataclass(frozen=True)
@@ -46,14 +34,9 @@ class LauncherNumbers:
 def find_topology(
     host_ids: Sequence[str], rank: int, said: Sequence[LauncherNumbers] = ()
 ) -> Topology:
-    """Number the hosts, and one rank among them.
-
-    Args:
-        host_ids: by rank, the identity of its host.
-        rank: the rank whose numbers are returned.
-        said: by rank, the launcher's numbers. They are used if every rank has a local rank and no
-            two ranks have the same one on one host. Otherwise the ranks of a host are counted.
-    """
+    """Number the hosts, and one rank among them."""
+    # `said` has, by rank, the launcher's numbers. They are used if every rank has a local rank and
+    # no two ranks have the same one on one host. Otherwise the ranks of a host are counted.
     host_of = _numbered(host_ids)
     nodes = _nodes(host_ids, said)
     if nodes is None:
@@ -79,14 +62,8 @@ def find_topology(
 
 
 def are_linked(host_of: Sequence[int], one: int, other: int) -> bool:
-    """Return whether two ranks of different hosts have a control connection in a tree of hosts.
-
-    The first ranks of the hosts form a binary tree, as in csrc/transport/control_tree.h.
-
-    Example:
-        >>> [are_linked((0, 0, 1, 2, 3), 2, other) for other in (0, 1, 3, 4)]
-        [True, False, False, True]
-    """
+    """Return whether two ranks of different hosts have a control connection in a tree of hosts."""
+    # The first ranks of the hosts form a binary tree, as in csrc/transport/control_tree.h.
     host, above = sorted((host_of[one], host_of[other]), reverse=True)
     if (host - 1) // 2 != above:
         return False

@@ -21,15 +21,11 @@ _DONE = b"d"
 
 
 class Hub:
-    """Rank 0's side; a part of the loop of its task.
+    """Rank 0's side; a part of the loop of its task."""
 
-    Args:
-        listener: where the other tasks connect; owned.
-        job: whose tasks may connect.
-        size: how many ranks the job has.
-        selector: the loop's; its owner calls the key's data for each event, and `expire` regularly.
-        rang: called once, when a rank of another task has failed.
-    """
+    # The other tasks connect to `listener`, which the hub owns.
+    # The owner of `selector` calls the key's data for each event, and `expire` regularly.
+    # `rang` is called once, when a rank of another task has failed.
 
     def __init__(
         self,
@@ -95,19 +91,11 @@ class Hub:
 
 
 class Line:
-    """The side of every other rank; a part of the loop of its task.
+    """The side of every other rank; a part of the loop of its task."""
 
-    Args:
-        address: where the hub listens.
-        job: the job of both.
-        rank: this task's rank.
-        selector: the loop's.
-        rang: called once, when a rank of another task has failed.
-        deadline: limits the time until the hub answers.
-
-    Raises:
-        BootstrapError: the hub cannot be reached.
-    """
+    # `rang` is called once, when a rank of another task has failed.
+    # `deadline` limits the time until the hub answers.
+    # Raises BootstrapError if the hub cannot be reached.
 
     waits = False  # Only the hub has to stay for the others.
 

@@ -2,11 +2,6 @@
 
 A report is one pickle, which is cut into rows, because Spark limits the size of what travels at
 once.
-
-Example:
-    >>> report = Report(rank=0, result=b"x")
-    >>> Report.joined(report.parts()) == report
-    True
 """
 
 from __future__ import annotations
@@ -23,18 +18,13 @@ _PART_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Report:
-    """What became of one rank.
-
-    Attributes:
-        failure: how the rank failed; None if it did not, or was ended because another rank failed.
-        status: the exit status of the rank as a launcher would report it.
-        result: what the rank wrote as its result, for `launch.call.unpack_result`.
-    """
+    """What became of one rank."""
 
     rank: int
+    # This says how the rank failed; None if it did not, or was ended because another rank failed.
     failure: Failure | None = None
-    status: int = 0
-    result: bytes = b""
+    status: int = 0  # the exit status of the rank as a launcher would report it
+    result: bytes = b""  # what the rank wrote as its result, for `launch.call.unpack_result`
 
     def parts(self) -> Iterator[bytes]:
         """Cut the report into parts."""

@@ -21,12 +21,8 @@ _ENCRYPTS = ("spark.ssl.enabled", "spark.network.crypto.enabled")
 
 
 def active_session() -> Any:
-    """Return the Spark session of this program.
-
-    Raises:
-        ArgumentError: there is none.
-        ImportError: PySpark is not installed.
-    """
+    """Return the Spark session of this program. Raises ArgumentError if there is none."""
+    # Raises ImportError if PySpark is not installed.
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -43,11 +39,8 @@ def active_session() -> Any:
 
 
 def check_settings(session: Any, allow_plain: bool) -> None:
-    """Refuse settings with which ranks cannot run.
-
-    Raises:
-        ArgumentError: a setting of the session excludes ranks; the message names it.
-    """
+    """Refuse settings with which ranks cannot run."""
+    # Raises ArgumentError if a setting of the session excludes ranks; the message names it.
     if _is_on(session, "spark.dynamicAllocation.enabled"):
         raise ArgumentError(
             "spark.dynamicAllocation.enabled is true: Spark does not run barrier stages, in which "
@@ -64,21 +57,14 @@ def check_settings(session: Any, allow_plain: bool) -> None:
 
 
 def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bool) -> int:
-    """Return the number of ranks, after a check that Spark has a slot for each.
-
-    Executors may be on their way, unless all of Spark is in one process. So this waits for more
-    slots as long as more come; and if the application has had enough of them before, up to the
-    timeout, since Spark replaces executors that it lost.
-
-    Args:
-        session: the Spark session.
-        num_proc: how many ranks the user wants; None for one in each slot.
-        timeout: how many seconds to wait at most; 0 for no limit.
-        verbose: whether to print that executors are waited for.
-
-    Raises:
-        ArgumentError: there are too few slots.
-    """
+    """Return the number of ranks, after a check that Spark has a slot for each."""
+    # Executors may be on their way, unless all of Spark is in one process. So this waits for more
+    # slots as long as more come; and if the application has had enough of them before, up to the
+    # timeout, since Spark replaces executors that it lost.
+    # `num_proc` says how many ranks the user wants; None for one in each slot.
+    # `timeout` says how many seconds to wait at most; 0 for no limit.
+    # `verbose` says whether to print that executors are waited for.
+    # Raises ArgumentError if there are too few slots.
     if num_proc is not None and num_proc < 1:
         raise ArgumentError(f"num_proc={num_proc}: at least one rank is needed")
     slots = _slots(session)
@@ -148,12 +134,9 @@ _HOROVODS = {
 
 
 def refuse_horovods(given: dict[str, Any]) -> None:
-    """Refuse arguments of Horovod's function that ask for what is not there.
-
-    Raises:
-        UnsupportedError: one of them is used; the message says why it is not there.
-        TypeError: an argument is not Horovod's either.
-    """
+    """Refuse arguments of Horovod's function that ask for what is not there."""
+    # Raises UnsupportedError if one of them is used; the message says why it is not there.
+    # Raises TypeError if an argument is not Horovod's either.
     for name, value in given.items():
         if name not in (*_HOROVODS, "use_gloo"):
             raise TypeError(f"run() got an unexpected keyword argument {name!r}")

@@ -19,14 +19,15 @@ from typing import Any
 
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
-from hvdlite.launch.loop import GRACE, Stop
+from hvdlite.launch.control import AnyRank, Desk, Next
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import CAUSE_WINDOW, Failure
+from hvdlite.launch.policies.fixed import FixedRanks
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import inherited_environment, start_worker
 from hvdlite.launch.process.placement import place_as
-from hvdlite.launch.supervisor import AnyRank, Desk, Supervisor
+from hvdlite.launch.supervisor import Supervisor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
 from hvdlite.rendezvous.deadline import Deadline
@@ -39,34 +40,19 @@ from hvdlite.spark.report import Report
 
 @dataclass(frozen=True)
 class Plan:
-    """What the driver tells every task.
+    """What the driver tells every task."""
 
-    Attributes:
-        call: the function and its arguments, from `launch.call.pack`.
-        token: the job's secret.
-        job_id: the public number of the job.
-        attempt: the number of this start of the ranks, from 0.
-        start_timeout: seconds that the ranks have to find each other.
-        env: variables for the ranks, beside those of Spark's processes.
-        verbose: whether each task prints the process of its rank.
-    """
-
-    call: bytes = field(repr=False)
-    token: bytes = field(repr=False)
-    job_id: bytes
-    attempt: int
-    start_timeout: float
-    env: Mapping[str, str]
-    verbose: bool
+    call: bytes = field(repr=False)  # the function and its arguments, from `launch.call.pack`
+    token: bytes = field(repr=False)  # the job's secret
+    job_id: bytes  # the public number of the job
+    attempt: int  # the number of this start of the ranks, from 0
+    start_timeout: float  # seconds that the ranks have to find each other
+    env: Mapping[str, str]  # variables for the ranks, beside those of Spark's processes
+    verbose: bool  # whether each task prints the process of its rank
 
 
 def run_task(plan: Plan, context: Any) -> Report:
-    """Run one rank to its end.
-
-    Args:
-        plan: what the driver says.
-        context: Spark's BarrierTaskContext.
-    """
+    """Run one rank to its end."""
     rank = context.partitionId()
     address = context.getTaskInfos()[rank].address.rpartition(":")[0].strip("[]")
     mine = {"node": host_identity(None), "address": address}
@@ -89,11 +75,9 @@ def run_task(plan: Plan, context: Any) -> Report:
 def _serve(
     stack: ExitStack, places: list[Place], job: Job
 ) -> tuple[dict[str, str], socket.socket | None]:
-    """Serve the store, where the ranks meet, and listen for the lines of the other tasks.
-
-    Returns:
-        What the other tasks need to know: two addresses, or why there are none; and the listener.
-    """
+    """Serve the store, where the ranks meet, and listen for the lines of the other tasks."""
+    # Returns what the other tasks need to know: two addresses, or why there are none; and the
+    # listener.
     several = len({place.node for place in places}) > 1
     host = places[0].address
     try:
@@ -132,14 +116,15 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_assigned, (one.assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
-        supervisor = _TaskSupervisor(Desk(console, inbox, own, reports=False))
+        alarmed = _AlarmedRank()
+        supervisor = Supervisor(Desk(console, inbox, own, reports=False), alarmed)
 
         def start() -> None:
             try:
-                supervisor.meet(one, Deadline(plan.start_timeout))
+                alarmed.meet(one, Deadline(plan.start_timeout))
                 worker = start_worker(placement, command, environment, stdin=stdin)
             except BaseException:
-                supervisor.part()
+                alarmed.left()
                 raise
             supervisor.add(worker)
             if plan.verbose:
@@ -150,65 +135,53 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
         except (BootstrapError, OSError) as error:
             return Report(rank, _did_not_start(rank, str(error)), status=1)
         status = supervisor.conclude()
-        result = supervisor.results.get(rank, b"")
-        return Report(rank, supervisor.failed, status, result)
+        failure = supervisor.root
+        if failure is not None:  # Its time becomes one that other hosts know, too.
+            failure = replace(failure, at=time.time() - (time.monotonic() - failure.at))
+        return Report(rank, failure, status, supervisor.results.get(rank, b""))
 
 
-class _TaskSupervisor(Supervisor):
-    """Watches the one rank of a task; the alarm of another task ends it."""
+class _AlarmedRank(FixedRanks):
+    """Decides about the one rank of a task; the alarm of another task ends it."""
 
     _alarm: Hub | Line | None = None
 
     def meet(self, one: _Rank, deadline: Deadline) -> None:
         """Connect this task to the others."""
+        selector = self.job.selector
         if one.listener is not None:
-            size = len(one.places)
-            self._alarm = Hub(one.listener.dup(), one.job, size, self.selector, self._end)
+            self._alarm = Hub(one.listener.dup(), one.job, len(one.places), selector, self._rang)
         else:
             rank = one.assignment.rank
-            self._alarm = Line(one.hub, one.job, rank, self.selector, self._end, deadline)
+            self._alarm = Line(one.hub, one.job, rank, selector, self._rang, deadline)
 
-    def part(self) -> None:
+    def left(self) -> None:
         """Disconnect this task from the others; if its rank is not done, they end theirs."""
         if self._alarm is not None:
             self._alarm.close()
 
-    def _clear_leftovers(self) -> None:
-        self.part()
-        super()._clear_leftovers()
+    def expects(self) -> bool:
+        """Return whether rank 0's task stays for the others."""
+        return self._alarm is not None and self._alarm.waits
 
-    @property
-    def failed(self) -> Failure | None:
-        """The failure of this rank; its time is one that other hosts know, too."""
-        root = self.root
-        if root is None:
-            return None
-        return replace(root, at=time.time() - (time.monotonic() - root.at))
-
-    def goes_on(self) -> bool:
-        """Return whether the rank runs; rank 0's task also stays for the others."""
-        return super().goes_on() or (self._alarm is not None and self._alarm.waits)
-
-    def ended(self, worker: AnyRank, ending: Ending) -> None:
+    def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
         """Tell the other tasks whether the rank is done or has failed."""
-        super().ended(worker, ending)
         if self._alarm is not None:
             if ending.well:
                 self._alarm.done()
             else:
                 self._alarm.ring()
+        return super().ended(worker, ending, excused)
 
     def tick(self, now: float) -> float | None:
         """Drop strangers at the hub."""
         if self._alarm is not None:
             self._alarm.expire()
-        return super().tick(now)
+        return None
 
-    def _end(self) -> None:
+    def _rang(self) -> None:
         """End the rank, because another one has failed; it has a moment to say what it knows."""
-        if self._stop is None:
-            at = time.monotonic() + CAUSE_WINDOW
-            self._stop = Stop(at, at + GRACE)
+        self.job.end_in(CAUSE_WINDOW)
 
 
 def _assigned(assignment: WorkerEnvironment, call: bytes) -> Any:

@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 from hvdlite import _core, basics
 from hvdlite.elastic import ObjectState, epochs, run, steps
 from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Limits
-from hvdlite.launch.elastic.job import elastic_variables
 from hvdlite.launch.elastic.registrar import Registrar
+from hvdlite.launch.policies.elastic_run import elastic_variables
 from hvdlite.launch.process.local import job_environment
 from hvdlite.launch.process.placement import place
 from hvdlite.launch.process.starts import Start

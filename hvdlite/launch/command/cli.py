@@ -50,11 +50,10 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 def choose_hosts(
     parser: argparse.ArgumentParser, options: argparse.Namespace, environment: Mapping[str, str]
 ) -> list[Host]:
-    """Read the hosts, and set the number of ranks if -np does not.
-
-    Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks run
-    on each host. With --host-discovery-script, an elastic job then starts with --min-np ranks.
-    """
+    """Read the hosts, and set the number of ranks if -np does not."""
+    # Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks
+    # run on each host. With --host-discovery-script, an elastic job then starts with --min-np
+    # ranks.
     hosts: list[Host] = []
     if options.hosts is not None and options.hostfile is not None:
         parser.error("-H and --hostfile: give one of them")
@@ -91,8 +90,9 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: st
         parser.error(f"say how many ranks to start with -np, for example: {flags.EXAMPLE}")
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed")
-    if options.timeline is not None and not options.timeline.absolute().parent.is_dir():
-        parser.error(f"--timeline-filename {options.timeline}: there is no such folder")
+    timeline = options.timeline_filename
+    if timeline is not None and not timeline.absolute().parent.is_dir():
+        parser.error(f"--timeline-filename {timeline}: there is no such folder")
     if not options.command:
         parser.error(f"say what to run, for example: {flags.EXAMPLE}")
     options.command = with_python(options.command, options.module, path)
@@ -145,14 +145,8 @@ def describe_job(
     environment: Mapping[str, str],
     launches: bool,
 ) -> Description:
-    """Turn the parsed command line into the description of a job.
-
-    Args:
-        options: the parsed command line.
-        hosts: the hosts, if they are given.
-        environment: the variables of this process.
-        launches: whether this process launches the job, and does not just bring a node to it.
-    """
+    """Turn the parsed command line into the description of a job."""
+    # `launches` says whether this process launches the job, and does not just bring a node to it.
     return Description(
         command=options.command,
         ranks=options.num_proc,

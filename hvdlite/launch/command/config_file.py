@@ -3,12 +3,6 @@
 Every flag may stand at the top level by its long name, with underscores or hyphens. The sections of
 horovodrun's file work, too: `params`, `autotune`, `timeline`, `stall_check`, `library_options`,
 `logging`.
-
-Example:
-    >>> from hvdlite.launch.command.flags import build_parser
-    >>> text = "num-proc: 4\\nparams:\\n  cache_capacity: 7\\nverbose: true\\n"
-    >>> arguments_from(text, "job.yaml", build_parser())
-    ['--num-proc', '4', '--cache-capacity', '7', '--verbose']
 """
 
 from __future__ import annotations
@@ -35,16 +29,8 @@ class ConfigError(ValueError):
 
 
 def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
-    """Turn the file's text into arguments, to be put before those of the command line.
-
-    Args:
-        text: the content of the file.
-        path: the name of the file, for messages.
-        parser: the parser of the command line, which knows all flags.
-
-    Raises:
-        ConfigError: the text is not YAML, or has a key that is not a flag.
-    """
+    """Turn the file's text into arguments, to be put before those of the command line."""
+    # Raises ConfigError if the text is not YAML, or has a key that is not a flag.
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:

@@ -32,17 +32,11 @@ _USUAL_SMALL_US = 100.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        subject: what was checked.
-        works: whether it works; None for a mere fact.
-        text: what was found.
-    """
-
-    subject: str
-    works: bool | None
-    text: str
+    subject: str  # what was checked
+    works: bool | None  # whether it works; None for a mere fact
+    text: str  # what was found
 
 
 def _check(subject: str, probe: Callable[[], str]) -> Finding:
@@ -186,17 +180,10 @@ def speeds(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def judge(copy: float, large: float, small: float) -> str:
-    """Describe how fast two ranks of one machine are, and whether that is usual; pure.
-
-    Args:
-        copy: the speed of a plain copy, in GB/s.
-        large: the speed of an all-reduce of 64 MiB, in GB/s.
-        small: the time of an all-reduce of 4 KiB, in microseconds.
-
-    Example:
-        >>> judge(copy=20.0, large=8.0, small=6.0)
-        '8.00 GB/s (64 MiB float32, 2 ranks), 4 KiB in 6 us: good, 40% of the copy'
-    """
+    """Describe how fast two ranks of one machine are, and whether that is usual; pure."""
+    # `copy` is the speed of a plain copy, in GB/s.
+    # `large` is the speed of an all-reduce of 64 MiB, in GB/s.
+    # `small` is the time of an all-reduce of 4 KiB, in microseconds.
     found = f"{large:.2f} GB/s (64 MiB float32, 2 ranks), 4 KiB in {small:.0f} us"
     slow = []
     if large < _USUAL_SHARE * copy:
@@ -210,13 +197,7 @@ def judge(copy: float, large: float, small: float) -> str:
 
 
 def between(environment: Mapping[str, str], arguments: Sequence[str], count: int) -> list[Finding]:
-    """Start a rank on each host, and measure an all-reduce between them.
-
-    Args:
-        environment: the environment of the launcher.
-        arguments: the flags of hvdlite-run that name the hosts and how to reach them.
-        count: the number of hosts.
-    """
+    """Start a rank on each host, and measure an all-reduce between them."""
 
     def all_reduce() -> str:
         row = _probe_ranks(environment, arguments)
@@ -234,13 +215,7 @@ def between(environment: Mapping[str, str], arguments: Sequence[str], count: int
 
 
 def table(sections: Mapping[str, list[Finding]]) -> str:
-    """Lay out the findings as a table; pure.
-
-    Example:
-        >>> print(table({"data planes": [Finding("TCP", True, "loopback works")]}))
-        data planes
-          yes  TCP  loopback works
-    """
+    """Lay out the findings as a table; pure."""
     marks = {True: "yes", False: "no", None: ""}
     width = max(len(row.subject) for rows in sections.values() for row in rows)
     lines = []
@@ -252,13 +227,8 @@ def table(sections: Mapping[str, list[Finding]]) -> str:
 
 
 def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts: int = 0) -> int:
-    """Print the table; return 0 if ranks can train here and on the hosts, else 1.
-
-    Args:
-        environment: the environment of the launcher.
-        arguments: the flags of hvdlite-run that name other hosts and how to reach them.
-        hosts: how many other hosts there are; with 0, only this machine is checked.
-    """
+    """Print the table; return 0 if ranks can train here and on the hosts, else 1."""
+    # `hosts` says how many other hosts there are; with 0, only this machine is checked.
     sections = {
         "machine": machine(),
         "frameworks": frameworks(),

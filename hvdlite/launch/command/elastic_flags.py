@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from hvdlite.launch.command.values import amount, count
 from hvdlite.launch.description import Elastic
 
 _TIMEOUT_VARIABLE = "HOROVOD_ELASTIC_TIMEOUT"
@@ -21,80 +20,10 @@ _SETTINGS = {
 }
 
 
-def add_elastic_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of elastic jobs."""
-    standard = Elastic()
-    shortest, longest = standard.cooldown
-    group.add_argument(
-        "--min-np",
-        "--min-num-proc",
-        dest="min_np",
-        type=count,
-        metavar="N",
-        help="go on while there are so many ranks (default: the number of -np)",
-    )
-    group.add_argument(
-        "--max-np",
-        "--max-num-proc",
-        dest="max_np",
-        type=count,
-        metavar="N",
-        help="take at most so many ranks (default: as many as the hosts have slots)",
-    )
-    group.add_argument(
-        "--host-discovery-script",
-        metavar="COMMAND",
-        help="ask this command every second which hosts there are; it prints lines of HOST[:SLOTS]",
-    )
-    group.add_argument(
-        "--slots-per-host",
-        type=count,
-        metavar="N",
-        help="slots of a host for which the script prints none (default: 1)",
-    )
-    group.add_argument(
-        "--elastic-timeout",
-        type=amount,
-        metavar="SECONDS",
-        help="how long to wait while there are fewer than --min-np ranks or slots "
-        f"(default: {standard.timeout:g})",
-    )
-    group.add_argument(
-        "--reset-limit",
-        type=count,
-        metavar="N",
-        help="end the job when its ranks were formed anew more often (default: no limit)",
-    )
-    group.add_argument(
-        "--blacklist-cooldown-range",
-        type=amount,
-        nargs=2,
-        metavar=("MIN", "MAX"),
-        help="seconds without new ranks for a host whose ranks die again and again "
-        f"(default: {shortest:g} {longest:g})",
-    )
-    group.add_argument(
-        "--elastic-heartbeat",
-        type=amount,
-        metavar="SECONDS",
-        help="how long a rank or a host may be silent until it counts as dead "
-        f"(default: {standard.heartbeat:g})",
-    )
-    group.add_argument(
-        "--drain-timeout",
-        type=amount,
-        metavar="SECONDS",
-        help="how long ranks may take to leave a host that is taken away, or to end after an "
-        f"exception (default: {standard.drain_timeout:g})",
-    )
-
-
 def describe_elastic(options: argparse.Namespace, environment: Mapping[str, str]) -> Elastic | None:
-    """Turn the flags into the description of an elastic job; None for any other job.
-
-    Without an elastic job, settings that were given change nothing; the reasons are added to
-    `options.needless`.
-    """
+    """Turn the flags into the description of an elastic job; None for any other job."""
+    # Without an elastic job, settings that were given change nothing; the reasons are added to
+    # `options.needless`.
     script = options.host_discovery_script
     given = {name: getattr(options, name) for name in _SETTINGS}
     given = {name: value for name, value in given.items() if value is not None}

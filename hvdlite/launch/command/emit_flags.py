@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.emit import KINDS
 from hvdlite.launch.emit.request import EmitRequest
 
 _NEEDS_EMIT = {"ntasks_per_node": "--ntasks-per-node", "name": "--name", "image": "--image"}
@@ -26,33 +25,9 @@ _WITHOUT = {
 }
 
 
-def add_emit_flags(group: argparse._ArgumentGroup) -> None:
-    """Add --emit and the flags that only it reads."""
-    group.add_argument(
-        "--emit",
-        choices=tuple(KINDS),
-        help="print a description of the job for this cluster software instead of running it",
-    )
-    group.add_argument(
-        "--ntasks-per-node",
-        type=int,
-        metavar="N",
-        help="the most ranks of a node (default: all ranks on one node)",
-    )
-    group.add_argument("--name", metavar="NAME", help="name of the job (default: train)")
-    group.add_argument("--image", metavar="IMAGE", help="container image of the ranks")
-
-
 def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> EmitRequest | None:
-    """Return the job to be described; None without --emit.
-
-    Args:
-        options: the parsed command line.
-        variables: the environment variables that its flags set for the ranks.
-
-    Raises:
-        ArgumentError: flags contradict each other, or -np is missing.
-    """
+    """Return the job to be described; None without --emit."""
+    # Raises ArgumentError if flags contradict each other, or -np is missing.
     if options.emit is None:
         for dest, flag in _NEEDS_EMIT.items():
             if getattr(options, dest) is not None:

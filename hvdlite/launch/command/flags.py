@@ -10,19 +10,13 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
-import hvdlite
-from hvdlite.launch.command.elastic_flags import add_elastic_flags
-from hvdlite.launch.command.emit_flags import add_emit_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
-from hvdlite.launch.command.live_flags import IS_ADDRESS, add_live_flags
-from hvdlite.launch.command.node_flags import add_node_flags
-from hvdlite.launch.command.server_flags import add_server_flags
-from hvdlite.launch.command.values import amount, count, megabytes, names, port
-from hvdlite.launch.description import DEFAULT_GRACE, INDEPENDENT
-from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.launch.command.live_flags import IS_ADDRESS
+from hvdlite.launch.command.table import add_flags
+from hvdlite.launch.command.values import amount, count, megabytes
+from hvdlite.launch.description import INDEPENDENT
 from hvdlite.live.listener import DEFAULT_ADDRESS
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
@@ -57,11 +51,10 @@ def core_knobs() -> list[dict[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that lets 0 or 1 follow a switch, and an address `--live-page`.
+    """A parser that lets 0 or 1 follow a switch, and an address `--live-page`."""
 
-    In `--check-finite 1` argparse takes the 1 for the program to run, and in `--live-page python
-    train.py` it would take the program for an address. No program has such names as 1 or :9100.
-    """
+    # In `--check-finite 1` argparse takes the 1 for the program to run, and in `--live-page python
+    # train.py` it would take the program for an address. No program has such names as 1 or :9100.
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the command line."""
@@ -91,10 +84,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        """Count the words that an action takes: `--live-page=A` one, `--live-page` at first none.
-
-        At the end of the line, the word that follows cannot be told from the former.
-        """
+        """Count the words of an action: `--live-page=A` takes one, `--live-page` at first none."""
+        # At the end of the line, the word that follows cannot be told from the former.
         if action.dest == "live_page":
             return int(arg_strings_pattern == "A")
         return super()._match_argument(action, arg_strings_pattern)
@@ -131,176 +122,18 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
         nargs=0,
         help="also show the knobs and horovodrun's other flags, and exit",
     )
-    parser.add_argument("-np", "--num-proc", "--np", type=int, metavar="N", help="number of ranks")
-    parser.add_argument(
-        "--nproc-per-node",
-        "--nproc_per_node",
-        type=int,
-        metavar="N",
-        help="number of ranks on each host, instead of -np and slots",
-    )
-    parser.add_argument(
-        "-m",
-        "--module",
-        action="store_true",
-        help="the command is a module and its arguments: run `python -m` with this Python",
-    )
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         help="the program and its arguments; a file train.py is run with this Python",
     )
-    version = f"hvdlite {hvdlite.__version__}"
-    parser.add_argument("-v", "--version", action="version", version=version)
-    parser.add_argument(
-        "--doctor",
-        "-cb",
-        "--check-build",
-        action="store_true",
-        help="say what works on this machine (and those of -H), why the rest does not, and whether "
-        "it is fast",
-    )
-    parser.add_argument(
-        "--compat",
-        action="store_true",
-        help="let `import horovod` find hvdlite, for scripts written for Horovod",
-    )
-    parser.add_argument("--verbose", action="store_true", help="say what is started")
-    parser.add_argument(
-        "--start-timeout",
-        type=amount,
-        metavar="SECONDS",
-        help="how long hvd.init() waits for all ranks, and ssh for a host; 0: as long as it takes",
-    )
-    parser.add_argument(
-        "--grace",
-        type=amount,
-        default=DEFAULT_GRACE,
-        metavar="SECONDS",
-        help="how long the ranks have to save something after Ctrl-C or SIGTERM before they are "
-        f"killed; 0: at once (default: {DEFAULT_GRACE:g})",
-    )
-    parser.add_argument(
-        "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
-    )
-    _add_cluster_flags(parser)
-    _add_output_flags(parser.add_argument_group("output"))
-    add_live_flags(parser.add_argument_group("live view", "see docs/live.md"))
-    _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
-    _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
+    add_flags(parser)
     _add_knob_flags(
         parser.add_argument_group("knobs", "a flag for each; see docs/knobs.md, or --help-all"),
         shows_all,
     )
     add_horovods_flags(parser, shows_all)
     return parser
-
-
-def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where the ranks run, and what binds them together."""
-    parser.add_argument(
-        "--independent",
-        action="store_true",
-        help="it is no error if the ranks, which need nothing of each other, join no world",
-    )
-    _add_host_flags(parser.add_argument_group("several hosts"))
-    nodes = "hvdlite-run is started once on each node; see docs/launch.md"
-    add_node_flags(parser.add_argument_group("node mode", nodes))
-    elastic = "ranks may die and join; see docs/elastic.md"
-    add_elastic_flags(parser.add_argument_group("elastic jobs", elastic))
-    servers = "asynchronous training; see docs/parameter_server.md"
-    add_server_flags(parser.add_argument_group("parameter servers", servers))
-    add_emit_flags(parser.add_argument_group("cluster software", "see docs/slurm.md"))
-
-
-def _add_host_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...", help="where to run; -np fills them in order"
-    )
-    group.add_argument(
-        "-hostfile",
-        "--hostfile",
-        type=Path,
-        metavar="FILE",
-        help="the same from a file, a line each: HOST slots=N, or HOST:N",
-    )
-    group.add_argument(
-        "--via",
-        choices=("ssh", "srun"),
-        default="ssh",
-        help="how to reach the hosts; with srun they are those of the Slurm allocation",
-    )
-    group.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of their sshd")
-    group.add_argument(
-        "-i", "--ssh-identity-file", type=Path, metavar="FILE", help="private key for ssh"
-    )
-    group.add_argument(
-        "--ssh-config", type=Path, metavar="FILE", help="configuration that ssh reads instead"
-    )
-    group.add_argument(
-        "--remote-python",
-        default=Ssh.python,
-        metavar="PATH",
-        help="Python with hvdlite on the other hosts, if not where it is here",
-    )
-    group.add_argument(
-        "--network-interfaces",
-        "--network-interface",
-        type=names,
-        action="extend",
-        default=[],
-        metavar="NAME,...",
-        help="interfaces by which the hosts reach each other, if not those of the route to them",
-    )
-    group.add_argument("--tcp", action="store_true", help="keep NCCL from using InfiniBand")
-
-
-def _add_output_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--output-filename",
-        type=Path,
-        metavar="DIR",
-        help="also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr",
-    )
-    group.add_argument(
-        "--prefix-output-with-timestamp",
-        "-prefix-timestamp",
-        "--prefix-timestamp",
-        action="store_true",
-        help="put the time before each line, too",
-    )
-
-
-def _add_timeline_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--timeline-filename",
-        "--timeline",
-        dest="timeline",
-        type=Path,
-        metavar="FILE",
-        help="write where the time of every rank goes to one file, for ui.perfetto.dev",
-    )
-    group.add_argument(
-        "--timeline-mark-cycles",
-        action=argparse.BooleanOptionalAction,
-        help="also mark the rounds of the engine in it",
-    )
-
-
-def _add_autotune_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--autotune",
-        action=argparse.BooleanOptionalAction,
-        help="search faster values of the knobs while training runs",
-    )
-    group.add_argument(
-        "--autotune-log-file",
-        "--autotune-log",
-        dest="autotune_log",
-        type=Path,
-        metavar="FILE",
-        help="write what it measures to FILE, as lines of JSON",
-    )
 
 
 class _SetKnob(argparse.Action):
@@ -399,14 +232,14 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
         found[INDEPENDENT] = "1"
     if options.start_timeout is not None:
         found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
-    if options.timeline is not None:
-        found["HVDLITE_TIMELINE"] = str(options.timeline.absolute())
+    if options.timeline_filename is not None:
+        found["HVDLITE_TIMELINE"] = str(options.timeline_filename.absolute())
     if options.timeline_mark_cycles is not None:
         found["HVDLITE_TIMELINE_MARK_CYCLES"] = str(int(options.timeline_mark_cycles))
     if options.autotune is not None:
         found["HVDLITE_AUTOTUNE"] = str(int(options.autotune))
-    if options.autotune_log is not None:
-        found["HVDLITE_AUTOTUNE_LOG"] = str(options.autotune_log.absolute())
+    if options.autotune_log_file is not None:
+        found["HVDLITE_AUTOTUNE_LOG"] = str(options.autotune_log_file.absolute())
     if options.tcp:
         found["NCCL_IB_DISABLE"] = "1"
     return found

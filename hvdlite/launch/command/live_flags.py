@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.view import MakeViewer
-from hvdlite.live.listener import DEFAULT_ADDRESS, Listener, open_listener
+from hvdlite.live.listener import Listener, open_listener
 from hvdlite.live.viewer import Viewer
 
 _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
@@ -20,48 +20,9 @@ _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 IS_ADDRESS = re.compile(r"(.*:)?[0-9]+")
 
 
-def add_live_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of the live view."""
-    group.add_argument(
-        "--live",
-        action="store_true",
-        help="show below the output what every rank does, and which one holds the others up",
-    )
-    group.add_argument(
-        "--report",
-        type=Path,
-        metavar="OUT.HTML",
-        help="write a report when the job ends: what limits it, and charts; and OUT.json beside it",
-    )
-    group.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="ONE.JSON",
-        help="the file beside the report of the same training on fewer ranks: the new report says "
-        "where the missing speed-up is",
-    )
-    group.add_argument(
-        "--live-page",
-        nargs="?",
-        const=DEFAULT_ADDRESS,
-        metavar="HOST:PORT",
-        help="serve that as a page, and as metrics for Prometheus; the address is printed with its "
-        f"token (default: {DEFAULT_ADDRESS}, a free port that this host alone reaches)",
-    )
-    group.add_argument(
-        "--live-token-file",
-        type=Path,
-        metavar="FILE",
-        help="a file with the token of the page, which is then not printed",
-    )
-
-
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
-    """Return what makes the viewers that the flags ask for.
-
-    Raises:
-        ArgumentError: a package for one of them is missing, or a flag cannot be used.
-    """
+    """Return what makes the viewers that the flags ask for."""
+    # Raises ArgumentError if a package for one of them is missing, or a flag cannot be used.
     found: list[MakeViewer] = []
     if options.live:
         _demand_packages("--live", "rich")

@@ -37,33 +37,10 @@ class _Found:
     ranks: int | None = None
 
 
-def add_node_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of node mode."""
-    group.add_argument(
-        "--nodes",
-        metavar="N",
-        help="start this hvdlite-run once on each of N nodes; auto: as PET_NNODES and its like, or "
-        "one task of srun on each node, tell",
-    )
-    group.add_argument("--node-rank", type=int, metavar="R", help="number of this node, from 0")
-    group.add_argument(
-        "--meet",
-        metavar="HOST:PORT",
-        help="where node 0 waits for the others: its host and a free port there",
-    )
-
-
 def this_node(options: argparse.Namespace, environment: Mapping[str, str]) -> ThisNode | None:
-    """Return which node this is, and set the number of its ranks if -np does not; None without.
-
-    Args:
-        options: the parsed command line.
-        environment: the variables of this process.
-
-    Raises:
-        ArgumentError: the flags contradict each other, or do not suffice.
-        BootstrapError: a variable cannot be used.
-    """
+    """Return which node this is, and set the number of its ranks if -np does not; None without."""
+    # Raises ArgumentError if the flags contradict each other, or do not suffice.
+    # Raises BootstrapError if a variable cannot be used.
     if options.nodes is None:
         if options.node_rank is not None or options.meet is not None:
             raise ArgumentError("--node-rank and --meet belong to --nodes, which is not given")
@@ -134,11 +111,8 @@ def _number_of_nodes(text: str, found: _Found, variables: Variables) -> int:
 
 
 def _find(variables: Variables) -> _Found:
-    """Read what cluster software tells about the nodes.
-
-    Raises:
-        BootstrapError: a variable cannot be used.
-    """
+    """Read what cluster software tells about the nodes."""
+    # Raises BootstrapError if a variable cannot be used.
     if "PET_NNODES" in variables:
         return _kubeflow(variables)
     if variables.has("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):

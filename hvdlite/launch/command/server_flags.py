@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.command.values import count
 from hvdlite.launch.description import Servers
 
 _BELONG = {"min_workers": "--min-workers", "worker_restarts": "--worker-restarts"}
@@ -18,36 +17,9 @@ _WITHOUT = {
 }
 
 
-def add_server_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of jobs with parameter servers."""
-    standard = Servers(1)
-    group.add_argument(
-        "--servers",
-        type=count,
-        metavar="N",
-        help="the first N ranks of -np are parameter servers, and the others workers",
-    )
-    group.add_argument(
-        "--min-workers",
-        type=count,
-        metavar="N",
-        help=f"go on while so many workers live (default: {standard.min_workers})",
-    )
-    group.add_argument(
-        "--worker-restarts",
-        type=count,
-        metavar="N",
-        help="how often one after the other a worker that died is started again "
-        f"(default: {standard.restarts})",
-    )
-
-
 def refuse_contradictions(options: argparse.Namespace) -> None:
-    """Refuse flags that contradict --servers, or that need it.
-
-    Raises:
-        ArgumentError: there are such flags.
-    """
+    """Refuse flags that contradict --servers, or that need it."""
+    # Raises ArgumentError if there are such flags.
     if options.servers is None:
         for dest, flag in _BELONG.items():
             if getattr(options, dest) is not None:

@@ -1,8 +1,6 @@
-"""The launcher's side of elastic training: where workers run, and which of them make up an epoch.
+"""The launcher's side of elastic training: which hosts there are, and who makes up an epoch.
 
-`job` starts an elastic job. `discovery` says which hosts there are, `fleet` which worker to start
-where and when, and `supervisor` runs the launcher's loop over them (`stopped` finds workers that
-were stopped by a signal).
+`discovery` says which hosts there are. `policies.elastic` decides what the launcher does.
 
 `registrar` serves the connections (`peer`) of the workers' membership threads, and keeps the time.
 What it sees, it tells `membership`, a state machine without a clock, a socket or a thread: it

@@ -1,9 +1,4 @@
-"""What the membership of an elastic job decides: messages to workers, and events for the launcher.
-
-Example:
-    >>> Send(3, {"kind": "restore"}).worker
-    3
-"""
+"""What the membership of an elastic job decides: messages to workers, events for the launcher."""
 
 from __future__ import annotations
 
@@ -15,29 +10,19 @@ Message: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """What the user allows. Times are seconds; 0 means without a limit.
+    """What the user allows. Times are seconds; 0 means without a limit."""
 
-    Attributes:
-        np: how many workers the job starts with.
-        min_np: fewer workers do not leave a boundary.
-        max_np: more workers do not join; None without a limit.
-        elastic_timeout: how long a boundary waits for `min_np` workers.
-        reset_limit: how many epochs may follow the first one; None without a limit.
-        heartbeat: the workers and the registrar speak four times in this time.
-        silence: a worker that says nothing for this long is evicted. It is much longer than the
-            heartbeat, because a thread of the worker may hold Python's lock; stopped processes and
-            silent hosts are found by others, at the heartbeat.
-        start_timeout: how long the first `np` workers may take to become ready.
-    """
-
-    np: int
-    min_np: int
-    max_np: int | None = None
-    elastic_timeout: float = 600.0
-    reset_limit: int | None = None
-    heartbeat: float = 3.0
+    np: int  # how many workers the job starts with
+    min_np: int  # fewer workers do not leave a boundary
+    max_np: int | None = None  # more workers do not join; None without a limit
+    elastic_timeout: float = 600.0  # how long a boundary waits for `min_np` workers
+    reset_limit: int | None = None  # how many epochs may follow the first one; None without a limit
+    heartbeat: float = 3.0  # the workers and the registrar speak four times in this time
+    # A worker that says nothing for this long is evicted. It is much longer than the heartbeat,
+    # because a thread of the worker may hold Python's lock; stopped processes and silent hosts are
+    # found by others, at the heartbeat.
     silence: float = 60.0
-    start_timeout: float = 60.0
+    start_timeout: float = 60.0  # how long the first `np` workers may take to become ready
 
 
 @dataclass(frozen=True)
@@ -57,28 +42,18 @@ class Close:
 
 @dataclass(frozen=True)
 class EpochBegun:
-    """All workers of an epoch are connected, and are about to be told so.
+    """All workers of an epoch are connected, and are about to be told so."""
 
-    Attributes:
-        workers: its members in the order of their ranks.
-    """
-
-    workers: tuple[int, ...]
+    workers: tuple[int, ...]  # its members in the order of their ranks
 
 
 @dataclass(frozen=True)
 class EpochFormed:
-    """What the user is to know of an epoch; it may come a moment later, when the reason is known.
+    """What the user is to know of an epoch; it may come later, when the reason is known."""
 
-    Attributes:
-        epoch: its number.
-        workers: its members in the order of their ranks.
-        line: one line for the user: who went or came and why, and how many ranks go on.
-    """
-
-    epoch: int
-    workers: tuple[int, ...]
-    line: str
+    epoch: int  # its number
+    workers: tuple[int, ...]  # its members in the order of their ranks
+    line: str  # one line for the user: who went or came and why, and how many ranks go on
 
 
 @dataclass(frozen=True)
@@ -98,26 +73,18 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Raised:
-    """The script of this worker has failed: it is not a member any more, and ends by itself.
-
-    Attributes:
-        what: what it raised, for sentences.
-    """
+    """The script of this worker has failed: it is not a member any more, and ends by itself."""
 
     worker: int
-    what: str
+    what: str  # what it raised, for sentences
 
 
 @dataclass(frozen=True)
 class Went:
-    """A worker is not a member any more, and not because it was to leave.
-
-    Attributes:
-        at: when the first sign of it came; monotonic.
-    """
+    """A worker is not a member any more, and not because it was to leave."""
 
     worker: int
-    at: float
+    at: float  # when the first sign of it came; monotonic
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,6 @@
 
 A `HostProvider` knows it. `Discovery` asks the provider every second on a thread of its own,
 because a provider may be slow, and wakes the launcher's loop when an answer has changed.
-
-Example:
-    >>> parse_hosts("node1:2\\nnode2\\n", slots=4, source="hosts.sh")
-    {'node1': 2, 'node2': 4}
 """
 
 from __future__ import annotations
@@ -60,12 +56,7 @@ class ScriptHosts:
     """The provider for --host-discovery-script: a command that prints a line for each host."""
 
     def __init__(self, script: str, slots: int) -> None:
-        """Keep the command.
-
-        Args:
-            script: the path of an executable file, or a command for the shell.
-            slots: the slots of a host for which the script prints no number.
-        """
+        """Keep the command: the path of an executable file, or a command for the shell."""
         self._script = script
         is_file = Path(script).is_file()
         self._command = [str(Path(script).absolute())] if is_file else ["/bin/sh", "-c", script]
@@ -135,19 +126,9 @@ class ScriptHosts:
 
 
 def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
-    """Read lines of `host[:slots]`; empty lines and comments (#) do not count.
-
-    Args:
-        text: the lines.
-        slots: the slots of a host whose line has no number.
-        source: what printed the lines, for messages.
-
-    Returns:
-        The slots by host; the sum, for a host that has several lines.
-
-    Raises:
-        DiscoveryError: a line cannot be read.
-    """
+    """Read lines of `host[:slots]`; empty lines and comments (#) do not count."""
+    # Returns the slots by host; the sum, for a host that has several lines.
+    # Raises DiscoveryError if a line cannot be read.
     found: dict[str, int] = {}
     for number, line in enumerate(lines_of(text), 1):
         words = line.partition("#")[0].strip()
@@ -166,26 +147,16 @@ def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class News:
-    """What has changed: the hosts, or that the provider fails.
+    """What has changed: the hosts, or that the provider fails."""
 
-    Attributes:
-        hosts: the slots by host; None if the last answer stays.
-        warning: why the provider failed; "" if it did not.
-    """
-
-    hosts: Mapping[str, int] | None
-    warning: str = ""
+    hosts: Mapping[str, int] | None  # the slots by host; None if the last answer stays
+    warning: str = ""  # why the provider failed; "" if it did not
 
 
 class Discovery:
-    """Asks a provider again and again on its own thread; a context manager.
+    """Asks a provider again and again on its own thread; a context manager."""
 
-    The owner's thread calls the methods, and reads `take` when `fd` is readable.
-
-    Attributes:
-        first: the slots by host of the first answer.
-        last: those of the last answer.
-    """
+    # The owner's thread calls the methods, and reads `take` when `fd` is readable.
 
     def __init__(
         self,
@@ -195,22 +166,19 @@ class Discovery:
         is_here: Callable[[str], bool] = is_here,
         start_timeout: float = 0.0,
     ) -> None:
-        """Ask for the first time, and wait for the answer.
-
-        Args:
-            provider: whom to ask; owned, and closed at the end.
-            period: seconds between two questions.
-            interrupt_fd: readable when the wait for the first answer is to be given up; borrowed.
-            is_here: returns whether a host that is listed is this machine.
-            start_timeout: seconds that the first answer may take; 0 for no limit.
-
-        Raises:
-            DiscoveryError: the provider fails, or its first answer takes too long.
-            KeyboardInterrupt: the wait was given up.
-        """
+        """Ask for the first time, and wait for the answer."""
+        # `provider` is asked; this owns it, and closes it at the end.
+        # `period` gives the seconds between two questions.
+        # `interrupt_fd` is readable when the wait for the first answer is to be given up; borrowed.
+        # `is_here` returns whether a host that is listed is this machine.
+        # `start_timeout` gives the seconds that the first answer may take; 0 for no limit.
+        # Raises DiscoveryError if the provider fails, or its first answer takes too long.
+        # Raises KeyboardInterrupt if the wait was given up.
         self._here: dict[str, bool] = {}
         self._is_here = is_here
         self._provider = provider
+        # The slots by host of the first answer.
+        # Those of the last answer.
         self.first = self.last = self._first_answer(interrupt_fd, start_timeout)
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._period = period

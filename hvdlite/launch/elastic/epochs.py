@@ -1,10 +1,4 @@
-"""What follows from the state of an elastic job: the decisions of `membership.Membership`.
-
-Example:
-    >>> epochs = Epochs(Limits(np=2, min_np=1))
-    >>> epochs.phase.name, epochs.epoch, epochs.members, epochs.wake_at()
-    ('STARTING', -1, [], None)
-"""
+"""What follows from the state of an elastic job: the decisions of `membership.Membership`."""
 
 from __future__ import annotations
 
@@ -38,17 +32,11 @@ LOST_CONNECTION = "lost its connection to the launcher"
 
 
 class Epochs:
-    """The state of a job, and every decision that is made from it alone, in `_settle`.
-
-    Attributes:
-        phase: what the job does.
-        epoch: the last epoch that was announced; -1 before the first.
-        members: its members that live, in the order of their ranks.
-    """
+    """The state of a job, and every decision that is made from it alone, in `_settle`."""
 
     def __init__(self, limits: Limits) -> None:
-        self.phase = Phase.STARTING
-        self.epoch = -1  # the last one that was announced
+        self.phase = Phase.STARTING  # what the job does
+        self.epoch = -1  # the last one that was announced; -1 before the first
         self.members: list[Worker] = []  # of that epoch, living, in the order of their ranks
         self._limits = limits
         self._workers: dict[int, Worker] = {}  # all that live
@@ -262,11 +250,9 @@ class Epochs:
         return True
 
     def _too_few_in_place(self) -> bool:
-        """Return whether the step must wait: with those that wait to join there are too few.
-
-        Those wait already who join at the boundary to which a notice calls before GO. Before the
-        workers have entered `hvd.elastic.run` there is no training, and nobody can join.
-        """
+        """Return whether the step must wait: with those that wait to join there are too few."""
+        # Those wait already who join at the boundary to which a notice calls before GO. Before the
+        # workers have entered `hvd.elastic.run` there is no training, and nobody can join.
         if not (self._entered and self._growing):
             return False
         joiners = fitting(self._limits, self.members, self._waiting())

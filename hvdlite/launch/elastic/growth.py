@@ -1,11 +1,4 @@
-"""Who joins and who leaves when all members are at a boundary, and when to call them there.
-
-Example:
-    >>> limits = Limits(np=2, min_np=2, max_np=3)
-    >>> members = [Worker(number, "a", joiner=False) for number in (0, 1)]
-    >>> plan(limits, members, [Worker(2, "b", joiner=True)], growing=True).joiners[0].number
-    2
-"""
+"""Who joins and who leaves when all members are at a boundary, and when to call them there."""
 
 from __future__ import annotations
 
@@ -19,34 +12,22 @@ from hvdlite.launch.elastic.roster import Place, Worker
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens at a boundary.
+    """What happens at a boundary."""
 
-    Attributes:
-        leavers: leave now, whether or not the others go on.
-        joiners: join if the others go on.
-        missing: how many workers are missing; the boundary waits for them.
-    """
-
-    leavers: list[Worker]
-    joiners: list[Worker]
-    missing: int
+    leavers: list[Worker]  # leave now, whether or not the others go on
+    joiners: list[Worker]  # join if the others go on
+    missing: int  # how many workers are missing; the boundary waits for them
 
 
 def plan(
     limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
 ) -> Plan:
-    """Decide who leaves, who joins, and how many workers are missing.
-
-    A member that shall leave stays as long as nobody else has the job's state: it first hands the
-    state over to joiners, in an epoch with both. A job that does not grow any more, because some
-    worker has finished, goes on with any number of workers.
-
-    Args:
-        limits: what the user allows.
-        members: all of them, at the boundary.
-        waiting: joiners, in the order in which they may join.
-        growing: whether joiners may join.
-    """
+    """Decide who leaves, who joins, and how many workers are missing."""
+    # A member that shall leave stays as long as nobody else has the job's state: it first hands the
+    # state over to joiners, in an epoch with both. A job that does not grow any more, because some
+    # worker has finished, goes on with any number of workers.
+    # `waiting` has joiners, in the order in which they may join.
+    # `growing` says whether joiners may join.
     staying = [worker for worker in members if worker.draining is None]
     joiners = fitting(limits, members, waiting) if growing else []
     if not any(worker.synced for worker in staying):
@@ -66,11 +47,9 @@ def fitting(limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker]
 
 
 def company_until(joiners: Sequence[Worker], starting: Sequence[Worker]) -> float:
-    """Return until when joiners that are ready wait for those that still start.
-
-    A new host starts several workers at once, and their start-up differs. One change of hosts is
-    to be one epoch, so the first one waits as long again as its own start has taken.
-    """
+    """Return until when joiners that are ready wait for those that still start."""
+    # A new host starts several workers at once, and their start-up differs. One change of hosts is
+    # to be one epoch, so the first one waits as long again as its own start has taken.
     if not joiners or not starting:
         return -math.inf
     first = min(joiners, key=lambda one: one.ready_at)
@@ -78,17 +57,14 @@ def company_until(joiners: Sequence[Worker], starting: Sequence[Worker]) -> floa
 
 
 class Notices:
-    """When the members are told to come to the next boundary.
+    """When the members are told to come to the next boundary."""
 
-    A notice says that somebody joins or leaves, or that data is to be distributed anew because a
-    worker has gone. It is due once for each such reason, and again in each new epoch.
-
-    Attributes:
-        complete_at: when joiners that are ready stop waiting for others; None if none does.
-    """
+    # A notice says that somebody joins or leaves, or that data is to be distributed anew because a
+    # worker has gone. It is due once for each such reason, and again in each new epoch.
 
     def __init__(self) -> None:
         self.deal_anew = False
+        # This says when joiners that are ready stop waiting for others; None if none does.
         self.complete_at: float | None = None
         self._version = 0
         self._told: object = None
@@ -107,10 +83,8 @@ class Notices:
         growing: bool,
         now: float,
     ) -> tuple[int, bool] | None:
-        """Return the version of a notice that is due now, and whether nobody joins by it.
-
-        `joining` are the workers that wait to join, and behind them those that still start.
-        """
+        """Return the version of a notice that is due now, and whether nobody joins by it."""
+        # `joining` are the workers that wait to join, and behind them those that still start.
         fit = fitting(limits, members, joining) if growing else []
         joiners = [one for one in fit if one.place is Place.WAITING]
         starting = [one for one in fit if one.place is Place.STARTING and one.draining is None]

@@ -13,17 +13,6 @@ what to do. What happened only changes the state. All decisions are made from th
 
 Messages cross: a worker may say READY at the moment when GATHER is sent to it. A READY that says
 by `heard` which GATHER it answers is not taken for the answer to a later one.
-
-Example:
-    >>> from hvdlite.launch.elastic.actions import Limits
-    >>> membership = Membership(Limits(np=1, min_np=1))
-    >>> membership.expect(0, "a", joiner=False, now=0.0)
-    []
-    >>> ready = {"kind": "ready", "epoch": -1, "why": "start", "endpoint": {}, "commits": {}}
-    >>> membership.received(0, ready, now=0.1)[0].message["kind"]
-    'epoch'
-    >>> membership.received(0, {"kind": "connected", "epoch": 0, "clock": []}, now=0.2)[1].line
-    'epoch 0: 1 rank starts'
 """
 
 from __future__ import annotations
@@ -231,11 +220,9 @@ class Membership(Epochs):
                 self._leave(one)
 
     def _raised(self, one: Worker, what: str, now: float) -> None:
-        """The script of a worker has failed; its process may take a while to end.
-
-        Its membership thread still answers, perhaps for long: Python waits for the script's other
-        threads.
-        """
+        """The script of a worker has failed; its process may take a while to end."""
+        # Its membership thread still answers, perhaps for long: Python waits for the script's other
+        # threads.
         one.raised = what
         self._out.append(Raised(one.number, what))
         self._part(one, math.inf, now)
@@ -254,10 +241,8 @@ class Membership(Epochs):
         self._remove(one, change, now)
 
     def _learn(self, departed: Departed, why: str, clean: bool, now: float) -> None:
-        """The process of a worker that had departed has ended, which tells how it departed.
-
-        A script that raises says goodbye, too, before its process ends.
-        """
+        """The process of a worker that had departed has ended, which tells how it departed."""
+        # A script that raises says goodbye, too, before its process ends.
         one = departed.worker
         drained = clean and one.draining is not None
         if drained:

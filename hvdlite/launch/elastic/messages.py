@@ -1,12 +1,4 @@
-"""What workers may send to the registrar: JSON objects of known kinds with fields of known types.
-
-Example:
-    >>> parse(b'{"kind": "unreachable", "epoch": 2, "worker": 1}')["reason"]
-    ''
-    >>> parse(b'{"kind": "unreachable", "epoch": 2, "worker": "b"}')
-    Traceback (most recent call last):
-    hvdlite.launch.elastic.messages.MalformedError: worker of unreachable is not valid
-"""
+"""What workers may send to the registrar: JSON objects of known kinds and types of fields."""
 
 from __future__ import annotations
 
@@ -76,11 +68,8 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {"steps": _is_number}
 
 
 def parse(body: bytes) -> Message:
-    """Return the message in a frame's body, with absent fields filled in.
-
-    Raises:
-        MalformedError: it is not a message that a worker of hvdlite sends.
-    """
+    """Return the message in a frame's body, with absent fields filled in."""
+    # Raises MalformedError if it is not a message that a worker of hvdlite sends.
     if len(body) > MAX_MESSAGE_BYTES:
         raise MalformedError(f"it has {len(body)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
     try:

@@ -1,13 +1,4 @@
-"""When an elastic job is given up: too many resets, or epochs that never commit a step.
-
-Example:
-    >>> patience = Patience(reset_limit=1)
-    >>> patience.formed(counts=False)
-    >>> patience.judge({"0": 7}, None, "worker 1 died of SIGKILL", trouble=True)
-    >>> patience.formed(counts=True)
-    >>> patience.judge({"0": 9}, None, "worker 2 died of SIGKILL", trouble=True)
-    '--reset-limit 1: the ranks may not be formed anew once more; last: worker 1 died of SIGKILL'
-"""
+"""When an elastic job is given up: too many resets, or epochs that never commit a step."""
 
 from __future__ import annotations
 
@@ -39,14 +30,9 @@ class Patience:
     def judge(
         self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
     ) -> str | None:
-        """Judge the epoch that ends; return why the job must be given up, or None.
-
-        Args:
-            commits: by process set, the newest commit that a worker has reported.
-            steps: how many steps the epoch has committed, if the workers report it.
-            reason: why another epoch follows.
-            trouble: whether something went wrong in the epoch.
-        """
+        """Judge the epoch that ends; return why the job must be given up, or None."""
+        # `steps` says how many steps the epoch has committed, if the workers report it.
+        # `trouble` says whether something went wrong in the epoch.
         complaint = self._judge_fruits(commits, steps, reason, trouble)
         if complaint is None and self._limit is not None and self._resets >= self._limit:
             last = "; ".join(self._reasons) or reason

@@ -1,9 +1,4 @@
-"""One worker's connection to the registrar; it never blocks.
-
-Example:
-    >>> issubclass(BacklogError, Exception)
-    True
-"""
+"""One worker's connection to the registrar; it never blocks."""
 
 from __future__ import annotations
 
@@ -30,36 +25,24 @@ class TooLongError(Exception):
 
 
 class Peer:
-    """An authenticated connection, with the frames of both directions. Used by one thread.
-
-    Attributes:
-        connection: non-blocking; owned.
-        worker: the number of the worker at the other end.
-        outgoing: bytes that the kernel has not taken yet.
-        heard_at: when the last bytes came; monotonic.
-        complaint: why the connection is useless although it has not ended; "" otherwise.
-        closed: whether `close` was called.
-    """
+    """An authenticated connection, with the frames of both directions. Used by one thread."""
 
     def __init__(
         self, connection: socket.socket, worker: int, job: Job, handshake: ServerHandshake
     ) -> None:
         from_client, from_server = session_keys(job, handshake.transcript)
-        self.connection = connection
-        self.worker = worker
-        self.outgoing = bytearray()
-        self.heard_at = time.monotonic()
-        self.complaint = ""
-        self.closed = False
+        self.connection = connection  # non-blocking; owned
+        self.worker = worker  # the number of the worker at the other end
+        self.outgoing = bytearray()  # bytes that the kernel has not taken yet
+        self.heard_at = time.monotonic()  # when the last bytes came; monotonic
+        self.complaint = ""  # why the connection is useless although it has not ended; "" otherwise
+        self.closed = False  # whether `close` was called
         self._reader, self._writer = FrameReader(from_client), FrameWriter(from_server)
 
     def send(self, message: Message) -> None:
-        """Queue a message; `flush` writes it.
-
-        Raises:
-            BacklogError: more than 4 MiB wait for the worker to read them.
-            TooLongError: the message has more than 1 MiB.
-        """
+        """Queue a message; `flush` writes it."""
+        # Raises BacklogError if more than 4 MiB wait for the worker to read them.
+        # Raises TooLongError if the message has more than 1 MiB.
         body = json.dumps(message, separators=(",", ":")).encode()
         if len(body) > MAX_MESSAGE_BYTES:
             raise TooLongError(

@@ -1,11 +1,4 @@
-"""What happened since an epoch was formed: why it ends, and what its workers have handed out.
-
-Example:
-    >>> record = Record()
-    >>> record.went(Change("worker 2 (host a)", "died of SIGKILL", 2), now=5.0)
-    >>> record.line(3, world_size=3, joined=[], now=5.041)
-    'epoch 3: worker 2 (host a) died of SIGKILL; 3 ranks go on after 41 ms'
-"""
+"""What happened since an epoch was formed: why it ends, and what its workers have handed out."""
 
 from __future__ import annotations
 
@@ -18,20 +11,13 @@ from hvdlite.launch.elastic.roster import Worker, listed
 
 @dataclass(frozen=True)
 class Change:
-    """Why an epoch follows another one.
+    """Why an epoch follows another one."""
 
-    Attributes:
-        name: what changed: a worker, by its name.
-        why: the rest of the clause: "died of SIGKILL", "finished".
-        worker: the number of the worker that went; None if nobody did.
-        trouble: whether something went wrong.
-        counts: whether the next epoch counts as a reset; that a worker has finished does not.
-    """
-
-    name: str
-    why: str
-    worker: int | None = None
-    trouble: bool = True
+    name: str  # what changed: a worker, by its name
+    why: str  # the rest of the clause: "died of SIGKILL", "finished"
+    worker: int | None = None  # the number of the worker that went; None if nobody did
+    trouble: bool = True  # whether something went wrong
+    # This says whether the next epoch counts as a reset; that a worker has finished does not.
     counts: bool = True
 
     @property
@@ -41,28 +27,22 @@ class Change:
 
 
 class Record:
-    """The record of one epoch, from the moment in which it was formed.
-
-    Attributes:
-        whole: whether nobody has gone and no link broke.
-        cut: by process set, the newest commit that any worker has reported.
-        steps: how many steps the epoch has committed; None if the workers do not report it.
-    """
+    """The record of one epoch, from the moment in which it was formed."""
 
     def __init__(self) -> None:
-        self.whole = True
+        self.whole = True  # whether nobody has gone and no link broke
+        # By process set, the newest commit that any worker has reported.
         self.cut: dict[str, int] = {}
+        # This says how many steps the epoch has committed; None if the workers do not report it.
         self.steps: int | None = None
         self._changes: list[Change] = []
         self._symptom: Change | None = None  # what a worker reported, if nobody is to blame
         self._sign: float | None = None  # when the first sign came that an epoch must follow
 
     def report(self, message: Message) -> None:
-        """Note what a worker has handed out: the cut is never below it.
-
-        Reports of workers that die afterwards count, too. Who completed a commit knows that all
-        members have executed what is in it, so the others can hand it out.
-        """
+        """Note what a worker has handed out: the cut is never below it."""
+        # Reports of workers that die afterwards count, too. Who completed a commit knows that all
+        # members have executed what is in it, so the others can hand it out.
         commits: Mapping[str, int] = message.get("commits") or {}
         for name, count in commits.items():
             self.cut[name] = max(count, self.cut.get(name, count))
@@ -145,21 +125,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Formed:
-    """An epoch that was formed, and is to be shown.
+    """An epoch that was formed, and is to be shown."""
 
-    Attributes:
-        epoch: its number.
-        workers: its members by rank.
-        joined: those that were not members before.
-        record: of the epoch before.
-        at: when it was formed.
-    """
-
-    epoch: int
-    workers: tuple[int, ...]
-    joined: list[Worker]
-    record: Record
-    at: float
+    epoch: int  # its number
+    workers: tuple[int, ...]  # its members by rank
+    joined: list[Worker]  # those that were not members before
+    record: Record  # of the epoch before
+    at: float  # when it was formed
 
     def event(self) -> EpochFormed:
         """Return the event that shows it."""

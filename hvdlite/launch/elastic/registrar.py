@@ -3,15 +3,6 @@
 The launcher runs it. All decisions are those of `membership.Membership`; this module has its
 connections, its clock and its thread. Other threads only leave calls for that thread, and take the
 events that it left.
-
-Example:
-    >>> import secrets
-    >>> job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
-    >>> registrar = Registrar.start(job, Limits(np=2, min_np=1))
-    >>> registrar.expect(0, host="a", joiner=False)
-    >>> registrar.take()
-    []
-    >>> registrar.close()
 """
 
 from __future__ import annotations
@@ -72,15 +63,11 @@ _Call = Callable[[float], list[Action]]
 
 
 class Registrar:
-    """Serves one elastic job from a daemon thread, which `Registrar.start` starts.
-
-    Attributes:
-        address: where it listens, for HVDLITE_RENDEZVOUS.
-        fd: readable while `take()` has events; borrowed by the caller until `close()`.
-    """
+    """Serves one elastic job from a daemon thread, which `Registrar.start` starts."""
 
     def __init__(self, job: Job, limits: Limits, listener: socket.socket) -> None:
-        self.address = address_of(listener)
+        self.address = address_of(listener)  # where it listens, for HVDLITE_RENDEZVOUS
+        # Readable while `take()` has events; borrowed by the caller until `close()`.
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._job = job
         self._heartbeat = None if is_never(limits.heartbeat) else limits.heartbeat
@@ -105,16 +92,10 @@ class Registrar:
 
     @classmethod
     def start(cls, job: Job, limits: Limits, address: str | None = None) -> Registrar:
-        """Listen, and serve until `close` is called.
-
-        Args:
-            job: whose workers are served, with epoch 0.
-            limits: what the user allows.
-            address: where to listen; by default a fresh abstract Unix socket.
-
-        Raises:
-            OSError: the kernel refuses to listen at this address.
-        """
+        """Listen, and serve until `close` is called."""
+        # `job` has epoch 0.
+        # `address` says where to listen; by default a fresh abstract Unix socket.
+        # Raises OSError if the kernel refuses to listen at this address.
         registrar = cls(job, limits, listen(address or fresh_unix_address()))
         registrar._thread.start()
         return registrar

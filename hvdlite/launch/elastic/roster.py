@@ -1,9 +1,4 @@
-"""What the membership knows of each worker, and how it names workers.
-
-Example:
-    >>> named([Worker(2, "a", joiner=False), Worker(5, "b", joiner=True)])
-    'worker 2 (host a), worker 5 (host b)'
-"""
+"""What the membership knows of each worker, and how it names workers."""
 
 from __future__ import annotations
 
@@ -39,45 +34,27 @@ class Place(enum.Enum):
 
 @dataclass
 class Worker:
-    """One living worker.
+    """One living worker."""
 
-    Attributes:
-        number: never used again.
-        host: where it runs, for sentences.
-        joiner: whether it was started after the first epoch.
-        place: where it is.
-        endpoint: how others reach it; opaque but for "agreed".
-        stuck: why a collective of it cannot be redone; None if all can.
-        restored: whether it came to the boundary through HorovodInternalError.
-        fresh: whether it has not passed a boundary yet.
-        synced: whether it has the job's state. The first workers have, a joiner once it has synced.
-        asked: the epoch of the newest GATHER that was sent to it.
-        raised: what its script raised, for sentences; "" if it has not told.
-        draining: why it shall leave at the next boundary; None if it shall not.
-        wishes: whether it shall leave because it has asked to.
-        connected: whether it has said CONNECTED to the epoch that is being formed.
-        clock: what it sent with CONNECTED.
-        expected_at: when its process was about to be started.
-        ready_at: when it first said READY.
-    """
-
-    number: int
-    host: str
-    joiner: bool
-    place: Place = Place.STARTING
+    number: int  # never used again
+    host: str  # where it runs, for sentences
+    joiner: bool  # whether it was started after the first epoch
+    place: Place = Place.STARTING  # where it is
+    # This says how others reach it; opaque but for "agreed".
     endpoint: dict[str, Any] = field(default_factory=dict)
-    stuck: str | None = None
-    restored: bool = False
-    fresh: bool = True
+    stuck: str | None = None  # why a collective of it cannot be redone; None if all can
+    restored: bool = False  # whether it came to the boundary through HorovodInternalError
+    fresh: bool = True  # whether it has not passed a boundary yet
+    # This says whether it has the job's state. The first workers have, a joiner once it has synced.
     synced: bool = True
-    asked: int = -1
-    raised: str = ""
-    draining: str | None = None
-    wishes: bool = False
-    connected: bool = False
-    clock: Any = None
-    expected_at: float = 0.0
-    ready_at: float = 0.0
+    asked: int = -1  # the epoch of the newest GATHER that was sent to it
+    raised: str = ""  # what its script raised, for sentences; "" if it has not told
+    draining: str | None = None  # why it shall leave at the next boundary; None if it shall not
+    wishes: bool = False  # whether it shall leave because it has asked to
+    connected: bool = False  # whether it has said CONNECTED to the epoch that is being formed
+    clock: Any = None  # what it sent with CONNECTED
+    expected_at: float = 0.0  # when its process was about to be started
+    ready_at: float = 0.0  # when it first said READY
 
     @property
     def name(self) -> str:
@@ -92,19 +69,14 @@ class Worker:
 
 @dataclass(frozen=True)
 class Departed:
-    """A worker that is not with the job any more, and whose process has not ended yet.
+    """A worker that is not with the job any more, and whose process has not ended yet."""
 
-    Attributes:
-        worker: who it was.
-        due: when its process must have ended; infinity if it said goodbye, or that it has failed.
-        member: whether it was a member.
-        at: when it departed.
-    """
-
-    worker: Worker
+    worker: Worker  # who it was
+    # This says when its process must have ended; infinity if it said goodbye, or that it has
+    # failed.
     due: float
-    member: bool
-    at: float
+    member: bool  # whether it was a member
+    at: float  # when it departed
 
 
 def named(workers: Sequence[Worker]) -> str:
@@ -120,10 +92,8 @@ def listed(texts: Sequence[str], separator: str) -> str:
 
 
 def mismatch(joiner: Worker, member: Worker) -> str | None:
-    """Return how the settings of a joiner differ from those of a member; None if they agree.
-
-    Both endpoints carry their settings, by name, under "agreed".
-    """
+    """Return how the settings of a joiner differ from those of a member; None if they agree."""
+    # Both endpoints carry their settings, by name, under "agreed".
     theirs, ours = joiner.endpoint.get("agreed"), member.endpoint.get("agreed")
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         return None

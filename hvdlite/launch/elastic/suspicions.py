@@ -6,15 +6,6 @@ a death that is about to be reported. So the verdict waits a moment, and a death
 makes all suspicions moot. If the network between two workers is silent, the one that dials says so
 for both of them, because the other one only waits: such a suspicion is *mutual*. It also explains
 what other workers report, to whom these two hang up when they cannot connect.
-
-Example:
-    >>> suspicions = Suspicions()
-    >>> for reporter, suspect in [(0, 2), (1, 2), (2, 0)]:
-    ...     suspicions.add(reporter, suspect, "the link broke", now=5.0)
-    >>> suspicions.verdict_at == 5.0 + GRACE
-    True
-    >>> suspicions.worst({0, 1, 2})
-    (2, 'worker 0 and 1 more reported: the link broke')
 """
 
 from __future__ import annotations
@@ -52,17 +43,10 @@ class Suspicions:
         anew: bool = False,
         mutual: bool = False,
     ) -> None:
-        """Take a suspicion, unless somebody has gone in this gathering.
-
-        Args:
-            reporter: who reports it.
-            suspect: the other end of the link.
-            reason: what the reporter has seen, for sentences.
-            now: the time, in seconds.
-            anew: whether it was seen just now. A worker repeats what its last engine has seen until
-                it has another one, and what was explained once does not count again.
-            mutual: whether the suspect would say the same of the reporter.
-        """
+        """Take a suspicion, unless somebody has gone in this gathering."""
+        # `anew` says whether it was seen just now. A worker repeats what its last engine has seen
+        # until it has another one, and what was explained once does not count again.
+        # `mutual` says whether the suspect would say the same of the reporter.
         if self._moot:
             self._explained.add((reporter, suspect))
         if self._moot or ((reporter, suspect) in self._explained and not anew):

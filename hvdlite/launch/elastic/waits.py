@@ -1,10 +1,4 @@
-"""For whom an elastic job waits: what the user is told every 10 seconds.
-
-Example:
-    >>> watch = Watch()
-    >>> watch.due("waits for worker 1", now=0.0), watch.due("waits for worker 1", now=10.0)
-    (False, True)
-"""
+"""For whom an elastic job waits: what the user is told every 10 seconds."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
 """`hvdlite-run --emit KIND`: descriptions of a job for cluster software.
 
 `KINDS` has a function for each kind, which turns an `EmitRequest` into the text that is printed.
-
-Example:
-    >>> text = emit("slurm", EmitRequest(["python", "train.py"], ranks=8, ranks_per_node=4))
-    >>> "#SBATCH --nodes=2" in text
-    True
 """
 
 from __future__ import annotations
@@ -27,16 +22,6 @@ KINDS: Mapping[str, Callable[[EmitRequest], str]] = {
 
 
 def emit(kind: str, request: EmitRequest) -> str:
-    """Describe a job in the words of one kind of cluster software.
-
-    Args:
-        kind: a key of `KINDS`.
-        request: the job.
-
-    Returns:
-        The text of the description, with a newline at its end.
-
-    Raises:
-        ArgumentError: this kind cannot run such a job, or needs something that is not given.
-    """
+    """Describe a job in the words of one kind of cluster software."""
+    # Raises ArgumentError if this kind cannot run such a job, or needs something that is not given.
     return KINDS[kind](request)

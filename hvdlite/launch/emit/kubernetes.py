@@ -23,11 +23,7 @@ _DISRUPTED: Part = {
 
 
 def job(request: EmitRequest) -> str:
-    """Describe a Job, with the Service by which its pods find each other.
-
-    Raises:
-        ArgumentError: see `kubernetes_pods.check`.
-    """
+    """Describe a Job, with the Service by which its pods find each other."""
     check("job", request)
     name = request.name
     several = request.nodes > 1
@@ -57,11 +53,7 @@ def job(request: EmitRequest) -> str:
 
 
 def jobset(request: EmitRequest) -> str:
-    """Describe a JobSet, whose controller makes the Service.
-
-    Raises:
-        ArgumentError: see `kubernetes_pods.check`.
-    """
+    """Describe a JobSet, whose controller makes the Service."""
     check("jobset", request)
     name = request.name
     one = ranks(request, f"{name}-ranks-0-0.{name}:{PORT}", restarts=True)
@@ -100,12 +92,8 @@ def restarts() -> Part:
 
 
 def ending_together(one: Part, stops: str | None = None) -> Part:
-    """Describe the part of a Job by which the first failing pod ends the Job.
-
-    Args:
-        one: the pod.
-        stops: the container whose status 75 means that the ranks want to be started again.
-    """
+    """Describe the part of a Job by which the first failing pod ends the Job."""
+    # Status 75 of the container `stops` means that the ranks want to be started again.
     codes = {"containerName": stops, "operator": "In", "values": [EXIT_STOPPED]}
     stopped = [] if stops is None else [{"action": "FailJob", "onExitCodes": codes}]
     return {

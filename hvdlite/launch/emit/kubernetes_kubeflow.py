@@ -24,14 +24,9 @@ _SSHD = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
 
 
 def trainjob(request: EmitRequest) -> str:
-    """Describe a TrainJob of Kubeflow Trainer v2, with a TrainingRuntime of its own.
-
-    The runtime's policy for PyTorch sets the variables PET_*, which hvdlite-run reads. A user may
-    not set them.
-
-    Raises:
-        ArgumentError: see `kubernetes_pods.check`.
-    """
+    """Describe a TrainJob of Kubeflow Trainer v2, with a TrainingRuntime of its own."""
+    # The runtime's policy for PyTorch sets the variables PET_*, which hvdlite-run reads. A user may
+    # not set them.
     check("trainjob", request)
     name = request.name
     program = [literal(word) for word in request.command]
@@ -82,11 +77,7 @@ def trainjob(request: EmitRequest) -> str:
 
 
 def mpijob(request: EmitRequest) -> str:
-    """Describe an MPIJob, v2beta1: its launcher runs hvdlite-run, which reaches the workers by ssh.
-
-    Raises:
-        ArgumentError: see `kubernetes_pods.check`.
-    """
+    """Describe an MPIJob, v2beta1, whose launcher runs hvdlite-run and reaches workers by ssh."""
     check("mpijob", request)
     command = [
         *("hvdlite-run", "-np", str(request.ranks), "--grace", f"{request.grace:g}"),

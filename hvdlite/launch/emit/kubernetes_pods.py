@@ -23,12 +23,9 @@ _RESTARTS = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 
 
 def check(kind: str, request: EmitRequest) -> None:
-    """Check what all kinds need.
-
-    Raises:
-        ArgumentError: there is no image, or Kubernetes does not take the name, or nodes would have
-            different numbers of ranks.
-    """
+    """Check what all kinds need."""
+    # Raises ArgumentError if there is no image, or Kubernetes does not take the name, or nodes
+    # would have different numbers of ranks.
     if request.image is None:
         raise ArgumentError(
             f"--emit {kind}: name the container image with hvdlite and your program, by --image"
@@ -108,12 +105,9 @@ def own_variables(request: EmitRequest) -> list[Part]:
 
 
 def meeting_variables(request: EmitRequest, restarts: bool) -> list[Part]:
-    """Describe the variables that pods need to find each other; none if there is one pod.
-
-    Args:
-        request: the job.
-        restarts: whether a JobSet may start the pods again; a label of the pod counts the starts.
-    """
+    """Describe the variables that pods need to find each other; none if there is one pod."""
+    # `restarts` says whether a JobSet may start the pods again; a label of the pod counts the
+    # starts.
     if request.nodes == 1:
         return []
     epoch = [field("HVDLITE_EPOCH", _RESTARTS)] if restarts else []
@@ -121,16 +115,10 @@ def meeting_variables(request: EmitRequest, restarts: bool) -> list[Part]:
 
 
 def ranks(request: EmitRequest, rendezvous: str, restarts: bool) -> Part:
-    """Describe the container of a pod of an indexed Job, whose number is that of the pod.
-
-    With one rank in a pod, the pod runs the program itself. With more, it runs hvdlite-run, which
-    starts them; the one in pod 0 is the launcher of all.
-
-    Args:
-        request: the job.
-        rendezvous: "host:port" of the first pod.
-        restarts: see `meeting_variables`.
-    """
+    """Describe the container of a pod of an indexed Job, whose number is that of the pod."""
+    # With one rank in a pod, the pod runs the program itself. With more, it runs hvdlite-run, which
+    # starts them; the one in pod 0 is the launcher of all.
+    # `rendezvous` is "host:port" of the first pod.
     command = [literal(word) for word in request.command]
     local = ["-np", str(request.ranks_per_node), "--grace", f"{request.grace:g}", "--"]
     numbers: list[Part] = []
@@ -170,11 +158,9 @@ def container(
 
 
 def pod(request: EmitRequest, one: Part, subdomain: str | None = None) -> Part:
-    """Describe a pod with one container.
-
-    The ranks of a pod share memory by /dev/shm, of which containers have 64 MiB by default. The
-    container's program is not process 1, to which the kernel passes no signal without a handler.
-    """
+    """Describe a pod with one container."""
+    # The ranks of a pod share memory by /dev/shm, of which containers have 64 MiB by default. The
+    # container's program is not process 1, to which the kernel passes no signal without a handler.
     return {
         **({} if subdomain is None else {"subdomain": subdomain}),
         "restartPolicy": "Never",

@@ -10,36 +10,21 @@ from hvdlite.errors import ArgumentError
 
 @dataclass(frozen=True)
 class EmitRequest:
-    """A job that cluster software is to run.
+    """A job that cluster software is to run."""
 
-    Attributes:
-        command: the program of every rank, and its arguments.
-        ranks: how many ranks the job has.
-        ranks_per_node: the most ranks that a node gets; every node but the last has so many.
-        name: the name of the job.
-        image: the container image with hvdlite and the program; None if it was not given.
-        grace: seconds that the ranks have to save something when they are told to stop.
-        variables: environment variables that flags set for every rank.
-
-    Example:
-        >>> EmitRequest(["python", "train.py"], ranks=5, ranks_per_node=2).nodes
-        3
-    """
-
-    command: Sequence[str]
-    ranks: int
-    ranks_per_node: int
+    command: Sequence[str]  # the program of every rank, and its arguments
+    ranks: int  # how many ranks the job has
+    ranks_per_node: int  # the most ranks that a node gets; every node but the last has so many
     name: str = "train"
+    # The container image with hvdlite and the program; None if it was not given.
     image: str | None = None
-    grace: float = 30.0
+    grace: float = 30.0  # seconds that the ranks have to save something when they are told to stop
+    # Environment variables that flags set for every rank.
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ArgumentError: a number is out of range, or there is no command.
-        """
+        """Check the numbers."""
+        # Raises ArgumentError if a number is out of range, or there is no command.
         if self.ranks < 1:
             raise ArgumentError(f"-np {self.ranks}: at least one rank is needed")
         if self.ranks_per_node < 1:

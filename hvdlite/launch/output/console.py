@@ -29,12 +29,11 @@ _LONGEST_WITHOUT = 0.25  # seconds that they are missing while much output comes
 
 
 class Console:
-    """A queue of bytes for descriptors, and the thread that writes them; a context manager.
+    """A queue of bytes for descriptors, and the thread that writes them; a context manager."""
 
-    The owner's thread calls the methods; any thread may call `say`, `show` and `write`. `wake_fd`
-    becomes readable when the queue has room again, when it is empty, and when a descriptor breaks;
-    the owner then calls `woken`, and reads `full` and `broken`.
-    """
+    # The owner's thread calls the methods; any thread may call `say`, `show` and `write`. `wake_fd`
+    # becomes readable when the queue has room again, when it is empty, and when a descriptor
+    # breaks; the owner then calls `woken`, and reads `full` and `broken`.
 
     def __init__(self) -> None:
         self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -55,11 +54,9 @@ class Console:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread once it has written what is queued, and wait for that.
-
-        The process ends soon, and would take the launcher's last words with it. It does not wait if
-        the last wait was in vain, because the reader of the output may never read on.
-        """
+        """End the thread once it has written what is queued, and wait for that."""
+        # The process ends soon, and would take the launcher's last words with it. It does not wait
+        # if the last wait was in vain, because the reader of the output may never read on.
         with self._changed:
             self._queue.append((_END, None))
             self._changed.notify_all()
@@ -89,11 +86,9 @@ class Console:
         self.write(STDERR, f"hvdlite-run: {text}\n".encode())
 
     def write(self, fd: int, data: bytes) -> None:
-        """Queue bytes without blocking; bytes for a descriptor that has failed are dropped.
-
-        So is all else for people when the reader of stdout or stderr has gone: the job then ends,
-        and what its ranks say of each other's end explains nothing.
-        """
+        """Queue bytes without blocking; bytes for a descriptor that has failed are dropped."""
+        # So is all else for people when the reader of stdout or stderr has gone: the job then ends,
+        # and what its ranks say of each other's end explains nothing.
         with self._changed:
             ends = self.broken and fd in (STDOUT, STDERR)
             if fd not in self._failed and not ends:
@@ -102,10 +97,8 @@ class Console:
                 self._changed.notify_all()
 
     def open_region(self) -> int | None:
-        """Begin to keep rows below the output; return the terminal's descriptor, None without one.
-
-        If both stdout and stderr are terminals, they have to be the same one.
-        """
+        """Keep rows below the output from now on; return the terminal's descriptor, if any."""
+        # If both stdout and stderr are terminals, they have to be the same one.
         if not self._terminals:
             return None
         with self._changed:
@@ -114,12 +107,8 @@ class Console:
         return self._region_fd
 
     def show(self, rows: Sequence[bytes], width: int) -> None:
-        """Show these rows below the output, in place of those before; none: erase them for good.
-
-        Args:
-            rows: each shorter than the terminal is wide, without a line feed.
-            width: of the terminal, in columns.
-        """
+        """Show these rows below the output, in place of those before; none: erase them for good."""
+        # Each of `rows` is shorter than the terminal is wide, without a line feed.
         with self._changed:
             if self._region is not None:
                 self._region.set(rows, width)

@@ -24,15 +24,7 @@ _REST_SHOWN_AFTER = 0.1  # seconds, on a terminal
 
 
 class LineCutter:
-    """Cut the bytes of one stream into lines and put a prefix before each.
-
-    Example:
-        >>> cutter = LineCutter()
-        >>> cutter.feed(b"one\\ntw", b"[0] ")
-        b'[0] one\\n'
-        >>> cutter.feed(b"o\\n", b"[0] ")
-        b'[0] two\\n'
-    """
+    """Cut the bytes of one stream into lines and put a prefix before each."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -106,14 +98,11 @@ class OutputPump(StreamReader):
         timestamps: bool,
         view: Samples | None = None,
     ) -> None:
-        """Make it without streams.
-
-        Args:
-            console: shows the lines; borrowed.
-            selector: watches the pipes; borrowed.
-            timestamps: whether the time stands before each line.
-            view: takes the ranks' samples; borrowed.
-        """
+        """Make it without streams."""
+        # `console` shows the lines; borrowed.
+        # `selector` watches the pipes; borrowed.
+        # `timestamps` says whether the time stands before each line.
+        # `view` takes the ranks' samples; borrowed.
         super().__init__(selector)
         self._view = view
         self._console = console
@@ -132,14 +121,9 @@ class OutputPump(StreamReader):
         return {rank: bytes(result) for rank, result in self._results.items()}
 
     def open(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
-        """Show, from now on, what comes through a pipe.
-
-        Args:
-            rank: the rank that writes into the pipe.
-            pipe: the read end; owned from now on.
-            sink: the meaning of the bytes: STDOUT, STDERR, RESULT or LIVE.
-            file: a descriptor for a copy of the bytes; owned from now on.
-        """
+        """Show, from now on, what comes through a pipe."""
+        # `pipe` is the read end; owned from now on.
+        # `file` is a descriptor for a copy of the bytes; owned from now on.
         shown = sink not in (RESULT, LIVE)
         self.add(ShownStream(rank, pipe, sink, file) if shown else Stream(rank, pipe, sink))
 

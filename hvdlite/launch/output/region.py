@@ -3,18 +3,6 @@
 The rows are drawn below the last line of output. Before more output is written they are erased, and
 afterwards they are drawn again. While the last line of output is not complete, a copy of it is the
 first row; the line itself is written when it is complete.
-
-Example:
-    >>> region = Region()
-    >>> region.set([b"step 7"], width=80)
-    >>> region.draw(80)
-    b'step 7\\n'
-    >>> region.erase()
-    b'\\r\\x1b[1A\\x1b[J'
-    >>> region.take(1, b"[0] one\\n[0] 50 %")
-    [(1, b'[0] one\\n')]
-    >>> region.draw(80)
-    b'[0] 50 %\\nstep 7\\n'
 """
 
 from __future__ import annotations
@@ -39,12 +27,9 @@ class Region:
         self._in_line = False  # whether the output stands in an incomplete line
 
     def set(self, rows: Sequence[bytes], width: int) -> None:
-        """Take other rows, for `draw`.
-
-        Args:
-            rows: each shorter than the terminal is wide, without a line feed; none: draw nothing.
-            width: of the terminal for which they were made.
-        """
+        """Take other rows, for `draw`."""
+        # Each of `rows` is shorter than the terminal is wide, without a line feed; none: draw
+        # nothing.
         self._rows, self._width = rows, width
 
     @property
@@ -98,12 +83,7 @@ def _visible(line: bytes) -> bytes:
 
 
 def _cut(line: bytes, width: int) -> bytes:
-    """Return the beginning of a line that fits, without colours and control characters.
-
-    Example:
-        >>> _cut(b"\\x1b[1mab\\x1b[0mc\\r", 2)
-        b'ab'
-    """
+    """Return the beginning of a line that fits, without colours and control characters."""
     kept, left = [], width
     for char in _ESCAPES.sub("", line.decode(errors="replace")).expandtabs():
         if char.isprintable():

@@ -1,14 +1,4 @@
-"""Choose the failure that ended a job, and describe it; pure functions.
-
-Example:
-    >>> from hvdlite.launch.process.ending import Ending
-    >>> ranks = [
-    ...     Failure(0, 11, Ending(1, False), 5.00, b"hvdlite.errors.RankFailedError: rank 2 ..."),
-    ...     Failure(2, 13, Ending(3, False), 5.02, b"ValueError: boom"),
-    ... ]
-    >>> root_failure(ranks).rank
-    2
-"""
+"""Choose the failure that ended a job, and describe it; pure functions."""
 
 from __future__ import annotations
 
@@ -34,20 +24,13 @@ _CONSEQUENCES = (
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank, or of one worker of an elastic job.
+    """The failure of one rank, or of one worker of an elastic job."""
 
-    Attributes:
-        rank: the rank, or the number of the worker.
-        at: when the launcher noticed it, a monotonic time in seconds.
-        stderr: the last bytes that the rank wrote to stderr.
-        host: the host of the rank.
-    """
-
-    rank: int
+    rank: int  # the rank, or the number of the worker
     pid: int
     ending: Ending
-    at: float
-    stderr: bytes
+    at: float  # when the launcher noticed it, a monotonic time in seconds
+    stderr: bytes  # the last bytes that the rank wrote to stderr
     host: str = ""
 
     @property
@@ -67,10 +50,8 @@ def is_consequence(stderr: bytes) -> bool:
 
 
 def root_failure(failures: Sequence[Failure]) -> Failure:
-    """Choose the failure that caused the others: the first one that is not a consequence.
-
-    If all near the first failure are consequences, it is the first one.
-    """
+    """Choose the failure that caused the others: the first one that is not a consequence."""
+    # If all near the first failure are consequences, it is the first one.
     first = min(failures, key=lambda failure: failure.at)
     near = [failure for failure in failures if failure.at <= first.at + first.window]
     causes = [failure for failure in near if failure.is_cause]
@@ -89,13 +70,9 @@ def last_lines(stderr: bytes) -> list[str]:
 
 
 def describe(failure: Failure, oom_killed: bool, noun: str = "rank") -> str:
-    """Write the report of a failure, which the launcher shows last.
-
-    Args:
-        failure: the failure that caused the others.
-        oom_killed: whether the kernel killed a process on that host for lack of memory.
-        noun: what the number of the failure counts: "rank", or "worker" in an elastic job.
-    """
+    """Write the report of a failure, which the launcher shows last."""
+    # `oom_killed` says whether the kernel killed a process on that host for lack of memory.
+    # `noun` says what the number of the failure counts: "rank", or "worker" in an elastic job.
     who = f"{noun} {failure.rank} (host {failure.host}, pid {failure.pid})"
     text = [f"hvdlite-run: {who} failed first: {failure.ending}"]
     killed = failure.ending.by_signal and failure.ending.status == signal.SIGKILL

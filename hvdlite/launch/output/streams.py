@@ -20,31 +20,23 @@ _TAIL = 16 << 10  # last bytes of each stream that are kept for the failure repo
 
 
 class Stream:
-    """One output of one rank, which an elastic job names by the number of its worker.
-
-    Attributes:
-        pipe: the read end of its pipe, which the stream owns.
-        sink: STDOUT, STDERR, RESULT or LIVE.
-        tail: the last bytes that were read.
-        at_end: whether the pipe has ended and is closed.
-    """
+    """One output of one rank, which an elastic job names by the number of its worker."""
 
     def __init__(self, rank: int, pipe: int, sink: int) -> None:
         """Take over the read end of a pipe."""
         os.set_blocking(pipe, False)
         self.rank = rank
-        self.pipe = pipe
-        self.sink = sink
-        self.tail = b""
-        self.at_end = False
+        self.pipe = pipe  # the read end of its pipe, which the stream owns
+        self.sink = sink  # STDOUT, STDERR, RESULT or LIVE
+        self.tail = b""  # the last bytes that were read
+        self.at_end = False  # whether the pipe has ended and is closed
 
 
 class StreamReader:
-    """Reads all streams of one loop, which owns it and whose thread calls it.
+    """Reads all streams of one loop, which owns it and whose thread calls it."""
 
-    A subclass defines `took`, which gets the bytes, and `full`. While `full`, no stream is read. So
-    the ranks' pipes fill, and the memory of this process stays bounded.
-    """
+    # A subclass defines `took`, which gets the bytes, and `full`. While `full`, no stream is read.
+    # So the ranks' pipes fill, and the memory of this process stays bounded.
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector

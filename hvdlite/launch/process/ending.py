@@ -10,19 +10,13 @@ from hvdlite.stop_marks import EXIT_STOPPED
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank ended.
+    """How a rank ended."""
 
-    Attributes:
-        status: the exit status, or the number of the signal that killed the process.
-        by_signal: whether a signal killed the process.
-        why: if the launcher knows more than the status: what happened, such as a lost connection.
-        oom_killed: whether the out-of-memory killer killed a process on its host.
-    """
-
-    status: int
-    by_signal: bool
+    status: int  # the exit status, or the number of the signal that killed the process
+    by_signal: bool  # whether a signal killed the process
+    # If the launcher knows more than the status: what happened, such as a lost connection.
     why: str = ""
-    oom_killed: bool = False
+    oom_killed: bool = False  # whether the out-of-memory killer killed a process on its host
 
     @property
     def ok(self) -> bool:

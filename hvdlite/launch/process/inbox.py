@@ -13,18 +13,14 @@ _TOLD = b"\0"  # on the descriptor instead of a number: another host has told of
 
 
 class SignalInbox:
-    """A context manager that turns signals to the launcher into bytes on the descriptor `fd`.
+    """A context manager that turns signals to the launcher into bytes on the descriptor `fd`."""
 
-    Only the main thread of a process can catch signals. If another thread enters it (in some
-    notebooks), no signals arrive.
-    """
+    # Only the main thread of a process can catch signals. If another thread enters it (in some
+    # notebooks), no signals arrive.
 
     def __init__(self, passes_on: bool = False) -> None:
-        """Make the descriptor; no signal is caught yet.
-
-        Args:
-            passes_on: also catch `PASSED_ON`, unless this process has a handler for it.
-        """
+        """Make the descriptor; no signal is caught yet."""
+        # `passes_on` also catches `PASSED_ON`, unless this process has a handler for it.
         self._passes_on = passes_on
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: list[tuple[int, object]] = []

@@ -76,21 +76,17 @@ def inherited_environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Build the variables that limit the thread pools of numeric libraries.
-
-    Returns nothing if the user set OMP_NUM_THREADS: then the number of threads is the user's
-    choice, and most libraries follow that variable unless their own is set.
-    """
+    """Build the variables that limit the thread pools of numeric libraries."""
+    # Returns nothing if the user set OMP_NUM_THREADS: then the number of threads is the user's
+    # choice, and most libraries follow that variable unless their own is set.
     if "OMP_NUM_THREADS" in environment:
         return {}
     return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
 
 
 def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """Build the variables by which glibc's allocator keeps memory from step to step.
-
-    Returns nothing if the user set up the allocator.
-    """
+    """Build the variables by which glibc's allocator keeps memory from step to step."""
+    # Returns nothing if the user set up the allocator.
     if "GLIBC_TUNABLES" in environment or any(name in environment for name in _KEPT_MEMORY):
         return {}
     return dict(_KEPT_MEMORY)
@@ -106,14 +102,8 @@ class Worker:
         pipes: Mapping[int, int] | None = None,
         number: int | None = None,
     ) -> None:
-        """Take over a process that leads its own group, and pipes besides those of its output.
-
-        Args:
-            placement: the rank and where it runs.
-            process: the process.
-            pipes: the read ends, by sink: RESULT, LIVE.
-            number: the worker's number in an elastic job; by default the rank.
-        """
+        """Take over a process that leads its own group, and pipes besides those of its output."""
+        # `number` is the worker's number in an elastic job; by default the rank.
         self.placement = placement
         self.number = placement.rank if number is None else number
         self._pipes = dict(pipes or {})
@@ -191,22 +181,12 @@ def start_worker(
     number: int | None = None,
     live: bool = False,
 ) -> Worker:
-    """Start one rank with exactly this environment; it dies when this process dies.
-
-    Args:
-        placement: the rank and where it runs.
-        command: the program and its arguments.
-        environment: all variables of the rank.
-        stdout: a new pipe, or what the rank's stdout is.
-        stderr: a new pipe, or what the rank's stderr is.
-        stdin: what the rank reads from its stdin; by default it has none. With `stdin` the rank
-            also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
-        number: the worker's number in an elastic job; by default the rank.
-        live: whether the rank gets a pipe for samples of what it does, in HVDLITE_LIVE_FD.
-
-    Raises:
-        OSError: the process cannot be started.
-    """
+    """Start one rank with exactly this environment; it dies when this process dies."""
+    # `stdin` says what the rank reads from its stdin; by default it has none. With `stdin` the rank
+    # also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
+    # `number` is the worker's number in an elastic job; by default the rank.
+    # `live` says whether the rank gets a pipe for samples of what it does, in HVDLITE_LIVE_FD.
+    # Raises OSError if the process cannot be started.
     own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
     pipes: dict[int, int] = {}
     passed: list[int] = []
@@ -275,11 +255,8 @@ class OrphanReaper:
     """The process that kills the job when this one dies; see `process.orphan_reaper`."""
 
     def __init__(self, mark: str) -> None:
-        """Start the orphan reaper, in a session of its own and without an environment.
-
-        Args:
-            mark: a variable, "NAME=value", that all processes have that it may kill.
-        """
+        """Start the orphan reaper, in a session of its own and without an environment."""
+        # `mark` is a variable, "NAME=value", that all processes have that it may kill.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", orphan_reaper.__file__],
             stdin=subprocess.PIPE,

@@ -1,10 +1,4 @@
-"""Files without a name.
-
-Example:
-    >>> with open(nameless_file("example"), "w+b") as file:
-    ...     file.write(b"text")
-    4
-"""
+"""Files without a name."""
 
 from __future__ import annotations
 
@@ -13,15 +7,9 @@ import tempfile
 
 
 def nameless_file(name: str) -> int:
-    """Make an empty file without a name, and return its descriptor, which exec closes.
-
-    Args:
-        name: what /proc shows of it.
-
-    Raises:
-        OSError: it can be neither in memory, which a container may refuse, nor in the temporary
-            folder.
-    """
+    """Make an empty file without a name, and return its descriptor, which exec closes."""
+    # Raises OSError if it can be neither in memory, which a container may refuse, nor in the
+    # temporary folder.
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError:

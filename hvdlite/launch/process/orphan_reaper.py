@@ -24,11 +24,9 @@ _KERNEL_THREAD = 0x200000  # PF_KTHREAD in the flags of /proc/PID/stat
 
 
 def processes_with(*variables: str) -> list[int]:
-    """List the live processes that were started with all `variables` ("NAME=value") set.
-
-    Zombies are not listed, because they have no environment. Processes of other users are not
-    listed either.
-    """
+    """List the live processes that were started with all `variables` ("NAME=value") set."""
+    # Zombies are not listed, because they have no environment. Processes of other users are not
+    # listed either.
     wanted = {variable.encode() for variable in variables}
     give_up = time.monotonic() + _LONGEST_EXEC
     found = []
@@ -55,10 +53,9 @@ def _environment(pid: str, give_up: float) -> list[bytes]:
 
 
 def _is_in_exec(pid: str) -> bool:
-    """Return whether a process has left its old program, and its new one has no environment yet.
-
-    `subprocess.Popen` returns before that: it waits until exec closes a pipe, which comes earlier.
-    """
+    """Return whether a process has left its old program, and its new one has no environment yet."""
+    # `subprocess.Popen` returns before that: it waits until exec closes a pipe, which comes
+    # earlier.
     fields = _read(pid, "stat").rpartition(b")")[2].split()  # The name may contain anything.
     state, flags, environment_ends = fields[0], int(fields[6]), fields[48]
     has_program = state not in (b"Z", b"X") and not flags & _KERNEL_THREAD

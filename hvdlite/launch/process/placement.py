@@ -3,12 +3,6 @@
 A *placement* is the host and the numbers that a rank gets. Hosts are indexes here. `local_rank`
 counts the ranks of a host, and `cross_rank` counts the hosts that have a rank of the same local
 rank.
-
-Example:
-    >>> [(one.rank, one.local_rank, one.cross_rank) for one in place([2, 1])]
-    [(0, 0, 0), (1, 1, 0), (2, 0, 1)]
-    >>> threads_per_rank(cores=4, local_size=3)
-    1
 """
 
 from __future__ import annotations
@@ -19,11 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Placement:
-    """The host of one rank, and its numbers.
-
-    Attributes:
-        host: the index of its host, in order of first appearance.
-    """
+    """The host of one rank, and its numbers."""
 
     rank: int
     size: int
@@ -31,7 +21,7 @@ class Placement:
     local_size: int
     cross_rank: int
     cross_size: int
-    host: int
+    host: int  # the index of its host, in order of first appearance
 
 
 def place(ranks_per_host: Sequence[int]) -> list[Placement]:

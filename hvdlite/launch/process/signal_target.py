@@ -5,10 +5,6 @@ save. Its children, such as the workers of a DataLoader, would end at the signal
 fail; its parents, such as a shell, would end, and the rank would count as killed. So these do not
 get the signal. A process that watches has an open memfd whose name tells the signal and the
 process, because children inherit descriptors.
-
-Example:
-    >>> signalled({7: 1, 8: 7, 9: 8, 10: 7}, watching={8})
-    [8, 10]
 """
 
 from __future__ import annotations
@@ -32,14 +28,8 @@ def ask_group(group: int, number: int) -> None:
 
 
 def signalled(parents: Mapping[int, int], watching: Collection[int]) -> list[int]:
-    """List those that watch, and those that are neither above nor below one of these.
-
-    Of two that watch, one below the other, the upper one is told.
-
-    Args:
-        parents: the process ids of a group, with those of their parents.
-        watching: those that watch for the signal.
-    """
+    """List those that watch, and those that are neither above nor below one of these."""
+    # Of two that watch, one below the other, the upper one is told.
     above = {one for pid in watching for one in _ancestors(pid, parents)}.difference(watching)
     return [
         pid

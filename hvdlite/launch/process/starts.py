@@ -13,40 +13,22 @@ _GOOD_LIFE = 60.0  # seconds after which earlier failures do not count any more
 
 @dataclass(frozen=True)
 class Start:
-    """A process to start.
+    """A process to start."""
 
-    Attributes:
-        worker: its number, which is never used again.
-        host: the name of its host.
-        slot: its slot there, from 0.
-        joiner: whether it is started after the first ones.
-        placement: the numbers that its environment gets; in an elastic job, those that it will
-            probably have.
-    """
-
-    worker: int
-    host: str
-    slot: int
-    joiner: bool
+    worker: int  # its number, which is never used again
+    host: str  # the name of its host
+    slot: int  # its slot there, from 0
+    joiner: bool  # whether it is started after the first ones
+    # The numbers that its environment gets; in an elastic job, those that it will probably have.
     placement: Placement
 
 
 class BackOff:
-    """When the next attempt is made in a place where earlier ones have failed, later and later.
-
-    Attributes:
-        failures: how many have failed in a row; one after a good life is the first again.
-        ready_at: when the next attempt may be made, in seconds.
-
-    Example:
-        >>> slot = BackOff()
-        >>> [slot.failed(now=100.0) for _ in range(4)], slot.failed(now=200.0, lived=60.0)
-        ([1.0, 2.0, 4.0, 8.0], 1.0)
-    """
+    """When the next attempt is made in a place where earlier ones have failed, later and later."""
 
     def __init__(self) -> None:
-        self.failures = 0
-        self.ready_at = 0.0
+        self.failures = 0  # how many have failed in a row; one after a good life is the first again
+        self.ready_at = 0.0  # when the next attempt may be made, in seconds
 
     def failed(self, now: float, lived: float = 0.0) -> float:
         """Note a failure after `lived` seconds; return the pause until the next attempt."""

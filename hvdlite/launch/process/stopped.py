@@ -23,35 +23,19 @@ def process_state(pid: int) -> str:
 
 
 class StoppedWatch:
-    """Notes since when each worker is stopped, from looks at a regular period.
-
-    Attributes:
-        due: when the next look is due, a monotonic time in seconds.
-
-    Example:
-        >>> watch = StoppedWatch(heartbeat=3.0, state_of=lambda pid: "T")
-        >>> [watch.find({7: 1234}, now) for now in (10.0, 11.0, 12.0, 13.0, 14.0)]
-        [[], [], [], [7], []]
-    """
+    """Notes since when each worker is stopped, from looks at a regular period."""
 
     def __init__(self, heartbeat: float, state_of: Callable[[int], str] = process_state) -> None:
         """Make a watch that finds workers that are stopped for `heartbeat` seconds."""
-        self.due = 0.0
+        self.due = 0.0  # when the next look is due, a monotonic time in seconds
         self._heartbeat = heartbeat
         self._state_of = state_of
         self._since: dict[int, float] = {}
         self._last = 0.0
 
     def find(self, pids: Mapping[int, int], now: float) -> list[int]:
-        """Look at the running workers, if a look is due.
-
-        Args:
-            pids: the process id of each worker, by number.
-            now: the time, in seconds.
-
-        Returns:
-            The workers that have been stopped for the heartbeat; each is returned once.
-        """
+        """Look at the running workers, if a look is due."""
+        # Returns the workers that have been stopped for the heartbeat; each is returned once.
         if now < self.due:
             return []
         self.due = now + self._heartbeat / 4

@@ -31,14 +31,9 @@ def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
 def torch_master(
     environment: Mapping[str, str], host: str, here: bool, job_id: bytes
 ) -> dict[str, str]:
-    """Choose where rank 0 is to serve torch.distributed's store; return it as variables.
-
-    Args:
-        environment: the user's variables.
-        host: the address of rank 0's host, for the other ranks.
-        here: whether that is this host, whose free ports are known.
-        job_id: draws the port.
-    """
+    """Choose where rank 0 is to serve torch.distributed's store; return it as variables."""
+    # `host` is the address of rank 0's host, for the other ranks.
+    # `here` says whether that is this host, whose free ports are known.
     names = ("MASTER_ADDR", "MASTER_PORT")
     if all(environment.get(name) for name in names):
         return {name: environment[name] for name in names}
@@ -60,13 +55,7 @@ def _is_free(host: str, port: int) -> bool:
 def torchrun_environment(
     placement: Placement, master: Mapping[str, str], job_id: bytes
 ) -> dict[str, str]:
-    """Build torchrun's variables for one rank.
-
-    Args:
-        placement: the rank and its numbers.
-        master: what `torch_master` returned for the job.
-        job_id: the public number of the job.
-    """
+    """Build torchrun's variables for one rank."""
     return {**_numbers(placement, job_id), **master}
 
 

@@ -22,19 +22,12 @@ from hvdlite.launch.remote.ways import LaunchError, Way
 
 @dataclass(frozen=True)
 class Pulse:
-    """How launcher and agents watch each other. Times are in seconds.
+    """How launcher and agents watch each other. Times are in seconds."""
 
-    Attributes:
-        heartbeat: how long an agent may be silent; both sides speak four times in this time.
-        patience: how long an agent may hear nothing before it ends its processes.
-        grace: how long these then have, from SIGTERM to SIGKILL.
-        stopped: how long a process may be stopped (SIGSTOP) before its agent says so.
-    """
-
-    heartbeat: float
-    patience: float
-    grace: float
-    stopped: float
+    heartbeat: float  # how long an agent may be silent; both sides speak four times in this time
+    patience: float  # how long an agent may hear nothing before it ends its processes
+    grace: float  # how long these then have, from SIGTERM to SIGKILL
+    stopped: float  # how long a process may be stopped (SIGSTOP) before its agent says so
 
 
 class Owner(Protocol):
@@ -66,13 +59,9 @@ class Agents:
     """All other hosts of a job; a context manager. Used by the loop's thread."""
 
     def __init__(self, way: Way, pulse: Pulse, interrupted_fd: int) -> None:
-        """Make it without hosts.
-
-        Args:
-            way: how the agents are reached.
-            pulse: how long they may be silent.
-            interrupted_fd: readable when the user wants to stop.
-        """
+        """Make it without hosts."""
+        # `pulse` says how long they may be silent.
+        # `interrupted_fd` is readable when the user wants to stop.
         self.hosts: dict[str, RemoteHost] = {}
         self._way = way
         self._pulse = pulse
@@ -88,19 +77,13 @@ class Agents:
     def greet(
         self, names: Sequence[str], enough: Callable[[Collection[str]], bool]
     ) -> dict[str, str]:
-        """Connect to hosts and wait until their agents have sent their hello, or enough of them.
-
-        Args:
-            names: the names of the hosts.
-            enough: returns whether the job can start with these other hosts.
-
-        Returns:
-            By name, why each host that does not come is given up; `tick` connects to it again.
-
-        Raises:
-            LaunchError: a host that is needed does not come, or one has another version of hvdlite.
-            KeyboardInterrupt: the user wants to stop.
-        """
+        """Connect to hosts and wait until their agents have sent their hello, or enough of them."""
+        # `enough` returns whether the job can start with these other hosts.
+        # Returns, by name, why each host that does not come is given up; `tick` connects to it
+        # again.
+        # Raises LaunchError if a host that is needed does not come, or one has another version of
+        # hvdlite.
+        # Raises KeyboardInterrupt if the user wants to stop.
         for name in names:
             self._connect(name)
         hosts = list(self.hosts.values())
@@ -115,16 +98,11 @@ class Agents:
         return [host for host in self.hosts.values() if host.hello]
 
     def begin(self, part_of: Callable[[RemoteHost], dict[str, Any]], stdin: bytes | None) -> None:
-        """Give agents that have answered their part, and wait until they can start processes.
-
-        Args:
-            part_of: returns a host's part, which also later hosts get.
-            stdin: the bytes that every process reads from its stdin, if any.
-
-        Raises:
-            LaunchError: the job cannot run on a host.
-            KeyboardInterrupt: the user wants to stop.
-        """
+        """Give agents that have answered their part, and wait until they can start processes."""
+        # `part_of` returns a host's part, which also later hosts get.
+        # `stdin` has the bytes that every process reads from its stdin, if any.
+        # Raises LaunchError if the job cannot run on a host.
+        # Raises KeyboardInterrupt if the user wants to stop.
         self._part_of, self._stdin = part_of, stdin
         hosts = self.present
         names = {host.name for host in hosts}
@@ -209,16 +187,9 @@ class Agents:
             self._serve(host, owner)
 
     def tick(self, now: float, wanted: Mapping[str, float], used: Collection[str]) -> float | None:
-        """Connect to new hosts, give silent ones up, and close those that are not wanted.
-
-        Args:
-            now: the monotonic time.
-            wanted: the hosts on which processes may be started later, and from when on.
-            used: the hosts on which processes run.
-
-        Returns:
-            When to call this again; None if only events can change anything.
-        """
+        """Connect to new hosts, give silent ones up, and close those that are not wanted."""
+        # `wanted` has the hosts on which processes may be started later, and from when on.
+        # Returns when to call this again; None if only events can change anything.
         owner = self._owner
         assert owner is not None
         if not self._way.reaches_again:

@@ -30,19 +30,12 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Node:
-    """A node that has connected to node 0.
+    """A node that has connected to node 0."""
 
-    Attributes:
-        number: its number, from 1.
-        hostname: the name of its host.
-        ranks: how many ranks it runs.
-        line: the line to its agent.
-    """
-
-    number: int
-    hostname: str
-    ranks: int
-    line: SealedLine
+    number: int  # its number, from 1
+    hostname: str  # the name of its host
+    ranks: int  # how many ranks it runs
+    line: SealedLine  # the line to its agent
 
     @property
     def name(self) -> str:
@@ -51,12 +44,7 @@ class Node:
 
 
 def introduction(nodes: int, ranks: int) -> bytes:
-    """Return what a node says first.
-
-    Args:
-        nodes: how many nodes it was told that the job has.
-        ranks: how many ranks it runs.
-    """
+    """Return what a node says first."""
     return json.dumps([socket.gethostname(), ranks, nodes]).encode()
 
 
@@ -161,21 +149,11 @@ class _Gathering:
 def gather(
     listener: socket.socket, job: Job, nodes: int, deadline: Deadline, address: str
 ) -> list[Node]:
-    """Wait until all other nodes have connected.
-
-    Args:
-        listener: where they connect; this closes it.
-        job: what they have to know.
-        nodes: how many nodes there are, with node 0.
-        deadline: limits the wait.
-        address: the address that the nodes were told, for messages.
-
-    Returns:
-        The nodes by their numbers, from node 1; the caller owns their lines.
-
-    Raises:
-        LaunchError: a node is missing at the deadline, has gone, or contradicts another one.
-    """
+    """Wait until all other nodes have connected."""
+    # `listener` says where they connect; this closes it.
+    # `nodes` says how many nodes there are, with node 0.
+    # Returns the nodes by their numbers, from node 1; the caller owns their lines.
+    # Raises LaunchError if a node is missing at the deadline, has gone, or contradicts another one.
     gathering = _Gathering(listener, job, nodes)
     try:
         gathering.wait(deadline, address)

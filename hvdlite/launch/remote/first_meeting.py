@@ -26,25 +26,16 @@ def meet(
     come: Callable[[RemoteHost], bool] = lambda host: bool(host.hello),
     what: str = "answered",
 ) -> dict[str, str]:
-    """Receive from the agents until all have come, or enough and the rest is late.
-
-    Args:
-        hosts: the hosts, whose threads do not run yet.
-        enough: returns whether the job can start with the hosts of these names.
-        way: it says how long a host may take.
-        interrupted_fd: a byte there ends the wait.
-        come: returns whether a host has come as far as it should; by default, has said hello.
-        what: what the host then has done, for the message.
-
-    Returns:
-        By name, why each host cannot be reached. Those that are late may still come.
-
-    Raises:
-        AbsentError: without a host there are not enough, and it cannot be reached, or takes too
-            long.
-        LaunchError: the job cannot run on a host, or one has another version of hvdlite.
-        KeyboardInterrupt: there was such a byte.
-    """
+    """Receive from the agents until all have come, or enough and the rest is late."""
+    # The threads of `hosts` do not run yet.
+    # `enough` returns whether the job can start with the hosts of these names.
+    # `way` says how long a host may take, and a byte at `interrupted_fd` ends the wait.
+    # `come` returns whether a host has come as far as it should; by default, has said hello.
+    # Returns, by name, why each host cannot be reached. Those that are late may still come.
+    # Raises AbsentError if without a host there are not enough, and it cannot be reached, or takes
+    # too long.
+    # Raises LaunchError if the job cannot run on a host, or one has another version of hvdlite.
+    # Raises KeyboardInterrupt after such a byte.
     begun = time.monotonic()
     deadline = connect_deadline(way)
     leave_at: float | None = None

@@ -38,35 +38,28 @@ def connect_deadline(way: Way) -> float:
 
 
 class RemoteHost:
-    """The connection to the agent on one other host, and the processes there.
+    """The connection to the agent on one other host, and the processes there."""
 
-    The loop's thread makes it, because the process of a line dies with the thread that started it,
-    and calls all methods; the host's thread reads what the agent sends once `serve` was called.
-
-    Attributes:
-        hello: the agent's description of its host; empty until it arrives.
-        ready: whether the agent can start processes.
-        serves: whether the host's thread runs.
-        workers: the processes of this host, by number.
-        over: whether nothing more comes from the agent's processes.
-        heard_at: the monotonic time of the agent's last message.
-        deadline: until when it has to be ready, a monotonic time.
-        closing: whether the agent was told that nothing is started there any more.
-        busy: whether the host's thread waits for a slow console, and so cannot hear the agent.
-        lost_because: why the connection has ended.
-        fd: readable when `take` has events.
-    """
+    # The loop's thread makes it, because the process of a line dies with the thread that started
+    # it, and calls all methods; the host's thread reads what the agent sends once `serve` was
+    # called.
 
     def __init__(self, name: str, way: Way) -> None:
         """Begin to connect to the agent of a host."""
         self.name = name
+        # The agent's description of its host; empty until it arrives.
         self.hello: dict[str, Any] = {}
-        self.ready = self.serves = self.over = self.closing = self.busy = False
-        self.workers: dict[int, RemoteWorker] = {}
-        self.heard_at = time.monotonic()
-        self.deadline = connect_deadline(way)
+        self.ready = False  # whether the agent can start processes
+        self.serves = False  # whether the host's thread runs
+        self.over = False  # whether nothing more comes from the agent's processes
+        self.closing = False  # whether the agent was told that nothing more is started there
+        self.busy = False  # whether the host's thread waits for a slow console, not for the agent
+        self.workers: dict[int, RemoteWorker] = {}  # the processes of this host, by number
+        self.heard_at = time.monotonic()  # the monotonic time of the agent's last message
+        self.deadline = connect_deadline(way)  # until when it has to be ready, a monotonic time
+        # Why the connection has ended.
         self.lost_because = "its agent sent something that is not a message"
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when `take` has events
         self._way = way
         self._line = way.open(name)
         self._reader = FrameReader(after_greeting=True, longest=_LONGEST_FRAME)
@@ -96,12 +89,9 @@ class RemoteHost:
     # Before the host's thread runs.
 
     def receive(self) -> None:
-        """Read and handle messages of an agent that cannot start processes yet.
-
-        Raises:
-            AbsentError: the host cannot be reached.
-            LaunchError: the agent refuses, or it has another version of hvdlite.
-        """
+        """Read and handle messages of an agent that cannot start processes yet."""
+        # Raises AbsentError if the host cannot be reached.
+        # Raises LaunchError if the agent refuses, or it has another version of hvdlite.
         data = self._read()
         if not data:
             status = self._line.end()
@@ -190,10 +180,8 @@ class RemoteHost:
     # What the agent says, on the host's thread.
 
     def _serve(self) -> None:
-        """Pass the agent's messages on until the connection ends; then all processes have ended.
-
-        A process that has not ended by then is reported as lost.
-        """
+        """Pass the agent's messages on until the connection ends; then all processes have ended."""
+        # A process that has not ended by then is reported as lost.
         why = "the launcher's thread for this host failed"
         try:
             for message in self._early:
@@ -256,11 +244,9 @@ class RemoteHost:
     # What the loop asks for.
 
     def take(self) -> list[tuple[Kind, int]]:
-        """Return what happened since the last call, in order.
-
-        These are STARTED and STOPPED with the number of a process, CAUGHT with that of a signal,
-        and DONE when the connection has ended.
-        """
+        """Return what happened since the last call, in order."""
+        # These are STARTED and STOPPED with the number of a process, CAUGHT with that of a signal,
+        # and DONE when the connection has ended.
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:

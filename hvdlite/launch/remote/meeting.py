@@ -11,15 +11,10 @@ from hvdlite.rendezvous.address import interface_address, interface_addresses
 
 
 def meeting_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> str | None:
-    """Choose the address of the store: the one from which this host reaches the other hosts.
-
-    Returns:
-        "host:0", or None for a fresh Unix socket when there is no other host.
-
-    Raises:
-        LaunchError: this host reaches the others from different addresses, and `interfaces` is
-            empty.
-    """
+    """Choose the address of the store: the one from which this host reaches the other hosts."""
+    # Returns "host:0", or None for a fresh Unix socket when there is no other host.
+    # Raises LaunchError if this host reaches the others from different addresses, and `interfaces`
+    # is empty.
     if not hosts:
         return None
     if interfaces:

@@ -5,11 +5,6 @@ start, signal and finish one process at a time, and both say regularly that they
 is a kind, the number of a process, a length and that many bytes. Frames are not authenticated,
 because ssh has authenticated both sides. The reader skips what a login shell prints before the
 agent's greeting.
-
-Example:
-    >>> reader = FrameReader(after_greeting=True)
-    >>> reader.feed(b"Welcome!\\n" + GREETING + frame(Kind.OUT, 3, b"hi"))
-    [Frame(kind=<Kind.OUT: 6>, number=3, body=b'hi')]
 """
 
 from __future__ import annotations
@@ -67,11 +62,8 @@ class Frame:
     body: bytes
 
     def data(self) -> Any:
-        """Decode the body of a frame that carries JSON.
-
-        Raises:
-            NoFrameError: the body is not JSON.
-        """
+        """Decode the body of a frame that carries JSON."""
+        # Raises NoFrameError if the body is not JSON.
         try:
             return json.loads(self.body)
         except ValueError:
@@ -92,22 +84,16 @@ class FrameReader:
     """Cuts a stream of bytes into frames."""
 
     def __init__(self, after_greeting: bool = False, longest: int = 1 << 32) -> None:
-        """Make a reader.
-
-        Args:
-            after_greeting: whether to skip everything before the agent's greeting.
-            longest: the most bytes that a body may have; a longer one is not a frame.
-        """
+        """Make a reader."""
+        # `after_greeting` says whether to skip everything before the agent's greeting.
+        # `longest` is the most bytes that a body may have; a longer one is not a frame.
         self._waits = after_greeting
         self._longest = longest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes that arrived; return the frames that they complete.
-
-        Raises:
-            NoFrameError: the bytes are not a frame; the text shows them.
-        """
+        """Take bytes that arrived; return the frames that they complete."""
+        # Raises NoFrameError if the bytes are not a frame; the text shows them.
         self._buffer += data
         if self._waits and not self._greeted():
             return []

@@ -26,18 +26,9 @@ _CAPACITY = 1 << 20  # bytes that wait for one side; while there are more, the o
 
 
 class SealedLine:
-    """One end of the line; see `ways.Line`.
+    """One end of the line; see `ways.Line`."""
 
-    Attributes:
-        peer: the IP address of the other node.
-        read_fd: a socket with what the other node sends; it is blocking.
-        write_fd: the same one.
-        pid: None, since there is no process.
-        introduction: the first block from the other node, if the line waits for one.
-        ended: whether the connection has ended.
-    """
-
-    pid: int | None = None
+    pid: int | None = None  # None, since there is no process
 
     def __init__(
         self,
@@ -47,19 +38,16 @@ class SealedLine:
         introduction: bytes | None = None,
         pair: tuple[socket.socket, socket.socket] | None = None,
     ) -> None:
-        """Take over a connection whose handshake is completed.
-
-        Args:
-            connection: the connection.
-            keys: the keys of blocks from the other node, and from this one.
-            silence: seconds without a block after which the other node counts as lost.
-            introduction: what this node says first; None if the other one says something first.
-            pair: the sockets between this and the owner, whose end is the second; by default new
-                ones.
-        """
-        self.peer = str(connection.getpeername()[0])
+        """Take over a connection whose handshake is completed."""
+        # `keys` has the keys of blocks from the other node, and from this one.
+        # `silence` gives the seconds without a block after which the other node counts as lost.
+        # `introduction` says what this node says first; None if the other one says something first.
+        # `pair` has the sockets between this and the owner, whose end is the second; by default new
+        # ones.
+        self.peer = str(connection.getpeername()[0])  # the IP address of the other node
+        # The first block from the other node, if the line waits for one.
         self.introduction: bytes | None = None
-        self.ended = False
+        self.ended = False  # whether the connection has ended
         self._waits = introduction is None
         self._silence = silence
         self._why = ""
@@ -68,6 +56,7 @@ class SealedLine:
         self._outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._inner, self._owners = pair or socket.socketpair()
         self._inner.setblocking(False)
+        # One blocking socket, for both directions.
         self.read_fd = self.write_fd = self._owners.fileno()
         self._reader, self._writer = FrameReader(keys[0]), FrameWriter(keys[1])
         self._to_outer = bytearray(self._writer.wrap(introduction or b""))
@@ -91,10 +80,8 @@ class SealedLine:
         self.cut()
 
     def end(self) -> None:
-        """Wait until what the owner has written is sent, for some seconds; close its end.
-
-        Closed earlier, with bytes that the owner has not read, it would reset the socket pair.
-        """
+        """Wait until what the owner has written is sent, for some seconds; close its end."""
+        # Closed earlier, with bytes that the owner has not read, it would reset the socket pair.
         self._thread.join(_LONGEST_END)
         self._owners.close()
 

@@ -33,15 +33,10 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class Srun:
-    """The way by srun; see `ways.Way`.
+    """The way by srun; see `ways.Way`."""
 
-    Attributes:
-        python: the Python with hvdlite on the hosts.
-        connect_seconds: how long a host may take to answer; see `deadline.is_never`.
-    """
-
-    python: str = sys.executable
-    connect_seconds: float = 60.0
+    python: str = sys.executable  # the Python with hvdlite on the hosts
+    connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
     carries_secrets: ClassVar[bool] = True
     reaches_again: ClassVar[bool] = True
 
@@ -66,12 +61,10 @@ class Srun:
 
 
 def srun_command(host: str, python: str) -> list[str]:
-    """Build the command that starts the agent on a host.
-
-    The step shares the host's processors with other steps of the job and may use all of them: the
-    agent's ranks need them. Options of the allocation, which srun reads from its environment, such
-    as the number of tasks of a node, do not hold for the agent.
-    """
+    """Build the command that starts the agent on a host."""
+    # The step shares the host's processors with other steps of the job and may use all of them: the
+    # agent's ranks need them. Options of the allocation, which srun reads from its environment,
+    # such as the number of tasks of a node, do not hold for the agent.
     step = ["--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}"]
     own = ["--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--input=all", "--output=all"]
     agent = ["env", f"{SAFE_PATH}=1", python, "-m", "hvdlite.launch.agent"]
@@ -79,12 +72,9 @@ def srun_command(host: str, python: str) -> list[str]:
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[Host]:
-    """Return the hosts of this allocation, with as many slots as Slurm gave it tasks on each.
-
-    Raises:
-        ArgumentError: this process is not in an allocation.
-        OSError: scontrol cannot be run, or fails.
-    """
+    """Return the hosts of this allocation, with as many slots as Slurm gave it tasks on each."""
+    # Raises ArgumentError if this process is not in an allocation.
+    # Raises OSError if scontrol cannot be run, or fails.
     nodes = environment.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise ArgumentError(
@@ -97,11 +87,8 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[Host]:
 
 
 def _ask(*command: str) -> str:
-    """Return what a command of Slurm prints.
-
-    Raises:
-        OSError: the command cannot be run, or fails.
-    """
+    """Return what a command of Slurm prints."""
+    # Raises OSError if the command cannot be run, or fails.
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LONGEST_QUESTION, check=False

@@ -36,21 +36,13 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class Ssh:
-    """The way by ssh, with the user's choices; see `ways.Way`.
+    """The way by ssh, with the user's choices; see `ways.Way`."""
 
-    Attributes:
-        port: the port of sshd on the other hosts; None leaves it to ssh.
-        identity_file: a private key.
-        config: the configuration file that ssh reads instead of the user's.
-        python: the Python with hvdlite on the other hosts.
-        connect_seconds: how long a host may take to answer; see `deadline.is_never`.
-    """
-
-    port: int | None = None
-    identity_file: Path | None = None
-    config: Path | None = None
-    python: str = sys.executable
-    connect_seconds: float = 60.0
+    port: int | None = None  # the port of sshd on the other hosts; None leaves it to ssh
+    identity_file: Path | None = None  # a private key
+    config: Path | None = None  # the configuration file that ssh reads instead of the user's
+    python: str = sys.executable  # the Python with hvdlite on the other hosts
+    connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
     carries_secrets: ClassVar[bool] = True
     reaches_again: ClassVar[bool] = True
 

@@ -31,11 +31,10 @@ class AbsentError(LaunchError):
 
 
 class Line(Protocol):
-    """The connection to the agent on one host; it may still be in the making.
+    """The connection to the agent on one host; it may still be in the making."""
 
-    The launcher's threads call the methods; none is called after `hang_up` but `cut`, `end` and
-    `said`.
-    """
+    # The launcher's threads call the methods; none is called after `hang_up` but `cut`, `end` and
+    # `said`.
 
     @property
     def read_fd(self) -> int:
@@ -67,10 +66,8 @@ class Way(Protocol):
 
     @property
     def carries_secrets(self) -> bool:
-        """Whether environment and secret of the job may travel on its lines.
-
-        Otherwise the agents have their own.
-        """
+        """Whether environment and secret of the job may travel on its lines."""
+        # Otherwise the agents have their own.
 
     @property
     def reaches_again(self) -> bool:
@@ -81,43 +78,19 @@ class Way(Protocol):
         """How long a host may take to answer; see `deadline.is_never`."""
 
     def open(self, host: str) -> Line:
-        """Begin to connect to the agent on a host; this does not wait for the host.
-
-        Args:
-            host: its name, which `hosts` has checked.
-
-        Raises:
-            OSError: nothing can be started here.
-        """
+        """Begin to connect to the agent on a host; this does not wait for the host."""
+        # Raises OSError if nothing can be started here.
 
     def explain(self, host: str, said: str, status: int | None) -> str:
-        """Describe why a line ended before its agent answered, and what to do.
-
-        Args:
-            host: the name of the host.
-            said: what the line has told about itself.
-            status: how its process ended.
-        """
+        """Describe why a line ended before its agent answered, and what to do."""
 
     def address(self, host: str, hello: Mapping[str, Any]) -> str:
-        """Return the IP address by which this host reaches another one whose agent has answered.
-
-        Args:
-            host: the name of the host.
-            hello: its agent's description of itself.
-
-        Raises:
-            OSError: the address is not known.
-        """
+        """Return the IP address by which this host reaches another one whose agent has answered."""
+        # Raises OSError if the address is not known.
 
 
 def last_line(said: str) -> str:
-    """Return the last line that a line has told about itself; "" if it has told nothing.
-
-    Example:
-        >>> last_line("Warning: x\\nConnection refused\\n")
-        'Connection refused'
-    """
+    """Return the last line that a line has told about itself; "" if it has told nothing."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
@@ -126,11 +99,7 @@ class ProcessLine:
     """The line of a command that runs here; the command dies with the thread that made this."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start the command in a session of its own.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start the command in a session of its own. Raises OSError if it cannot be started."""
         self._stderr = nameless_file("hvdlite-line-stderr")
         self._said: str | None = None
         try:

@@ -22,14 +22,10 @@ LOST = 255  # status of a process when the connection to its host is lost; ssh u
 
 
 class ItsHost(Protocol):
-    """What a process needs of its host; see `host.RemoteHost`.
-
-    Attributes:
-        over: whether nothing more comes from the agent.
-    """
+    """What a process needs of its host; see `host.RemoteHost`."""
 
     name: str
-    over: bool
+    over: bool  # whether nothing more comes from the agent
 
     def send(self, data: bytes) -> None:
         """Queue a message to the agent."""
@@ -39,14 +35,10 @@ class ItsHost(Protocol):
 
 
 class RemoteWorker:
-    """One process on another host.
+    """One process on another host."""
 
-    The host's thread calls `write` and `end`, and so does the supervisor's thread, which calls
-    everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
-
-    Attributes:
-        pid: its process id on its own host; 0 until the agent has told it.
-    """
+    # The host's thread calls `write` and `end`, and so does the supervisor's thread, which calls
+    # everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
 
     def __init__(
         self, number: int, placement: Placement, host: ItsHost, more: Sequence[int]
@@ -54,7 +46,7 @@ class RemoteWorker:
         """Make the pipes of a process, for the sinks STDOUT, STDERR and `more`."""
         self.placement = placement
         self.number = number
-        self.pid = 0
+        self.pid = 0  # its process id on its own host; 0 until the agent has told it
         self.ending: Ending | None = None
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
         self._host = host
@@ -129,12 +121,8 @@ class RemoteWorker:
                 pass  # The supervisor has closed the read end, or samples found no room.
 
     def end(self, ending: Ending, lost: bool = False) -> None:
-        """Note how the process ended, and wake the supervisor; later calls do nothing.
-
-        Args:
-            ending: how.
-            lost: whether this is a guess, because the connection to its host is lost.
-        """
+        """Note how the process ended, and wake the supervisor; later calls do nothing."""
+        # `lost` says whether this is a guess, because the connection to its host is lost.
         with self._lock:
             if self.ending is None and self.pidfd >= 0:
                 self.ending, self._lost = ending, lost
@@ -142,10 +130,7 @@ class RemoteWorker:
 
 
 def more_sinks(with_result: bool, live: bool) -> list[int]:
-    """List the sinks of a process besides STDOUT and STDERR.
-
-    Args:
-        with_result: whether it returns a result to `hvdlite.run`.
-        live: whether there is a view of the job.
-    """
+    """List the sinks of a process besides STDOUT and STDERR."""
+    # `with_result` says whether it returns a result to `hvdlite.run`.
+    # `live` says whether there is a view of the job.
     return [RESULT] * with_result + [LIVE] * live

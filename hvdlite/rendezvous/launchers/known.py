@@ -5,11 +5,6 @@ The last rule is that for TF_CONFIG, which cluster software sets for TensorFlow.
 Rank and local rank are taken from the launcher's variables and never guessed, because the order of
 ranks over hosts is the launcher's choice: Open MPI may put ranks 0 and 2 on one host, and ranks 1
 and 3 on another.
-
-Example:
-    >>> from hvdlite.rendezvous.launchers.variables import Variables
-    >>> detect_launcher(Variables({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})).rank
-    1
 """
 
 from __future__ import annotations
@@ -29,34 +24,26 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class LauncherEnvironment:
-    """What a launcher tells one process by environment variables.
+    """What a launcher tells one process by environment variables."""
 
-    Attributes:
-        launcher: the name of the launcher, for messages.
-        names: the names of the variables for rank and size, for messages.
-        job: a text that is equal on all ranks of this job, and different in other jobs.
-        local_rank: the number of the rank within its host; None if the launcher does not tell.
-        local_size: how many ranks this host has; None if the launcher does not tell.
-        node: the launcher's number of this host; None if the launcher does not tell.
-        first_host: the host of rank 0; None if the launcher does not tell.
-        epoch: how often the launcher has started this job again, if it keeps the job's number.
-        address: "host:port", at which rank 0 is to serve the store if the ranks have several hosts;
-            None if the launcher does not tell.
-        servers: how many of the first ranks are parameter servers.
-    """
-
-    launcher: str
-    names: tuple[str, str]
+    launcher: str  # the name of the launcher, for messages
+    names: tuple[str, str]  # the names of the variables for rank and size, for messages
     rank: int
     size: int
-    job: str
+    job: str  # a text that is equal on all ranks of this job, and different in other jobs
+    # The number of the rank within its host; None if the launcher does not tell.
     local_rank: int | None = None
+    # This says how many ranks this host has; None if the launcher does not tell.
     local_size: int | None = None
+    # The launcher's number of this host; None if the launcher does not tell.
     node: int | None = None
-    first_host: str | None = None
+    first_host: str | None = None  # the host of rank 0; None if the launcher does not tell
+    # This says how often the launcher has started this job again, if it keeps the job's number.
     epoch: int = 0
+    # "host:port", at which rank 0 is to serve the store if the ranks have several hosts; None if
+    # the launcher does not tell.
     address: str | None = None
-    servers: int = 0
+    servers: int = 0  # how many of the first ranks are parameter servers
 
     @property
     def on_one_host(self) -> bool:
@@ -67,15 +54,10 @@ class LauncherEnvironment:
 
 
 def detect_launcher(variables: Variables, with_servers: bool = False) -> LauncherEnvironment | None:
-    """Recognise the launcher that started this process; None if no launcher did.
-
-    The order matters: srun may have started torchrun or mpirun. Then the variables of srun are also
-    set, but describe the process of torchrun or mpirun.
-
-    Args:
-        variables: the environment of this process.
-        with_servers: whether the parameter servers of TF_CONFIG are ranks, too.
-    """
+    """Recognise the launcher that started this process; None if no launcher did."""
+    # The order matters: srun may have started torchrun or mpirun. Then the variables of srun are
+    # also set, but describe the process of torchrun or mpirun.
+    # `with_servers` says whether the parameter servers of TF_CONFIG are ranks, too.
     for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
         found = recognise(variables)
         if found is not None:
@@ -85,11 +67,8 @@ def detect_launcher(variables: Variables, with_servers: bool = False) -> Launche
 
 
 def checked(found: LauncherEnvironment) -> LauncherEnvironment:
-    """Check that rank < size, and return the argument.
-
-    Raises:
-        BootstrapError: rank and size contradict each other.
-    """
+    """Check that rank < size, and return the argument."""
+    # Raises BootstrapError if rank and size contradict each other.
     if found.size < 1 or found.rank >= found.size:
         rank, size = found.names
         raise BootstrapError(f"{rank}={found.rank} and {size}={found.size} contradict each other")
@@ -232,11 +211,9 @@ def first_of_node_list(text: str) -> str:
 
 
 def _starter(variable: str) -> str:
-    """Name the process that started this host's ranks, as a name of the job.
-
-    MPICH does not name its jobs. But the ranks of one host have a common parent, which is the
-    nearest ancestor without the variable, and thus not a rank itself.
-    """
+    """Name the process that started this host's ranks, as a name of the job."""
+    # MPICH does not name its jobs. But the ranks of one host have a common parent, which is the
+    # nearest ancestor without the variable, and thus not a rank itself.
     wanted = variable.encode() + b"="
     pid = os.getpid()
     while pid > 1:

@@ -4,16 +4,6 @@ The variable is JSON: the addresses of all tasks by type, and which of them this
 chief and the workers train. They become the ranks in this order, and rank 0 serves the store at its
 own address, which TensorFlow's server would use otherwise. In a job with parameter servers the
 tasks of the type `ps` come first.
-
-Example:
-    >>> text = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
-    >>> ranks_of(text)
-    TfRanks(rank=1, addresses=('a:1', 'b:1'), servers=0)
-    >>> ranks_of('{"cluster": {"worker": ["a:1"]}}') is None
-    True
-    >>> text = '{"cluster": {"worker": ["a:1"], "ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}'
-    >>> ranks_of(text, with_servers=True)
-    TfRanks(rank=0, addresses=('c:1', 'a:1'), servers=1)
 """
 
 from __future__ import annotations
@@ -37,17 +27,11 @@ _SHOWN = 200  # characters of the variable that a message shows
 
 
 class TfRanks(NamedTuple):
-    """What TF_CONFIG says of the ranks.
+    """What TF_CONFIG says of the ranks."""
 
-    Attributes:
-        rank: this process's rank.
-        addresses: by rank, "host:port".
-        servers: how many of the first ranks are parameter servers.
-    """
-
-    rank: int
-    addresses: tuple[str, ...]
-    servers: int = 0
+    rank: int  # this process's rank
+    addresses: tuple[str, ...]  # by rank, "host:port"
+    servers: int = 0  # how many of the first ranks are parameter servers
 
     @property
     def hosts(self) -> list[str]:
@@ -56,16 +40,10 @@ class TfRanks(NamedTuple):
 
 
 def ranks_of(text: str, with_servers: bool = False) -> TfRanks | None:
-    """Return the ranks that TF_CONFIG describes; None if there is only one process that trains.
-
-    Args:
-        text: the value of the variable.
-        with_servers: whether the tasks of the type `ps` are ranks, too: the first ones.
-
-    Raises:
-        BootstrapError: the text is not such a description, or contradicts itself, or this process
-            is a task that does not train.
-    """
+    """Return the ranks that TF_CONFIG describes; None if there is only one process that trains."""
+    # `with_servers` says whether the tasks of the type `ps` are ranks, too: the first ones.
+    # Raises BootstrapError if the text is not such a description, or contradicts itself, or this
+    # process is a task that does not train.
     try:
         return _ranks_of(text, _SERVE if with_servers else ())
     except ValueError as error:

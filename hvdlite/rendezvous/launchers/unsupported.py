@@ -4,10 +4,6 @@ Cluster software describes its processes by variables, from which hvdlite does n
 rank. Each process would then make a world of one, and all of them would succeed: N models are
 trained where one was wanted. So `refuse_to_be_alone` reads the variables that only processes with
 others beside them have. HVDLITE_SIZE=1 insists on a world of one.
-
-Example:
-    >>> from hvdlite.rendezvous.launchers.variables import Variables
-    >>> refuse_to_be_alone(Variables({"JOB_COMPLETION_INDEX": "0", "PET_NNODES": "1"}))
 """
 
 from __future__ import annotations
@@ -51,17 +47,11 @@ def _length(value: str) -> int:
 
 @dataclass(frozen=True)
 class _Sign:
-    """A variable that says how many processes there are.
-
-    Attributes:
-        name: the variable.
-        count: returns, from its value, how many processes there are at least.
-        remedy: what to do, so that hvdlite learns the ranks.
-    """
+    """A variable that says how many processes there are."""
 
     name: str
-    count: Callable[[str], int]
-    remedy: str = _BY_HAND
+    count: Callable[[str], int]  # returns, from its value, how many processes there are at least
+    remedy: str = _BY_HAND  # what to do, so that hvdlite learns the ranks
 
 
 # No other process has these variables with more than one: a batch script has SLURM_NTASKS=4 but
@@ -90,11 +80,8 @@ _RANKS = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
 
 
 def refuse_to_be_alone(variables: Variables) -> None:
-    """Check that no variable says that this process, whose rank nobody has told, has others.
-
-    Raises:
-        BootstrapError: one does; the message names it, and says what to set.
-    """
+    """Check that no variable says that this process, whose rank nobody has told, has others."""
+    # Raises BootstrapError if one does; the message names it, and says what to set.
     for rank, size in _RANKS.items():
         if rank in variables and size not in variables:
             raise BootstrapError(

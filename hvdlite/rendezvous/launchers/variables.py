@@ -12,14 +12,7 @@ from hvdlite.rendezvous.address import UNIX, split_host
 
 
 class Variables:
-    """A mapping of variables, in which an empty value counts as not set.
-
-    Example:
-        >>> Variables({"RANK": "3", "NODE": ""}).number("RANK")
-        3
-        >>> "NODE" in Variables({"NODE": ""})
-        False
-    """
+    """A mapping of variables, in which an empty value counts as not set."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
@@ -36,11 +29,8 @@ class Variables:
         return self._values.get(name) or None
 
     def text(self, name: str) -> str:
-        """Return the value of a variable that must be set.
-
-        Raises:
-            BootstrapError: the variable is not set.
-        """
+        """Return the value of a variable that must be set."""
+        # Raises BootstrapError if the variable is not set.
         value = self.get(name)
         if value is None:
             raise BootstrapError(
@@ -50,11 +40,8 @@ class Variables:
         return value
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a number of at least 0; without a default, the variable must be set.
-
-        Raises:
-            BootstrapError: the variable is not set, or is not such a number.
-        """
+        """Return a number of at least 0; without a default, the variable must be set."""
+        # Raises BootstrapError if the variable is not set, or is not such a number.
         if default is not None and name not in self:
             return default
         value = self.text(name)
@@ -71,22 +58,16 @@ class Variables:
         return self.number(name) if name in self else None
 
     def flag(self, name: str) -> bool:
-        """Return whether a variable is 1; it may also be 0 or not be set.
-
-        Raises:
-            BootstrapError: the variable is something else.
-        """
+        """Return whether a variable is 1; it may also be 0 or not be set."""
+        # Raises BootstrapError if the variable is something else.
         value = self.get(name)
         if value not in (None, "0", "1"):
             raise BootstrapError(f"{name}={value} cannot be used: give 1 or 0")
         return value == "1"
 
     def seconds(self, name: str, default: float) -> float:
-        """Return a time in seconds of at least 0; `deadline.Deadline` takes 0 for "no limit".
-
-        Raises:
-            BootstrapError: the variable is not such a number.
-        """
+        """Return a time in seconds of at least 0; `deadline.Deadline` takes 0 for "no limit"."""
+        # Raises BootstrapError if the variable is not such a number.
         value = self.get(name)
         if value is None:
             return default
@@ -101,11 +82,8 @@ class Variables:
         return seconds
 
     def address(self, name: str) -> str | None:
-        """Return "unix:NAME" or "host:port"; None if the variable is not set.
-
-        Raises:
-            BootstrapError: the variable is not an address.
-        """
+        """Return "unix:NAME" or "host:port"; None if the variable is not set."""
+        # Raises BootstrapError if the variable is not an address.
         value = self.get(name)
         if value is not None and not value.startswith(UNIX):
             try:
@@ -115,11 +93,8 @@ class Variables:
         return value
 
     def secret(self, name: str, value: str | None, length: int) -> bytes:
-        """Decode `value`, the text of the variable `name`: `length` bytes as hexadecimal digits.
-
-        Raises:
-            BootstrapError: `value` is missing, or is something else.
-        """
+        """Decode `value`, the text of the variable `name`: `length` bytes as hexadecimal digits."""
+        # Raises BootstrapError if `value` is missing, or is something else.
         try:
             secret = bytes.fromhex(value or "")
         except ValueError:

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.elastic import actions, job
+from hvdlite.launch.elastic import actions
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Evict, Leaving, Limits
+from hvdlite.launch.policies import elastic_run
 from hvdlite.launch.remote import first_meeting
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
@@ -117,5 +118,5 @@ class FakeRegistrar:
 if __name__ == "__main__":
     if "TEST_PATIENCE" in os.environ:
         first_meeting._PATIENCE = float(os.environ["TEST_PATIENCE"])
-    job.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
+    elastic_run.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
     sys.exit(main())

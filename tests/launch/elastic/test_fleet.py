@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.launch.elastic.fleet import Fleet
+from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.process.starts import Start
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.servers import supervisor
+from hvdlite.launch.policies import restarting
 
 if __name__ == "__main__":
-    supervisor._PATIENCE = 0.3
+    restarting._PATIENCE = 0.3
     sys.exit(main())

@@ -2,63 +2,143 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.command.flags import build_parser
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
+from hvdlite.launch.control import Next
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Host
-from hvdlite.launch.run import first_processes
-from hvdlite.launch.servers.worker_ranks import WorkerRanks
+from hvdlite.launch.output.report import Failure
+from hvdlite.launch.policies.fixed_run import first_processes
+from hvdlite.launch.policies.fleet import Fleet
+from hvdlite.launch.policies.restarting import RestartingWorkers
+from hvdlite.launch.process.ending import Ending
 
 
-def everywhere(host: str) -> bool:
-    return True
-
-
-def three_workers(fewest: int = 1, restarts: int = 3) -> WorkerRanks:
+def three_workers(restarts: int = 3) -> Fleet:
     """Return ranks 1 to 3 of a job with one server: one on host a, two on b."""
     what = Description(["x"], 4, {}, hosts=[Host("a", 2), Host("b", 2)])
-    return WorkerRanks(first_processes(what)[1:], fewest, restarts, now=0.0)
+    return Fleet.of(first_processes(what)[1:], restarts, now=0.0)
+
+
+def ended(fleet: Fleet, worker: int, now: float, well: bool = False) -> float | None:
+    pause = fleet.ended(worker, now, died=not well, blames=False)
+    if well:
+        fleet.stop_growing()
+    return pause
 
 
 def test_pauses_double_until_the_rank_is_given_up() -> None:
-    ranks, worker, now, pauses = three_workers(), 2, 0.0, []
-    while (pause := ranks.ended(worker, now, well=False)) is not None:
+    fleet, worker, now, pauses = three_workers(), 2, 0.0, []
+    while (pause := ended(fleet, worker, now)) is not None:
         pauses.append(pause)
-        assert ranks.due(now + pause - 0.1, everywhere) == []
-        assert ranks.wake_at(now) == now + pause
+        assert fleet.waits
+        assert fleet.due(now + pause - 0.1) == []
+        assert fleet.wake_at(now) == now + pause
         now += pause
-        (start,) = ranks.due(now, everywhere)
+        (start,) = fleet.due(now)
         worker = start.worker
         assert (start.placement.rank, start.joiner, start.host) == (2, True, "b")
+        assert (start.placement.local_rank, start.slot) == (0, 0)
     assert pauses == [1.0, 2.0, 4.0]
-    assert ranks.given_up == [2] and ranks.live == 2 and not ranks.lost
+    assert fleet.grows and not fleet.waits and fleet.size == 2
+    assert fleet.due(1000.0) == []
 
 
 def test_good_life_makes_deaths_count_anew() -> None:
-    ranks = three_workers(restarts=1)
-    assert ranks.ended(2, 0.0, well=False) == 1.0
-    (start,) = ranks.due(1.0, everywhere)
-    assert ranks.ended(start.worker, 100.0, well=False) == 1.0
+    fleet = three_workers(restarts=1)
+    assert ended(fleet, 2, 0.0) == 1.0
+    (start,) = fleet.due(1.0)
+    assert ended(fleet, start.worker, 100.0) == 1.0
 
 
 def test_new_worker_waits_for_its_host() -> None:
-    ranks = three_workers()
-    ranks.ended(3, 0.0, well=False)
-    ranks.ended(1, 0.0, well=False)
-    assert [one.host for one in ranks.due(5.0, lambda host: host == "a")] == ["a"]
-    assert [one.worker for one in ranks.due(6.0, everywhere)] == [5]
+    fleet = three_workers()
+    ended(fleet, 3, 0.0)
+    ended(fleet, 1, 0.0)
+    fleet.reach("b", False)
+    assert [one.host for one in fleet.due(5.0)] == ["a"]
+    fleet.reach("b", True)
+    assert [one.worker for one in fleet.due(6.0)] == [5]
+
+
+def test_many_deaths_at_once_do_not_put_a_host_away() -> None:
+    fleet = three_workers()
+    for worker in (1, 2, 3):
+        ended(fleet, worker, 0.0)
+    assert [one.placement.rank for one in fleet.due(1.0)] == [1, 2, 3]
 
 
 def test_nothing_is_started_once_a_worker_has_finished() -> None:
-    ranks = three_workers(fewest=2)
-    ranks.ended(1, 0.0, well=False)
-    assert ranks.ended(2, 0.5, well=True) is None
-    assert ranks.due(9.0, everywhere) == [] and not ranks.done and not ranks.lost
-    assert ranks.ended(3, 1.0, well=False) is None
-    assert ranks.done and ranks.lost  # Of two that are needed, one has finished.
+    fleet = three_workers()
+    ended(fleet, 1, 0.0)
+    assert ended(fleet, 2, 0.5, well=True) is None
+    assert fleet.due(9.0) == [] and not fleet.waits and fleet.size == 1
+    assert ended(fleet, 3, 1.0) is None
+    assert fleet.size == 0 and not fleet.waits
+
+
+class Job:
+    """What the policy sees of a job in which nothing has failed."""
+
+    agents = None
+    ending = told = lost = False
+    signalled = 0
+    workers = ()
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def note(self, text: str) -> None:
+        assert text == self.said[-1]
+
+
+def policy_of(servers: Servers) -> RestartingWorkers:
+    what = Description(["x"], 4, {}, hosts=[Host("a", 2), Host("b", 2)])
+    policy = RestartingWorkers(servers, first_processes(what)[1:], ())
+    policy.attach(Job())
+    return policy
+
+
+def end(policy: RestartingWorkers, number: int, status: int) -> Next:
+    worker = SimpleNamespace(number=number, host="b")
+    return policy.ended(worker, Ending(status, by_signal=False), excused=False)
+
+
+def failure_of(worker: int) -> Failure:
+    return Failure(worker, 7, Ending(1, by_signal=False), 0.0, b"")
+
+
+def test_job_fails_when_fewer_workers_live_than_it_needs() -> None:
+    policy = policy_of(Servers(1, min_workers=2))
+    assert end(policy, 1, 1) is Next.RECOVER and policy.expects()
+    assert end(policy, 2, 0) is Next.GO_ON and policy.expects()
+    assert policy.remark(failure_of(1)) == ""
+    assert end(policy, 3, 1) is Next.FAIL and not policy.expects()
+    left = "hvdlite-run: 1 of 3 workers were left, fewer than --min-workers\n"
+    assert policy.remark(failure_of(3)) == left  # Of two that are needed, one has finished.
+    assert policy.remark(failure_of(0)) == ""
+
+
+def test_rank_that_is_given_up_says_so_and_one_that_is_not_needed_does_not() -> None:
+    policy = policy_of(Servers(1, restarts=0))
+    assert end(policy, 2, 3) is Next.RECOVER
+    assert end(policy, 1, 0) is Next.GO_ON
+    assert end(policy, 3, 4) is Next.RECOVER
+    many, few = (f"{n} of 3 workers go on or have finished, and its rank gets no" for n in (2, 1))
+    why = "because its workers died too often (--worker-restarts)"
+    assert policy.job.said == [
+        f"worker 2 (host b): exit status 3; {many} other one, {why}",
+        f"worker 3 (host b): exit status 4; {few} other one",
+    ]
+    assert not policy.expects()
 
 
 @pytest.mark.parametrize(

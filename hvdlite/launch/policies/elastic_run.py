@@ -13,14 +13,15 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Any
 
+from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
 from hvdlite.launch.elastic.actions import Limits
 from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
-from hvdlite.launch.elastic.fleet import Fleet
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.launch.elastic.supervisor import ElasticSupervisor, Timing
 from hvdlite.launch.hosts import Host, HostProvider, is_here, spread
 from hvdlite.launch.output.console import Console
+from hvdlite.launch.policies.elastic import ElasticMembership
+from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
@@ -32,7 +33,7 @@ from hvdlite.launch.remote.meeting import meeting_address, route_to
 from hvdlite.launch.remote.ways import LaunchError
 from hvdlite.launch.run import Rendezvous, Run
 from hvdlite.launch.strangers import status_of_strangers
-from hvdlite.launch.supervisor import Desk, Supervisor
+from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import interface_address
 from hvdlite.rendezvous.deadline import is_never
@@ -53,12 +54,9 @@ class ElasticRun(Run):
         inbox: SignalInbox,
         view: View | None = None,
     ) -> None:
-        """Check the description; `view` takes the workers' samples of themselves.
-
-        Raises:
-            ArgumentError: numbers contradict each other.
-            HostsError: the hosts of -H have too few slots.
-        """
+        """Check the description; `view` takes the workers' samples of themselves."""
+        # Raises ArgumentError if numbers contradict each other.
+        # Raises HostsError if the hosts of -H have too few slots.
         elastic.check(what.ranks)
         super().__init__(what, console, inbox, view)
         self.job = replace(self.job, epoch=0)  # The epochs of such a job are those of its worlds.
@@ -76,6 +74,7 @@ class ElasticRun(Run):
         )
         self._discovery: Discovery
         self._registrar: Registrar
+        self._policy: ElasticMembership
         self._threads = 1
 
     def _choose_provider(self) -> HostProvider:
@@ -96,13 +95,10 @@ class ElasticRun(Run):
         return StaticHosts(hosts)
 
     def run(self) -> Outcome:
-        """Run the job to its end.
-
-        Raises:
-            DiscoveryError: the script for the hosts fails at its first run.
-            LaunchError: a host cannot take part, or there are too few slots for too long.
-            KeyboardInterrupt: a signal came before the workers were started.
-        """
+        """Run the job to its end."""
+        # Raises DiscoveryError if the script for the hosts fails at its first run.
+        # Raises LaunchError if a host cannot take part, or there are too few slots for too long.
+        # Raises KeyboardInterrupt if a signal came before the workers were started.
         asks = Discovery(
             self._provider,
             interrupt_fd=self.inbox.fd,
@@ -215,11 +211,8 @@ class ElasticRun(Run):
         return self._discovery.here(host)
 
     def part(self, host: RemoteHost) -> dict[str, Any]:
-        """Build another host's part of the job.
-
-        Raises:
-            LaunchError: the host cannot reach the registrar, which listens on a Unix socket.
-        """
+        """Build another host's part of the job."""
+        # Raises LaunchError if the host cannot reach the registrar, which listens on a Unix socket.
         if self.address.startswith("unix:"):
             raise LaunchError(
                 "the job began without a network; --network-interfaces names one for later hosts"
@@ -246,20 +239,22 @@ class ElasticRun(Run):
         """Return the variables that tell a worker that its job is elastic."""
         return elastic_variables(start, self._elastic.heartbeat)
 
-    def supervisor(self, desk: Desk) -> Supervisor:
-        """Make the supervisor."""
-        elastic = self._elastic
-        timing = Timing(elastic.heartbeat, elastic.drain_timeout)
-        least = elastic.least(self.what.ranks)
-        return ElasticSupervisor(desk, self._fleet, self._registrar, self._discovery, timing, least)
+    def policy(self) -> Policy:
+        """Return the policy."""
+        least = self._elastic.least(self.what.ranks)
+        self._policy = ElasticMembership(
+            self._elastic, least, self._fleet, self._registrar, self._discovery
+        )
+        return self._policy
 
     def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
         """Show how the job ended, and return it."""
-        assert isinstance(supervisor, ElasticSupervisor)
+        policy = self._policy
+        policy.take_events()
         status = supervisor.conclude()
-        if supervisor.strangers:
+        if policy.strangers:
             status = status_of_strangers(self.what, False, self.console)
-        return Outcome(status, supervisor.root, supervisor.results, supervisor.members)
+        return Outcome(status, supervisor.root, supervisor.results, policy.members)
 
 
 def elastic_variables(start: Start, heartbeat: float) -> dict[str, str]:

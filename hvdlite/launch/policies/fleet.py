@@ -5,25 +5,19 @@ is its slot, for the life of the process. A slot whose worker died waits before 
 1, 2, 4 .. 60 s. A host on which several workers died within a minute, or that was lost, is *away*
 for a while: nothing starts there. The last host that is left is never away.
 
-Example:
-    >>> fleet = Fleet(ranks=2, min_np=1, max_np=None, timeout=600, cooldown=(10, 600))
-    >>> fleet.offer({"a": 3}, now=0.0)
-    []
-    >>> [(start.worker, start.host, start.slot) for start in fleet.due(now=0.0)]
-    [(0, 'a', 0), (1, 'a', 1)]
-    >>> fleet.entered()
-    >>> [(start.worker, start.slot, start.joiner) for start in fleet.due(now=1.0)]
-    [(2, 2, True)]
+In a job with parameter servers the slots are fixed, each with a rank, and a slot whose workers died
+too often gets none any more. In every job nothing is started once a worker has finished its work.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hvdlite.launch.process.placement import place_as
+from hvdlite.launch.process.placement import Placement, place_as
 from hvdlite.launch.process.starts import BackOff, Start
 
 _DEATHS = 3  # so many deaths on a host in `_DEATHS_WITHIN` seconds put it away
@@ -53,7 +47,7 @@ class _Host:
 
 
 class Fleet:
-    """The workers of an elastic job, and the slots for more. Used by one thread."""
+    """The workers of a job, and the slots for more. Used by one thread."""
 
     def __init__(
         self,
@@ -64,16 +58,11 @@ class Fleet:
         cooldown: tuple[float, float],
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Make a fleet without hosts.
-
-        Args:
-            ranks: how many workers start first.
-            min_np: the fewest slots with which the job goes on.
-            max_np: the most workers; None for as many as there are slots.
-            timeout: seconds for which there may be fewer slots than `min_np`.
-            cooldown: the shortest and the longest time for which a host is away, in seconds.
-            jitter: returns a random number from 0 to 1.
-        """
+        """Make a fleet without hosts."""
+        # `max_np` is the most workers; None for as many as there are slots.
+        # `timeout` gives the seconds for which there may be fewer slots than `min_np`.
+        # `cooldown` is the shortest and the longest time for which a host is away, in seconds.
+        # `jitter` returns a random number from 0 to 1.
         self._ranks = ranks
         self._min_np = min_np
         self._max_np = max_np
@@ -86,8 +75,23 @@ class Fleet:
         self._next_worker = 0
         self._begun = False  # the first workers have been given out
         self._entered = False  # joiners make sense
-        self._grows = True
+        self.grows = True  # whether workers may be started: none has finished
         self._short_since: float | None = None
+        self._fixed: dict[tuple[str, int], Placement] = {}  # by slot, if only these have workers
+        self._restarts = math.inf  # how many workers of a slot may die in a row until the last one
+
+    @classmethod
+    def of(cls, first: Sequence[Start], restarts: int, now: float) -> Fleet:
+        """Make a fleet of workers that run from now on, whose slots get others when they die."""
+        fleet = cls(len(first), 0, None, 0.0, (0.0, 0.0))
+        fleet._begun = fleet._entered = True
+        fleet._restarts = restarts
+        fleet._next_worker = first[-1].worker + 1
+        for one in first:
+            fleet._fixed[one.host, one.slot] = one.placement
+            fleet._hosts.setdefault(one.host, _Host()).slots = one.slot + 1
+            fleet._running[one.worker] = _Running(one.host, one.slot, now)
+        return fleet
 
     def offer(self, hosts: Mapping[str, int], now: float) -> list[int]:
         """Take the provider's answer; return the workers that have to leave their slots."""
@@ -144,7 +148,7 @@ class Fleet:
 
     def stop_growing(self) -> None:
         """Start nothing any more: a worker has finished its work."""
-        self._grows = False
+        self.grows = False
 
     def host_of(self, worker: int) -> str:
         """Return the host of a running worker."""
@@ -155,25 +159,26 @@ class Fleet:
         """The number of workers that run."""
         return len(self._running)
 
-    def ended(self, worker: int, now: float, died: bool, blames: bool) -> None:
-        """Free the slot of a worker.
+    @property
+    def waits(self) -> bool:
+        """Whether there is a slot without a worker that gets one."""
+        return self.grows and bool(self._open())
 
-        Args:
-            worker: the worker.
-            now: the time, in seconds.
-            died: whether the slot has to wait; False if the worker has finished, or left.
-            blames: whether it counts as a death on this host; False after a SIGTERM, too.
-        """
+    def ended(self, worker: int, now: float, died: bool, blames: bool) -> float | None:
+        """Free the slot of a worker; return after how many seconds it gets another, if it does."""
+        # `died` says whether the slot has to wait; False if the worker has finished, or left.
+        # `blames` says whether it counts as a death on this host; False after a SIGTERM, too.
         one = self._running.pop(worker)
         if not died:
-            return
+            return None
         host = self._hosts[one.host]
-        host.slot(one.slot).failed(now, now - one.since)
-        if not blames:
-            return
-        host.died_at.append(now)
-        if len(host.died_at) == _DEATHS and now - host.died_at[0] <= _DEATHS_WITHIN:
-            self._put_away(one.host, now)
+        slot = host.slot(one.slot)
+        pause = slot.failed(now, now - one.since)
+        if blames:
+            host.died_at.append(now)
+            if len(host.died_at) == _DEATHS and now - host.died_at[0] <= _DEATHS_WITHIN:
+                self._put_away(one.host, now)
+        return pause if self.grows and slot.failures <= self._restarts else None
 
     def lost(self, host: str, now: float) -> None:
         """Put a host away, because the connection to it is lost or its ranks hang."""
@@ -210,7 +215,7 @@ class Fleet:
             free = self._free(now)
             starts = [self._start(*where, now=now) for where in free[: self._ranks]]
             return self._placed_together(starts)
-        if not (self._entered and self._grows):
+        if not (self._entered and self.grows):
             return []
         staying = sum(not one.leaving for one in self._running.values())
         room = None if self._max_np is None else max(0, self._max_np - staying)
@@ -223,12 +228,24 @@ class Fleet:
 
     def _free(self, now: float) -> list[tuple[str, int]]:
         """List the free slots that need not wait, in order of the hosts."""
+        usable = set(self._usable(now))
+        return [
+            (name, number)
+            for name, number in self._open()
+            if name in usable and self._hosts[name].slot(number).ready_at <= now
+        ]
+
+    def _open(self) -> list[tuple[str, int]]:
+        """List the slots without a worker that get one now or later."""
+        slots = self._fixed or [
+            (n, i) for n, host in self._hosts.items() for i in range(host.slots)
+        ]
         taken = {(one.host, one.slot) for one in self._running.values()}
         return [
             (name, number)
-            for name in self._usable(now)
-            for number in range(self._hosts[name].slots)
-            if (name, number) not in taken and self._hosts[name].slot(number).ready_at <= now
+            for name, number in slots
+            if (name, number) not in taken
+            and self._hosts[name].slot(number).failures <= self._restarts
         ]
 
     def _start(self, host: str, slot: int, now: float) -> Start:
@@ -236,6 +253,8 @@ class Fleet:
         self._next_worker += 1
         self._nodes.setdefault(host, len(self._nodes))
         self._running[worker] = _Running(host, slot, now)
+        if self._fixed:
+            return Start(worker, host, slot, True, self._fixed[host, slot])
         staying = [one.host for one in self._running.values() if not one.leaving]
         planned = place_as([self._nodes[name] for name in staying])[-1]
         placement = replace(
@@ -266,7 +285,7 @@ class Fleet:
     def shortage(self, now: float) -> str | None:
         """Return why the job has to end, if there were too few slots for too long."""
         self._count_slots(now)
-        if not self._grows or self._short_since is None:
+        if not self.grows or self._short_since is None:
             return None
         if now < self._short_since + self._timeout:
             return None
@@ -282,7 +301,7 @@ class Fleet:
         times = [host.away_until for host in self._hosts.values() if host.away_until > now]
         if self._short_since is not None:
             times.append(self._short_since + self._timeout)
-        if self._begun and self._entered and self._grows:
+        if self._begun and self._entered and self.grows:
             times += [
                 slot.ready_at
                 for host in self._hosts.values()

@@ -5,17 +5,17 @@ All processes meet in the launcher's store, where servers publish their addresse
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
+from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, Servers
 from hvdlite.launch.output.console import Console
+from hvdlite.launch.policies.fixed_run import FixedRun
+from hvdlite.launch.policies.restarting import RestartingWorkers
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.starts import Start
-from hvdlite.launch.run import FixedRun, Rendezvous
-from hvdlite.launch.servers.supervisor import ServersSupervisor
-from hvdlite.launch.servers.worker_ranks import WorkerRanks
-from hvdlite.launch.supervisor import Desk, Supervisor
+from hvdlite.launch.run import Rendezvous
+from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
 
 
@@ -30,12 +30,9 @@ class ServersRun(FixedRun):
         inbox: SignalInbox,
         view: View | None,
     ) -> None:
-        """Check the description; `view` takes the processes' samples of themselves.
-
-        Raises:
-            ArgumentError: numbers contradict each other.
-            HostsError: the hosts have too few slots.
-        """
+        """Check the description; `view` takes the processes' samples of themselves."""
+        # Raises ArgumentError if numbers contradict each other.
+        # Raises HostsError if the hosts have too few slots.
         servers.check(what.ranks)
         super().__init__(what, console, inbox, view)
         self._servers = servers
@@ -50,12 +47,10 @@ class ServersRun(FixedRun):
             variables["HVDLITE_JOINER"] = "1"
         return variables
 
-    def supervisor(self, desk: Desk) -> Supervisor:
-        """Make the supervisor."""
+    def policy(self) -> Policy:
+        """Return the policy."""
         servers = self._servers
-        workers = self.starts[servers.count :]
-        ranks = WorkerRanks(workers, servers.min_workers, servers.restarts, time.monotonic())
-        return ServersSupervisor(desk, servers.count, ranks, self.elsewhere)
+        return RestartingWorkers(servers, self.starts[servers.count :], self.elsewhere)
 
     def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
         """Show how the job ended, and return it."""
