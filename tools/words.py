@@ -37,8 +37,6 @@ ALLOWED = re.compile(r"\b([Tt]here|[Ii]t) (is|are|was|were) no ")
 FRAGMENT = re.compile(
     r"((?:of|by|so that|that|which|whose|[Ll]ikewise)\b|[Nn](?:one|ull):|(?:Of|By)\b[^.,]*:)"
 )
-# Beside csrc, the check reads these files: the named folders still have such comments.
-PYTHON_CHECKED = re.compile(r"hvdlite/(?!(?:launch|ray|rendezvous|spark)/).*\.py$")
 
 
 def phrases_in(text: str) -> Iterator[tuple[int, str, str]]:
@@ -77,9 +75,13 @@ def cpp_comments(text: str) -> Iterator[tuple[int, str]]:
 
 def fragments_in(name: str, text: str) -> Iterator[tuple[int, str, str]]:
     """Give (line, begin, advice) of each comment of a file that begins as a fragment."""
-    checked = name.startswith("csrc/") or PYTHON_CHECKED.match(name)
-    comments = cpp_comments if name.startswith("csrc/") else python_comments
-    for line, comment in comments(text) if checked else ():
+    if name.startswith("csrc/"):
+        comments = cpp_comments(text)
+    elif name.startswith("hvdlite/") and name.endswith(".py"):
+        comments = python_comments(text)
+    else:
+        return
+    for line, comment in comments:
         if match := FRAGMENT.match(comment):
             yield line, match[1], "write a whole sentence, with a subject and a verb"
 

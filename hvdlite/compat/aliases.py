@@ -16,8 +16,8 @@ from types import ModuleType
 
 from hvdlite import horovod_mode
 
-# It has hvdlite's name by Horovod's. If several names fit a module, the longest one counts, and the rest
-# of the module's name is the same in both.
+# It has hvdlite's name by Horovod's. If several names fit a module, the longest one counts, and the
+# rest of the module's name is the same in both.
 _MODULES = {
     "horovod": "hvdlite",
     "horovod.tensorflow.keras": "hvdlite.keras",

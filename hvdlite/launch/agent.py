@@ -82,7 +82,7 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
         raise OSError(f"the program {program!r} is not found")
     own = {**part["meeting"], **part.get("own", {})}
-    epoch = int(own["HVDLITE_EPOCH"])  # of a job that cluster software has started again
+    epoch = int(own["HVDLITE_EPOCH"])  # Cluster software may have started the job again.
     job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), epoch)
     address = own["HVDLITE_RENDEZVOUS"]
     try:  # In an elastic job this reaches the registrar, to which a client of the store is nobody.

@@ -52,10 +52,10 @@ class Control(JobLoop[AnyRank]):
         self.grace = desk.grace
         self.lost = False  # the job has failed
         self.signalled = 0  # the signal to the launcher that ends the job; 0 without one
-        # By process that has to end: when it is killed, and how many seconds it got.
+        # These processes have to end: when each is killed, and how many seconds it got.
         self._kill_at: dict[int, tuple[float, float]] = {}
-        self._killed: dict[int, str] = {}  # by process that was killed: why, for the report
-        self._raised: dict[int, str] = {}  # by process that ends because of it: what it raised
+        self._killed: dict[int, str] = {}  # The report says why each was killed.
+        self._raised: dict[int, str] = {}  # These end by what they raised.
 
     @property
     def workers(self) -> Sequence[AnyRank]:

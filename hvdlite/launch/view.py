@@ -61,8 +61,8 @@ class View:
         self._console = console
         self._viewers: list[Viewer] = []
         self._splitters: dict[int, LineSplitter] = {}
-        self._claims: dict[int, tuple[int, int]] = {}  # by pipe: its rank in the last epoch
-        self._ahead = 0.0  # of this process's clock: that of rank 0
+        self._claims: dict[int, tuple[int, int]] = {}  # Each pipe's rank in the last epoch.
+        self._ahead = 0.0  # Rank 0's clock is so many seconds ahead.
         for make in makers:
             self._guard(self._make, make)
 

@@ -19,7 +19,7 @@ from hvdlite.rendezvous.assignments import JOB_ID_BYTES, TOKEN_BYTES, assignment
 
 _CAUSE_SECONDS = 1.0  # after a cause, until the other ranks are not waited for any more
 _CONSEQUENCE_SECONDS = 10.0  # after a consequence, until no cause is expected any more
-_GOODBYE_SECONDS = 5.0  # that workers have to leave their world
+_GOODBYE_SECONDS = 5.0  # Workers have this long to leave their world.
 
 
 class Group:
@@ -41,7 +41,7 @@ class Group:
         self._meeting_timeout = demand.timeout if meeting_timeout is None else meeting_timeout
         self._deadline = time.monotonic() + demand.timeout if demand.timeout else None
         self._reservation = Reservation(demand)
-        self.actors: list[Any] = []  # by rank, the handle of the actor
+        self.actors: list[Any] = []  # They are in the order of ranks.
         try:
             remote = ray.remote(Worker)
             runtime = {"runtime_env": {"env_vars": dict(env)}} if env else {}

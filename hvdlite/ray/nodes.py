@@ -10,7 +10,7 @@ from typing import Any
 from hvdlite.launch.elastic.discovery import DiscoveryError
 from hvdlite.ray.cluster import import_ray
 
-_ROUNDING = 1e-6  # of amounts such as 0.3 / 0.1; Ray counts in ten-thousandths
+_ROUNDING = 1e-6  # Ray counts in ten-thousandths, so 0.3 / 0.1 is rounded.
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RayHosts:
     def __init__(self, share: Share) -> None:
         """Note what a worker needs."""
         self._share = share
-        self.ids: dict[str, str] = {}  # by name, Ray's number of each node that was ever listed
-        self.slots: dict[str, int] = {}  # by name, how many workers it has room for
+        self.ids: dict[str, str] = {}  # Ray's number of each node that was ever listed.
+        self.slots: dict[str, int] = {}  # A node has room for so many workers.
 
     def hosts(self) -> dict[str, int]:
         """Ask Ray for its nodes; those that were listed first come first."""

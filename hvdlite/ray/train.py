@@ -34,7 +34,7 @@ import ray  # noqa: E402
 from ray.train.backend import Backend, BackendConfig  # noqa: E402
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
 
-_store: Store | None = None  # of the worker of rank 0
+_store: Store | None = None  # Rank 0's worker has it.
 
 
 @dataclass

@@ -19,7 +19,7 @@ class Connection:
 
     rank: int = 0
     size: int = 1
-    host_of: Sequence[int] = (0,)  # by rank, the index of its host
+    host_of: Sequence[int] = (0,)  # Each rank's host has this index.
     # For each peer, its rank and the descriptors of its control and data connections, segment and
     # event; -1 stands for a descriptor that does not exist. For a peer of this host, the control
     # connection is the end of its lifeline (see `local_peers`).

@@ -24,8 +24,8 @@ from hvdlite.rendezvous.launchers.unsupported import refuse_to_be_alone
 from hvdlite.rendezvous.launchers.variables import Variables
 from hvdlite.rendezvous.service import refuse_other_kind, service_numbers
 
-TOKEN_BYTES = 32  # of a job's secret
-JOB_ID_BYTES = 16  # of a job's public number
+TOKEN_BYTES = 32  # A job's secret has so many.
+JOB_ID_BYTES = 16  # A job's public number has so many.
 
 _TOKEN = "HVDLITE_TOKEN"
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -307,7 +307,7 @@ def _elastic(variables: Variables, worker: WorkerEnvironment) -> WorkerEnvironme
 def _refuse_second_run(rank: int) -> None:
     """Raise in a child of multiprocessing that runs the script of its parent again."""
     # While such a child imports the script, multiprocessing marks the process as `_inheriting`.
-    process = sys.modules.get("multiprocessing.process")  # which such a child has imported
+    process = sys.modules.get("multiprocessing.process")  # Such a child has imported it.
     if process is not None and getattr(process.current_process(), "_inheriting", False):
         raise BootstrapError(
             f"this process is a child of rank {rank} that runs the script again "

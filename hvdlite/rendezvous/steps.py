@@ -25,7 +25,7 @@ class Pause(NamedTuple):
 
     at: float  # a time of `time.monotonic`; may be infinite
     fd: int = -1  # the descriptor whose events count; -1 for none
-    events: int = 0  # of `selectors`
+    events: int = 0  # They are those of `selectors`.
 
 
 _Result = TypeVar("_Result")

@@ -16,7 +16,7 @@ from hvdlite.errors import ArgumentError, UnsupportedError
 _SETTLED_SECONDS = 30.0  # without a new executor: no more are expected
 _LOOK_SECONDS = 0.2
 _QUIET_SECONDS = 3.0
-_had: dict[str, int] = {}  # by application, the slots of its last run
+_had: dict[str, int] = {}  # An application's last run had so many slots.
 _ENCRYPTS = ("spark.ssl.enabled", "spark.network.crypto.enabled")
 
 

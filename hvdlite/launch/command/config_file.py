@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-# By section: the prefix that makes a flag's name from a key of the section.
+# This prefix makes a flag's name from a key of the section.
 _PREFIXES = {
     "params": "",
     "autotune": "autotune-",

@@ -9,7 +9,7 @@ from hvdlite.launch.description import Elastic
 
 _TIMEOUT_VARIABLE = "HOROVOD_ELASTIC_TIMEOUT"
 _MAKES_ELASTIC = "--min-np, --max-np or --host-discovery-script make a job elastic"
-# By the name in the options: the flag, for those that change nothing alone.
+# These flags, by their names in the options, change nothing alone.
 _SETTINGS = {
     "slots_per_host": "--slots-per-host",
     "elastic_timeout": "--elastic-timeout",

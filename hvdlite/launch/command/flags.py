@@ -22,7 +22,7 @@ from hvdlite.live.listener import DEFAULT_ADDRESS
 EXAMPLE = "hvdlite-run -np 2 python train.py"
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
-# By knob: the name of horovodrun's flag, and the function that reads its value.
+# It has, by knob, the name of horovodrun's flag and the function that reads its value.
 _HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "fusion_threshold": ("--fusion-threshold-mb", megabytes),
     "stall_warning": ("--stall-check-warning-time-seconds", amount),

@@ -37,24 +37,24 @@ class Epochs:
     def __init__(self, limits: Limits) -> None:
         self.phase = Phase.STARTING  # what the job does
         self.epoch = -1  # the last one that was announced; -1 before the first
-        self.members: list[Worker] = []  # of that epoch, living, in the order of their ranks
+        self.members: list[Worker] = []  # They live, in the order of their ranks.
         self._limits = limits
         self._workers: dict[int, Worker] = {}  # all that live
         self._departed: dict[int, Departed] = {}  # gone, but for their processes
         self._out: list[Action] = []
         self._now = 0.0
-        # Of the epoch that was formed last:
+        # These are about the epoch that was formed last.
         self._formed = -1
         self._world: frozenset[int] = frozenset()
         self._record = Record()
         self._last: Formed | None = None  # the epoch before is to be shown
-        # Of what comes next:
+        # These are about what comes next.
         self._mode = "start"
         self._gather_at: float | None = None
         self._restoring = False
         self._short_since: float | None = None  # when a boundary began to wait for joiners
         self._suspicions = Suspicions()
-        # Of the whole job:
+        # These are about the whole job.
         self._start_by: float | None = None
         self._entered = False
         self._growing = True

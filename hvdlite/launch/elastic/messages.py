@@ -37,7 +37,7 @@ def _is_why(value: Any) -> bool:
     return value in ("start", "join", "lost", "boundary")
 
 
-# By kind: the fields, how each is checked, and its value where it is absent.
+# A kind has fields; each has its check, and its value where it is absent.
 _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
     "ready": {
         "epoch": (_is_number, _ABSENT),

@@ -130,7 +130,7 @@ class Formed:
     epoch: int  # its number
     workers: tuple[int, ...]  # its members by rank
     joined: list[Worker]  # those that were not members before
-    record: Record  # of the epoch before
+    record: Record  # It is that of the epoch before.
     at: float  # when it was formed
 
     def event(self) -> EpochFormed:

@@ -57,7 +57,7 @@ __all__ = [
 _TICK_SECONDS = 0.25  # the longest sleep, as the acceptor drops slow strangers in between
 _MOST_WORKERS = 2**31  # worker numbers are below it
 _ROOM = 1024  # handshakes at once
-_FLUSH_SECONDS = 2.0  # that a connection lasts after the last message to its worker
+_FLUSH_SECONDS = 2.0  # A connection lasts so long after its last message.
 
 _Call = Callable[[float], list[Action]]
 

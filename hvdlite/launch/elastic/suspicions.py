@@ -29,7 +29,7 @@ class Suspicions:
 
     def __init__(self) -> None:
         self._by_reporter: dict[int, _Suspicion] = {}
-        self._implied: dict[int, _Suspicion] = {}  # of those who have not said it themselves
+        self._implied: dict[int, _Suspicion] = {}  # They have not said it themselves.
         self._moot = False
         self._explained: set[tuple[int, int]] = set()
         self.verdict_at: float | None = None

@@ -15,7 +15,7 @@ from hvdlite.launch.emit.kubernetes_pods import (
 )
 from hvdlite.launch.emit.request import EmitRequest
 
-_HOSTFILE = "/etc/mpi/hostfile"  # which the MPI operator writes
+_HOSTFILE = "/etc/mpi/hostfile"  # The MPI operator writes it.
 _SSH = "/home/mpiuser/.ssh"
 _NOTE_ON_SSHD = """\
 The image also needs sshd, and a user 1000 called mpiuser, whose .sshd_config lets sshd run as this

@@ -39,7 +39,7 @@ class Console:
         self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._terminals = {fd for fd in (STDOUT, STDERR) if os.isatty(fd)}
         self._changed = threading.Condition()
-        self._queue: deque[tuple[int, bytes | None]] = deque()  # None: close the descriptor
+        self._queue: deque[tuple[int, bytes | None]] = deque()  # None closes the descriptor.
         self._bytes = 0
         self._failed: dict[int, OSError] = {}
         self._given_up = False  # the last wait for the queue was in vain

@@ -22,7 +22,7 @@ class Region:
         self._rows: Sequence[bytes] = ()
         self._width = 0  # for which the rows were made
         self._drawn = 0  # rows that are on the terminal
-        self._rest = b""  # of the output: an incomplete line, of which only a copy is drawn
+        self._rest = b""  # The incomplete last line of the output; a copy is drawn.
         self._rest_fd = 0
         self._in_line = False  # whether the output stands in an incomplete line
 

@@ -62,9 +62,9 @@ class ElasticMembership(Policy):
         self._discovery = discovery
         self.members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
         self._trained: set[int] = set()  # workers that run and were members of an epoch
-        self._went_at: dict[int, float] = {}  # by worker that has gone: the first sign of it
+        self._went_at: dict[int, float] = {}  # This was the first sign that it has gone.
         self._formed = False  # whether the first epoch was formed
-        self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
+        self._ended_well: dict[int, bool] = {}  # These ended since the last epoch.
         self._drains: set[int] = set()  # workers that shall leave at the next boundary
         self._leaves: set[int] = set()  # workers that the registrar has told to leave
         self._over = False

@@ -77,7 +77,7 @@ class Fleet:
         self._entered = False  # joiners make sense
         self.grows = True  # whether workers may be started: none has finished
         self._short_since: float | None = None
-        self._fixed: dict[tuple[str, int], Placement] = {}  # by slot, if only these have workers
+        self._fixed: dict[tuple[str, int], Placement] = {}  # Only these slots have workers.
         self._restarts = math.inf  # how many workers of a slot may die in a row until the last one
 
     @classmethod

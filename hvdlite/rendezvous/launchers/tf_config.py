@@ -30,7 +30,7 @@ class TfRanks(NamedTuple):
     """What TF_CONFIG says of the ranks."""
 
     rank: int  # this process's rank
-    addresses: tuple[str, ...]  # by rank, "host:port"
+    addresses: tuple[str, ...]  # Each rank has its "host:port".
     servers: int = 0  # how many of the first ranks are parameter servers
 
     @property
