@@ -5,9 +5,9 @@ so that hvdlite-run, and what it starts, need not know. This program is small: i
 arguments, folder, environment and descriptors to a server, which imported the framework long ago
 and forks. It passes signals on and ends as the fork ends; if it is killed, so is the fork's group.
 
-A fork differs from a process that was started as `forkserver` says. If a variable that frameworks
-read when they are imported (`READ_AT_IMPORT`) is not the server's, or there are other options, the
-program execs Python.
+A fork differs from a process that was started as `forkserver` says, and it has the server's
+namespaces. If a variable that frameworks read when they are imported (`READ_AT_IMPORT`) is not the
+server's, or there are other options, the program execs Python.
 
     python -I -S forking_python.py SOCKET PYTHON ARGUMENT...   # the small program
     python forking_python.py --serve SOCKET MODULE...          # the server
@@ -39,6 +39,8 @@ def be_program(path: str, python: str, arguments: Sequence[str]) -> int:
     """Have the server fork, and pass on signals until the fork ends; return its exit status."""
     if not forks(arguments):
         os.execv(python, [python, *arguments])
+    # A signal that comes before the fork is known waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     numbers = open_descriptors()
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     question: dict[str, Any] = {"arguments": arguments, "folder": os.getcwd()}  # noqa: PTH109 (pathlib takes longer than all of this)
@@ -53,6 +55,7 @@ def be_program(path: str, python: str, arguments: Sequence[str]) -> int:
             sys.exit(errors.read())
     pid = int(answer)
     if not pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         os.execv(python, [python, *arguments])
 
     def pass_on(number: int, _: object) -> None:
@@ -61,6 +64,7 @@ def be_program(path: str, python: str, arguments: Sequence[str]) -> int:
 
     for one in _PASSED_ON:
         signal.signal(one, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     status = int(asked.recv(32) or 1)
     if status < 0:
         with contextlib.suppress(OSError):
@@ -93,12 +97,13 @@ def serve(path: str, modules: Sequence[str]) -> Mapping[str, Any]:
             importlib.import_module(module)
         gc.freeze()
         server = os.getpid()
+        signal.signal(signal.SIGCHLD, reap)
         while True:
             asked, _ = listener.accept()
-            reap()
             if os.fork() == 0:
                 break
             asked.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, received, _, _ = socket.recv_fds(asked, 1 << 20, 64)
     question: dict[str, Any] = json.loads(message)
     theirs = question["environment"]
@@ -124,8 +129,8 @@ def serve(path: str, modules: Sequence[str]) -> Mapping[str, Any]:
     return question
 
 
-def reap() -> None:
-    """Reap the watchers that have ended."""
+def reap(*_: object) -> None:
+    """Reap the watchers that have ended, so that the server's time includes that of the forks."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -15,7 +15,7 @@ from harness import base_environment
 from hvdlite.launch.process import shim
 from patience import wait_until
 
-_KEPT = 3  # how many are kept; one with TensorFlow takes half a gigabyte
+_KEPT = 2  # how many are kept; one with TensorFlow takes half a gigabyte
 
 
 class _Server:
