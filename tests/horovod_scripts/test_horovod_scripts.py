@@ -2,7 +2,8 @@
 
 Each script imports `horovod`, gives rank r of n the samples `[r::n]` of every batch, and prints the
 means of its losses. With one rank it is a training on the whole batches, which is what the others
-are compared with.
+are compared with. That one starts and ends as a user's does; those of several ranks are forked from
+a process that has imported their framework.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher import end_launcher, run_launcher, start_launcher
+from pythons import python_with
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 240  # a busy machine of two cores compiles slowly
@@ -46,7 +48,13 @@ Losses = dict[str, list[list[float]]]
 def command_of(ranks: int, scripts: Sequence[str]) -> list[str]:
     paths = [str(HERE / f"{name}.py") for name in scripts]
     in_turn = [] if len(paths) == 1 else [str(HERE / "in_turn.py")]
-    return ["-np", str(ranks), "--compat", sys.executable, *in_turn, *paths]
+    python = sys.executable if ranks == 1 else forking_python(scripts)
+    return ["-np", str(ranks), "--compat", python, *in_turn, *paths]
+
+
+def forking_python(scripts: Sequence[str]) -> str:
+    modules = ("torch._dynamo", "torch.utils.data") if scripts[0] in PYTORCH else ("tensorflow",)
+    return python_with(*modules, TF_CPP_MIN_LOG_LEVEL="3")
 
 
 def losses_in(stdout: str, scripts: Sequence[str]) -> Losses:

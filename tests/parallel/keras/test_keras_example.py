@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from parallel.keras.keras_worlds import BACKENDS, environment
+from pythons import python_with
 
 pytestmark = pytest.mark.long
 
@@ -22,9 +23,14 @@ EXAMPLE = ROOT / "examples" / "keras_digits.py"
 def run(
     backend: str, ranks: int, folder: Path, *arguments: str
 ) -> tuple[str, dict[str, list[float]]]:
-    """Run the example; return its output, and the curves that it saved."""
+    """Run the example; return its output, and the curves that it saved.
+
+    One rank starts and ends as a user's does; two are forked.
+    """
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks > 1 else []
-    command = [*launcher, sys.executable, str(EXAMPLE), "--output", str(folder), *arguments]
+    modules = ("keras", "sklearn.datasets")
+    python = sys.executable if ranks == 1 else python_with(*modules, **environment(backend))
+    command = [*launcher, python, str(EXAMPLE), "--output", str(folder), *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment(backend)}
     done = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=240, check=False

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from pythons import python_with
+
 pytestmark = pytest.mark.long
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "by_feature"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "digits")
-# All in one job, which imports torch once. Inductor would compile C++ for half a minute.
+MODULES = ("torch._dynamo", "sklearn.datasets")
+# All in one job. Inductor would compile C++ for half a minute.
 PROGRAM = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -29,7 +32,7 @@ def test_every_example_keeps_its_promise_on_two_ranks(tmp_path: Path) -> None:
     folders = os.pathsep.join(filter(None, (str(FOLDER), inherited)))
     environment = {**os.environ, "PYTHONPATH": folders, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [*launcher, sys.executable, "-c", PROGRAM, *EXAMPLES],
+        [*launcher, python_with(*MODULES), "-c", PROGRAM, *EXAMPLES],
         env={**environment, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -10,16 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from pythons import python_with
+
 pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_model_parallel.py"
 
 
+# What the example imports, apart from hvdlite.
+MODULES = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining")
+MODULES += ("torch.distributed.tensor.parallel", "sklearn.datasets")
+
+
 def run(ranks: int) -> list[float]:
-    """Run the example for an epoch; return its loss and that of the test."""
+    """Run the example for an epoch; return its loss and that of the test.
+
+    One rank starts and ends as a user's does; several are forked.
+    """
+    python = sys.executable if ranks == 1 else python_with(*MODULES)
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)]
     done = subprocess.run(
-        [*launcher, sys.executable, str(EXAMPLE), "--epochs", "1"],
+        [*launcher, python, str(EXAMPLE), "--epochs", "1"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
