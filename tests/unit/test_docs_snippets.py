@@ -7,16 +7,15 @@ HTML comment on the line before a fence changes that:
     <!-- snippet: file train.py -->   saved under that name, for a later bash snippet to start
     <!-- snippet: continues -->       run after the code of the python snippets before it
 
-The first bash and the first python snippet of a page start as the reader would start them, and so
-does every command with options or a pipe. Importing a framework takes most of the time of the other
-programs: they are forked from a process that has done so (see `forkserver`).
+Importing a framework takes most of the time of the programs. So the `python` of those that use an
+adapter of hvdlite forks from a process that has done so (see `forking_python`). The first bash and
+the first python snippet of some pages (AS_A_READER) start as the reader would start them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from harness import run_world
+from pythons import python_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,10 +38,13 @@ MISNAMED = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python", "p
 SECONDS = 240
 # The pages that `make test` runs. The others start dozens of programs that import a framework.
 MAIN = ("README.md", "docs/quickstart.md")
-# What an adapter's programs are forked with.
+# The pages on an adapter, or on another way to start programs.
+AS_A_READER = (
+    *MAIN,
+    *(f"docs/{name}.md" for name in ("keras", "tensorflow", "elastic", "migrating")),
+)
+# What is imported before the programs of an adapter.
 PRELOAD_OF = {"torch": "torch._dynamo", "tensorflow": "tensorflow", "keras": "tensorflow"}
-# The last command of a snippet, if it starts a program of the page without more ado.
-LAST = re.compile(r"^hvdlite-run -np (\d) python ([\w.-]+)( +#.*)?\n\Z", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,12 @@ def snippets_of(page: str) -> Iterator[Snippet]:
 
 
 class PageRun:
-    """Runs the snippets of one page in one folder."""
+    """Runs the snippets of one page in one folder; the first ones may be as a reader's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, as_a_reader: bool) -> None:
         self.folder = folder
         self.program = ""  # the python text so far, for `continues`
-        self.started: set[str] = set()  # languages of which a snippet has run as a reader's does
+        self.forks = set() if as_a_reader else {"bash", "python"}  # the languages that may
         self.environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -100,36 +102,33 @@ class PageRun:
             self.program = before + snippet.text
             script = self.folder / f"snippet_line_{snippet.line}.py"
             script.write_text(self.program)
-            if not self._forks("python", script, 1):
-                self._start([sys.executable, str(script)])
+            python = self._forking_python("python", self.program)
+            self._start([python or sys.executable, str(script)], python)
 
     def _run_commands(self, text: str) -> None:
-        command = ["bash", "-euo", "pipefail", "-c"]
-        last = LAST.search(text)
-        if last is None:
-            self._start([*command, text])
-            return
-        if before := text[: last.start()]:
-            self.started.add("bash")
-            self._start([*command, before])
-        if not self._forks("bash", self.folder / last[2], int(last[1])):
-            self._start([*command, last[0]])
+        scripts = [self.folder / name for name in re.findall(r"[\w-]+\.py\b", text)]
+        programs = "".join(script.read_text() for script in scripts if script.exists())
+        python = self._forking_python("bash", programs)
+        self._start(["bash", "-euo", "pipefail", "-c", text], python)
 
-    def _forks(self, language: str, script: Path, ranks: int) -> bool:
-        """Run a program in forked ranks, unless it is the first of the page or needs a launcher."""
-        adapter = re.search(r"\bhvdlite\.(torch|tensorflow|keras)\b", script.read_text())
-        if adapter is None or language not in self.started:
-            self.started.add(language)
-            return False
-        preload = (PRELOAD_OF[adapter[1]],)
-        run_world(ranks, run_script, str(script), timeout=SECONDS, preload=preload)
-        return True
+    def _forking_python(self, language: str, programs: str) -> str | None:
+        """Return a `python` that forks, or None; the next ones of this language may fork."""
+        adapter = re.search(r"\bhvdlite\.(torch|tensorflow|keras)\b", programs)
+        if adapter is None or language not in self.forks:
+            self.forks.add(language)
+            return None
+        return python_with(PRELOAD_OF[adapter[1]])
 
-    def _start(self, command: list[str]) -> None:
+    def _start(self, command: list[str], python: str | None = None) -> None:
+        """Run a command to its end, with this `python` in its PATH."""
+        environment = self.environment
+        if python is not None:
+            path = f"{Path(python).parent}{os.pathsep}{environment['PATH']}"
+            environment = {**environment, "PATH": path, "OMP_NUM_THREADS": "1"}
         result = subprocess.run(
             command,
             cwd=self.folder,
-            env=self.environment,
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -140,21 +139,13 @@ class PageRun:
             raise AssertionError(f"exit {result.returncode}\n{result.stdout}\n{result.stderr}")
 
 
-def run_script(path: str) -> None:
-    """Run a program as Python would; this is a rank."""
-    os.chdir(Path(path).parent)
-    sys.path.insert(0, str(Path(path).parent))
-    sys.argv = [path]
-    runpy.run_path(path, run_name="__main__")
-
-
-def run_page(text: str, folder: Path) -> int:
+def run_page(text: str, folder: Path, as_a_reader: bool = True) -> int:
     """Run the snippets of a page; return their number.
 
     Raises:
         AssertionError: a snippet failed; the message names its line.
     """
-    run = PageRun(folder)
+    run = PageRun(folder, as_a_reader)
     count = 0
     for snippet in snippets_of(text):
         count += 1
@@ -174,7 +165,8 @@ def page_of(path: Path) -> Any:
 
 @pytest.mark.parametrize("page", [page_of(page) for page in PAGES])
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
-    run_page(page.read_text(encoding="utf-8"), tmp_path)
+    as_a_reader = str(page.relative_to(ROOT)) in AS_A_READER
+    run_page(page.read_text(encoding="utf-8"), tmp_path, as_a_reader)
 
 
 def test_readme_shows_how_to_train() -> None:
