@@ -39,6 +39,8 @@ def be_program(path: str, python: str, arguments: Sequence[str]) -> int:
     """Have the server fork, and pass on signals until the fork ends; return its exit status."""
     if not forks(arguments):
         os.execv(python, [python, *arguments])
+    # A signal that comes before the fork is known waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     numbers = open_descriptors()
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     question: dict[str, Any] = {"arguments": arguments, "folder": os.getcwd()}  # noqa: PTH109 (pathlib takes longer than all of this)
@@ -53,6 +55,7 @@ def be_program(path: str, python: str, arguments: Sequence[str]) -> int:
             sys.exit(errors.read())
     pid = int(answer)
     if not pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         os.execv(python, [python, *arguments])
 
     def pass_on(number: int, _: object) -> None:
@@ -61,6 +64,7 @@ def be_program(path: str, python: str, arguments: Sequence[str]) -> int:
 
     for one in _PASSED_ON:
         signal.signal(one, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     status = int(asked.recv(32) or 1)
     if status < 0:
         with contextlib.suppress(OSError):

@@ -1,5 +1,6 @@
 """examples/torch_digits.py, unchanged, has the same losses to the bit under every launcher.
 
+Importing takes most of its time, so under mpirun and with TF_CONFIG it is forked.
 A launcher is a function in `LAUNCHERS`: it runs the example with two ranks, and rank 0 writes the
 losses to the given folder.
 """
@@ -24,6 +25,7 @@ from clusters.slurm import Slurm
 from harness import base_environment
 from hvdlite.launch.emit.request import EmitRequest
 from multihost.bed import Bed, end, finish, why_not
+from pythons import python_with
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 BIN = Path(sys.executable).parent
@@ -33,6 +35,10 @@ SECONDS = 240
 def example(folder: Path) -> list[str]:
     """Return the example's command, without the Python that runs it."""
     return [str(EXAMPLE), "--epochs", "1", "--device", "cpu", "--output", str(folder)]
+
+
+def forking_python() -> str:
+    return python_with("torch._dynamo", "sklearn.datasets", "matplotlib.pyplot")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -59,7 +65,7 @@ def torchrun(folder: Path, request: pytest.FixtureRequest) -> None:
 
 def mpirun(folder: Path, request: pytest.FixtureRequest) -> None:
     flags = ["--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-    run(str(BIN / "prterun"), *flags, sys.executable, *example(folder))
+    run(str(BIN / "prterun"), *flags, forking_python(), *example(folder))
 
 
 def srun(folder: Path, request: pytest.FixtureRequest) -> None:
@@ -97,7 +103,7 @@ def tf_config(folder: Path, request: pytest.FixtureRequest) -> None:
     for kind in cluster:
         config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
         env = environment(TF_CONFIG=config)
-        ranks.append(subprocess.Popen([sys.executable, *example(folder)], env=env))
+        ranks.append(subprocess.Popen([forking_python(), *example(folder)], env=env))
     assert [rank.wait(SECONDS) for rank in ranks] == [0, 0]
 
 
