@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <utility>
 
 #include "backend/self_backend.h"
@@ -12,6 +11,8 @@
 
 namespace hvdlite {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kRingBytes = 16 << 10;
 constexpr int kMostLooks = 1000;
@@ -90,7 +91,9 @@ int NegotiationWorld::negotiate(const std::vector<std::string>& names) {
     bool complete = true;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       std::vector<Round> rounds;
+      const auto begin = Clock::now();
       if (!ranks_[rank].negotiator->receive(rounds).ok()) return 0;
+      if (rank == 0) busy_ += Clock::now() - begin;
       for (const Round& round : rounds) agreed[rank] += round.entries.size();
       complete = complete && agreed[rank] == names.size();
     }

@@ -3,6 +3,7 @@
 // one; there is no data plane. So worlds of a thousand ranks fit into a test.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ class NegotiationWorld {
   int size() const { return static_cast<int>(ranks_.size()); }
   // What went over a rank's channels so far.
   const ControlTraffic& traffic(int rank) const { return ranks_[rank].negotiator->traffic(); }
+  // The time that rank 0 has spent in its negotiator.
+  std::chrono::nanoseconds busy_at_rank_0() const { return busy_; }
 
  private:
   struct Rank {
@@ -35,6 +38,7 @@ class NegotiationWorld {
 
   std::vector<Fd> events_;
   std::vector<Rank> ranks_;
+  std::chrono::nanoseconds busy_{0};
 };
 
 }  // namespace hvdlite
