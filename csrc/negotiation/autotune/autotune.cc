@@ -216,10 +216,10 @@ std::optional<NewTunables> Autotune::retune(const Round& round, TimePoint now) {
   }
   if (asked_) return std::nullopt;
   const std::optional<Sample> sample = sampler_.add(round.entries, now);
-  return sample ? take(*sample) : std::nullopt;
+  return sample ? weigh(*sample) : std::nullopt;
 }
 
-std::optional<NewTunables> Autotune::take(const Sample& sample) {
+std::optional<NewTunables> Autotune::weigh(const Sample& sample) {
   const bool warming_up = warmup_left_-- > 0;
   if (!warming_up && !search_) search_.emplace(start_, axes_for(sample), most_trials_);
   ++samples_;

@@ -162,7 +162,7 @@ class Autotune : public RankExtension {
   void world_ended() override;
 
  private:
-  std::optional<NewTunables> take(const Sample& sample);
+  std::optional<NewTunables> weigh(const Sample& sample);
   std::vector<TuningAxis> axes_for(const Sample& sample) const;
   // Writes a line of JSON: these members, then the settings that they are about.
   void write(const std::string& event, const std::string& members, const Tunables& tunables);
