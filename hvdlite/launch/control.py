@@ -55,7 +55,7 @@ class Control(JobLoop[AnyRank]):
         # These processes have to end: when each is killed, and how many seconds it got.
         self._kill_at: dict[int, tuple[float, float]] = {}
         self._killed: dict[int, str] = {}  # The report says why each was killed.
-        self._raised: dict[int, str] = {}  # These end by what they raised.
+        self._raised: dict[int, str] = {}  # These end because of what they raised.
 
     @property
     def workers(self) -> Sequence[AnyRank]:

@@ -13,7 +13,7 @@ from typing import Protocol
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?(?P<host>[A-Za-z0-9:][A-Za-z0-9._:-]*)(?:%[A-Za-z0-9._-]+)?"
 )
-MOST_SLOTS = 10_000  # More on one host is a mistake, which only the end of memory would end.
+MOST_SLOTS = 10_000  # More on one host is a mistake that would end only when memory does.
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Supervisor(Control):
         self._pump = OutputPump(console, self.selector, desk.timestamps, desk.view)
         self._reports = desk.reports
         self._starter: Callable[[Start], None] = lambda start: None
-        self._unsaid: dict[int, str] = {}  # These ranks have no process id yet.
+        self._unsaid: dict[int, str] = {}  # What to say of ranks without a process id.
         self._signalled_by: set[str] = set()  # hosts that got such a signal; "" is this one
         self._hurried = False  # the user did not want to wait: a second signal, or no grace
         self._note_at = 0.0  # monotonic time of the next note

@@ -37,7 +37,7 @@ class Epochs:
     def __init__(self, limits: Limits) -> None:
         self.phase = Phase.STARTING  # what the job does
         self.epoch = -1  # the last one that was announced; -1 before the first
-        self.members: list[Worker] = []  # They live, in the order of their ranks.
+        self.members: list[Worker] = []  # Its living members, in the order of their ranks.
         self._limits = limits
         self._workers: dict[int, Worker] = {}  # all that live
         self._departed: dict[int, Departed] = {}  # gone, but for their processes
