@@ -11,6 +11,8 @@ of each parameter is compared with what the last step has left, and a change is 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import mmap
 import operator
@@ -155,6 +157,7 @@ class SharedParameters:
         for one in moved.values():
             one.settle()
         self._shared = moved
+        _give_back_free_memory()
 
     def _map(self, size: int) -> mmap.mmap:
         """Map memory that the first rank of the host makes; raise on every rank if one cannot."""
@@ -206,6 +209,12 @@ class SharedParameters:
         return [
             torch.stack(elements).view(torch.uint8).numpy().tobytes() for elements in kinds.values()
         ]
+
+
+def _give_back_free_memory() -> None:
+    """Let the system have the memory in which the parameters lay; glibc would keep it."""
+    with contextlib.suppress(AttributeError):  # Other C libraries give it back themselves.
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Attempt:
