@@ -117,8 +117,8 @@ class Sharded(Distributed):
             return ParameterExchange(name, params, ownership, self._process_set)
         sharing = self._exchange
         if not isinstance(sharing, SharedParameters):
-            members = self._division.members()
-            sharing = SharedParameters(name, self._process_set, members)
+            members, names = self._division.members(), self._reducer.parameter_names
+            sharing = SharedParameters(name, self._process_set, members, names)
         sharing.params = params
         return sharing
 

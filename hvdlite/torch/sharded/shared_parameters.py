@@ -17,7 +17,7 @@ import json
 import mmap
 import operator
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,15 +79,22 @@ class _Shared:
 class SharedParameters:
     """The parameters of one optimizer on one host. Used by the training thread."""
 
-    def __init__(self, name: str, process_set: ProcessSet, members: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        process_set: ProcessSet,
+        members: Sequence[int],
+        names: Mapping[torch.Tensor, str],
+    ) -> None:
         """Begin without parameters, for these members of the process set, which share a host."""
         self.params: list[torch.Tensor] = []  # The next step updates these.
         self._name = name
         self._process_set = process_set
-        self._is_first = members[0] == basics.rank()
+        self._names = names  # The parameters have these names.
         self._first = members[0]
+        self._is_first = self._first == basics.rank()
         self._shared: dict[torch.Tensor, _Shared] = {}
-        self._left: list[bytes] = []  # The last step has left these elements.
+        self._left: dict[torch.Tensor, bytes] = {}  # The last step has left these elements.
 
     def suits(self, params: Sequence[torch.Tensor]) -> bool:
         """Return whether the next step updates these."""
@@ -96,27 +103,27 @@ class SharedParameters:
     def run(self, update: Callable[[], None]) -> None:
         """Share parameters that are not shared yet, and update: every rank its own ones."""
         with torch.no_grad():
-            writer = basics.rank() + 1 if self._written() else 0
-            if self._together(writer):
+            if self._together("before", self._changed()):
                 self._share()
         update()
         with torch.no_grad():
             self._bring_back()
-            self._together(0)
+            self._together("after", [])
             self._left = self._elements()
 
     def unshare(self) -> None:
         """Give this rank copies of its own, until the next step."""
         for one in self._shared.values():
             one.unsettle()
-        self._shared, self._left = {}, []
+        self._shared, self._left = {}, {}
 
-    def _together(self, writer: int) -> bool:
+    def _together(self, when: str, changed: Sequence[str]) -> bool:
         """Wait for all ranks; return whether one of them has parameters that are not shared."""
         new = any(map(self._lies_elsewhere, self.params))
-        count = len(self.params)
-        told = torch.tensor([new, writer, count, -count], dtype=torch.int64, device="cpu")
-        found = reduce(told, self._name, Reduction(Max, process_set=self._process_set)).tolist()
+        finder, count = basics.rank() + 1 if changed else 0, len(self.params)
+        told = torch.tensor([new, finder, count, -count], dtype=torch.int64, device="cpu")
+        to_all = Reduction(Max, process_set=self._process_set)
+        found = reduce(told, f"{self._name}.{when}", to_all).tolist()
         if found[2] != -found[3]:
             raise MismatchError(
                 f"'{self._name}': a rank steps with {found[2]} parameters and another one with "
@@ -124,11 +131,12 @@ class SharedParameters:
                 "every rank as many steps, without hvd.join()"
             )
         if found[1]:
+            what = ", ".join(changed[:3]) or "parameters"
             raise HvdliteError(
-                f"rank {found[1] - 1} has found parameters changed outside step(). With "
-                "share_parameters=True all ranks of a host change the same memory, so a change by "
-                "each would count several times; call optimizer.unshare_parameters() before you "
-                "change parameters"
+                f"rank {found[1] - 1} has found that {what} changed outside step(). With "
+                "share_parameters=True all ranks of a host change the same memory, so that a "
+                "change by each of them counts several times; call "
+                "optimizer.unshare_parameters() before you change parameters"
             )
         return bool(found[0])
 
@@ -198,17 +206,25 @@ class SharedParameters:
                 one.fill()
                 one.settle()
 
-    def _written(self) -> bool:
-        """Return whether somebody has changed parameters since the last step."""
-        return bool(self._left) and self._elements() != self._left
-
-    def _elements(self) -> list[bytes]:
-        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
-        for one in self._shared.values():
-            kinds.setdefault(one.element.dtype, []).append(one.element)
+    def _changed(self) -> list[str]:
+        """List the parameters that somebody has changed since the last step."""
+        present = self._elements() if self._left else {}
         return [
-            torch.stack(elements).view(torch.uint8).numpy().tobytes() for elements in kinds.values()
+            self._names.get(param, "a parameter")
+            for param, element in self._left.items()
+            if present[param] != element
         ]
+
+    def _elements(self) -> dict[torch.Tensor, bytes]:
+        kinds: dict[torch.dtype, dict[torch.Tensor, torch.Tensor]] = {}
+        for param, one in self._shared.items():
+            kinds.setdefault(param.dtype, {})[param] = one.element
+        found: dict[torch.Tensor, bytes] = {}
+        for kind, elements in kinds.items():
+            data = torch.stack(list(elements.values())).view(torch.uint8).numpy().tobytes()
+            size = kind.itemsize
+            found |= {param: data[i * size :][:size] for i, param in enumerate(elements)}
+        return found
 
 
 def _give_back_free_memory() -> None:
