@@ -33,11 +33,11 @@ def threads_that_may_submit() -> list[int]:
 def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
 
-def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
-    """Say what of GPUs works here, in rows: subject, whether it works, what was found or why not.
+def virtual_blocks(hosts: Sequence[int], virtual_size: int) -> list[tuple[int, int]]:
+    """Cut virtual ranks along the tree by which members on these hosts are summed (sum_tree.h)."""
 
-    Loads the CUDA driver and NCCL as a GPU tensor would: `nccl_folders` is where wheels have it.
-    """
+def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
+    """Say what of GPUs works, with NCCL in these folders: subject, whether, what or why not."""
 
 fast_path: Any  # a module of functions in C, see hvdlite/torch/collectives/fast_path.py
 

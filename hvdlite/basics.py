@@ -339,6 +339,19 @@ def host_of() -> tuple[int, ...]:
     return _current().host_of
 
 
+def virtual_blocks(process_set: ProcessSet, virtual_size: int) -> list[tuple[int, int]]:
+    """Cut the virtual ranks, a power of two, along the tree by which a set's ranks are summed.
+
+    Returns:
+        By member, its first virtual rank and how many it has.
+
+    Raises:
+        ArgumentError: `virtual_size` is not a power of two, or too small for these members.
+    """
+    hosts = _current().host_of
+    return _core.virtual_blocks([hosts[rank] for rank in process_set.ranks], virtual_size)
+
+
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
     hosts = _current().host_of

@@ -4,9 +4,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "base/config.h"
 #include "base/dtype.h"
+#include "kernels/sum_tree.h"
 #include "python/bindings.h"
 #include "python/unlocked.h"
 #include "transport/segment.h"
@@ -106,6 +109,15 @@ double memcpy_speed(std::size_t bytes, int repeats) {
   return best;
 }
 
+std::vector<std::pair<int, int>> blocks_of_virtual_ranks(const std::vector<int>& hosts,
+                                                         int virtual_size) {
+  const Result<std::vector<VirtualBlock>> blocks = virtual_blocks(hosts, virtual_size);
+  raise_if_error(blocks.status());
+  std::vector<std::pair<int, int>> pairs;
+  for (const VirtualBlock& block : blocks.value()) pairs.emplace_back(block.first, block.size);
+  return pairs;
+}
+
 }  // namespace
 
 void register_tables(py::module_& module) {
@@ -117,6 +129,7 @@ void register_tables(py::module_& module) {
   module.def("agreed_knobs", &agreed_knobs);
   module.def("create_segment", &create_segment, py::arg("local_size"));
   module.def("memcpy_speed", &memcpy_speed, py::arg("bytes"), py::arg("repeats"));
+  module.def("virtual_blocks", &blocks_of_virtual_ranks, py::arg("hosts"), py::arg("virtual_size"));
 }
 
 }  // namespace hvdlite

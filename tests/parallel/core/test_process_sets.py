@@ -224,6 +224,18 @@ def scenario_set_does_not_wait_for_a_slow_member_of_another() -> None:
     sets.remove_process_set(quick)
 
 
+def scenario_members_get_blocks_of_virtual_ranks() -> None:
+    blocks = {
+        (0, 0, 0): [(0, 2), (2, 2), (4, 4)],
+        (0, 0, 0, 0): [(0, 2), (2, 2), (4, 2), (6, 2)],
+        (0, 1, 1, 0): [(0, 2), (4, 2), (6, 2), (2, 2)],
+    }[basics.host_of()]
+    assert basics.virtual_blocks(sets.global_process_set, 8) == blocks
+    assert basics.virtual_blocks(sets.ProcessSet([1, last()]), 8) == [(0, 4), (4, 4)]
+    with raises(ArgumentError, f"2 virtual ranks are too few for {basics.size()} ranks"):
+        basics.virtual_blocks(sets.global_process_set, 2)
+
+
 def _scenarios() -> dict[str, str]:
     return run_all(globals())
 
