@@ -34,14 +34,21 @@ class Service:
     name: ClassVar[str]  # the name of the thread
 
     def __init__(
-        self, job: Job, size: int, listener: socket.socket, room: int | None = None
+        self,
+        job: Job,
+        size: int,
+        listener: socket.socket,
+        room: int | None = None,
+        peers_return: bool = False,
     ) -> None:
         """Prepare; `_start` starts the thread."""
-        # Clients have numbers below `size`. `room` is that of the `Acceptor`.
+        # Clients have numbers below `size`. The rest is that of the `Acceptor`.
         self.address = address_of(listener)  # where it listens, for HVDLITE_RENDEZVOUS
         self._job = job
         self._selector = selectors.DefaultSelector()
-        self._acceptor = Acceptor(listener, job, size, self._selector, self._welcome, room=room)
+        self._acceptor = Acceptor(
+            listener, job, size, self._selector, self._welcome, peers_return, room
+        )
         self._peers: list[Peer] = []
         self._closing: list[tuple[Peer, float]] = []
         self._wake_reader, self._wake_writer = socket.socketpair()
