@@ -16,7 +16,8 @@ INTRODUCTION = """\
 Each knob is an environment variable that every rank reads when hvdlite starts. hvdlite-run passes
 it on to all ranks, and has a flag of that name, such as `--fusion-threshold`
 ([expert knobs](#expert-knobs) have none). Where a knob is not set, hvdlite reads Horovod's
-variable. All ranks must have the same values. For every time in seconds, 0 and `inf` mean never.
+variable, in brackets here. All ranks must have the same values. For every time in seconds, 0 and
+`inf` mean never.
 """
 
 
@@ -44,8 +45,8 @@ PYTHON = {
     "INDEPENDENT": "1: it is not an error if no rank joins a world (`--independent`)",
 }
 HEAD = (
-    "| Variable | Default | What it does | Horovod's name |",
-    "|---|---|---|---|",
+    "| Variable | Default | What it does |",
+    "|---|---|---|",
 )
 EXPERT_INTRODUCTION = """
 ## Expert knobs
@@ -77,8 +78,7 @@ def row_of(knob: dict[str, str]) -> str:
     cells = [
         quoted(knob["environment"]),
         f"{quoted(knob['default'])} {knob['unit']}".strip() if knob["default"] else "",
-        knob["help"],
-        quoted(knob["horovod"]),
+        knob["help"] + (f" ({quoted(knob['horovod'])})" if knob["horovod"] else ""),
     ]
     return "| " + " | ".join(cells) + " |"
 
