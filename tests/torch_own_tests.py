@@ -5,7 +5,7 @@
 
 The tests ask torch.distributed for gloo, and get a group of hvdlite.
 One JSON line per test: passed, skipped or failed, with the last line of the error. Tests that need
-a GPU skip themselves. docs/torch_distributed.md has the table of those that fail, and why. The
+a GPU skip themselves. docs/torch_distributed.md says which of them fail, and why. The
 tests need the package expecttest, and some minutes, so they are not part of `make test`.
 """
 

@@ -13,66 +13,53 @@ INTRODUCTION = """\
 
 <!-- Written by tools/knobs_doc.py from csrc/base/config.h: run `make docs`, do not edit. -->
 
-Each knob is an environment variable that every rank reads when hvdlite starts. Set it in front of
-`hvdlite-run`, which passes it on to all ranks, or give hvdlite-run the flag of that name, such as
-`--fusion-threshold` ([expert knobs](#expert-knobs) have none). If Horovod has a variable for the
-same thing, hvdlite reads that one where its own is not set. All ranks must have the same values.
-
-Numbers are written with a point in every locale. For every time in seconds, 0 and `inf` mean never,
-or no limit.
+Each knob is an environment variable that every rank reads when hvdlite starts. hvdlite-run passes
+it on to all ranks, and has a flag of that name, such as `--fusion-threshold`
+([expert knobs](#expert-knobs) have none). Where a knob is not set, hvdlite reads Horovod's
+variable, in brackets here. All ranks must have the same values. For every time in seconds, 0 and
+`inf` mean never.
 """
 
 
-# Variables that the core does not know: name, default, meaning, Horovod's name.
-PYTHON = (
-    ("TOKEN", "", "The job's secret, 64 hexadecimal digits; hvdlite-run makes one", ""),
-    ("RENDEZVOUS", "", "`host:port` where ranks meet: rank 0's host, and a free port there", ""),
-    ("RANK", "", "This process's rank, under a launcher that hvdlite does not recognise", ""),
-    ("SIZE", "", "The number of ranks; 1 alone insists on a world of one", ""),
-    ("LOCAL_RANK", "", "This process's number on its host", ""),
-    ("LOCAL_SIZE", "", "How many ranks the host has", ""),
-    ("NODE", "", "The number of the host", ""),
-    ("SERVERS", "0", "How many of the first ranks are parameter servers", ""),
-    ("HOST_ID", "", "Stands for the host: only ranks with the same text share memory", ""),
-    ("EPOCH", "0", "The number of this start, where a launcher starts the job again", ""),
-    (
-        "NETWORK_INTERFACES",
-        "",
-        "Interfaces at which ranks can be reached, with commas between them",
-        "HOROVOD_GLOO_IFACE",
-    ),
-    ("BIND_ADDRESS", "", "The IP address of this host at which this rank listens", ""),
-    (
-        "START_TIMEOUT",
-        "60",
-        "Seconds that `hvd.init()` waits for all ranks; 0 means no limit",
-        "HOROVOD_START_TIMEOUT",
-    ),
-    ("ALLOW_PICKLE", "1", "0 refuses collectives of Python objects, which travel pickled", ""),
-    ("ELASTIC_SNAPSHOT", "1", "0 keeps elastic states from copying tensors at commits", ""),
-    ("ELASTIC_VERIFY", "0", "1 makes elastic ranks compare their parameters before a sync", ""),
-    ("LIVE_SERVE", "", "`host:port` of rank 0's live page, under other launchers", ""),
-    ("INDEPENDENT", "0", "1: it is no error if no rank joins a world (`--independent`)", ""),
-    ("LIVE_TOKEN_FILE", "", "The file with the token of that page; without it one is drawn", ""),
-)
+# Variables that the core does not know, and their meaning.
+PYTHON = {
+    "TOKEN": "The job's secret, 64 hexadecimal digits",
+    "RENDEZVOUS": "`host:port` where ranks meet: rank 0's host, and a free port there",
+    "RANK": "This process's rank",
+    "SIZE": "The number of ranks; 1 alone insists on a world of one",
+    "LOCAL_RANK": "This process's number on its host",
+    "LOCAL_SIZE": "How many ranks the host has",
+    "NODE": "The number of the host",
+    "SERVERS": "How many of the first ranks are parameter servers",
+    "HOST_ID": "Stands for the host: only ranks with the same text share memory",
+    "EPOCH": "The number of this start (0), if a launcher starts the job again",
+    "NETWORK_INTERFACES": "Interfaces at which ranks can be reached: `eth1,ib0`"
+    " (`HOROVOD_GLOO_IFACE`)",
+    "BIND_ADDRESS": "The IP address of this host at which this rank listens",
+    "START_TIMEOUT": "Seconds that `hvd.init()` waits for all ranks (60; `HOROVOD_START_TIMEOUT`)",
+    "ALLOW_PICKLE": "0 refuses collectives of Python objects, which travel pickled",
+    "ELASTIC_SNAPSHOT": "0 keeps elastic states from copying tensors at commits",
+    "ELASTIC_VERIFY": "1 makes elastic ranks compare their parameters before a sync",
+    "LIVE_SERVE": "`host:port` of rank 0's live page, under other launchers",
+    "LIVE_TOKEN_FILE": "The file with the token of that page",
+    "INDEPENDENT": "1: it is not an error if no rank joins a world (`--independent`)",
+}
 HEAD = (
-    "| Variable | Type | Default | Unit | What it does | Horovod's name |",
-    "|---|---|---|---|---|---|",
+    "| Variable | Default | What it does |",
+    "|---|---|---|",
 )
 EXPERT_INTRODUCTION = """
 ## Expert knobs
 
-Hardly any job sets these: their defaults were measured, or are chosen by the machine. They have no
-flags.
+Hardly any job sets these: their defaults were measured, or are chosen by the machine.
 """
 PYTHON_INTRODUCTION = """
 ## Variables that Python reads
 
-hvdlite-run sets the token, the rendezvous and the numbers of the ranks itself.
-[Other launchers](launchers.md) need some of them from you.
+hvdlite-run sets most of these itself. [Other launchers](launchers.md) need some of them from you.
 
-| Variable | Default | What it does | Horovod's name |
-|---|---|---|---|
+| Variable | What it does |
+|---|---|
 """
 # What hvdlite-run passes to its own processes.
 INTERNAL = (
@@ -90,11 +77,8 @@ def row_of(knob: dict[str, str]) -> str:
     """Format the row of a knob."""
     cells = [
         quoted(knob["environment"]),
-        f"{knob['type']}, {knob['range']}" if knob["range"] else knob["type"],
-        quoted(knob["default"]),
-        knob["unit"],
-        knob["help"],
-        quoted(knob["horovod"]),
+        f"{quoted(knob['default'])} {knob['unit']}".strip() if knob["default"] else "",
+        knob["help"] + (f" ({quoted(knob['horovod'])})" if knob["horovod"] else ""),
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -105,14 +89,9 @@ def knobs_page() -> str:
     lines = [INTRODUCTION, *HEAD, *(row_of(knob) for knob in knobs if knob["name"] not in EXPERT)]
     lines += [EXPERT_INTRODUCTION, *HEAD]
     lines += [row_of(knob) for knob in knobs if knob["name"] in EXPERT]
-    rows = [
-        f"| {quoted(f'HVDLITE_{name}')} | {quoted(default)} | {meaning} | {quoted(horovod)} |"
-        for name, default, meaning, horovod in PYTHON
-    ]
+    rows = [f"| {quoted(f'HVDLITE_{name}')} | {meaning} |" for name, meaning in PYTHON.items()]
     internal = ", ".join(quoted(f"HVDLITE_{name}") for name in INTERNAL)
-    closing = (
-        f"hvdlite-run also sets variables for its own processes; leave them alone: {internal}."
-    )
+    closing = f"hvdlite-run sets variables for its own processes; leave them alone: {internal}."
     python = PYTHON_INTRODUCTION + "\n".join(rows)
     return "\n".join(lines) + "\n" + python + "\n\n" + closing + "\n"
 

@@ -41,7 +41,7 @@ MAIN = ("README.md", "docs/quickstart.md")
 # The pages on an adapter, or on another way to start programs.
 AS_A_READER = (
     *MAIN,
-    *(f"docs/{name}.md" for name in ("keras", "tensorflow", "elastic", "migrating")),
+    *(f"docs/{name}.md" for name in ("keras", "tensorflow", "elastic")),
 )
 # What is imported before the programs of an adapter.
 PRELOAD_OF = {"torch": "torch._dynamo", "tensorflow": "tensorflow", "keras": "tensorflow"}
