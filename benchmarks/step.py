@@ -5,7 +5,8 @@
 There are three models (step_models.py): an MLP of 25 M parameters in 10 tensors, which needs
 bandwidth; a ResNet-50 of 25.6 M parameters in 161 tensors; and a transformer of 2.5 M parameters in
 200 small tensors. Copies of each model train in turns of a few steps, in the same processes, with
-one thread per rank:
+one thread per rank. The optimizer is SGD with momentum, or with --optimizer adamw torch's fused
+AdamW:
 
 - `alone`: a plain optimizer, without communication.
 - `compute`: the same, with a barrier where the others communicate. What ranks wait for each other
@@ -17,7 +18,8 @@ one thread per rank:
   which submits at the end of backward.
 - `kept`, with --views: like `views`, with gradients that stay allocated
   (zero_grad(set_to_none=False)).
-- `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2.
+- `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2; `one_copy`: the
+  same with share_parameters=True.
 
 With --check-replicas there are `hvdlite` and `watched`, the same with HVDLITE_CHECK_REPLICAS=100,
 alone. They take turns of 100 steps, of which one compares. Their figures are means, and
@@ -83,6 +85,9 @@ class Contestant:
         return (time.perf_counter_ns() - begin) / 1e6
 
 
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
 class Usage(NamedTuple):
     """What the system did for this process: counts since its start, or in one step."""
 
@@ -110,6 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
     parser.add_argument("--model", choices=MODELS, help="this model only")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="the plain one")
     parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
     parser.add_argument(
         "--together", action="store_true", help="also overlap=True, False, and a bare allreduce"
@@ -121,6 +127,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
+        passed_on += ["--optimizer", arguments.optimizer]
         passed_on += ["--together"] * arguments.together
         passed_on += ["--modes"] * arguments.modes + ["--check-replicas"] * arguments.check_replicas
         if arguments.model:
@@ -137,19 +144,21 @@ def measure_all(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     hvd.init()
     join_gloo(arguments.store, hvd.rank(), hvd.size())
+    make_optimizer = OPTIMIZERS[arguments.optimizer]
     for name in [arguments.model] if arguments.model else MODELS:
         make_model, make_batch = MODELS[name]
         if arguments.check_replicas:
             measure_check(name, arguments.quick)
             continue
-        contestants = make_contestants(make_model)
-        contestants |= with_views(make_model) if arguments.views else {}
-        contestants |= together(make_model) if arguments.together else {}
-        contestants |= sharded(make_model) if arguments.modes else {}
+        contestants = make_contestants(make_model, make_optimizer)
+        contestants |= with_views(make_model, make_optimizer) if arguments.views else {}
+        contestants |= together(make_model, make_optimizer) if arguments.together else {}
+        contestants |= sharded(make_model, make_optimizer) if arguments.modes else {}
         rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
         steps = QUICK_STEPS_PER_TURN if arguments.quick else STEPS_PER_TURN
         turns = measure(contestants, make_batch, rounds, steps)
         row = row_of(name, contestants["compute"].model, turns)
+        row["optimizer"] = arguments.optimizer
         if arguments.modes:
             row["check_ms"] = round(check_time(contestants["hvdlite"].model), 2)
         if hvd.rank() == 0:
@@ -159,7 +168,9 @@ def measure_all(arguments: argparse.Namespace) -> None:
     hvd.shutdown()
 
 
-def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
+def make_contestants(
+    make_model: Callable[[], nn.Module], make_optimizer: MakeOptimizer
+) -> dict[str, Contestant]:
     """Build the copies, with equal parameters on all ranks."""
     import hvdlite.torch as hvd
 
@@ -167,12 +178,14 @@ def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestan
     alone, control, ours = make_model(), make_model(), make_model()
     theirs = nn.parallel.DistributedDataParallel(make_model())
     hvd.broadcast_parameters(ours.state_dict(), root_rank=0)
-    distributed = hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters())
+    distributed = hvd.DistributedOptimizer(
+        make_optimizer(ours), named_parameters=ours.named_parameters()
+    )
     return {
-        "alone": Contestant(alone, sgd(alone), lambda: None),
-        "compute": Contestant(control, sgd(control), hvd.barrier),
+        "alone": Contestant(alone, make_optimizer(alone), lambda: None),
+        "compute": Contestant(control, make_optimizer(control), hvd.barrier),
         "hvdlite": Contestant(ours, distributed, lambda: None, settles=True),
-        "ddp": Contestant(theirs, sgd(theirs), lambda: None),
+        "ddp": Contestant(theirs, make_optimizer(theirs), lambda: None),
     }
 
 
@@ -180,9 +193,15 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), fused=True)
+
+
+OPTIMIZERS = {"sgd": sgd, "adamw": adamw}
+
+
 def with_views(
-    make_model: Callable[[], nn.Module],
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    make_model: Callable[[], nn.Module], make_optimizer: MakeOptimizer
 ) -> dict[str, Contestant]:
     """Build the copies whose gradients are views of buckets."""
     import hvdlite.torch as hvd
@@ -198,7 +217,9 @@ def with_views(
     return contestants
 
 
-def together(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
+def together(
+    make_model: Callable[[], nn.Module], make_optimizer: MakeOptimizer
+) -> dict[str, Contestant]:
     """Build copies that submit during backward, at its end, and all gradients without buckets."""
     import hvdlite.torch as hvd
 
@@ -206,26 +227,31 @@ def together(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
     for name, overlaps in (("overlapped", True), ("together", False)):
         model = make_model()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), overlap=overlaps)
+        optimizer = hvd.DistributedOptimizer(
+            make_optimizer(model), model.named_parameters(), overlap=overlaps
+        )
         contestants[name] = Contestant(model, optimizer, lambda: None)
     bare = make_model()
     contestants["grouped"] = Contestant(
         bare,
-        sgd(bare),
+        make_optimizer(bare),
         lambda: hvd.grouped_allreduce_([param.grad for param in bare.parameters()], name="bare"),
     )
     return contestants
 
 
-def sharded(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
+def sharded(
+    make_model: Callable[[], nn.Module], make_optimizer: MakeOptimizer
+) -> dict[str, Contestant]:
     """Build the copies whose optimizer is divided among the ranks."""
     import hvdlite.torch as hvd
 
     contestants = {}
-    for name, stage in (("sharded", 1), ("sharded_2", 2)):
+    kinds = {"sharded": {}, "sharded_2": {"stage": 2}, "one_copy": {"share_parameters": True}}
+    for name, options in kinds.items():
         model = make_model()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        optimizer = hvd.ShardedOptimizer(sgd(model), model.named_parameters(), stage=stage)
+        optimizer = hvd.ShardedOptimizer(make_optimizer(model), model.named_parameters(), **options)
         contestants[name] = Contestant(model, optimizer, lambda: None)
     return contestants
 

@@ -40,6 +40,7 @@ class Mode(Enum):
     ONE_COPY = "ShardedOptimizer(copies=1)"
     COPIES = "ShardedOptimizer(copies=2)"
     SHARDED_IN_SET = "ShardedOptimizer(process_set=...)"
+    SHARE_PARAMETERS = "ShardedOptimizer(share_parameters=True)"
     NOISE_SCALE = "NoiseScale"
     REPLICA_WATCH = "ReplicaWatch"
     ELASTIC = "an elastic job"
@@ -142,6 +143,15 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.WEIGHT, Mode.MICRO_BATCHES): "a reducescatter makes plain averages and sums; use "
         "stage=1",
     },
+    Mode.SHARE_PARAMETERS: {
+        (Mode.STAGE_2,): "all ranks of a host need the gradients of their common parameters; use "
+        "stage=1",
+        (Mode.COPIES,): "each host has the whole state already; leave copies= out",
+        (Mode.LOCAL_SGD, Mode.LOCAL_SGD_OVER): "a round would average the copies of ranks that "
+        "have one in common; leave share_parameters= out",
+        (Mode.ELASTIC,): "a rank that dies in step() leaves parameters half updated; leave "
+        "share_parameters= out",
+    },
     Mode.NOISE_SCALE: {
         _NOT_OF_A_MEAN: "it compares gradients of single ranks with their mean; use op=hvd.Average",
         (Mode.WEIGHT, Mode.MICRO_BATCHES): "it needs gradients of ranks that count the same; "
@@ -181,6 +191,7 @@ REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
 _PART_OF = {
     **dict.fromkeys((Mode.INT8, Mode.INT4, Mode.POWERSGD), Mode.COMPRESSION),
     **dict.fromkeys((Mode.STAGE_2, Mode.ONE_COPY, Mode.COPIES, Mode.SHARDED_IN_SET), Mode.SHARDED),
+    Mode.SHARE_PARAMETERS: Mode.SHARDED,
     Mode.SHARDED: Mode.DISTRIBUTED,
     Mode.START: Mode.LOCAL_SGD,
 }

@@ -347,4 +347,11 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
             "left for LocalSGD; pass the plain optimizer, or a DistributedOptimizer over the "
             "process set of one host"
         )
-    check_together({Mode.LOCAL_SGD_OVER: True, Mode.START: settings.start > 0})
+    shared = isinstance(optimizer, Distributed) and optimizer._shares_parameters
+    check_together(
+        {
+            Mode.LOCAL_SGD_OVER: True,
+            Mode.START: settings.start > 0,
+            Mode.SHARE_PARAMETERS: shared,
+        }
+    )

@@ -42,6 +42,7 @@ class Distributed(VirtualStepping):
 
     _reducer: GradientReducer
     _skips_synchronize = False
+    _shares_parameters = False  # The ranks of a host have them in common memory.
     _micro_batches: MicroBatches | None = None
 
     @property

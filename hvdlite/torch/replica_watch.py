@@ -19,7 +19,7 @@ from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.replicas import word_sums
-from hvdlite.torch.sharded import Sharded
+from hvdlite.torch.sharded.optimizer import Sharded
 
 Named = list[tuple[str, torch.Tensor]]
 

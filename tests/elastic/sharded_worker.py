@@ -18,7 +18,7 @@ import torch
 
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs
-from hvdlite.torch.optimizers.shares import GatheredParameters
+from hvdlite.torch.sharded.shares import GatheredParameters
 
 DEATHS = {2: ("exchange", 7), 1: ("step", 13)}  # by worker: where, and in which step
 STEPS, COMMIT = 30, 10

@@ -12,10 +12,10 @@ import torch
 
 from hvdlite.objects import broadcast_object
 from hvdlite.torch.elastic.snapshot import Snapshot
-from hvdlite.torch.elastic_shards import ElasticSharded
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.claims import drop_accumulated
+from hvdlite.torch.sharded.elastic import ElasticSharded
 
 
 @runtime_checkable

@@ -86,21 +86,31 @@ class Ownership:
 class Division:
     """The ownership of parameters among the members of a process set, as they are now."""
 
-    def __init__(self, process_set: ProcessSet, copies: int) -> None:
-        """Begin without an ownership; the members of the process set own the parameters."""
+    def __init__(self, process_set: ProcessSet, copies: int, by_host: bool = False) -> None:
+        """Begin without an ownership; `by_host` divides among the members of each host."""
         self._process_set = process_set
         self.copies = copies
+        self.by_host = by_host
+        self.place = 0  # This rank has this position among the members.
         self._ownership: Ownership | None = None
         # This rank and the members are as they were when it began.
         self._world: tuple[int, ...] = ()
 
+    def members(self) -> list[int]:
+        """List the ranks that own parameters, in the order of their positions."""
+        if not self.by_host:
+            return list(self._process_set.ranks)
+        hosts = basics.host_of()
+        return [rank for rank in self._process_set.ranks if hosts[rank] == hosts[basics.rank()]]
+
     def present(self) -> Ownership:
         """Return the ownership, which begins anew when the ranks have changed."""
-        members = self._process_set.ranks
+        members = self.members()
         world = (basics.rank(), *members)
         if self._ownership is None or world != self._world:
             hosts = basics.host_of()
             self._ownership = Ownership([hosts[rank] for rank in members], self.copies)
+            self.place = members.index(basics.rank())
             self._world = world
         return self._ownership
 

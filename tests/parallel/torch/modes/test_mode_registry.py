@@ -42,6 +42,7 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
     Mode.ONE_COPY: {"copies": 1},
     Mode.COPIES: {"copies": 2},
     Mode.SHARDED_IN_SET: {"process_set": OWN},
+    Mode.SHARE_PARAMETERS: {"share_parameters": True},
 }
 # What `DistributedOptimizer` alone has, and what the other functions take.
 OF_DISTRIBUTED = {

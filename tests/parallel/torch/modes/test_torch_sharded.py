@@ -19,7 +19,7 @@ import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
 from hvdlite.torch.exchange.ownership import Ownership, successors
-from hvdlite.torch.optimizers.shares import Shares
+from hvdlite.torch.sharded.shares import Shares
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (
     MAKES,

@@ -26,8 +26,9 @@ from hvdlite.torch.exchange.ownership import Division, Ownership
 from hvdlite.torch.exchange.settings import modes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers import gradient_norms, overflow
-from hvdlite.torch.optimizers.parameter_exchange import ParameterExchange
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
+from hvdlite.torch.sharded.parameter_exchange import ParameterExchange
+from hvdlite.torch.sharded.shared_parameters import SharedParameters, check_shareable
 
 _State = dict[Any, Any]  # A state_dict has it by the parameter's index.
 
@@ -37,7 +38,7 @@ class Sharded(Distributed):
 
     _division: Division
     _ownership: Ownership | None = None  # This is from the last step.
-    _exchange: ParameterExchange | None = None
+    _exchange: ParameterExchange | SharedParameters | None = None
     _whole = True  # It says whether `state` has the state of all parameters.
     _gathered_on: int | None = None  # This rank has the state of all since `consolidate`.
     _gathered: _State | None = None  # On that rank it is the state of all parameters.
@@ -45,6 +46,10 @@ class Sharded(Distributed):
     @property
     def _process_set(self) -> ProcessSet:
         return self._reducer.settings.reduction.process_set
+
+    @property
+    def _shares_parameters(self) -> bool:  # type: ignore[override]
+        return self._division.by_host
 
     @property
     def _alone(self) -> bool:
@@ -58,9 +63,7 @@ class Sharded(Distributed):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        exchange = self._prepare()
-        self._update_own(options)
-        exchange.run()
+        self._prepare().run(lambda: self._update_own(options))
         return loss
 
     def _update_own(self, options: dict[str, Any]) -> None:
@@ -82,7 +85,7 @@ class Sharded(Distributed):
             for param, gradient in hidden.items():
                 param.grad = gradient
 
-    def _prepare(self) -> ParameterExchange:
+    def _prepare(self) -> ParameterExchange | SharedParameters:
         """Give new parameters an owner, and drop the state that belongs to other ranks."""
         ownership = self._division.present()
         if ownership is not self._ownership:
@@ -97,8 +100,7 @@ class Sharded(Distributed):
         exchange, drops = self._exchange, self._whole
         if exchange is None or not exchange.suits(params):
             ownership.take(params)
-            name = f"{self._reducer.name}.updated"
-            exchange = ParameterExchange(name, params, ownership, self._process_set)
+            exchange = self._exchange_of(params, ownership)
             self._exchange, drops = exchange, True
         if drops:
             for param in [one for one in self.state if isinstance(one, torch.Tensor)]:
@@ -106,6 +108,19 @@ class Sharded(Distributed):
                     del self.state[param]
         self._whole, self._gathered_on, self._gathered = False, None, None
         return exchange
+
+    def _exchange_of(
+        self, params: list[torch.Tensor], ownership: Ownership
+    ) -> ParameterExchange | SharedParameters:
+        name = f"{self._reducer.name}.updated"
+        if not self._division.by_host:
+            return ParameterExchange(name, params, ownership, self._process_set)
+        sharing = self._exchange
+        if not isinstance(sharing, SharedParameters):
+            members, names = self._division.members(), self._reducer.parameter_names
+            sharing = SharedParameters(name, self._process_set, members, names)
+        sharing.params = params
+        return sharing
 
     def _parameters(self) -> list[torch.Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -118,8 +133,8 @@ class Sharded(Distributed):
         return self._reducer.divides or param.grad is not None  # With stage 2 its owner knows.
 
     def _has_state(self, param: torch.Tensor) -> bool:
-        position = self._process_set.ranks.index(basics.rank())
-        return self._ownership is None or self._ownership.has_state(param, position)
+        ownership = self._ownership
+        return ownership is None or ownership.has_state(param, self._division.place)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the gradients of all parameters by their norm; every rank calls it before `step`.
@@ -159,6 +174,19 @@ class Sharded(Distributed):
             unscale, found_inf, f"{self._reducer.name}.overflow", self._process_set
         )
 
+    def unshare_parameters(self) -> None:
+        """Give this rank a copy of its own of parameters that are shared, until the next `step`.
+
+        With share_parameters=True call it on every rank before you change parameters outside
+        `step`; change them alike on every rank then. Without, it does nothing.
+
+        Example:
+            >>> optimizer.unshare_parameters()
+            >>> model.load_state_dict(best)
+        """
+        if isinstance(self._exchange, SharedParameters):
+            self._exchange.unshare()
+
     def consolidate(self, to: int = 0) -> None:
         """Collect the state of all parameters on one rank; `state_dict` works there until `step`.
 
@@ -181,7 +209,8 @@ class Sharded(Distributed):
         check_root(to, self._process_set)
         members = self._process_set.ranks
         is_root = basics.rank() == to
-        owns = self._ownership is not None and not is_root
+        holders = self._division.members()  # Other hosts have the same state.
+        owns = self._ownership is not None and not is_root and to in holders
         own = serialized(self._own_state()) if owns else b""
         splits = [len(own) if rank == to else 0 for rank in members]
         data = torch.frombuffer(bytearray(own or b"-"), dtype=torch.uint8)[: len(own)]
@@ -192,7 +221,7 @@ class Sharded(Distributed):
         if is_root and not self._whole:
             state = dict(super().state_dict()["state"])
             for rank, part in zip(members, received.split(counts.tolist()), strict=True):
-                if rank == to:
+                if rank == to or rank not in holders:
                     continue
                 if part.numel() == 0:
                     raise HvdliteError(
@@ -206,12 +235,11 @@ class Sharded(Distributed):
     def _own_state(self) -> _State:
         """Return the state of the parameters that this rank owns, by index."""
         assert self._ownership is not None
-        position = self._process_set.ranks.index(basics.rank())
         indices = {param: index for index, param in enumerate(self._parameters())}
         return {
             indices[param]: value
             for param, value in self.state.items()
-            if param in indices and self._ownership.owns(position, param)
+            if param in indices and self._ownership.owns(self._division.place, param)
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -268,6 +296,7 @@ def ShardedOptimizer(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     stage: int = 1,
     copies: int = 1,
+    share_parameters: bool = False,
     **arguments: Any,
 ) -> Sharded:
     """Make an optimizer step with the gradients of all ranks, and divide its state among them.
@@ -286,6 +315,11 @@ def ShardedOptimizer(
         copies: how many ranks have the state of each parameter; a second copy is on another host
             if there is one, and costs no communication. With stage=2 it is 1; in an elastic job
             at least 2.
+        share_parameters: whether the ranks of a host have the parameters in common memory, each
+            host with the whole state of the optimizer: one copy of both per host, and no step sends
+            parameters. Parameters move there in the first step, with the values of the host's first
+            rank. Call `unshare_parameters()` before you change them outside step(). It needs
+            CPUs and stage=1.
         arguments: those of `DistributedOptimizer`; stage=2 takes neither `compression` nor `weight`
             nor `gradient_as_bucket_view`, and sparse gradients with `sparse_as_dense` only.
 
@@ -310,17 +344,21 @@ def ShardedOptimizer(
             Mode.ONE_COPY: copies == 1,
             Mode.COPIES: copies > 1,
             Mode.SHARDED_IN_SET: in_set,
+            Mode.SHARE_PARAMETERS: share_parameters,
             **modes_of(**arguments),
         }
     )
     _check_optimizer(optimizer)
+    if share_parameters:
+        check_shareable([param for group in optimizer.param_groups for param in group["params"]])
     distributed = DistributedOptimizer(optimizer, named_parameters, **arguments)
-    division = Division(distributed._reducer.settings.reduction.process_set, copies)
+    process_set = distributed._reducer.settings.reduction.process_set
+    division = Division(process_set, copies, by_host=share_parameters)
     if stage == 2:
         overflow.extend_grad_scaler()
     sharded = _shard(distributed, division, stage == 2)
     if basics.in_elastic_job():
-        from hvdlite.torch.elastic_shards import make_elastic
+        from hvdlite.torch.sharded.elastic import make_elastic
 
         make_elastic(sharded)
     return sharded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -42,8 +42,9 @@ class ParameterExchange:
         """Return whether it was planned for these parameters."""
         return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
 
-    def run(self) -> None:
-        """Exchange parameters; raise a MismatchError if a rank has joined or has other ones."""
+    def run(self, update: Callable[[], None]) -> None:
+        """Update, and exchange; raise a MismatchError if a rank has joined or has other ones."""
+        update()
         if not self.params:
             return
         memories = [self._memory(position) for position in range(len(self.params))]

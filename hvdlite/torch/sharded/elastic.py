@@ -12,13 +12,13 @@ from hvdlite.objects import broadcast_object
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.exchange.ownership import Ownership
 from hvdlite.torch.functions import broadcast_optimizer_state, load_exactly
-from hvdlite.torch.optimizers.shares import (
+from hvdlite.torch.sharded.optimizer import Sharded
+from hvdlite.torch.sharded.shares import (
     GatheredParameters,
     Shares,
     State,
     workers_of_step,
 )
-from hvdlite.torch.sharded import Sharded
 
 
 class ElasticSharded(Sharded):

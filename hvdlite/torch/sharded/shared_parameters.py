@@ -1,0 +1,272 @@
+"""One copy of the parameters for all ranks of a host, which each rank updates in its part.
+
+The memory is an anonymous file that the first rank of the host makes and the others map; it ends
+with the last process that has mapped it, however that ends. A step waits twice for all ranks:
+before the update, because a rank may still read the parameters, and after it, because the next
+forward needs all parts.
+
+A change outside step() would be made by every rank of the host, on the same memory. So one element
+of each parameter is compared with what the last step has left, and a change is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import operator
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import basics
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
+from hvdlite.gather_bytes import gather_bytes
+from hvdlite.ops import Max
+from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.torch.collectives.allreduce import reduce
+from hvdlite.torch.collectives.submit import Reduction
+
+_Said = dict[str, Any]  # What one rank tells the others about the memory.
+ALIGNMENT = 64  # The unit is bytes; no two parameters share a cache line.
+
+
+def check_shareable(params: Collection[torch.Tensor]) -> None:
+    """Refuse parameters that the ranks of a host cannot have in common memory."""
+    elsewhere = {str(param.device) for param in params if param.device.type != "cpu"}
+    if elsewhere:
+        raise ArgumentError(
+            f"share_parameters=True needs parameters on CPUs, and some are on {min(elsewhere)}; "
+            "leave it out"
+        )
+
+
+class _Shared:
+    """A parameter in shared memory."""
+
+    def __init__(self, param: torch.Tensor, memory: mmap.mmap, begin: int) -> None:
+        flat = torch.frombuffer(memory, dtype=param.dtype, count=param.numel(), offset=begin)
+        self._param = param
+        order = sorted(range(param.dim()), key=lambda i: -param.stride(i))
+        if param.permute(order).is_contiguous():
+            self._view = flat.as_strided(param.shape, param.stride())
+        else:  # It has gaps, or it overlaps.
+            self._view = flat.view(param.shape)
+        self.element = flat[param.numel() // 2]
+
+    def fill(self) -> None:
+        """Copy this rank's values into the memory."""
+        self._view.copy_(self._param.detach())
+
+    def settle(self) -> None:
+        """Let the parameter lie there."""
+        if not self.settled():
+            self._param.data = self._view
+
+    def unsettle(self) -> None:
+        """Let the parameter lie in memory of this process."""
+        if self.settled():
+            self._param.data = self._view.clone()
+
+    def settled(self) -> bool:
+        """Return whether the parameter lies there."""
+        return bool(self._param.data_ptr() == self._view.data_ptr())
+
+
+class SharedParameters:
+    """The parameters of one optimizer on one host. Used by the training thread."""
+
+    def __init__(
+        self,
+        name: str,
+        process_set: ProcessSet,
+        members: Sequence[int],
+        names: Mapping[torch.Tensor, str],
+    ) -> None:
+        """Begin without parameters, for these members of the process set, which share a host."""
+        self.params: list[torch.Tensor] = []  # The next step updates these.
+        self._name = name
+        self._process_set = process_set
+        self._names = names  # The parameters have these names.
+        self._first = members[0]
+        self._is_first = self._first == basics.rank()
+        self._shared: dict[torch.Tensor, _Shared] = {}
+        self._left: dict[torch.Tensor, bytes] = {}  # The last step has left these elements.
+
+    def suits(self, params: Sequence[torch.Tensor]) -> bool:
+        """Return whether the next step updates these."""
+        return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
+
+    def run(self, update: Callable[[], None]) -> None:
+        """Share parameters that are not shared yet, and update: every rank its own ones."""
+        with torch.no_grad():
+            if self._together("before", self._changed()):
+                self._share()
+        update()
+        with torch.no_grad():
+            self._bring_back()
+            self._together("after", [])
+            self._left = self._elements()
+
+    def unshare(self) -> None:
+        """Give this rank copies of its own, until the next step."""
+        for one in self._shared.values():
+            one.unsettle()
+        self._shared, self._left = {}, {}
+
+    def _together(self, when: str, changed: Sequence[str]) -> bool:
+        """Wait for all ranks; return whether one of them has parameters that are not shared."""
+        new = any(map(self._lies_elsewhere, self.params))
+        finder, count = basics.rank() + 1 if changed else 0, len(self.params)
+        told = torch.tensor([new, finder, count, -count], dtype=torch.int64, device="cpu")
+        to_all = Reduction(Max, process_set=self._process_set)
+        found = reduce(told, f"{self._name}.{when}", to_all).tolist()
+        if found[2] != -found[3]:
+            raise MismatchError(
+                f"'{self._name}': a rank steps with {found[2]} parameters and another one with "
+                f"{-found[3]}; make, freeze, thaw and add parameters alike on every rank, and give "
+                "every rank as many steps, without hvd.join()"
+            )
+        if found[1]:
+            what = ", ".join(changed[:3]) or "parameters"
+            raise HvdliteError(
+                f"rank {found[1] - 1} has found that {what} changed outside step(). With "
+                "share_parameters=True all ranks of a host change the same memory, so that a "
+                "change by each of them counts several times; call "
+                "optimizer.unshare_parameters() before you change parameters"
+            )
+        return bool(found[0])
+
+    def _lies_elsewhere(self, param: torch.Tensor) -> bool:
+        one = self._shared.get(param)
+        return param.numel() > 0 and (one is None or not one.settled())
+
+    def _share(self) -> None:
+        """Move the parameters into memory of the host, with the values of its first rank."""
+        params = self.params
+        check_shareable(params)
+        begins, size = [], 0
+        for param in params:
+            begins.append(size)
+            size += -(-param.numel() * param.element_size() // ALIGNMENT) * ALIGNMENT
+        memory = self._map(max(size, ALIGNMENT))
+        moved = {
+            param: _Shared(param, memory, begin)
+            for param, begin in zip(params, begins, strict=True)
+            if param.numel() > 0
+        }
+        if self._is_first:
+            for one in moved.values():
+                one.fill()
+        self._tell({})
+        for one in moved.values():
+            one.settle()
+        self._shared = moved
+        _give_back_free_memory()
+
+    def _map(self, size: int) -> mmap.mmap:
+        """Map memory that the first rank of the host makes; raise on every rank if one cannot."""
+        made = _Attempt()
+        if self._is_first:
+            made.make(size)
+        told = self._tell(made.said)[self._first]
+        mapped = made
+        if not self._is_first and "error" not in told:
+            mapped = _Attempt()
+            mapped.open(told, size)
+        results = self._tell(mapped.said)
+        made.close()
+        failed = {rank: one["error"] for rank, one in results.items() if "error" in one}
+        if failed:
+            rank, why = min(failed.items())
+            raise HvdliteError(
+                f"share_parameters=True: rank {rank} cannot map {size:,} bytes that the ranks of "
+                f"its host share: {why}"
+            )
+        assert mapped.memory is not None
+        return mapped.memory
+
+    def _tell(self, said: _Said) -> dict[int, _Said]:
+        data = json.dumps(said).encode()
+        blocks = gather_bytes(
+            basics.engine(), data, f"{self._name}.memory", member_id(self._process_set)
+        )
+        return {
+            rank: json.loads(bytes(block))
+            for rank, block in zip(self._process_set.ranks, blocks, strict=True)
+        }
+
+    def _bring_back(self) -> None:
+        """Take results of an optimizer that gives parameters new memory."""
+        for one in self._shared.values():
+            if not one.settled():
+                one.fill()
+                one.settle()
+
+    def _changed(self) -> list[str]:
+        """List the parameters that somebody has changed since the last step."""
+        present = self._elements() if self._left else {}
+        return [
+            self._names.get(param, "a parameter")
+            for param, element in self._left.items()
+            if present[param] != element
+        ]
+
+    def _elements(self) -> dict[torch.Tensor, bytes]:
+        kinds: dict[torch.dtype, dict[torch.Tensor, torch.Tensor]] = {}
+        for param, one in self._shared.items():
+            kinds.setdefault(param.dtype, {})[param] = one.element
+        found: dict[torch.Tensor, bytes] = {}
+        for kind, elements in kinds.items():
+            data = torch.stack(list(elements.values())).view(torch.uint8).numpy().tobytes()
+            size = kind.itemsize
+            found |= {param: data[i * size :][:size] for i, param in enumerate(elements)}
+        return found
+
+
+def _give_back_free_memory() -> None:
+    """Let the system have the memory in which the parameters lay; glibc would keep it."""
+    with contextlib.suppress(AttributeError):  # Other C libraries give it back themselves.
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class _Attempt:
+    """Making or opening the memory: what came of it, and what to tell the other ranks."""
+
+    def __init__(self) -> None:
+        self.memory: mmap.mmap | None = None
+        self.said: _Said = {}
+        self._file = -1
+
+    def make(self, size: int) -> None:
+        """Make memory of a size, all of which there is."""
+        try:
+            self._file = os.memfd_create("hvdlite parameters", os.MFD_CLOEXEC)
+            os.posix_fallocate(self._file, 0, size)
+            self.memory = mmap.mmap(self._file, size)
+            found = os.fstat(self._file)
+            self.said = {"process": os.getpid(), "file": self._file, "inode": found.st_ino}
+        except OSError as error:
+            self.said = {"error": str(error)}
+
+    def open(self, told: _Said, size: int) -> None:
+        """Open what another process of this host has made."""
+        try:
+            file = os.open(f"/proc/{told['process']}/fd/{told['file']}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                found = os.fstat(file)
+                if (found.st_ino, found.st_size) != (told["inode"], size):
+                    raise OSError("the ranks of the host are in different PID namespaces")
+                self.memory = mmap.mmap(file, size)
+            finally:
+                os.close(file)
+        except OSError as error:
+            self.said = {"error": str(error)}
+
+    def close(self) -> None:
+        """Close the file; the memory lives on."""
+        if self._file >= 0:
+            os.close(self._file)
