@@ -32,9 +32,9 @@ namespace hvdlite {
 inline constexpr const char* kAllreduce = "an allreduce";
 inline constexpr const char* kReducescatter = "a reducescatter";
 
-// Reduces element i of every piece over the group, in ascending rank order (within a host; then
-// host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
-// is the same bits on every rank and does not depend on how tensors were batched.
+// Reduces element i of every piece over the group by the tree of kernels/sum_tree.h, accumulating
+// 16-bit floats in float32 and rounding once on each host and once at the end. So the result is the
+// same bits on every rank and does not depend on how tensors were batched.
 struct Allreduce {
   const Group& group;
   // Where the two differ, both floating-point, elements are cast on the way in and reduced as

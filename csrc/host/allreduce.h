@@ -4,7 +4,7 @@
 // driver l of every host owns slice l. Per chunk, a rank
 //   (1) publishes its input in its staging buffer (and saves it, where a piece asks for a copy:
 //       then the input is read from memory once);
-//   (2) if it is a driver, reduces its slice over the locals, in ascending rank order;
+//   (2) if it is a driver, reduces its slice over the locals, by the tree of sum_tree.h;
 //   (3) exchanges the slice with its peers, in pieces that overlap (inter_host_exchange.h). A batch
 //   of which
 //       something is packed takes packed_exchange.h instead;
@@ -14,7 +14,7 @@
 // exchange its slice of it. Where every host has one member only, nothing is staged: pieces of the
 // batch cross between hosts from tensor to tensor, or through small buffers. A small batch within
 // one host takes one synchronisation: each member publishes everything and reduces everything for
-// itself, in the same order and so to the same bits. From the third chunk on, tensors in gradient
+// itself, by the same tree and so to the same bits. From the third chunk on, tensors in gradient
 // memory are not staged (shared_gradients.h). Thread: the engine's runner.
 #pragma once
 

@@ -1,10 +1,10 @@
 // How pieces of an all-reduce cross between hosts. Part h of a piece goes to host h, which reduces
-// the parts in ascending host order and sends the result back to all: the *scatter* and the
+// the parts by the tree over the hosts and sends the result back to all: the *scatter* and the
 // *gather* of a piece. (Of an average of 16-bit floats a host gives its mean, which counts as often
 // as it has members.)
 //
 // A little piece without others goes to all hosts as a whole, and each of them reduces all of it,
-// in the same order and so to the same bits: that takes one way through the network instead of two.
+// by the same tree and so to the same bits: that takes one way through the network instead of two.
 //
 // Pieces overlap: the caller scatters some pieces ahead, so that the network carries their parts
 // while this rank waits for an earlier piece and reduces it. All peers make the same calls in the

@@ -7,8 +7,8 @@
 //       over the locals its own share and those of the members of other hosts that it *serves*,
 //       which the locals divide among them;
 //   (3) sends the served members the sums of this host, receives the other hosts' sums of its own
-//       share, and ends its reduction in ascending host order.
-// So the order of accumulation is the all-reduce's. Thread: the engine's runner.
+//       share, and ends its reduction by the tree over the hosts.
+// So the tree is the all-reduce's. Thread: the engine's runner.
 #pragma once
 
 #include <cstddef>

@@ -2,10 +2,10 @@
 // without staging: each rank reads the others' tensors where they lie.
 //
 // The batch is cut into chunks and slices as in allreduce.h. Driver l reduces slice l of all ranks
-// into its own memory, in ascending rank order; the others then copy that slice into theirs. A rank
-// writes to its own memory alone, so one that was given up for dead and goes on later can spoil
-// nothing. A slice is overwritten only after its driver has read it; and a rank returns only when
-// nobody reads its memory any more.
+// into its own memory, by the tree of sum_tree.h; the others then copy that slice into theirs. A
+// rank writes to its own memory alone, so one that was given up for dead and goes on later can
+// spoil nothing. A slice is overwritten only after its driver has read it; and a rank returns only
+// when nobody reads its memory any more.
 //
 // Ranks show each other where their tensors lie when they publish the first chunk of a batch. They
 // reduce in place where the tensors of all lie alike, which all see alike. Thread: the engine's

@@ -35,7 +35,8 @@ void pack(DataType dtype, const void* from, std::size_t count, std::byte* to);
 void unpack(DataType dtype, const std::byte* from, std::size_t count, void* to);
 
 // Sums the packed numbers of all sources in float32, source 0 first, ascending; finishes them as
-// reduce() does, and packs them. There is at least one source; `to` may be one of them.
+// reduce() does, and packs them; no tree is read. There is at least one source; `to` may be one of
+// them.
 void sum_packed(std::span<const std::byte* const> sources, std::size_t count, const Finish& finish,
                 std::byte* to);
 

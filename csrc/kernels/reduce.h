@@ -1,12 +1,13 @@
 // Elementwise reduction of several buffers into one, and scaled copies. Pure functions of memory;
 // any thread. Buffers need not be aligned: loads and stores go through memcpy.
 //
-// Order: source 0 first, ascending. 16-bit floats accumulate in float32 and round once; other types
-// accumulate in themselves; integer sums and products wrap around. Min and max let a NaN through;
-// complex numbers have neither min nor max. A factor times an integer is taken in float64 and cut
-// towards zero, and beyond the type's range it is the nearest value of the range: so integers of
-// more than 53 bits are exact with a factor of 1 only. The loops are compiled twice, portable and
-// for AVX2, and chosen once by the processor: the bits are the same.
+// Order: the sources are combined by a binary tree (sum_tree.h), which halves them if no other one
+// is given. 16-bit floats accumulate in float32 and round once; other types accumulate in
+// themselves; integer sums and products wrap around. Min and max let a NaN through; complex numbers
+// have neither min nor max. A factor times an integer is taken in float64 and cut towards zero, and
+// beyond the type's range it is the nearest value of the range: so integers of more than 53 bits
+// are exact with a factor of 1 only. The loops are compiled twice, portable and for AVX2, and
+// chosen once by the processor: the bits are the same.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,8 @@ struct Finish {
   // For sums and averages of 16-bit floats alone: source i is a mean of counts[i] values, and
   // counts as often. Where it is null, each source counts once.
   const int* counts = nullptr;
+  // The tree over the sources, as tree_over_hosts() has it; null: each node halves them.
+  const int* nodes = nullptr;
 };
 
 // Sets destination[i] = finish(op over all sources of source[i]). There is at least one source.

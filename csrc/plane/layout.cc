@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/sum_tree.h"
+
 namespace hvdlite {
 
 const HostLayout& HostLayouts::of(const Group& group) {
@@ -25,6 +27,7 @@ const HostLayout& HostLayouts::of(const Group& group) {
     layout.counts.push_back(static_cast<int>(ranks.size()));
     if (layout.driver()) layout.peers.push_back(ranks[layout.locals.index]);
   }
+  layout.tree = tree_over_hosts(layout.counts);
   return layout;
 }
 

@@ -33,7 +33,8 @@ class HostReduction {
   // Ends the reduction: `parts` are what the hosts gave or, of a group on one host, its members.
   void finish(Sources parts, void* to, std::size_t count, double factor) const {
     reduce(dtype_, op_, parts, to, count,
-           {divisor_, factor, exchanges_means() ? layout_.counts.data() : nullptr});
+           {divisor_, factor, exchanges_means() ? layout_.counts.data() : nullptr,
+            layout_.spans_hosts() ? layout_.tree.data() : nullptr});
   }
 
   // The same of parts that the hosts gave packed; the result is packed as well.

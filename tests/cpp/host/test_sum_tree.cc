@@ -1,7 +1,11 @@
+#include <complex>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "kernels/reduce.h"
+#include "kernels/reduce_variants.h"
 #include "kernels/sum_tree.h"
 #include "sum_tree.h"
 
@@ -92,6 +96,79 @@ TEST(sum_tree_over_hosts_is_that_of_the_reference) {
           return std::string(1, static_cast<char>('A' + hosts[of[0]]));
         });
     if (ranks.size() > 1) CHECK_EQ(tree_of(ranks), expected);
+  }
+}
+
+namespace {
+
+// Reduces what each host gives, and compares with the reference. With one rank on each host, the
+// kernel is also asked to find the tree itself.
+template <typename T>
+void check_kernel(DataType dtype, ReduceOp op, const Hosts& hosts) {
+  constexpr std::size_t kCount = 1500;  // more than the kernel takes at once
+  const RanksByHost ranks = by_host(hosts);
+  Hosts sizes;
+  for (const auto& host : ranks) sizes.push_back(static_cast<int>(host.size()));
+  std::mt19937 random(static_cast<unsigned>(hosts.size()));
+  std::uniform_real_distribution<float> number(-3, 3);
+  std::vector<std::vector<T>> given(ranks.size(), std::vector<T>(kCount));
+  std::vector<const void*> sources;
+  for (auto& values : given) {
+    for (T& value : values) {
+      if constexpr (std::is_same_v<T, std::complex<float>>) {
+        value = {number(random), number(random)};
+      } else {
+        value = static_cast<T>(number(random));
+      }
+    }
+    sources.push_back(values.data());
+  }
+  std::vector<T> expected(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    expected[i] = sum_by_tree(
+        ranks, [&](int rank) { return given[static_cast<std::size_t>(hosts[rank])][i]; },
+        [&](T a, T b) {
+          if (op == ReduceOp::kSum) return static_cast<T>(a + b);
+          if constexpr (std::is_same_v<T, std::complex<float>>) {
+            return T{a.real() * b.real() - a.imag() * b.imag(),
+                     a.real() * b.imag() + a.imag() * b.real()};
+          } else {
+            return static_cast<T>(a * b);
+          }
+        },
+        [&](const std::vector<int>& of, const T&) { return given[hosts[of[0]]][i]; });
+  }
+  const std::vector<int> nodes = tree_over_hosts(sizes);
+  const bool halves = ranks.size() == hosts.size();
+  for (const ReduceFunction variant : {best_reduce(), &portable::reduce_any}) {
+    for (const int* tree : {nodes.data(), static_cast<const int*>(nullptr)}) {
+      if (tree == nullptr && !halves) continue;
+      std::vector<T> result(kCount);
+      variant(dtype, op, sources, result.data(), kCount, {1, 1.0, nullptr, tree});
+      CHECK(result == expected);
+    }
+  }
+  reduce(dtype, op, sources, given.back().data(), kCount, {1, 1.0, nullptr, nodes.data()});
+  CHECK(given.back() == expected);
+}
+
+}  // namespace
+
+TEST(sum_tree_is_what_the_kernel_follows) {
+  std::vector<Hosts> worlds = {{0, 0, 0, 0, 1, 1, 2, 2}, {0, 1, 1, 1, 1, 1, 2, 3, 3},
+                               {0, 0, 0, 1, 2, 2},       {0, 1, 2, 3, 4, 4, 4, 4, 4},
+                               {0, 1, 2, 2, 2},          {0, 0, 0, 0, 0, 1, 2, 3, 4}};
+  for (int ranks = 1; ranks <= 20; ++ranks) {
+    worlds.emplace_back();
+    for (int rank = 0; rank < ranks; ++rank) worlds.back().push_back(rank);
+  }
+  for (const Hosts& hosts : worlds) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct}) {
+      check_kernel<float>(DataType::kFloat32, op, hosts);
+      check_kernel<double>(DataType::kFloat64, op, hosts);
+      check_kernel<std::complex<float>>(DataType::kComplex64, op, hosts);
+      check_kernel<std::int8_t>(DataType::kInt8, op, hosts);
+    }
   }
 }
 
