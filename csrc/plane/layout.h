@@ -21,7 +21,7 @@ struct HostLayout {
   int drivers = 1;
   std::vector<int> peers;   // A driver has one of each host, and itself; others have none.
   std::vector<int> counts;  // Each host has so many members.
-  std::vector<int> tree;    // by which the hosts' parts are reduced (kernels/sum_tree.h)
+  std::vector<int> tree;    // The tree over the hosts (kernels/sum_tree.h).
 
   bool driver() const { return locals.index < drivers; }
   bool spans_hosts() const { return hosts.size() > 1; }

@@ -20,11 +20,9 @@ from hvdlite.launch.agent import attend
 from hvdlite.launch.agent_loop import Link
 from hvdlite.launch.description import Description
 from hvdlite.launch.process import shim
-from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE
-from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.launch.remote.dial_in import dial
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.dial import reach
-from hvdlite.rendezvous.handshake import Job, Role, session_keys
+from hvdlite.rendezvous.handshake import Job
 
 _DIAL_SECONDS = 10.0
 _AGENTS_TOKEN = "HVDLITE_AGENT_TOKEN"  # an import of hvdlite takes HVDLITE_TOKEN away
@@ -42,12 +40,9 @@ def serve(
     # The agent dies with the thread that calls this.
     # `threads` is the number of threads of each rank.
     # Raises BootstrapError if the launcher cannot be reached, or refuses.
-    connection, handshake = reach(
-        "the launcher", address, job, number, Role.NODE, Deadline(_DIAL_SECONDS)
-    )
-    from_client, from_server = session_keys(job, handshake.transcript)
     inner, outer = socket.socketpair()
-    line = SealedLine(connection, (from_server, from_client), LAUNCHER_SILENCE, b"", (inner, outer))
+    deadline = Deadline(_DIAL_SECONDS)
+    line = dial("the launcher", address, job, number, deadline, pair=(inner, outer))
     own = {name: value for name, value in os.environ.items() if name not in set(without)}
     shared = Description((), 1, {**own, **variables}).shared_environment(threads)
     agent = [sys.executable, "-m", "hvdlite.launch.dialling"]

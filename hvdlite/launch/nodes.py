@@ -24,13 +24,12 @@ from hvdlite.launch.job import run_job
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
-from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE, NodeLines, gather, introduction
+from hvdlite.launch.remote.dial_in import NodeLines, dial, introduction
 from hvdlite.launch.remote.sealed import SealedLine
 from hvdlite.rendezvous.address import is_loopback, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.environment import JOB_ID_BYTES
-from hvdlite.rendezvous.handshake import Job, OtherEpochError, Role, session_keys
+from hvdlite.rendezvous.handshake import Job, OtherEpochError
 from hvdlite.rendezvous.serving import bound_to, listen_patiently
 
 _REMEDY = "give all nodes the address and a free port of node 0's host with --meet"
@@ -54,17 +53,26 @@ def _launch(here: ThisNode, what: Description) -> int:
     address = bound_to(here.bind_address, here.meet)
     listener = listen_patiently(lambda: listen(address), address, "node 0", _REMEDY, deadline)
     _refuse_loopback(listener, address)
-    nodes = gather(listener, here.job, here.nodes, deadline, here.meet)
-    own = Host(f"{socket.gethostname()} [node 0]", what.ranks, here=True)
-    hosts = [own, *(Host(node.name, node.ranks, here=False) for node in nodes)]
-    whole = replace(
-        what,
-        ranks=sum(host.slots for host in hosts),
-        hosts=hosts,
-        way=NodeLines(nodes, here.start_timeout),
-        job=Job(here.token, secrets.token_bytes(JOB_ID_BYTES), here.epoch),
-    )
-    return run_job(whole).status
+    way = NodeLines(listener, here.job, here.nodes, here.start_timeout, here.meet)
+    status, why = 130, ""
+    try:
+        nodes = way.gather(deadline)
+        own = Host(f"{socket.gethostname()} [node 0]", what.ranks, here=True)
+        hosts = [own, *(Host(node.name, node.ranks, here=False) for node in nodes)]
+        whole = replace(
+            what,
+            ranks=sum(host.slots for host in hosts),
+            hosts=hosts,
+            way=way,
+            job=Job(here.token, secrets.token_bytes(JOB_ID_BYTES), here.epoch),
+        )
+        status = run_job(whole).status
+        return status
+    except Exception as error:
+        status, why = 1, str(error)
+        raise
+    finally:
+        way.conclude(status, why)
 
 
 def _refuse_loopback(listener: socket.socket, address: str) -> None:
@@ -133,10 +141,8 @@ def _connect(here: ThisNode, ranks: int) -> SealedLine:
     deadline = Deadline(here.start_timeout)
     while True:
         try:
-            connection, handshake = reach(
-                "node 0", here.meet, here.job, here.node, Role.NODE, deadline
-            )
-            break
+            said = introduction(here.nodes, ranks)
+            return dial("node 0", here.meet, here.job, here.node, deadline, said)
         except OtherEpochError:  # After a restart, the earlier node 0 may be about to end.
             if deadline.seconds_left < _AGAIN_SECONDS:
                 raise
@@ -145,6 +151,3 @@ def _connect(here: ThisNode, ranks: int) -> SealedLine:
             raise BootstrapError(
                 f"{error}; is node 0's address {here.meet}, and is HVDLITE_TOKEN the same there?"
             ) from error
-    from_client, from_server = session_keys(here.job, handshake.transcript)
-    keys = (from_server, from_client)
-    return SealedLine(connection, keys, LAUNCHER_SILENCE, introduction(here.nodes, ranks))

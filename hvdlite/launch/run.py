@@ -10,10 +10,9 @@ import secrets
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hvdlite.compat import on_path
 from hvdlite.launch.control import STOPPED_FOR, AnyRank, Desk, Policy
@@ -30,17 +29,10 @@ from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.service import Service
 
 _SILENCE = 15.0  # seconds that a host may be silent until its processes count as dead
 _PATIENCE = 30.0  # seconds that an agent may hear nothing before it ends its processes
-
-
-class Rendezvous(Protocol):
-    """Where the processes of a job meet: the store, or the registrar of an elastic job."""
-
-    @property
-    def address(self) -> str:
-        """Where it listens."""
 
 
 class Run:
@@ -67,7 +59,7 @@ class Run:
         """Connect to the agents on other hosts, and return the first processes."""
         raise NotImplementedError
 
-    def rendezvous(self, first: Sequence[Start]) -> AbstractContextManager[Rendezvous]:
+    def rendezvous(self, first: Sequence[Start]) -> Service:
         """Begin to serve the place where the processes meet."""
         raise NotImplementedError
 
@@ -91,7 +83,7 @@ class Run:
         """Return what this kind of job decides."""
         raise NotImplementedError
 
-    def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
+    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
         """Show how the job ended, and return it."""
         raise NotImplementedError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ def _key(index: int) -> str:
 
 def publish(client: StoreClient, index: int, endpoint: Endpoint) -> None:
     """Tell workers where a server listens, for as long as the connection to the store lasts."""
-    client.publish(_key(index), json.dumps(endpoint.description).encode())
+    client.publish(_key(index), endpoint.description)
 
 
 def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
@@ -50,7 +49,7 @@ def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
 
 def _look_up(client: StoreClient, index: int) -> Mapping[str, Any]:
     try:
-        description: dict[str, Any] = json.loads(client.look_up(_key(index)))
+        description: dict[str, Any] = client.look_up(_key(index))
     except PublisherGoneError:
         raise BootstrapError(
             f"parameter server {index} has ended, as servers do when no worker needs them any "

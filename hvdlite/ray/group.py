@@ -6,12 +6,13 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hvdlite.errors import BootstrapError, CollectiveError, RankFailedError
 from hvdlite.launch.api import RemoteTraceback
 from hvdlite.launch.call import Returned, unpack_error
+from hvdlite.launch.output.report import root_failure
 from hvdlite.ray.cluster import import_ray, ray_says
 from hvdlite.ray.placement import Demand, Reservation
 from hvdlite.ray.worker import Answer, Arrival, Worker
@@ -133,10 +134,10 @@ class Group:
                 if answer.raised is None:
                     continue
                 failures.append(_raised(rank, answer.raised))
-            until = min(until, time.monotonic() + failures[-1].window)
+            until = min(until, failures[-1].at + failures[-1].window)
         if failures:
             self._recover(failures, bool(running))
-            raise next((one for one in failures if one.is_cause), failures[0]).error
+            raise root_failure(failures).error
         return [found[rank] for rank in range(len(pending))]
 
     def _no_answer(self, rank: int, error: Any) -> Failure:
@@ -187,6 +188,7 @@ class Failure:
     rank: int
     error: BaseException  # what it raised, or what says that it died
     died: bool  # whether its worker died
+    at: float = field(default_factory=time.monotonic)  # when the driver noticed it
 
     @property
     def is_cause(self) -> bool:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import selectors
 import socket
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from hvdlite.launch import dialling
+from hvdlite.launch.remote.dial_in import NODE_SILENCE, IncomingAgents
 from hvdlite.launch.remote.sealed import SealedLine
 from hvdlite.ray.cluster import import_ray, own_place, ray_says
 from hvdlite.ray.nodes import RayHosts, Share
-from hvdlite.rendezvous.acceptor import Acceptor
-from hvdlite.rendezvous.address import address_of, listen
+from hvdlite.rendezvous.address import listen
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
+from hvdlite.rendezvous.handshake import Job
 
-_SILENCE = 10.0  # seconds until a node is given up; the agents' heartbeat usually ends first
 _LOOK_SECONDS = 0.1
 _LINES = 1 << 31  # so many lines may be opened in the life of a job
 # Variables of an actor that are not those of a rank: its place in Ray, Ray's debugger, and a number
@@ -72,7 +70,7 @@ class RayLine:
             self.peer = str(connection.getpeername()[0])
             self._connection = connection
             pair = (self._inner, self._owners)
-            self._sealed = SealedLine(connection, keys, _SILENCE, pair=pair)
+            self._sealed = SealedLine(connection, keys, NODE_SILENCE, pair=pair)
 
     def fail(self, why: str) -> None:
         """End the line, unless the node has connected."""
@@ -113,11 +111,8 @@ class RayLine:
                 import_ray().kill(actor)
 
 
-class RayWay:
+class RayWay(IncomingAgents):
     """How agents are reached; see `ways.Way`. A context manager, which ends all actors."""
-
-    carries_secrets: ClassVar[bool] = False
-    reaches_again: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -131,35 +126,26 @@ class RayWay:
         # `connect_seconds` says how long a node may take to connect.
         # Raises OSError if the kernel refuses to listen at this node's address.
         self.connect_seconds = connect_seconds
-        self._job, self._hosts, self._share = job, hosts, share
+        self._hosts, self._share = hosts, share
         self._variables = dict(variables)
         host = own_place().address
         listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
-        self._address = address_of(listener)
-        self._selector = selectors.DefaultSelector()
-        self._acceptor = Acceptor(
-            listener, job, _LINES, self._selector, self._welcome, peers_return=True, room=0
-        )
+        super().__init__(job, _LINES, listener, room=0, peers_return=True)
         self._numbers = itertools.count()
         self._lines: dict[int, RayLine] = {}
         self._of_host: dict[str, RayLine] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._wait_for_nodes, name="hvdlite-ray-nodes")
-        self._thread.daemon = True
+        self._start()
 
-    def __enter__(self) -> RayWay:
-        """Start the thread that waits for nodes."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> bool:
         """End what is left."""
-        self._closing.set()
-        self._thread.join()
-        self._acceptor.close()
-        self._selector.close()
+        first = super().close()
         for line in self._lines.values():
             line.end()
+        return first
+
+    def reachable(self, host: str) -> bool:
+        """Return True: only an attempt tells."""
+        return True
 
     def open(self, host: str) -> RayLine:
         """Have Ray start an actor on a node."""
@@ -174,7 +160,7 @@ class RayWay:
             actor = import_ray().remote(NodeActor).options(scheduling_strategy=there, **reserved)
             line.actor = actor.remote()
             line.ref = line.actor.serve.remote(
-                self._address, self._job, number, self._variables, threads
+                self.address, self._job, number, self._variables, threads
             )
         except Exception as error:  # Ray raises many kinds while its head is away.
             line.fail(ray_says(error))
@@ -184,34 +170,33 @@ class RayWay:
         """Describe why a node takes no part."""
         return f"cannot start on Ray's node {host}: {said or 'it has hung up'}"
 
-    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the address from which the node has connected."""
         return self._of_host[host].peer
 
-    def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
-        line = self._lines.get(handshake.rank)
-        if line is None or handshake.role != Role.NODE:
+    def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
+        line = self._lines.get(number)
+        if line is None:
             connection.close()
-            return
-        line.attach(connection, session_keys(self._job, handshake.transcript))
+        else:
+            line.attach(connection, keys)
 
-    def _wait_for_nodes(self) -> None:
-        while not self._closing.is_set():
-            for key, _ in self._selector.select(_LOOK_SECONDS):
-                key.data()
-            self._acceptor.expire()
-            for number, line in list(self._lines.items()):
-                if line.pending:
-                    self._look_after(number, line)
+    def _sleep_seconds(self, now: float) -> float:
+        return _LOOK_SECONDS
 
-    def _look_after(self, number: int, line: RayLine) -> None:
+    def _tick(self, asleep: float) -> None:
+        for line in list(self._lines.values()):
+            if line.pending:
+                self._look_after(line)
+
+    def _look_after(self, line: RayLine) -> None:
         """End a line whose actor has failed, or takes too long."""
         ray = import_ray()
         if line.deadline.passed:
             line.fail(
                 f"Ray has not started its actor within {self.connect_seconds:g} s; other work may "
                 "hold its CPUs or GPUs (`ray status` tells), or it cannot reach the driver at "
-                f"{self._address}; a longer start_timeout gives it more time"
+                f"{self.address}; a longer start_timeout gives it more time"
             )
         elif line.ref is not None and ray.wait([line.ref], timeout=0)[0]:
             try:

@@ -11,6 +11,7 @@ clocks. Every connection begins with a `handshake`; `dial` dials, and `acceptor`
 `deadline` limits the whole start.
 `forked` keeps descriptors out of forked children.
 
-In an elastic job, the registrar of hvdlite-run takes the place of the store: `registrar_client` is
-a worker's connection to it.
+The store is a `service`: a thread that serves the connections of authenticated peers (`peer`),
+which send JSON messages. In an elastic job another service takes its place, the registrar of
+hvdlite-run: `registrar_client` is a worker's connection to it.
 """

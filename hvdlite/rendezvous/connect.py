@@ -53,14 +53,12 @@ def connect(
             address = stack.enter_context(serve_store(worker, job, deadline)).address
         client = stack.enter_context(StoreClient(address, job, worker.rank, deadline))
         endpoint = stack.enter_context(Endpoint(worker, client.local_host, agreed or {}))
-        blobs = client.exchange("addresses", json.dumps(endpoint.description).encode())
-        job = Job(worker.token, worker.job_id, _epoch_of(worker.epoch, blobs))
+        members = client.exchange("addresses", endpoint.description)
+        job = Job(worker.token, worker.job_id, _epoch_of(worker.epoch, members))
 
         def meet(clock: Any) -> list[Any]:
-            clocks = client.exchange(f"connected/{job.epoch}", json.dumps(clock).encode())
-            return [json.loads(one) for one in clocks]
+            return client.exchange(f"connected/{job.epoch}", clock)
 
-        members = [json.loads(blob) for blob in blobs]
         return connect_members(endpoint, worker.rank, members, job, create_segment, deadline, meet)
 
 
@@ -91,9 +89,9 @@ def connect_members(
     return mesh.connect(meet)
 
 
-def _epoch_of(epoch: int, blobs: Sequence[bytes]) -> int:
+def _epoch_of(epoch: int, members: Sequence[Any]) -> int:
     """Derive the epoch of the handshakes between ranks that met through the store."""
     # The addresses are fresh in every start. So their digest, as the epoch of the handshakes,
     # refuses processes that are left over from an earlier start or a failed one.
-    digest = hashlib.sha256(b"%d" % epoch + b"".join(blobs)).digest()
+    digest = hashlib.sha256(json.dumps([epoch, members]).encode()).digest()
     return int.from_bytes(digest[:_EPOCH_BYTES], "little")

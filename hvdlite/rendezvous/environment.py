@@ -20,9 +20,9 @@ from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS
 from hvdlite.rendezvous.launchers.known import LauncherEnvironment, checked, detect_launcher
+from hvdlite.rendezvous.launchers.servers import refuse_other_kind, service_numbers
 from hvdlite.rendezvous.launchers.unsupported import refuse_to_be_alone
 from hvdlite.rendezvous.launchers.variables import Variables
-from hvdlite.rendezvous.service import refuse_other_kind, service_numbers
 
 TOKEN_BYTES = 32  # A job's secret has so many.
 JOB_ID_BYTES = 16  # A job's public number has so many.

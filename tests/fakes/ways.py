@@ -48,7 +48,9 @@ class Sockets:
 
     connect_seconds = 60.0
     carries_secrets = True
-    reaches_again = True
+
+    def reachable(self, host: str) -> bool:
+        return True
 
     def open(self, host: str) -> SocketLine:
         return SocketLine(host != "gone")
@@ -56,6 +58,6 @@ class Sockets:
     def explain(self, host: str, said: str, status: int | None) -> str:
         return f"{host} has dialled off ({said!r}, {status})"
 
-    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         assert hello["hostname"]
         return "127.0.0.1"

@@ -107,16 +107,16 @@ def serve_later(listener: socket.socket, seconds: float) -> Callable[[], None]:
     return end
 
 
-def exchange_alone(address: str, seconds: float) -> list[bytes]:
+def exchange_alone(address: str, seconds: float) -> list[str]:
     with StoreClient(address, JOB, 0, Deadline(seconds)) as client:
-        return client.exchange("hello", b"me")
+        return client.exchange("hello", "me")
 
 
 def test_store_that_is_stopped_while_a_rank_dials() -> None:
     listener = listen(fresh_unix_address())
     end = serve_later(listener, HANDSHAKE_SECONDS + 0.5)
     try:
-        assert exchange_alone(address_of(listener), HANG) == [b"me"]
+        assert exchange_alone(address_of(listener), HANG) == ["me"]
     finally:
         end()
 
@@ -133,7 +133,7 @@ def test_rank_dials_again_when_it_was_shown_out(after: float) -> None:
                 time.sleep(after)
 
     door = threading.Thread(target=show_out)
-    results: list[list[bytes]] = []
+    results: list[list[str]] = []
     address = address_of(listener)
     rank = threading.Thread(target=lambda: results.append(exchange_alone(address, HANG)))
     for thread in (door, rank):
@@ -142,7 +142,7 @@ def test_rank_dials_again_when_it_was_shown_out(after: float) -> None:
     end = serve_later(listener, 0.0)
     rank.join()
     end()
-    assert results == [[b"me"]]
+    assert results == [["me"]]
 
 
 def test_deadline_ends_a_handshake_and_says_so() -> None:

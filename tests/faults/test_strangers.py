@@ -114,19 +114,19 @@ def meeting() -> Any:
 
 
 def both_ranks_meet(store: Store, job: Job) -> bool:
-    """Exchange a blob between the two real ranks."""
-    answers: list[list[bytes]] = []
+    """Exchange a value between the two real ranks."""
+    answers: list[list[str]] = []
 
     def come(rank: int) -> None:
         with StoreClient(store.address, job, rank, deadline=Deadline(HANG)) as client:
-            answers.append(client.exchange("a key", b"secret of rank %d" % rank))
+            answers.append(client.exchange("a key", f"secret of rank {rank}"))
 
     ranks = [threading.Thread(target=come, args=(rank,)) for rank in range(2)]
     for thread in ranks:
         thread.start()
     for thread in ranks:
         thread.join()
-    return answers == [[b"secret of rank 0", b"secret of rank 1"]] * 2
+    return answers == [["secret of rank 0", "secret of rank 1"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def record_client(store: Store, job: Job) -> bytes:
             StoreClient(address_of(door), job, 0, deadline=Deadline(2)) as client,
             pytest.raises(BootstrapError, match="rank 1"),
         ):
-            client.exchange("a key", b"secret of rank 0")
+            client.exchange("a key", "secret of rank 0")
         proxy.join()
     return bytes(said)
 

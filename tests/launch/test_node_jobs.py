@@ -65,10 +65,18 @@ class TwoNodes:
         self.nodes: list[MarkedJob] = []
 
     def start(self, code: str, *flags: str) -> None:
-        for node in ("0", "1"):
-            where = ("--nodes", "2", "--meet", self._meet, "--node-rank", node)
-            job = MarkedJob(2, *where, *flags, *python(code), env=self._env)
-            self.nodes.append(self._stack.enter_context(job))
+        self._command = (*flags, *python(code))
+        for node in (0, 1):
+            self.nodes.append(self._start(node, 2))
+
+    def start_again(self, node: int, ranks: int = 2) -> None:
+        """Start a node once more, after its hvdlite-run has ended."""
+        self.nodes[node] = self._start(node, ranks)
+
+    def _start(self, node: int, ranks: int) -> MarkedJob:
+        where = ("--nodes", "2", "--meet", self._meet, "--node-rank", str(node))
+        job = MarkedJob(ranks, *where, *self._command, env=self._env)
+        return self._stack.enter_context(job)
 
     def ready(self, count: int) -> dict[int, list[str]]:
         """Read what so many processes say of themselves, by their number."""
@@ -124,6 +132,53 @@ def test_elastic_job_survives_a_node(two: TwoNodes) -> None:
     stdout, _ = two.end()
     assert stdout.count("done with 2") == 2
     assert two.nodes[1].finish()[0] == -signal.SIGKILL
+
+
+def test_node_that_comes_back_has_workers_again(two: TwoNodes) -> None:
+    two.start(ELASTIC, "--min-np", "2", "--blacklist-cooldown-range", "1", "2")
+    two.ready(4)
+    two.nodes[1].process.kill()
+    two.read_until("world of 2")
+    two.start_again(1)
+    assert sorted(two.ready(2)) == [4, 5]
+    two.read_until("world of 4")
+    stdout, _ = two.end()
+    assert stdout.count("done with 4") == 4
+    status, _, stderr, _ = two.nodes[1].finish()
+    assert status == 0, stderr
+
+
+def test_node_that_comes_back_with_other_ranks_is_refused(two: TwoNodes) -> None:
+    two.start(ELASTIC, "--min-np", "2")
+    two.ready(4)
+    two.nodes[1].process.kill()
+    two.read_until("world of 2")
+    two.start_again(1, ranks=1)
+    status, _, stderr, _ = two.nodes[1].finish()
+    assert status == 1
+    assert "[node 1] has come back with -np 1; it had -np 2" in stderr
+    assert two.end()[0].count("done with 2") == 2
+
+
+def test_second_node_of_a_number_is_refused_while_the_first_lives(two: TwoNodes) -> None:
+    two.start(ELASTIC, "--min-np", "2")
+    two.ready(4)
+    two.start_again(1)
+    status, _, stderr, _ = two.nodes[1].finish()
+    assert status == 1
+    assert "two nodes say that they are node 1" in stderr
+    assert two.end()[0].count("done with 4") == 4
+
+
+def test_servers_get_workers_of_a_node_that_comes_back(two: TwoNodes) -> None:
+    two.start(SERVERS, "--servers", "1")
+    two.ready(4)
+    two.nodes[1].process.kill()
+    wait_until(lambda: len(two.nodes[1].alive()) == 0, "the end of the processes of node 1")
+    two.start_again(1)
+    assert sorted(two.ready(2)) == [4, 5]
+    two.end()
+    assert two.nodes[1].finish()[0] == 0
 
 
 def test_node_that_is_taken_away_leaves_the_job(two: TwoNodes) -> None:

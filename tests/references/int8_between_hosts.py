@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from references.sum_tree import reduce_by_tree
+
 BLOCK = 256
 _LEAST = np.float32(2.0**-119)  # A block of smaller magnitudes is zeros.
 
@@ -37,15 +39,16 @@ def allreduce(
     """Reduce the ranks' float32 arrays, which have the same shape."""
     # `hosts` has, by rank, the number of its host; the first rank of each is on a host of its own.
     # In a weighted average the ranks have `shares`, and `average` is False.
-    parts: dict[int, Any] = {}
+    members: dict[int, list[Any]] = {}
     for rank, (tensor, host) in enumerate(zip(tensors, hosts, strict=True)):
         flat = tensor.reshape(-1) * np.float32(1 if shares is None else shares[rank])
-        parts[host] = parts[host] + flat if host in parts else flat
+        members.setdefault(host, []).append(flat)
+    parts = [reduce_by_tree(flats, np.add) for flats in members.values()]
     total = np.zeros(tensors[0].size, np.float32)
-    for part in parts.values() if len(parts) > 1 else ():
+    for part in parts if len(parts) > 1 else ():
         total += unpacked(part)
     if len(parts) == 1:
-        total = next(iter(parts.values()))
+        total = parts[0]
     if average:
         total = total / np.float32(len(tensors))
     total = total * np.float32(postscale)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdlite.launch.elastic.actions import Message
+from hvdlite.rendezvous.registrar_client import MAX_MESSAGE_BYTES
 
-MAX_MESSAGE_BYTES = 1 << 20
 _ABSENT = object()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hvdlite.launch.process.ending import Ending
 
@@ -12,6 +13,7 @@ from hvdlite.launch.process.ending import Ending
 CAUSE_WINDOW = 0.5
 # The same if the first failure is only a consequence: the rank that caused it is still ending.
 _PATIENCE = 1.5
+_Failure = TypeVar("_Failure", bound=Any)  # It has `at`, `is_cause` and `window`, as `Failure`.
 _LINES = 20  # last lines of stderr that the report shows
 _LINES_OF_TRACEBACK = 60  # the same where they contain the start of a traceback
 # A rank whose stderr has a line that begins like this failed because another rank did.
@@ -49,7 +51,7 @@ def is_consequence(stderr: bytes) -> bool:
     return any(line.startswith(_CONSEQUENCES) for line in stderr.splitlines())
 
 
-def root_failure(failures: Sequence[Failure]) -> Failure:
+def root_failure(failures: Sequence[_Failure]) -> _Failure:
     """Choose the failure that caused the others: the first one that is not a consequence."""
     # If all near the first failure are consequences, it is the first one.
     first = min(failures, key=lambda failure: failure.at)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Any
 
@@ -31,13 +30,14 @@ from hvdlite.launch.remote.first_meeting import ALIVE_SECONDS, keep_alive
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.meeting import meeting_address, route_to
 from hvdlite.launch.remote.ways import LaunchError
-from hvdlite.launch.run import Rendezvous, Run
+from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import interface_address
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.registrar_client import PATIENCE
+from hvdlite.rendezvous.service import Service
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
@@ -187,10 +187,10 @@ class ElasticRun(Run):
             if name not in present:
                 self.console.say(f"host {name} has not answered yet; the job starts without it")
 
-    def rendezvous(self, first: Sequence[Start]) -> AbstractContextManager[Registrar]:
+    def rendezvous(self, first: Sequence[Start]) -> Registrar:
         """Start the registrar."""
         self._registrar = Registrar.start(self.job, self._limits(len(first)), self._address())
-        return closing(self._registrar)
+        return self._registrar
 
     def _address(self) -> str | None:
         """Choose where the registrar listens; None for a Unix socket, if no other host can come."""
@@ -247,7 +247,7 @@ class ElasticRun(Run):
         )
         return self._policy
 
-    def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
+    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
         """Show how the job ended, and return it."""
         policy = self._policy
         policy.take_events()

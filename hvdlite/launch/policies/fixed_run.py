@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, share_cores
@@ -16,11 +15,12 @@ from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.process.torchrun import torch_master, torchrun_environment
 from hvdlite.launch.remote.meeting import meeting_address
-from hvdlite.launch.run import Rendezvous, Run
+from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import split_host
+from hvdlite.rendezvous.service import Service
 from hvdlite.rendezvous.store import Store
 
 
@@ -44,7 +44,7 @@ class FixedRun(Run):
         self.agents.greet(self.elsewhere, set(self.elsewhere).issubset)
         return self.starts
 
-    def rendezvous(self, first: Sequence[Start]) -> AbstractContextManager[Store]:
+    def rendezvous(self, first: Sequence[Start]) -> Store:
         """Serve the store."""
         address = meeting_address(self.agents.present, self.what.interfaces)
         return Store.start(self.what.ranks, self.job, address)
@@ -90,7 +90,7 @@ class FixedRun(Run):
         """Return the policy."""
         return FixedRanks()
 
-    def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
+    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
         """Show how the job ended, and return it."""
         assert isinstance(met, Store)
         status = supervisor.conclude() or status_of_strangers(self.what, met.met, self.console)

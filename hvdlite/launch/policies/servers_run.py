@@ -14,9 +14,9 @@ from hvdlite.launch.policies.fixed_run import FixedRun
 from hvdlite.launch.policies.restarting import RestartingWorkers
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.starts import Start
-from hvdlite.launch.run import Rendezvous
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
+from hvdlite.rendezvous.service import Service
 
 
 class ServersRun(FixedRun):
@@ -52,6 +52,6 @@ class ServersRun(FixedRun):
         servers = self._servers
         return RestartingWorkers(servers, self.starts[servers.count :], self.elsewhere)
 
-    def outcome(self, supervisor: Supervisor, met: Rendezvous) -> Outcome:
+    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
         """Show how the job ended, and return it."""
         return Outcome(supervisor.conclude(), supervisor.root, supervisor.results)

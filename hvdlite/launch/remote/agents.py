@@ -19,6 +19,8 @@ from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
 from hvdlite.launch.remote.ways import LaunchError, Way
 
+_LOOK_SECONDS = 1.0  # between looks at a host that cannot be reached yet
+
 
 @dataclass(frozen=True)
 class Pulse:
@@ -192,12 +194,10 @@ class Agents:
         # Returns when to call this again; None if only events can change anything.
         owner = self._owner
         assert owner is not None
-        if not self._way.reaches_again:
-            wanted = {name: when for name, when in wanted.items() if name in self.hosts}
         failed = self._failures
         later = {n: max(w, failed[n].ready_at if n in failed else 0.0) for n, w in wanted.items()}
         for name, when in later.items():
-            if name not in self.hosts and when <= now:
+            if name not in self.hosts and when <= now and self._way.reachable(name):
                 self._watch(self._connect(name), owner)
         if now > self._ticked_at + self._pulse.heartbeat / 2:
             # This process was stopped, or had no core, and reads before it calls others silent.
@@ -211,6 +211,8 @@ class Agents:
             if host.name not in wanted and host.name not in used and host.serves:
                 host.finish()
         times = [when for when in later.values() if when > now]
+        if any(name not in self.hosts and when <= now for name, when in later.items()):
+            times.append(now + _LOOK_SECONDS)
         return min([*times, *([self._alive_at] if self.hosts else [])], default=None)
 
     def _look_after(self, host: RemoteHost, owner: Owner, now: float, speaks: bool) -> None:

@@ -1,8 +1,9 @@
-"""The way of node mode: the agents connect to node 0 by themselves, and node 0 waits for them.
+"""Agents that connect to the launcher by themselves, as in node mode and on Ray.
 
-`gather` listens until all nodes have connected. Each proves by the usual handshake that it knows
-the secret of the job, names its node as the rank, and introduces itself: its host, how many ranks
-it runs, and how many nodes it was told. `NodeLines` is then the way to these agents.
+Each proves by the usual handshake that it knows the secret of the job, and names its number as the
+rank. `IncomingAgents` takes the connections. `NodeLines` is the way to the nodes of node mode: each
+introduces itself (its host, how many ranks it runs, and how many nodes it was told). A node that
+was lost may connect again.
 """
 
 from __future__ import annotations
@@ -10,37 +11,41 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hvdlite.launch.remote.messages import Kind, data_frame
 from hvdlite.launch.remote.sealed import SealedLine
 from hvdlite.launch.remote.ways import LaunchError
-from hvdlite.rendezvous.acceptor import Acceptor
 from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
+from hvdlite.rendezvous.service import Service
 
-LAUNCHER_SILENCE = 30.0  # seconds until a node gives node 0 up, as agents do over ssh
-_NODE_SILENCE = 10.0  # seconds until node 0 gives another node up
-_LOOK_SECONDS = 0.1
+NODE_SILENCE = 10.0  # seconds until the launcher gives such an agent up
+_LAUNCHER_SILENCE = 30.0  # seconds until the agent gives the launcher up, as agents do over ssh
+_SECOND_SECONDS = 15.0  # how long a second node of one number may wait for the end of the first
+_LOOK_SECONDS = 0.02
 
 
-@dataclass(frozen=True)
-class Node:
-    """A node that has connected to node 0."""
-
-    number: int  # its number, from 1
-    hostname: str  # the name of its host
-    ranks: int  # how many ranks it runs
-    line: SealedLine  # the line to its agent
-
-    @property
-    def name(self) -> str:
-        """The name of the node in messages, which no other node has."""
-        return f"{self.hostname} [node {self.number}]"
+def dial(
+    server: str,
+    address: str,
+    job: Job,
+    number: int,
+    deadline: Deadline,
+    introduction: bytes = b"",
+    pair: tuple[socket.socket, socket.socket] | None = None,
+) -> SealedLine:
+    """Connect an agent to the launcher; see `SealedLine` for the introduction and the pair."""
+    # `server` names the launcher in messages.
+    # Raises BootstrapError if the launcher cannot be reached, or refuses.
+    connection, handshake = reach(server, address, job, number, Role.NODE, deadline)
+    from_client, from_server = session_keys(job, handshake.transcript)
+    return SealedLine(connection, (from_server, from_client), _LAUNCHER_SILENCE, introduction, pair)
 
 
 def introduction(nodes: int, ranks: int) -> bytes:
@@ -48,119 +53,181 @@ def introduction(nodes: int, ranks: int) -> bytes:
     return json.dumps([socket.gethostname(), ranks, nodes]).encode()
 
 
-class NodeLines:
-    """The way to nodes that have connected; see `ways.Way`."""
+class IncomingAgents(Service):
+    """The launcher's side of such agents: a part of a `ways.Way`."""
 
+    role = Role.NODE
+    name = "hvdlite-nodes"
     carries_secrets: ClassVar[bool] = False
-    reaches_again: ClassVar[bool] = False
 
-    def __init__(self, nodes: Sequence[Node], connect_seconds: float) -> None:
+    def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
+        if handshake.role == self.role:
+            keys = session_keys(self._job, handshake.transcript)
+            self._dialled(handshake.rank, connection, keys)
+        else:
+            connection.close()
+
+    def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
+        """Take over the connection of an agent."""
+        raise NotImplementedError
+
+
+@dataclass
+class Node:
+    """A node that has connected to node 0."""
+
+    number: int  # its number, from 1
+    hostname: str  # the name of its host
+    ranks: int  # how many ranks it runs
+    line: SealedLine  # the last line to its agent
+    opened: bool = False  # whether that line is in use, so that its user closes it
+
+    @property
+    def name(self) -> str:
+        """The name of the node in messages, which no other node has."""
+        return f"{self.hostname} [node {self.number}]"
+
+
+@dataclass
+class _Arrival:
+    """A connection whose node has not been accepted."""
+
+    number: int
+    line: SealedLine
+    at: float = field(default_factory=time.monotonic)
+
+
+class NodeLines(IncomingAgents):
+    """The way to the other nodes; `conclude` ends it."""
+
+    def __init__(
+        self, listener: socket.socket, job: Job, nodes: int, connect_seconds: float, meet: str
+    ) -> None:
+        """Listen for the other nodes; `nodes` counts node 0, too, which they know as `meet`."""
+        super().__init__(job, nodes, listener)
         self.connect_seconds = connect_seconds
-        self._nodes = {node.name: node for node in nodes}
+        self._count = nodes
+        self._meet = meet
+        self._gathered = False  # whether all nodes have been there
+        self._wrong = ""  # how nodes contradict each other
+        # Only the service's thread adds nodes and arrivals.
+        self._nodes: dict[str, Node] = {}  # Their names are the keys.
+        self._arrivals: list[_Arrival] = []
+        self._start()
+
+    def gather(self, deadline: Deadline) -> list[Node]:
+        """Wait until all other nodes have connected; return them by their numbers."""
+        # Raises LaunchError if a node is missing at the deadline, has gone, or contradicts another.
+        while self._wrong or len(self._nodes) < self._count - 1:
+            if self._wrong or deadline.passed:
+                raise LaunchError(self._wrong or self._missing())
+            time.sleep(_LOOK_SECONDS)
+            for node in list(self._nodes.values()):
+                if node.line.ended:
+                    raise LaunchError(f"lost {node.name} before the job began: {node.line.said()}")
+        self._gathered = True
+        return sorted(self._nodes.values(), key=lambda node: node.number)
+
+    def conclude(self, status: int, why: str) -> None:
+        """Take no more nodes, and tell those without ranks how the job has ended."""
+        self.close()
+        unused = [node.line for node in self._nodes.values() if not node.opened]
+        _tell([*unused, *(one.line for one in self._arrivals)], status, why)
+
+    # What the agents' side calls.
+
+    def reachable(self, host: str) -> bool:
+        """Return whether a node is connected, and its line is not in use."""
+        node = self._nodes[host]
+        return not node.opened and not node.line.ended
 
     def open(self, host: str) -> SealedLine:
         """Return the line to a node."""
-        return self._nodes[host].line
+        node = self._nodes[host]
+        if node.opened:
+            raise LaunchError(f"{host} has not connected again")
+        node.opened = True
+        return node.line
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why a node is not there any more."""
         return f"lost {host} before its ranks ran: {said or 'it has hung up'}"
 
-    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the address from which the node has connected."""
         return self._nodes[host].line.peer
 
+    # The service's thread.
 
-class _Gathering:
-    """Node 0 while it waits for the others. Used by one thread."""
-
-    def __init__(self, listener: socket.socket, job: Job, nodes: int) -> None:
-        self._job = job
-        self._count = nodes
-        self._selector = selectors.DefaultSelector()
-        self._acceptor = Acceptor(listener, job, nodes, self._selector, self._welcome)
-        self._lines: list[tuple[int, SealedLine]] = []
-        self.nodes: dict[int, Node] = {}
-
-    def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
-        if handshake.role != Role.NODE or handshake.rank == 0:
+    def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
+        if number == 0:
             connection.close()
-            return
-        keys = session_keys(self._job, handshake.transcript)
-        self._lines.append((handshake.rank, SealedLine(connection, keys, _NODE_SILENCE)))
+        else:
+            self._arrivals.append(_Arrival(number, SealedLine(connection, keys, NODE_SILENCE)))
 
-    def wait(self, deadline: Deadline, address: str) -> None:
-        """Wait until all nodes are there; raise as `gather` does."""
-        while len(self.nodes) < self._count - 1:
-            if deadline.passed:
-                raise LaunchError(self._missing(address))
-            for key, _ in self._selector.select(_LOOK_SECONDS):
-                key.data()
-            self._acceptor.expire()
-            for node in self.nodes.values():
-                if node.line.ended:
-                    raise LaunchError(f"lost {node.name} before the job began: {node.line.said()}")
-            for number, line in list(self._lines):
-                if line.ended or line.introduction is not None:
-                    self._lines.remove((number, line))
-                if line.introduction is not None:
-                    self._add(number, line, line.introduction)
+    def _sleep_seconds(self, now: float) -> float:
+        return _LOOK_SECONDS if self._arrivals else super()._sleep_seconds(now)
 
-    def _add(self, number: int, line: SealedLine, said: bytes) -> None:
-        hostname, ranks, nodes = json.loads(said)
-        new = Node(number, str(hostname), int(ranks), line)
-        there = self.nodes.get(number)
-        if there is not None:
-            line.cut()
-            raise LaunchError(
-                f"two nodes say that they are node {number}: {there.hostname} ({there.line.peer}) "
-                f"and {hostname} ({line.peer}); give each one its own --node-rank"
+    def _tick(self, asleep: float) -> None:
+        for one in list(self._arrivals):
+            said = one.line.introduction
+            if said is None and not one.line.ended:
+                continue
+            there = next((n for n in self._nodes.values() if n.number == one.number), None)
+            # A node that comes back may be faster than the news that its first line has ended.
+            first_lives = there is not None and not there.line.ended
+            if self._gathered and first_lives and asleep < one.at + _SECOND_SECONDS:
+                continue
+            self._arrivals.remove(one)
+            if said is None:
+                _tell([one.line], 1, "")
+            else:
+                self._accept(one, there, *json.loads(said))
+
+    def _accept(
+        self, one: _Arrival, there: Node | None, hostname: str, ranks: int, nodes: int
+    ) -> None:
+        new = Node(one.number, str(hostname), int(ranks), one.line)
+        if there is not None and not there.line.ended:
+            wrong = (
+                f"two nodes say that they are node {one.number}: {there.hostname} "
+                f"({there.line.peer}) and {hostname} ({one.line.peer}); give each one its own "
+                "--node-rank"
             )
-        self.nodes[number] = new
-        if nodes != self._count:
-            raise LaunchError(
+        elif nodes != self._count:
+            wrong = (
                 f"{new.name} was started with --nodes {nodes}, and node 0 with --nodes "
                 f"{self._count}; give all nodes the same number"
             )
+        elif there is not None and there.ranks != ranks:
+            wrong = f"{there.name} has come back with -np {ranks}; it had -np {there.ranks}"
+        else:
+            if there is not None:
+                if not there.opened:
+                    _tell([there.line], 1, "")
+                there.line, there.opened = one.line, False
+            else:
+                self._nodes[new.name] = new
+            return
+        if not self._gathered:
+            self._wrong = self._wrong or wrong
+        _tell([one.line], 1, wrong)
 
-    def _missing(self, address: str) -> str:
-        missing = [str(one) for one in range(1, self._count) if one not in self.nodes]
+    def _missing(self) -> str:
+        there = {node.number for node in self._nodes.values()}
+        missing = [str(one) for one in range(1, self._count) if one not in there]
         return (
-            f"node {', '.join(missing)} of {self._count} has not connected to node 0 at {address} "
-            "in time; does hvdlite-run start there, with the same --meet, HVDLITE_TOKEN and "
-            "HVDLITE_EPOCH? --start-timeout gives it more time"
+            f"node {', '.join(missing)} of {self._count} has not connected to node 0 at "
+            f"{self._meet} in time; does hvdlite-run start there, with the same --meet, "
+            "HVDLITE_TOKEN and HVDLITE_EPOCH? --start-timeout gives it more time"
         )
 
-    def close(self) -> None:
-        self._acceptor.close()
-        self._selector.close()
 
-    def give_up(self, status: int, why: str) -> None:
-        """Tell the nodes that are there why the job does not begin, and hang up."""
-        lines = [line for _, line in self._lines] + [node.line for node in self.nodes.values()]
-        for line in lines:
-            with contextlib.suppress(OSError):
-                os.write(line.write_fd, data_frame(Kind.OUTCOME, 0, [status, why]))
-            line.hang_up()
-        for line in lines:
-            line.end()
-
-
-def gather(
-    listener: socket.socket, job: Job, nodes: int, deadline: Deadline, address: str
-) -> list[Node]:
-    """Wait until all other nodes have connected."""
-    # `listener` says where they connect; this closes it.
-    # `nodes` says how many nodes there are, with node 0.
-    # Returns the nodes by their numbers, from node 1; the caller owns their lines.
-    # Raises LaunchError if a node is missing at the deadline, has gone, or contradicts another one.
-    gathering = _Gathering(listener, job, nodes)
-    try:
-        gathering.wait(deadline, address)
-    except BaseException as error:
-        interrupted = not isinstance(error, LaunchError)
-        gathering.give_up(130 if interrupted else 1, "" if interrupted else str(error))
-        raise
-    finally:
-        gathering.close()
-    return [gathering.nodes[number] for number in range(1, nodes)]
+def _tell(lines: list[SealedLine], status: int, why: str) -> None:
+    """Tell nodes how the job has ended, and hang up."""
+    for line in lines:
+        with contextlib.suppress(OSError):
+            os.write(line.write_fd, data_frame(Kind.OUTCOME, 0, [status, why]))
+        line.hang_up()
+    for line in lines:
+        line.end()

@@ -84,7 +84,7 @@ class RemoteHost:
 
     def address(self) -> str:
         """Return the host's IP address, once its agent has said hello."""
-        return self._way.address(self.name, self.hello)
+        return self._way.host_address(self.name, self.hello)
 
     # Before the host's thread runs.
 

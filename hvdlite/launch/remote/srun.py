@@ -38,7 +38,10 @@ class Srun:
     python: str = sys.executable  # the Python with hvdlite on the hosts
     connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
     carries_secrets: ClassVar[bool] = True
-    reaches_again: ClassVar[bool] = True
+
+    def reachable(self, host: str) -> bool:
+        """Return True: only an attempt tells."""
+        return True
 
     def open(self, host: str) -> ProcessLine:
         """Start srun."""
@@ -52,7 +55,7 @@ class Srun:
                 return f"cannot start on host {host}: {last}; {remedy.format(python=self.python)}"
         return f"cannot start on host {host}: {last}"
 
-    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the address of the node that Slurm knows, or else that of its name."""
         node = _ask("scontrol", "show", "node", host, "--oneliner")
         fields = dict(field.partition("=")[::2] for field in node.split())

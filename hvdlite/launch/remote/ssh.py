@@ -44,7 +44,10 @@ class Ssh:
     python: str = sys.executable  # the Python with hvdlite on the other hosts
     connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
     carries_secrets: ClassVar[bool] = True
-    reaches_again: ClassVar[bool] = True
+
+    def reachable(self, host: str) -> bool:
+        """Return True: only an attempt tells."""
+        return True
 
     def open(self, host: str) -> ProcessLine:
         """Start ssh."""
@@ -59,7 +62,7 @@ class Ssh:
                 return f"cannot start on host {host}: {last}; {hint}"
         return f"cannot start on host {host}: {last}"
 
-    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the host's address in its SSH_CONNECTION: our address, port, its, port."""
         fields = str(hello["ssh"]).split()
         return fields[2] if len(fields) == 4 else "127.0.0.1"

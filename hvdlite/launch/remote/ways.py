@@ -70,12 +70,11 @@ class Way(Protocol):
         # Otherwise the agents have their own.
 
     @property
-    def reaches_again(self) -> bool:
-        """Whether a host that was lost may be connected to once more."""
-
-    @property
     def connect_seconds(self) -> float:
         """How long a host may take to answer; see `deadline.is_never`."""
+
+    def reachable(self, host: str) -> bool:
+        """Return whether it makes sense to connect to a host that was lost, or is new, now."""
 
     def open(self, host: str) -> Line:
         """Begin to connect to the agent on a host; this does not wait for the host."""
@@ -84,7 +83,7 @@ class Way(Protocol):
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why a line ended before its agent answered, and what to do."""
 
-    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the IP address by which this host reaches another one whose agent has answered."""
         # Raises OSError if the address is not known.
 

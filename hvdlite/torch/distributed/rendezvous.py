@@ -68,7 +68,7 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
         stack.enter_context(client)
         store = _serve(worker, client.local_host, timeout) if worker.rank == 0 else None
         own = "" if store is None else f"{store.host}:{store.port}"
-        served_at = client.exchange("torch.distributed", own.encode())[0].decode()
+        served_at = client.exchange("torch.distributed", own)[0]
     if store is not None:
         return store
     host, port = split_host(served_at)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import mmap
 import operator
@@ -244,8 +245,10 @@ class _Attempt:
     def make(self, size: int) -> None:
         """Make memory of a size, all of which there is."""
         try:
-            self._file = os.memfd_create("hvdlite parameters", os.MFD_CLOEXEC)
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            self._file = os.memfd_create("hvdlite parameters", flags)
             os.posix_fallocate(self._file, 0, size)
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             self.memory = mmap.mmap(self._file, size)
             found = os.fstat(self._file)
             self.said = {"process": os.getpid(), "file": self._file, "inode": found.st_ino}

@@ -109,7 +109,10 @@ class FakeRegistrar:
             events, self._events = self._events, []
         return events
 
-    def close(self) -> None:
+    def __enter__(self) -> FakeRegistrar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         os.close(self.fd)
         if self._store is not None:
             self._store.close()

@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from parallel.scenarios import Later, make_tests, run_all
+from references.sum_tree import reduce_by_tree
 
 PRELOAD = ("torch",)
 
@@ -47,6 +48,8 @@ WORLDS: dict[str, tuple[int, list[int] | None]] = {
     "2 ranks, 2 hosts": (2, [0, 1]),
     "3 ranks, 2 hosts": (3, [0, 1, 1]),
     "4 ranks, 2 hosts": (4, [0, 1, 0, 1]),
+    "5 ranks": (5, None),
+    "5 ranks, 3 hosts": (5, [0, 0, 1, 2, 2]),
 }
 
 Place = tuple[Any, list[int], list[int]]  # a process set, its ranks, and the host of each
@@ -95,19 +98,15 @@ def wide(tensor: Any) -> Array:
 
 
 def reduced(tensors: Sequence[Any], hosts: Sequence[int], op: str) -> Any:
-    """Reduce as the contract says: by ascending rank on a host, then by host, rounded each time."""
-    combine = COMBINE[op]
+    """Reduce as the contract says: by the tree, rounded on each host and at the end."""
 
-    def level(arrays: Sequence[Any]) -> Any:
-        total = functools.reduce(combine, [wide(array) for array in arrays])
+    def narrow(total: Array) -> Any:
         return torch.from_numpy(np.asarray(total)).to(tensors[0].dtype)
 
     with np.errstate(over="ignore"):
-        on_hosts = [
-            level([t for t, host in zip(tensors, hosts, strict=True) if host == one])
-            for one in sorted(set(hosts))
-        ]
-        result = level(on_hosts)
+        arrays = [wide(tensor) for tensor in tensors]
+        total = reduce_by_tree(arrays, COMBINE[op], hosts, lambda total: wide(narrow(total)))
+        result = narrow(total)
     if op != "Average":
         return result
     if not is_inexact(result):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import secrets
 import select
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -131,7 +131,7 @@ def test_missing_rank_is_named_by_all_others() -> None:
 
         def exchange(rank: int, key: str, seconds: float) -> object:
             with StoreClient(store.address, JOB, rank, deadline=Deadline(seconds)) as client:
-                return client.exchange(key, b"x")
+                return client.exchange(key, "x")
 
         begun = time.monotonic()
         in_threads(3, lambda rank: exchange(rank, "all of them", HANG))
@@ -142,7 +142,7 @@ def test_missing_rank_is_named_by_all_others() -> None:
         assert "rank 2 did not arrive in time" in str(result)
 
 
-def waiting_at(store: Store, key: bytes) -> int:
+def waiting_at(store: Store, key: str) -> int:
     exchange = store._exchanges.get(key)
     return 0 if exchange is None else len(exchange.waiting)
 
@@ -152,10 +152,9 @@ def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
         left: list[Stopwatch] = []
         with StoreClient(store.address, JOB, 0, deadline=Deadline(600)) as first:
             leaver = StoreClient(store.address, JOB, 1, deadline=Deadline(HANG))
-            key = b"hello"
-            leaver._connection.sendall(
-                leaver._writer.wrap(struct.pack("<BHd", 0, len(key), 600.0) + key)
-            )
+            key = "hello"
+            message = {"kind": "exchange", "key": key, "value": "", "patience": 600.0}
+            leaver._connection.sendall(leaver._writer.wrap(json.dumps(message).encode()))
 
             def leave() -> None:
                 wait_until(lambda: waiting_at(store, key) == 2, "both ranks wait")
@@ -165,7 +164,7 @@ def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
             leaving = threading.Thread(target=leave)
             leaving.start()
             with pytest.raises(BootstrapError, match="rank 1 left while connecting"):
-                first.exchange("hello", b"")
+                first.exchange("hello", "")
             assert left[0].seconds() < 5
             leaving.join()
 
@@ -173,16 +172,16 @@ def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
 def test_look_up_of_what_a_rank_published_that_has_gone_ends_at_once() -> None:
     with Store.start(2, JOB) as store:
         with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as server:
-            server.publish("address", b"here")
+            server.publish("address", "here")
             with StoreClient(store.address, JOB, 1, deadline=Deadline(HANG)) as client:
-                assert client.look_up("address") == b"here"
-        wait_until(lambda: not store._members, "the store has seen that both have gone")
+                assert client.look_up("address") == "here"
+        wait_until(lambda: not store._peers, "the store has seen that both have gone")
         with StoreClient(store.address, JOB, 1, deadline=Deadline(HANG)) as late:
             with pytest.raises(PublisherGoneError, match="published address has gone"):
                 late.look_up("address")
             with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as server:
-                server.publish("address", b"there")
-                assert late.look_up("address") == b"there"
+                server.publish("address", "there")
+                assert late.look_up("address") == "there"
 
 
 def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
@@ -194,7 +193,7 @@ def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
                 stranger.sendall(os.urandom(200))
         watch = Stopwatch()
         with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as client:
-            assert client.exchange("hello", b"me") == [b"me"]
+            assert client.exchange("hello", "me") == ["me"]
         assert watch.seconds() < 1.0
         other = Job(secrets.token_bytes(32), JOB_ID, 0)
         with pytest.raises(BootstrapError):
@@ -209,5 +208,5 @@ def test_store_that_closes_ends_the_waits_of_its_clients() -> None:
     with StoreClient(store.address, JOB, 0, deadline=Deadline(HANG)) as client:
         threading.Timer(0.2, store.close).start()
         with pytest.raises(BootstrapError, match="lost the store"):
-            client.exchange("hello", b"")
+            client.exchange("hello", "")
     store.close()

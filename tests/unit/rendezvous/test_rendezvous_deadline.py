@@ -48,7 +48,7 @@ def test_any_start_timeout_lets_ranks_meet(text: str) -> None:
         Store.start(1, JOB) as store,
         StoreClient(store.address, JOB, 0, Deadline(seconds)) as client,
     ):
-        assert client.exchange("hello", b"me") == [b"me"]
+        assert client.exchange("hello", "me") == ["me"]
 
 
 @pytest.mark.parametrize("seconds", [0, HANG])
@@ -111,7 +111,7 @@ def ask_the_store(connection: socket.socket, deadline: Deadline) -> None:
         Store.start(2, JOB) as store,
         StoreClient(store.address, JOB, 0, deadline) as client,
     ):
-        client.exchange("hello", b"me")
+        client.exchange("hello", "me")
 
 
 def reach_nobody(connection: socket.socket, deadline: Deadline) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from references import local_sgd
+from references.sum_tree import reduce_by_tree
 
 
 def make_model() -> nn.Sequential:
@@ -40,11 +41,8 @@ def take_steps(model: nn.Module, optimizer: Any, first: int, last: int) -> None:
 
 
 def engine_mean(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Sum in ascending order of the ranks, as the engine does."""
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total / len(tensors)
+    """Sum by the tree, as the engine does."""
+    return reduce_by_tree(tensors, torch.add) / len(tensors)
 
 
 def simulate(

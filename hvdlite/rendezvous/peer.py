@@ -1,14 +1,11 @@
-"""One worker's connection to the registrar; it never blocks."""
+"""One client's connection to a service; it never blocks."""
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 
 from hvdlite.errors import BootstrapError
-from hvdlite.launch.elastic.actions import Message
-from hvdlite.launch.elastic.messages import MAX_MESSAGE_BYTES
 from hvdlite.rendezvous.frames import FrameReader, FrameWriter
 from hvdlite.rendezvous.handshake import Job, ServerHandshake, session_keys
 
@@ -17,39 +14,28 @@ _READ_BYTES = 1 << 16
 
 
 class BacklogError(Exception):
-    """The worker does not read what is sent to it."""
-
-
-class TooLongError(Exception):
-    """A message is longer than workers accept."""
+    """The client does not read what is sent to it."""
 
 
 class Peer:
     """An authenticated connection, with the frames of both directions. Used by one thread."""
 
-    def __init__(
-        self, connection: socket.socket, worker: int, job: Job, handshake: ServerHandshake
-    ) -> None:
+    def __init__(self, connection: socket.socket, job: Job, handshake: ServerHandshake) -> None:
         from_client, from_server = session_keys(job, handshake.transcript)
-        self.connection = connection  # non-blocking; owned
-        self.worker = worker  # the number of the worker at the other end
+        connection.setblocking(False)
+        self.connection = connection  # owned
+        self.number = handshake.rank  # the rank, or the number of the worker, at the other end
         self.outgoing = bytearray()  # bytes that the kernel has not taken yet
         self.heard_at = time.monotonic()  # when the last bytes came; monotonic
         self.complaint = ""  # why the connection is useless although it has not ended; "" otherwise
         self.closed = False  # whether `close` was called
         self._reader, self._writer = FrameReader(from_client), FrameWriter(from_server)
 
-    def send(self, message: Message) -> None:
-        """Queue a message; `flush` writes it."""
-        # Raises BacklogError if more than 4 MiB wait for the worker to read them.
-        # Raises TooLongError if the message has more than 1 MiB.
-        body = json.dumps(message, separators=(",", ":")).encode()
-        if len(body) > MAX_MESSAGE_BYTES:
-            raise TooLongError(
-                f"the message '{message['kind']}' to the workers has {len(body)} bytes, at most "
-                f"{MAX_MESSAGE_BYTES} are allowed; use fewer workers"
-            )
+    def send(self, body: bytes) -> None:
+        """Send a message, or queue what the kernel does not take now; `flush` goes on."""
+        # Raises BacklogError if more than 4 MiB wait for the client to read them.
         self.outgoing += self._writer.wrap(body)
+        self.flush()
         if len(self.outgoing) > _MAX_BACKLOG_BYTES:
             raise BacklogError(f"left {len(self.outgoing)} bytes of messages unread")
 
@@ -58,7 +44,7 @@ class Peer:
         while self.outgoing:
             try:
                 del self.outgoing[: self.connection.send(self.outgoing)]
-            except BlockingIOError:
+            except (BlockingIOError, TimeoutError):
                 return
             except OSError:
                 self.outgoing.clear()
@@ -78,7 +64,10 @@ class Peer:
         self.heard_at = time.monotonic()
         return bodies
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Close the connection; first give the client this time to take what is on its way."""
         self.closed = True
+        if seconds > 0:
+            self.connection.settimeout(seconds)
+            self.flush()
         self.connection.close()
