@@ -50,6 +50,7 @@ from hvdlite.errors import (
     UnrecordedSamplesWarning,
     UnreducedGradientsWarning,
     UnsupportedError,
+    VirtualRanksWarning,
 )
 from hvdlite.lateness import RankLateness, lateness
 from hvdlite.mesh import Mesh, mesh
@@ -100,6 +101,7 @@ __all__ = [
     "UnreducedGradientsWarning",
     "UnsupportedError",
     "Sum",
+    "VirtualRanksWarning",
     "add_process_set",
     "ccl_built",
     "cross_rank",

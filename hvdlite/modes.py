@@ -29,6 +29,7 @@ class Mode(Enum):
     POWERSGD = "Compression.powersgd"
     MICRO_BATCHES = "micro_batches()"
     LATE = "late="
+    VIRTUAL = "virtual_size="
     LOCAL_SGD = "LocalSGD"
     LOCAL_SGD_OVER = "LocalSGD(DistributedOptimizer(...))"
     START = "LocalSGD(start=...)"
@@ -95,6 +96,33 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.SYNC_BATCH_NORM,): "the layer waits for every rank, and a rank that is behind "
         f"computes nothing; {_OTHER_NORM}",
     },
+    Mode.VIRTUAL: {
+        _NOT_OF_A_MEAN: "a step uses the mean over the virtual ranks; use op=hvd.Average",
+        (Mode.PREDIVIDE,): "gradients are divided once, after their sum; leave "
+        "gradient_predivide_factor= out",
+        (Mode.WEIGHT,): "every virtual rank counts the same; leave weight= out",
+        (Mode.PASSES,): "it counts the backward() calls of a step itself; leave "
+        "backward_passes_per_step at 1",
+        (Mode.BUCKET_VIEW,): "the sums of a rank's block have memory of their own; leave "
+        "gradient_as_bucket_view= out",
+        (Mode.PROCESS_SET, Mode.LOCAL_SGD_OVER): "all ranks carry the virtual ranks together; "
+        "leave process_set= and LocalSGD out",
+        (Mode.COMPRESSION,): "what is rounded between ranks depends on their number; leave "
+        "compression= out",
+        (Mode.MICRO_BATCHES,): "a step has the batches of all virtual ranks; loop over "
+        "virtual_steps()",
+        (Mode.LATE,): "a step has the gradients of all virtual ranks; leave late= out",
+        (Mode.SHARDED,): "norms and saved states would follow the division among ranks; use "
+        "DistributedOptimizer",
+        (Mode.NOISE_SCALE,): "it needs the gradient of one rank's batch, and a rank sends the sum "
+        "of its block; measure in a run without virtual_size=",
+        (Mode.ELASTIC,): "a step that a change of the ranks cuts off is not done again yet; use a "
+        "job of fixed size, and resume with another number of ranks",
+        (Mode.CLOSURE,): "each evaluation would need the batches of all virtual ranks; call "
+        "step() without a closure",
+        (Mode.SYNC_BATCH_NORM,): "the layer sees the batches of ranks, whose number may change; "
+        "use torch's BatchNorm, whose moments virtual_steps() averages",
+    },
     Mode.LOCAL_SGD_OVER: {
         (Mode.ADASUM,): "both combine the changes of the parameters; pass the plain optimizer",
         (Mode.START,): "only the DistributedOptimizer averages gradients there; leave start= out",
@@ -156,7 +184,7 @@ _PAIRS = {
 
 # What is accepted, and then refused by the first step that uses it, with a message of its own.
 REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
-    Mode.SPARSE: (Mode.STAGE_2, Mode.NOISE_SCALE),
+    Mode.SPARSE: (Mode.STAGE_2, Mode.NOISE_SCALE, Mode.VIRTUAL),
 }
 
 # Parts and forms of another mode, which cannot be combined with what that one refuses, either.

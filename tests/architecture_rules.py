@@ -51,6 +51,7 @@ TORCH = (
     "hvdlite.torch.collectives",
     "hvdlite.torch.exchange",
     "hvdlite.torch.optimizers",
+    "hvdlite.torch.virtual",
     "hvdlite.torch.distributed",
 )
 TENSORFLOW = (

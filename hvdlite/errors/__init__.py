@@ -103,6 +103,10 @@ class UnrecordedSamplesWarning(_Coded, UserWarning):
     """The state of a DistributedSampler is taken in an epoch, and nothing was recorded in it."""
 
 
+class VirtualRanksWarning(_Coded, UserWarning):
+    """Virtual ranks are computed on different kinds of machines, or by other libraries."""
+
+
 class StopHandlerWarning(_Coded, UserWarning):
     """A handler of `hvd.stop_on` was replaced, or replaced one that cannot be called."""
 

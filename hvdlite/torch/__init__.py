@@ -64,6 +64,7 @@ from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sharded import ShardedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
+from hvdlite.torch.virtual.sampler import VirtualBatchSampler
 from hvdlite_autoload import register
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "ReplicaWatch",
     "ShardedOptimizer",
     "SyncBatchNorm",
+    "VirtualBatchSampler",
     "allgather",
     "allgather_async",
     "allgather_object",

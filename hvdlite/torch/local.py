@@ -339,6 +339,8 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
         owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
     if owner is None:
         return
+    virtual = owner.settings.virtual_size is not None
+    check_together({Mode.LOCAL_SGD_OVER: True, Mode.VIRTUAL: virtual})
     if owner.settings.reduction.process_set.ranks == settings.process_set.ranks:
         raise ArgumentError(
             "these gradients are averaged over the same ranks in every step, so that nothing is "

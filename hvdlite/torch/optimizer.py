@@ -24,14 +24,16 @@ from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.claims import owner_of
-from hvdlite.torch.optimizers.late_gradients import Attending
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
+from hvdlite.torch.virtual.blocks import check_virtual_size
+from hvdlite.torch.virtual.stepping import VirtualStepping
+from hvdlite.torch.virtual.steps import VirtualSteps
 
 
-class Distributed(Attending):
+class Distributed(VirtualStepping):
     """The methods that `DistributedOptimizer` adds to the class of the optimizer.
 
     A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
@@ -80,6 +82,7 @@ class Distributed(Attending):
     def weight(self, weight: Weight) -> None:
         if weight is not None:
             chosen = {Mode.WEIGHT: True, Mode.STAGE_2: self._reducer.divides}
+            chosen[Mode.VIRTUAL] = self._virtual is not None
             check_together({**chosen, **ops.modes_of_op(self._reducer.settings.reduction.op)})
         self._reducer.set_weight(weight)
 
@@ -204,8 +207,9 @@ class Distributed(Attending):
         Raises:
             HvdliteError: gradients are not reduced yet.
         """
-        if self._micro_batches is not None:
-            self._micro_batches.before_zero_grad()
+        for loop in (self._micro_batches, self._virtual):
+            if loop is not None:
+                loop.before_zero_grad()
         self._reducer.before_zero_grad()
         super().zero_grad(set_to_none)
 
@@ -229,8 +233,9 @@ class Distributed(Attending):
         if closure is not None:
             drops, modes = self._micro_batches is not None, self._reducer.settings.modes()
             check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, **modes})
-        if self._micro_batches is not None:
-            self._micro_batches.before_step()
+        for loop in (self._micro_batches, self._virtual):
+            if loop is not None:
+                loop.before_step()
         if self._skips_synchronize:
             if self._reducer.in_flight:
                 raise HvdliteError(
@@ -256,6 +261,10 @@ class Distributed(Attending):
         """Load a state; see `torch.optim.Optimizer.load_state_dict`.
 
         With `Compression.powersgd` errors begin at zero, because they belong to other parameters.
+        With `virtual_size` the training goes on where the state was saved.
+
+        Raises:
+            ArgumentError: the state was saved with another `virtual_size`.
         """
         super().load_state_dict(state_dict)
         self._reducer.exchange.forget()
@@ -314,6 +323,7 @@ def DistributedOptimizer(
     reduce_in: str = "backward",
     late: Late | None = None,
     overlap: bool | None = None,
+    virtual_size: int | None = None,
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
@@ -343,6 +353,8 @@ def DistributedOptimizer(
             of it that the next reduction overwrites; see docs/gpu.md.
         late: lets steps go on without late ranks; loops read `optimizer.behind`.
         overlap: False submits all at the end of backward(); None chooses, see docs/performance.md.
+        virtual_size: gradients are means over so many virtual ranks, a power of two, which any
+            number of ranks carries; see `Distributed.virtual_steps`.
 
     Returns:
         The optimizer, now of a subclass of its class, with the methods of `Distributed`.
@@ -356,25 +368,21 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # Without init() this raises, rather than the first backward().
-    reduction = _reduction(op, gradient_predivide_factor, process_set)
-    _check_options(optimizer, op, compression, weight, gradient_as_bucket_view, late, reduce_in)
+    reduction = _reduction(op, gradient_predivide_factor, process_set, virtual_size)
+    passes = ops.check_passes(backward_passes_per_step)
+    modes = modes_of(op, compression, weight, gradient_as_bucket_view, late, passes, virtual_size,
+                     gradient_predivide_factor, process_set)  # fmt: skip
+    _check_options(optimizer, compression, late, reduce_in, modes)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         return _adasum(optimizer, names, compression, bytes_of_cap(bucket_cap_mb), process_set)
     takes_dense = not isinstance(optimizer, torch.optim.SparseAdam)
     settings = Settings(
-        reduction=reduction,
-        compression=compression,
-        passes=ops.check_passes(backward_passes_per_step),
-        groups=_check_groups(num_groups if groups is None else groups),
-        sparse_as_dense=sparse_as_dense and takes_dense,
-        cap_bytes=bytes_of_cap(bucket_cap_mb),
-        weight=weight,
-        bucket_view=gradient_as_bucket_view,
-        in_backward=reduce_in == "backward",
-        overlap=overlap,
-        late=late,
-    )
+        reduction, compression, passes, _check_groups(num_groups if groups is None else groups),
+        sparse_as_dense=sparse_as_dense and takes_dense, cap_bytes=bytes_of_cap(bucket_cap_mb),
+        weight=weight, bucket_view=gradient_as_bucket_view, in_backward=reduce_in == "backward",
+        overlap=overlap, late=late, virtual_size=virtual_size,
+    )  # fmt: skip
     return _distribute(optimizer, names, settings)
 
 
@@ -383,8 +391,12 @@ def _adasum(optimizer: Any, names: dict[torch.Tensor, str], *arguments: Any) -> 
     return adasum
 
 
-def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Reduction:
+def _reduction(
+    op: int, predivide_factor: float, process_set: ProcessSet, virtual_size: int | None
+) -> Reduction:
     ops.check_gradient_op(op, predivide_factor)
+    if virtual_size is not None:
+        return Reduction(ops.Sum, postscale=1.0 / check_virtual_size(virtual_size))
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 
@@ -405,18 +417,14 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     reducer = GradientReducer(name, reader_of(optimizer), names, settings, title)
     subclass_in_place(optimizer, Distributed)
     optimizer._reducer = reducer
+    if settings.virtual_size is not None:
+        optimizer._virtual = VirtualSteps(reducer, settings.virtual_size)
     distributed: Distributed = optimizer
     return distributed
 
 
 def _check_options(
-    optimizer: Any,
-    op: int,
-    compression: Any,
-    weight: Weight,
-    bucket_view: bool,
-    late: Any,
-    reduce_in: str,
+    optimizer: Any, compression: Any, late: Any, reduce_in: str, modes: dict[Mode, bool]
 ) -> None:
     if compression is PowerSGD:
         raise ArgumentError("make the compression: hvd.Compression.powersgd(rank=4), with brackets")
@@ -424,7 +432,6 @@ def _check_options(
         raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
     if reduce_in not in ("backward", "step"):
         raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
-    modes = modes_of(op, compression, weight, bucket_view, late)
     check_together({Mode.DISTRIBUTED: True, **modes})
     if not hasattr(optimizer, "param_groups"):
         raise ArgumentError(

@@ -14,7 +14,7 @@ from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.optimizers.late_gradients import may_be_behind
-from hvdlite.torch.optimizers.micro_batches import in_micro_batches
+from hvdlite.torch.optimizers.micro_batches import loop_under_way
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
@@ -52,10 +52,13 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalize each channel of `inputs` [samples, channels, ...]."""
+        loop, late = loop_under_way(), may_be_behind()
+        virtual = self.training and loop is Mode.VIRTUAL
+        check_together({Mode.SYNC_BATCH_NORM: True, Mode.VIRTUAL: virtual})
         if self.process_set.size() == 1 or not self.training:
             result: torch.Tensor = super().forward(inputs)
             return result
-        drops, late = in_micro_batches(), may_be_behind()
+        drops = loop is Mode.MICRO_BATCHES
         check_together({Mode.SYNC_BATCH_NORM: True, Mode.MICRO_BATCHES: drops, Mode.LATE: late})
         self._check_input_dim(inputs)
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)

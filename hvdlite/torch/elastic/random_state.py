@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import random
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,34 +19,7 @@ from hvdlite.elastic.epochs import current
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.elastic.handlers import StateHandler
-
-
-@dataclass(frozen=True)
-class _Generator:
-    """One library's global generator."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], Any]
-    seed: Callable[[int], Any]
-
-
-def _generators() -> dict[str, _Generator]:
-    """List the generators of the libraries that the script uses."""
-    found = {
-        "python": _Generator(random.getstate, random.setstate, random.seed),
-        "torch": _Generator(
-            torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed
-        ),
-    }
-    if "numpy.random" in sys.modules:
-        from numpy.random import get_state, seed, set_state
-
-        found["numpy"] = _Generator(get_state, set_state, lambda number: seed(number % 2**32))
-    if torch.cuda.is_initialized():
-        found["cuda"] = _Generator(
-            torch.cuda.get_rng_state, torch.cuda.set_rng_state, torch.cuda.manual_seed
-        )
-    return found
+from hvdlite.torch.virtual.generators import generators, seed_of
 
 
 class RandomStateHandler(StateHandler):
@@ -63,7 +32,7 @@ class RandomStateHandler(StateHandler):
 
     def save(self) -> None:
         """Copy this rank's generators."""
-        self._saved = {name: one.read() for name, one in _generators().items()}
+        self._saved = {name: one.read() for name, one in generators().items()}
 
     def restore(self) -> None:
         """Set this rank's generators to the copies."""
@@ -71,7 +40,7 @@ class RandomStateHandler(StateHandler):
 
     def sync(self) -> None:
         """Give ranks that join generators; the other ranks keep theirs."""
-        states = {name: one.read() for name, one in _generators().items()}
+        states = {name: one.read() for name, one in generators().items()}
         digests = {name: _digest(state) for name, state in states.items()}
         everyone = allgather_object((self._is_member, digests, torch.initial_seed()))
         members = [digests for is_member, digests, _ in everyone if is_member]
@@ -84,17 +53,17 @@ class RandomStateHandler(StateHandler):
         self._is_member = True
 
     def _write(self, states: dict[str, Any]) -> None:
-        for name, generator in _generators().items():
+        for name, generator in generators().items():
             if name in states:
                 generator.write(states[name])
 
     def _seed_others(self, copied: set[str], seed: int) -> None:
         epoch = current()
         worker = basics.rank() if epoch is None else epoch.worker
-        digest = hashlib.sha256(f"{seed} {worker}".encode()).digest()
-        for name, generator in _generators().items():
+        number = seed_of(seed, worker)
+        for name, generator in generators().items():
             if name not in copied:
-                generator.seed(int.from_bytes(digest[:7], "little"))
+                generator.seed(number)
 
 
 def _digest(state: Any) -> bytes:

@@ -10,6 +10,7 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.modes import Mode
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression, PowerSGD
 from hvdlite.torch.exchange.late import Late
@@ -33,12 +34,15 @@ class Settings:
     # It says whether backward submits buckets before its end; None measures.
     overlap: bool | None = None
     late: Late | None = None
+    virtual_size: int | None = None  # The mean is over so many virtual ranks.
     of_model: bool = False  # A DistributedDataParallel reduces, rather than an optimizer.
 
     def modes(self) -> dict[Mode, bool]:
         """Return the modes that are chosen, for `check_together`."""
-        op, options = self.reduction.op, (self.compression, self.weight, self.bucket_view)
-        return modes_of(op, *options, self.late, self.passes)
+        virtual = self.virtual_size
+        op = self.reduction.op if virtual is None else ops.Average
+        options = (self.compression, self.weight, self.bucket_view)
+        return modes_of(op, *options, self.late, self.passes, virtual)
 
 
 def modes_of(
@@ -48,6 +52,9 @@ def modes_of(
     gradient_as_bucket_view: bool = False,
     late: Any = None,
     passes: int = 1,
+    virtual_size: int | None = None,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     **_: Any,
 ) -> dict[Mode, bool]:
     """Return the modes that arguments of `DistributedOptimizer` choose, for `check_together`."""
@@ -61,5 +68,8 @@ def modes_of(
         Mode.INT4: compression is Compression.int4,
         Mode.POWERSGD: compression is PowerSGD or isinstance(compression, PowerSGD),
         Mode.LATE: late is not None,
+        Mode.VIRTUAL: virtual_size is not None,
+        Mode.PREDIVIDE: gradient_predivide_factor != 1.0,
+        Mode.PROCESS_SET: process_set is not global_process_set,
         Mode.ELASTIC: basics.in_elastic_job(),
     }

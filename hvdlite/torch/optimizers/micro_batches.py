@@ -32,28 +32,80 @@ Weigh = Callable[[Any], float] | None
 _DECAY = 0.9  # The mean latency decays so in each micro-batch.
 _UNSENT = 10  # In one of so many steps the first micro-batch is timed, and so not sent at once.
 
-# It says whether this thread is in a loop over micro-batches, which ranks run different numbers of
-# times.
-_under_way: ContextVar[bool] = ContextVar("hvdlite_micro_batches", default=False)
+# It is the kind of loop that this thread is in, which ranks run different numbers of times.
+_under_way: ContextVar[Mode | None] = ContextVar("hvdlite_step_loop", default=None)
 
 
-def in_micro_batches() -> bool:
-    """Return whether the caller is in a loop over `micro_batches`, where ranks cannot meet."""
+def loop_under_way() -> Mode | None:
+    """Return which loop over the batches of a step the caller is in, where ranks cannot meet."""
     return _under_way.get()
 
 
-class MicroBatches:
+class StepLoop:
+    """The loops over the batches of a step, for one optimizer. Used by the training thread."""
+
+    def __init__(self, reducer: GradientReducer, mode: Mode, call: str, lack: str) -> None:
+        """Make it for the optimizer whose gradients `reducer` reduces."""
+        # For messages: users write `call`, and gradients `lack` something before the loop's end.
+        self._reducer = reducer
+        self._mode, self._call, self._lack = mode, call, lack
+        self._running = False
+        self._unfinished = False  # A loop began and did not come to its end.
+
+    def _refuse_nested(self) -> None:
+        if self._running:
+            raise HvdliteError(f"{self._call} inside of a loop over {self._call}: use one")
+
+    @contextlib.contextmanager
+    def _loop_runs(self) -> Iterator[None]:
+        """Mark the loop, or raise an error; the subclass notes when its gradients are reduced."""
+        if any(_has_values(param.grad) for param in self._params() if param.grad is not None):
+            raise HvdliteError(
+                f"{self._call} with gradients that are not zero: they would be scaled with those "
+                "of the micro-batches; call optimizer.zero_grad() before it"
+            )
+        self._running = self._unfinished = True
+        around = _under_way.get()
+        _under_way.set(self._mode)
+        try:
+            yield
+        finally:
+            _under_way.set(around)
+            self._running = False
+
+    def _params(self) -> Iterator[torch.Tensor]:
+        for group in self._reducer.read_groups():
+            yield from group["params"]
+
+    def before_step(self) -> None:
+        """Refuse a step with the gradients of a loop that did not come to its end."""
+        if self._unfinished:
+            raise HvdliteError(
+                f"step() before the loop over {self._call} has come to its end, so that its "
+                f"gradients are not {self._lack}; let the loop end by itself, and call step() "
+                "after it"
+            )
+
+    def before_zero_grad(self) -> None:
+        """Refuse to drop gradients that a running loop counts; forget a loop that was left."""
+        if self._running:
+            raise HvdliteError(
+                f"zero_grad() inside of a loop over {self._call} would drop gradients that "
+                "count; call it before the loop"
+            )
+        self._unfinished = False
+
+
+class MicroBatches(StepLoop):
     """The loops over micro-batches of one optimizer. Used by the training thread."""
 
     def __init__(self, reducer: GradientReducer) -> None:
         """Make it for the optimizer whose gradients `reducer` reduces."""
+        super().__init__(reducer, Mode.MICRO_BATCHES, "micro_batches()", "weighed")
         self.done: list[int] = []  # It has the count of each step.
         self.possible = 0  # All steps have so many micro-batches if none was dropped.
         self._name = f"{reducer.name}.micro_batches"
-        self._reducer = reducer
         self._process_set = reducer.settings.reduction.process_set
-        self._running = False
-        self._unfinished = False  # A loop began and did not come to its end.
         self._mean: float | None = None  # This is the mean latency.
         self._backwards = 1  # No micro-batch had more backward() calls so far.
         self._agreed: object = None  # The ranks have agreed on these arguments.
@@ -71,9 +123,14 @@ class MicroBatches:
     def _loop(
         self, batches: Iterator[Any], most: int, seconds: float | None, weigh: Weigh
     ) -> Iterator[Any]:
-        self._begin(most, seconds, weigh)
-        around = _under_way.get()
-        _under_way.set(True)
+        self._refuse_nested()
+        self._agree([most, seconds is None, weigh is None])
+        with self._loop_runs():
+            yield from self._draw(batches, most, seconds, weigh)
+
+    def _draw(
+        self, batches: Iterator[Any], most: int, seconds: float | None, weigh: Weigh
+    ) -> Iterator[Any]:
         measures = seconds is None and self._steps % PERIOD < MEASURED
         limit = math.inf if measures else self._budget if seconds is None else seconds
         if not self._reducer.takes_part:
@@ -109,19 +166,6 @@ class MicroBatches:
             self._end(latencies, most, measures)
         finally:
             self._reducer.expect_backwards(1, None)
-            _under_way.set(around)
-            self._running = False
-
-    def _begin(self, most: int, seconds: float | None, weigh: Weigh) -> None:
-        if self._running:
-            raise HvdliteError("micro_batches() inside of a loop over micro_batches(): use one")
-        self._agree([most, seconds is None, weigh is None])
-        if any(_has_values(param.grad) for param in self._params() if param.grad is not None):
-            raise HvdliteError(
-                "micro_batches() with gradients that are not zero: they would be scaled with those "
-                "of the micro-batches; call optimizer.zero_grad() before it"
-            )
-        self._running = self._unfinished = True
 
     def _agree(self, arguments: list[Any]) -> None:
         """Compare the arguments of the ranks, once in a world and whenever they change."""
@@ -187,33 +231,12 @@ class MicroBatches:
                 if param.grad is not None and self._reducer.buckets.weighing.scale != 1.0:
                     param.grad.mul_(self._reducer.buckets.weighing.scale)
 
-    def _params(self) -> Iterator[torch.Tensor]:
-        for group in self._reducer.read_groups():
-            yield from group["params"]
-
     def _now(self) -> float:
         """Return the time, after what the GPU has to do for the micro-batches so far."""
         device = next((param.device for param in self._params()), None)
         if device is not None and device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         return time.monotonic()
-
-    def before_step(self) -> None:
-        """Refuse a step with the gradients of a loop that did not come to its end."""
-        if self._unfinished:
-            raise HvdliteError(
-                "step() before the loop over micro_batches() has come to its end, so that its "
-                "gradients are not weighed; let the loop end by itself, and call step() after it"
-            )
-
-    def before_zero_grad(self) -> None:
-        """Refuse to drop gradients that a running loop counts; forget a loop that was left."""
-        if self._running:
-            raise HvdliteError(
-                "zero_grad() inside of a loop over micro_batches() would drop gradients that "
-                "count; call it before the loop"
-            )
-        self._unfinished = False
 
     def share_done(self) -> float:
         """Return the share of the micro-batches that were done, over all members."""

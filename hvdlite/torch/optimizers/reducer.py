@@ -101,6 +101,11 @@ class GradientReducer:
         return self._cycle.open and self.buckets.in_flight
 
     @property
+    def reduced(self) -> bool:
+        """Whether the gradients are reduced, and no step has used them."""
+        return self._reduced.current
+
+    @property
     def waiting(self) -> bool:
         """Whether gradients are being reduced, or are ready to be."""
         return any(n >= self.settings.passes for n in self._cycle.passes.values()) or self.in_flight

@@ -35,6 +35,7 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
     Mode.INT4: {"compression": hvd.Compression.int4},
     Mode.POWERSGD: {"compression": hvd.Compression.powersgd()},
     Mode.LATE: {"late": hvd.Late()},
+    Mode.VIRTUAL: {"virtual_size": 4},
     Mode.START: {"start": 2},
     Mode.LOCAL_SGD_OVER: {"process_set": OWN},
     Mode.STAGE_2: {"stage": 2},
@@ -46,7 +47,7 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
 # What `DistributedOptimizer` alone has, and what the other functions take.
 OF_DISTRIBUTED = {
     *(Mode.SUM, Mode.ADASUM, Mode.PREDIVIDE, Mode.PASSES, Mode.REDUCE_IN_STEP, Mode.LATE),
-    *(Mode.MICRO_BATCHES, Mode.DISTRIBUTED, Mode.LOCAL_SGD_OVER),
+    *(Mode.MICRO_BATCHES, Mode.DISTRIBUTED, Mode.LOCAL_SGD_OVER, Mode.VIRTUAL),
 }
 OF_SHARDED = {one for one in Mode if Mode.SHARDED in with_wholes(one)}
 IN_A_STEP = {Mode.MICRO_BATCHES, Mode.CLOSURE, Mode.SYNC_BATCH_NORM}
@@ -135,7 +136,12 @@ def step(model: Any, optimizer: Any, modes: set[Mode]) -> None:
         loss.backward()
         return loss
 
-    if Mode.MICRO_BATCHES in modes:
+    if Mode.VIRTUAL in modes and Mode.MICRO_BATCHES not in modes:
+        sampler = hvd.VirtualBatchSampler(range(4), batch_size=1, virtual_size=4)
+        loader = torch.utils.data.DataLoader(range(4), batch_sampler=sampler)
+        for _ in next(optimizer.virtual_steps(loader, 0, model)):
+            closure()
+    elif Mode.MICRO_BATCHES in modes:
         for _ in optimizer.micro_batches(iter([0]), most=1, seconds=60):
             closure()
     elif Mode.CLOSURE not in modes:
@@ -178,6 +184,7 @@ def scenario_every_pair() -> None:
         used = {whole for mode in pair for whole in with_wholes(mode)}
         used |= {Mode.DISTRIBUTED} if is_distributed(chosen) else set()
         used |= {Mode.ONE_COPY} if chosen & OF_SHARDED and Mode.COPIES not in chosen else set()
+        used |= {Mode.PROCESS_SET} if Mode.LOCAL_SGD_OVER in chosen else set()
         used |= {Mode.LOCAL_SGD} if is_local(chosen) and refusal(*pair) else set()
         expected = {refusal(one, other) for one, other in itertools.combinations(used, 2)}
         later = any(mode in used and used & {*others} for mode, others in REFUSED_IN_A_STEP.items())

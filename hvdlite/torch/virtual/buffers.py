@@ -1,0 +1,81 @@
+"""The buffers of a model in one step: each virtual rank starts from the same values.
+
+After the step floating-point buffers have the mean of the values that the virtual ranks have left,
+and others the value that virtual rank 0 has left. Buffers that no virtual rank changes are not
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hvdlite import ops
+from hvdlite.torch.collectives.allreduce import grouped_allreduce
+from hvdlite.torch.collectives.broadcast import broadcast
+from hvdlite.torch.virtual.partial_sums import PartialSums
+
+
+class Buffers:
+    """The buffers of one model in one step of one rank."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Keep the values with which the step starts."""
+        places = [(module, name) for module in model.modules() for name in module._buffers]
+        first = {id(module._buffers[name]): (module, name) for module, name in places}
+        first.pop(id(None), None)
+        # A module may replace a buffer by another tensor, so these are read anew each time.
+        self._places = list(first.values())
+        self._before = [one.clone() for one in self._read()]
+        self._of_first = self._before  # Virtual rank 0 has left these values.
+        self._sums: PartialSums[int] = PartialSums()
+        self.changed = [False] * len(self._places)  # This rank's virtual ranks have changed them.
+
+    def _read(self) -> list[torch.Tensor]:
+        found = (module._buffers[name] for module, name in self._places)
+        return [one.detach() for one in found if one is not None]
+
+    def start(self) -> None:
+        """Give the next virtual rank the values with which the step started."""
+        for buffer, before in zip(self._read(), self._before, strict=True):
+            buffer.copy_(before)
+
+    def note(self, virtual_rank: int) -> None:
+        """Note what a virtual rank has left."""
+        now = self._read()
+        pairs = list(zip(now, self._before, strict=True))
+        self.changed = [
+            known or not torch.equal(*pair) for known, pair in zip(self.changed, pairs, strict=True)
+        ]
+        averaged = {i: _wide(one).clone() for i, one in enumerate(now) if _is_averaged(one)}
+        self._sums.add(averaged)
+        if virtual_rank == 0:
+            self._of_first = [one.clone() for one in now]
+
+    def finish(self, name: str, changed: Sequence[bool], virtual_size: int, root: int) -> None:
+        """Set what some virtual rank has changed; `root` is the rank that carries number 0."""
+        sums, now = self._sums.take(), self._read()
+        averaged = [i for i, one in enumerate(changed) if one and i in sums]
+        if averaged:
+            means = grouped_allreduce(
+                [sums[i] for i in averaged],
+                name=f"{name}.buffers",
+                op=ops.Sum,
+                postscale_factor=1.0 / virtual_size,
+            )
+            for i, mean in zip(averaged, means, strict=True):
+                now[i].copy_(mean)
+        for i, one in enumerate(changed):
+            if one and i not in sums:
+                now[i].copy_(broadcast(self._of_first[i], root, name=f"{name}.buffers.{i}"))
+
+
+def _is_averaged(buffer: torch.Tensor) -> bool:
+    return bool(buffer.is_floating_point() or buffer.is_complex())
+
+
+def _wide(buffer: torch.Tensor) -> torch.Tensor:
+    """Return a buffer in a dtype in which sums on one rank and between ranks are rounded alike."""
+    return buffer.float() if buffer.is_floating_point() and buffer.itemsize < 4 else buffer

@@ -1,0 +1,309 @@
+"""The loop over steps of virtual ranks: see `Distributed.virtual_steps`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdlite import basics, ops
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, VirtualRanksWarning
+from hvdlite.gather_bytes import gather_bytes
+from hvdlite.modes import Mode, check_together
+from hvdlite.torch.collectives.allreduce import allreduce_async
+from hvdlite.torch.optimizers.micro_batches import StepLoop
+from hvdlite.torch.optimizers.reducer import GradientReducer
+from hvdlite.torch.virtual.blocks import Block, blocks_of_ranks
+from hvdlite.torch.virtual.buffers import Buffers
+from hvdlite.torch.virtual.generators import seed_all
+from hvdlite.torch.virtual.machine import describe, differences
+from hvdlite.torch.virtual.partial_sums import PartialSums
+from hvdlite.torch.virtual.sampler import VirtualBatchSampler
+
+_OUTSIDE = (
+    "backward() after the loop over a step of virtual_steps() would add to gradients that are "
+    "reduced: call it inside of the loop, or call optimizer.zero_grad() before it"
+)
+
+
+@dataclass
+class VirtualStep:
+    """One step of all virtual ranks: a loop over it gives the batches of this rank's ones.
+
+    Attributes:
+        number: the number of the step in its epoch.
+        loss: after the loop the mean of what was given to `record`; before, and without it, None.
+
+    Example:
+        >>> step = next(optimizer.virtual_steps(loader, 0, model))
+        >>> step.number
+        0
+    """
+
+    number: int
+    _epoch: int
+    _steps: VirtualSteps
+    loss: float | None = None
+    _recorded: torch.Tensor | None = None  # This is of the present virtual rank.
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches; when the loop has ended, the gradients are reduced."""
+        return self._steps._run(self, self._epoch)
+
+    def record(self, loss: torch.Tensor | float) -> None:
+        """Give the loss of the present virtual rank, for the mean over all of them.
+
+        Args:
+            loss: a number, or a tensor of one.
+
+        Example:
+            >>> for step in optimizer.virtual_steps(loader, epoch, model):
+            ...     optimizer.zero_grad()
+            ...     for inputs, targets in step:
+            ...         loss = criterion(model(inputs), targets)
+            ...         loss.backward()
+            ...         step.record(loss)
+            ...     optimizer.step()
+            ...     print(step.loss)
+        """
+        value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._recorded = torch.as_tensor([float(value), 1.0], dtype=torch.float64, device="cpu")
+
+
+class VirtualSteps(StepLoop):
+    """The steps of one optimizer, and where it stands. Used by the training thread."""
+
+    def __init__(self, reducer: GradientReducer, virtual_size: int) -> None:
+        super().__init__(reducer, Mode.VIRTUAL, "a step of virtual_steps()", "reduced")
+        self._size = virtual_size
+        self._name = f"{reducer.name}.virtual"
+        self._threads = 1
+        self._seed: int | None = None
+        self._epoch = self._done = 0  # So many steps of this epoch are done.
+        self._resumes = False  # A state was loaded, and the loop has not come to its epoch.
+        self._machine_of_state: dict[str, str] = {}
+        self._blocks: list[Block] = []
+        self._model = nn.Module()
+        self._batches: Iterator[Any] = iter(())
+
+    def loop(
+        self, loader: Any, epoch: int, model: nn.Module, threads: int
+    ) -> Iterator[VirtualStep]:
+        """Check the arguments, and return the generator; see `Distributed.virtual_steps`."""
+        sampler = getattr(loader, "batch_sampler", None)
+        if not isinstance(sampler, VirtualBatchSampler):
+            raise ArgumentError(
+                "virtual_steps() takes a DataLoader that has "
+                "batch_sampler=hvd.VirtualBatchSampler(...)"
+            )
+        if sampler.virtual_size != self._size:
+            raise ArgumentError(
+                f"virtual_steps(): the optimizer has virtual_size={self._size}, and the sampler "
+                f"virtual_size={sampler.virtual_size}; give both the same"
+            )
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise ArgumentError(f"virtual_steps(threads={threads!r}): give a number from 1 on")
+        if self._resumes and self._seed not in (None, sampler.seed):
+            raise ArgumentError(
+                f"virtual_steps(): the loaded state was made with seed={self._seed}, and the "
+                f"sampler has seed={sampler.seed}; give the sampler the same seed"
+            )
+        check_together({Mode.VIRTUAL: True, **self._reducer.settings.modes()})
+        self._check_model(model)
+        self._model, self._threads, self._seed = model, threads, sampler.seed
+        return self._loop(loader, sampler, epoch)
+
+    def _check_model(self, model: Any) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(
+                f"virtual_steps() takes the model, whose buffers it averages, not a "
+                f"{type(model).__name__}; pass several models as one torch.nn.ModuleList"
+            )
+        known = set(model.parameters())
+        params = [param for param in self._params() if param.requires_grad]
+        if not known.issuperset(params):
+            raise ArgumentError(
+                "virtual_steps(): the model lacks parameters of the optimizer; pass the whole "
+                "model, or several models as one torch.nn.ModuleList"
+            )
+        if any(param.itemsize < 4 for param in params):
+            raise ArgumentError(
+                "virtual_steps(): sums of gradients of 16 bits would depend on the number of "
+                "ranks; keep the parameters in float32, and compute in torch.autocast"
+            )
+        if basics.size() > 1 and any(param.is_cuda for param in params):
+            raise ArgumentError(
+                "virtual_steps(): NCCL adds the gradients of GPUs in an order of its own; train "
+                "on one GPU, or on CPUs"
+            )
+
+    def _loop(self, loader: Any, sampler: VirtualBatchSampler, epoch: int) -> Iterator[VirtualStep]:
+        self._refuse_nested()
+        if self._resumes and epoch < self._epoch:
+            return  # The state was saved in a later epoch.
+        first = self._done if self._resumes and epoch == self._epoch else 0
+        if self._resumes:
+            _warn_of(
+                "in the loaded state and here", self._machine_of_state, describe(self._threads)
+            )
+        self._resumes, self._epoch, self._done = False, epoch, first
+        torch.set_num_threads(self._threads)
+        self._blocks = blocks_of_ranks(self._size)
+        self._agree([self._size, sampler.seed, sampler.batch_size, sampler.steps, epoch, first])
+        sampler._go_to(epoch, first, self._blocks[basics.rank()])
+        self._batches = iter(loader)
+        for number in range(first, sampler.steps):
+            seed_all(self._seed, epoch, number, "before")
+            step = VirtualStep(number, epoch, self)
+            yield step
+            if self._done != number + 1:
+                raise HvdliteError(
+                    f"step {number} of virtual_steps() was left before its end: loop over all "
+                    "batches of each step, or leave the loop over virtual_steps(), too"
+                )
+
+    def _agree(self, arguments: list[Any]) -> None:
+        """Compare the arguments and the machines of the ranks, once in an epoch."""
+        machine = describe(self._threads)
+        data = json.dumps([basics.rank(), arguments, machine]).encode()
+        names = "virtual_size", "seed", "batch_size", "steps of an epoch", "epoch", "first step"
+        for block in gather_bytes(basics.engine(), data, f"#{self._name}.arguments"):
+            if len(block) == 0:
+                continue  # The rank has joined: the step raises an error.
+            rank, others, its_machine = json.loads(bytes(block))
+            for what, own, other in zip(names, arguments, others, strict=True):
+                if own != other:
+                    raise MismatchError(
+                        f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {other} on "
+                        f"rank {rank}; give every rank the same, and load the same state on all"
+                    )
+            _warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
+
+    def _run(self, step: VirtualStep, epoch: int) -> Iterator[Any]:
+        """Give the batches of one step, and reduce gradients and buffers after the last one."""
+        if step.number != self._done or epoch != self._epoch:
+            raise HvdliteError("a step of virtual_steps() is one loop over its batches, not two")
+        self._refuse_nested()
+        block = self._blocks[basics.rank()]
+        gradients: PartialSums[torch.Tensor] = PartialSums()
+        losses: PartialSums[str] = PartialSums()
+        buffers = Buffers(self._model)
+        with self._loop_runs():
+            for virtual_rank in range(block.first, block.first + block.size):
+                if virtual_rank > block.first:
+                    buffers.start()
+                batch = next(self._batches)
+                self._check_threads()
+                step._recorded = None
+                seed_all(self._seed, epoch, step.number, virtual_rank)
+                with self._reducer.paused():
+                    yield batch
+                gradients.add(self._take_gradients())
+                losses.add({} if step._recorded is None else {"loss": step._recorded})
+                buffers.note(virtual_rank)
+            self._running = False
+            step.loss = self._reduce(block, gradients, losses, buffers)
+            self._unfinished, self._done = False, step.number + 1
+        seed_all(self._seed, epoch, step.number, "after")
+
+    def _reduce(
+        self,
+        block: Block,
+        gradients: PartialSums[torch.Tensor],
+        losses: PartialSums[str],
+        buffers: Buffers,
+    ) -> float | None:
+        """Put the means into the gradients and the buffers; return that of the losses."""
+        recorded = losses.take().get("loss", torch.zeros(2, dtype=torch.float64, device="cpu"))
+        told = [float(block.size), *map(float, buffers.changed), *recorded.tolist()]
+        numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
+        handle = allreduce_async(numbers, name=self._name, op=ops.Sum)
+        for param, total in gradients.take().items():
+            param.grad = total
+        self._reducer.synchronize()
+        self._reducer.expect_backwards(1, _OUTSIDE)
+        carried, *changed, loss, times = handle.wait().tolist()
+        if carried != self._size:
+            raise HvdliteError(
+                f"the gradients of {self._size - carried:.0f} of {self._size} virtual ranks are "
+                "missing: a rank that carries some of them has called hvd.join(); all ranks "
+                "have the same number of steps, and need no join()"
+            )
+        root = next(rank for rank, one in enumerate(self._blocks) if one.first == 0)
+        with torch.no_grad():
+            buffers.finish(self._name, [one > 0 for one in changed], self._size, root)
+        return loss / self._size if times == self._size else None
+
+    def _take_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Take this virtual rank's gradients away from the parameters."""
+        taken = {}
+        for param in self._params():
+            gradient = param.grad
+            if gradient is None:
+                continue
+            if gradient.layout != torch.strided:
+                if not self._reducer.settings.sparse_as_dense:
+                    name = self._reducer.parameter_names.get(param, "a parameter")
+                    raise ArgumentError(
+                        f"the gradient of {name} is sparse, and virtual ranks add up dense ones; "
+                        "give DistributedOptimizer sparse_as_dense=True"
+                    )
+                gradient = gradient.to_dense()
+            taken[param], param.grad = gradient.detach(), None
+        return taken
+
+    def _check_threads(self) -> None:
+        now = torch.get_num_threads()
+        if now != self._threads:
+            raise HvdliteError(
+                f"torch has {now} threads on rank {basics.rank()}, and virtual_steps() has "
+                f"threads={self._threads}: sums would have other bits; call torch.set_num_threads "
+                "nowhere else"
+            )
+
+    def before_step(self) -> None:
+        """Refuse a step without gradients of all virtual ranks."""
+        super().before_step()
+        if not self._reducer.reduced:
+            raise HvdliteError(
+                "step() without a loop over a step of virtual_steps(): with virtual_size= the "
+                "gradients of a step come from all virtual ranks; see docs/modes/virtual_ranks.md"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Return where the training stands, for `load`."""
+        return {
+            "virtual_size": self._size,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "step": self._done,
+            "machine": describe(self._threads),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was saved."""
+        if state["virtual_size"] != self._size:
+            raise ArgumentError(
+                f"the state was saved with virtual_size={state['virtual_size']}, and this "
+                f"optimizer has virtual_size={self._size}: the batch of a step would be another "
+                "one; give the same virtual_size"
+            )
+        self._seed, self._epoch, self._done = state["seed"], state["epoch"], state["step"]
+        self._resumes = self._seed is not None
+        self._machine_of_state = state["machine"]
+
+
+def _warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
+    found = differences(one, other)
+    if found:
+        warnings.warn(
+            f"virtual ranks have the same bits only on machines of the same kind, and {where} "
+            f"there are different ones ({found})",
+            VirtualRanksWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,322 @@
+"""The loop over steps of virtual ranks: what it gives, refuses and remembers."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from hvdlite.torch.virtual import steps as virtual_steps
+from hvdlite.torch.virtual.partial_sums import PartialSums
+from parallel.scenarios import make_tests, run_all, sizes
+from parallel.torch.modes.virtual_models import KINDS, Training
+from references.virtual_ranks import tree
+
+PRELOAD = ("torch._dynamo",)
+
+
+def tiny(**options: Any) -> tuple[nn.Module, Any, Any]:
+    """Make a model, its optimizer with 4 virtual ranks, and a loader of 2 steps."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, virtual_size=4, **options)
+    data = [torch.ones(2) * index for index in range(9)]
+    sampler = hvd.VirtualBatchSampler(data, batch_size=1, virtual_size=4)
+    return model, optimizer, torch.utils.data.DataLoader(data, batch_sampler=sampler)
+
+
+def train(model: nn.Module, optimizer: Any, loader: Any, epoch: int = 0) -> None:
+    for step in optimizer.virtual_steps(loader, epoch, model):
+        optimizer.zero_grad()
+        for batch in step:
+            model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def scenario_each_sample_comes_once_in_an_epoch() -> None:
+    _, _, loader = tiny()
+    sampler = loader.batch_sampler
+    orders = []
+    for epoch in range(2):
+        order = [sampler.batch(epoch, step, v)[0] for step in range(2) for v in range(4)]
+        assert len({*order}) == 8
+        orders.append(order)
+    assert orders[0] != orders[1]
+    assert orders[0] == [sampler.batch(0, step, v)[0] for step in range(2) for v in range(4)]
+    assert len(loader) == 8
+    with pytest.raises(hvd.HvdliteError, match="loop over that"):
+        iter(loader).__next__()
+
+
+def scenario_sums_are_a_tree() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(5, generator=generator) for _ in range(16)]
+    sums = PartialSums()
+    for number, part in enumerate(parts):
+        lacks = number in (0, 3, 4, 5)
+        parts[number] = torch.zeros(5) if lacks else part
+        sums.add({} if lacks else {"x": part.clone()})
+    assert torch.equal(sums.take()["x"], tree(parts))
+    sums.add({"x": torch.tensor([-0.0])})
+    sums.add({})
+    assert not torch.signbit(sums.take()["x"]).any()
+
+
+def scenario_code_between_steps_has_the_same_random_numbers() -> None:
+    model, optimizer, loader = tiny()
+    drawn = []
+    for step in optimizer.virtual_steps(loader, 0, model):
+        drawn += [random.random(), float(torch.rand(())), float(np.random.rand())]
+        optimizer.zero_grad()
+        for batch in step:
+            (model(batch).mean() * torch.rand(())).backward()
+        optimizer.step()
+        drawn += [random.random(), float(torch.rand(())), float(np.random.rand())]
+    assert len({*drawn}) == 12
+    assert {*hvd.allgather_object(tuple(drawn))} == {tuple(drawn)}
+
+
+def scenario_workers_of_the_loader_change_nothing() -> None:
+    found = []
+    for workers in (0, 2):
+        training = Training(KINDS[0], workers)
+        for _ in training.run(epochs=1):
+            pass
+        found.append(training.hash())
+    assert found[0] == found[1]
+
+
+def scenario_two_backwards_of_a_batch_are_one_gradient() -> None:
+    models = []
+    for count in (1, 2):
+        model, optimizer, loader = tiny()
+        for step in optimizer.virtual_steps(loader, 0, model):
+            optimizer.zero_grad()
+            for batch in step:
+                for _ in range(count):
+                    (model(batch).square().mean() / count).backward()
+            optimizer.step()
+        models.append(model)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+def scenario_scaler_skips_an_overflow_everywhere() -> None:
+    model, optimizer, loader = tiny()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = copy.deepcopy(model.state_dict())
+    for step in optimizer.virtual_steps(loader, 0, model):
+        optimizer.zero_grad()
+        for number, batch in enumerate(step):
+            bad = step.number == 0 and number == 0 and hvd.rank() == 0
+            scaler.scale(model(batch).mean() * (float("inf") if bad else 1.0)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(model.weight, before["weight"]) == (step.number == 0)
+    assert scaler.get_scale() == 2.0
+    assert optimizer.state_dict()["virtual_ranks"]["step"] == 2
+
+
+def scenario_misuse_is_refused() -> None:
+    model, optimizer, loader = tiny()
+    with pytest.raises(hvd.HvdliteError, match="without a loop over a step"):
+        optimizer.step()
+    steps = optimizer.virtual_steps(loader, 0, model)
+    step = next(steps)
+    for batch in step:
+        with pytest.raises(hvd.HvdliteError, match="call it before the loop"):
+            optimizer.zero_grad()
+        with pytest.raises(hvd.HvdliteError, match="let the loop end by itself"):
+            optimizer.step()
+        with pytest.raises(hvd.HvdliteError, match="use one"):
+            next(optimizer.virtual_steps(loader, 0, model))
+        model(batch).mean().backward()
+    with pytest.raises(hvd.HvdliteError, match="would add to gradients that are reduced"):
+        model(batch).mean().backward()
+    with pytest.raises(hvd.HvdliteError, match="one loop over its batches, not two"):
+        next(iter(step))
+    optimizer.step()
+    with pytest.raises(hvd.HvdliteError, match="without a loop over a step"):
+        optimizer.step()
+    model.zero_grad()
+    step = next(steps)
+    batches = iter(step)
+    next(batches)
+    del batches
+    with pytest.raises(hvd.HvdliteError, match="was left before its end"):
+        next(steps)
+    with pytest.raises(hvd.HvdliteError, match="let the loop end by itself"):
+        optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer, loader, epoch=1)
+
+
+def scenario_gradients_before_the_loop_are_refused() -> None:
+    model, optimizer, loader = tiny()
+    with optimizer.no_sync():
+        model(torch.ones(2)).sum().backward()
+    with pytest.raises(hvd.HvdliteError, match="gradients that are not zero"):
+        for step in optimizer.virtual_steps(loader, 0, model):
+            next(iter(step))
+    optimizer.zero_grad()
+
+
+def scenario_other_threads_are_refused() -> None:
+    model, optimizer, loader = tiny()
+    with pytest.raises(hvd.HvdliteError, match="torch has 2 threads"):
+        for step in optimizer.virtual_steps(loader, 0, model):
+            torch.set_num_threads(2)
+            next(iter(step))
+    optimizer.zero_grad()
+    train(model, optimizer, loader)
+    assert torch.get_num_threads() == 1
+
+
+def scenario_arguments_are_refused() -> None:
+    model, optimizer, loader = tiny()
+    wide = [range(9)] * 2
+    other = hvd.VirtualBatchSampler(wide[0], batch_size=1, virtual_size=2)
+    for arguments, what in [
+        (([], 0, model), "batch_sampler="),
+        ((torch.utils.data.DataLoader(range(9), batch_sampler=other), 0, model), "both the same"),
+        ((loader, 0, model, 0), "from 1 on"),
+        ((loader, 0, [model]), "ModuleList"),
+        ((loader, 0, nn.Linear(2, 1)), "whole"),
+    ]:
+        with pytest.raises(hvd.ArgumentError, match=what):
+            optimizer.virtual_steps(*arguments)
+    with pytest.raises(hvd.ArgumentError, match="compute in torch.autocast"):
+        half = nn.Linear(2, 1).bfloat16()
+        sgd = torch.optim.SGD(half.parameters(), lr=0.1)
+        hvd.DistributedOptimizer(sgd, virtual_size=4).virtual_steps(loader, 0, half)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for size in (0, 3, 2.5):
+        with pytest.raises(hvd.ArgumentError, match="power of two"):
+            hvd.DistributedOptimizer(sgd, virtual_size=size)
+    with pytest.raises(hvd.ArgumentError, match="pass virtual_size= to"):
+        hvd.DistributedOptimizer(sgd).virtual_steps(loader, 0, model)
+    with pytest.raises(hvd.ArgumentError, match=r"cannot be combined with weight="):
+        optimizer.weight = 2.0
+    for options in ({"batch_size": 0}, {"seed": -1}, {"batch_size": 3}):
+        with pytest.raises(hvd.ArgumentError, match="VirtualBatchSampler"):
+            given = {"batch_size": 1, "virtual_size": 4, **options}
+            hvd.VirtualBatchSampler(range(9), **given)
+
+
+def scenario_ranks_with_other_arguments_are_told() -> None:
+    if hvd.size() == 1:
+        return
+    model, optimizer, loader = tiny()
+    with pytest.raises(hvd.MismatchError, match="epoch is . on rank"):
+        next(optimizer.virtual_steps(loader, hvd.rank(), model))
+
+
+def scenario_more_ranks_than_virtual_ranks_are_refused() -> None:
+    if hvd.size() == 1:
+        return
+    model, _, loader = tiny()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, virtual_size=1)
+    sampler = hvd.VirtualBatchSampler(range(9), batch_size=1, virtual_size=1)
+    loader = torch.utils.data.DataLoader(range(9), batch_sampler=sampler)
+    with pytest.raises(hvd.ArgumentError, match="give virtual_size=2 or more"):
+        next(optimizer.virtual_steps(loader, 0, model))
+
+
+def scenario_join_is_refused() -> None:
+    if hvd.size() == 1:
+        return
+    model, optimizer, loader = tiny()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    train(model, optimizer, loader)
+    if hvd.rank() > 0:
+        with pytest.raises(hvd.HvdliteError, match="need no join"):
+            train(model, optimizer, loader, epoch=1)
+        optimizer.zero_grad()
+    hvd.join()
+
+
+def scenario_sparse_gradients_become_dense() -> None:
+    data = [torch.tensor(index % 4) for index in range(8)]
+    for as_dense in (True, False):
+        table = nn.Embedding(4, 2, sparse=True)
+        nn.init.ones_(table.weight)
+        sgd = torch.optim.SGD(table.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(sgd, virtual_size=4, sparse_as_dense=as_dense)
+        sampler = hvd.VirtualBatchSampler(data, batch_size=1, virtual_size=4)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+        if as_dense:
+            train(table, optimizer, loader)
+        else:
+            with pytest.raises(hvd.ArgumentError, match="sparse_as_dense=True"):
+                train(table, optimizer, loader)
+            optimizer.zero_grad()
+
+
+def scenario_sync_batch_norm_is_refused() -> None:
+    model, optimizer, loader = tiny()
+    layers = nn.Sequential(model, hvd.SyncBatchNorm(1))
+    with pytest.raises(hvd.ArgumentError, match="whose moments virtual_steps"):
+        train(layers, optimizer, loader)
+    optimizer.zero_grad()
+
+
+def scenario_state_says_where_training_stands() -> None:
+    model, optimizer, loader = tiny()
+    for epoch in range(2):
+        train(model, optimizer, loader, epoch)
+    state = optimizer.state_dict()
+    place = state["virtual_ranks"]
+    assert (place["virtual_size"], place["seed"], place["epoch"], place["step"]) == (4, 0, 1, 2)
+    model, resumed, loader = tiny()
+    resumed.load_state_dict(state)
+    numbers = [
+        [step.number for step in resumed.virtual_steps(loader, epoch, model) if False]
+        for epoch in range(2)
+    ]
+    assert numbers == [[], []]
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain.load_state_dict(state)
+    hvd.broadcast_optimizer_state(resumed, root_rank=0)
+    with pytest.raises(hvd.ArgumentError, match="give the same virtual_size"):
+        resumed.load_state_dict({**state, "virtual_ranks": {**place, "virtual_size": 8}})
+    resumed.load_state_dict({**state, "virtual_ranks": {**place, "seed": 5}})
+    with pytest.raises(hvd.ArgumentError, match="give the sampler the same seed"):
+        resumed.virtual_steps(loader, 2, model)
+    other = {**place["machine"], "processor": "another one"}
+    resumed.load_state_dict({**state, "virtual_ranks": {**place, "machine": other}})
+    with pytest.warns(hvd.VirtualRanksWarning, match="processor: another one and "):
+        train(model, resumed, loader, epoch=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, resumed, loader, epoch=3)
+
+
+def scenario_ranks_on_different_machines_are_told() -> None:
+    if hvd.size() == 1:
+        return
+    model, optimizer, loader = tiny()
+    describe = virtual_steps.describe
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            virtual_steps, "describe", lambda n: {**describe(n), "torch": f"1.{hvd.rank()}"}
+        )
+        with pytest.warns(hvd.VirtualRanksWarning, match="torch: 1"):
+            train(model, optimizer, loader)
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+test_virtual_steps = make_tests(body, sizes(1, 2))
