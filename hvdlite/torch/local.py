@@ -340,18 +340,14 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
     if owner is None:
         return
     virtual = owner.settings.virtual_size is not None
-    check_together({Mode.LOCAL_SGD_OVER: True, Mode.VIRTUAL: virtual})
+    shared = isinstance(optimizer, Distributed) and optimizer._shares_parameters
+    check_together(
+        {Mode.LOCAL_SGD_OVER: True, Mode.VIRTUAL: virtual, Mode.SHARE_PARAMETERS: shared}
+    )
     if owner.settings.reduction.process_set.ranks == settings.process_set.ranks:
         raise ArgumentError(
             "these gradients are averaged over the same ranks in every step, so that nothing is "
             "left for LocalSGD; pass the plain optimizer, or a DistributedOptimizer over the "
             "process set of one host"
         )
-    shared = isinstance(optimizer, Distributed) and optimizer._shares_parameters
-    check_together(
-        {
-            Mode.LOCAL_SGD_OVER: True,
-            Mode.START: settings.start > 0,
-            Mode.SHARE_PARAMETERS: shared,
-        }
-    )
+    check_together({Mode.LOCAL_SGD_OVER: True, Mode.START: settings.start > 0})
