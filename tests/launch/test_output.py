@@ -127,28 +127,6 @@ def test_folder_for_files_that_cannot_be_made_is_one_clear_line() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_reader_that_goes_away_ends_the_job_quietly() -> None:
-    code = """
-import itertools, signal, sys
-def complain(*_):
-    sys.stderr.write("the other rank has died\\n")
-    sys.exit(1)
-signal.signal(signal.SIGTERM, complain)
-for i in itertools.count(): print('line', i)
-"""
-    with MarkedJob(2, *python(code)) as job:
-        assert job.process.stdout is not None and job.process.stderr is not None
-        job.process.stdout.read(1000)
-        watch = Stopwatch()
-        job.process.stdout.close()
-        assert job.process.wait(timeout=HANG) == 141
-        assert watch.seconds() <= 2.0
-        stderr = job.process.stderr.read().decode()
-        assert job.alive() == []
-    assert "has died" not in stderr
-    assert "Traceback" not in stderr
-
-
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -16,18 +16,6 @@ from harness import shm_entries
 from launch.marked import DEAF_SLEEPER, SLEEPER, MarkedJob, python
 
 BOUND = 2.0
-# A rank with a child in its own group, a child in another session, and a forked copy of itself.
-FAMILY = """
-import os, subprocess, sys, time
-subprocess.Popen(["sleep", "600"])
-subprocess.Popen(["sleep", "600"], start_new_session=True)
-if os.fork() == 0:
-    time.sleep(600)
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
 # A rank that prints which signal it got, and then saves something until there is a file SAVE, or
 # for longer than the 2 s after which the ranks would be killed if one of them had failed.
 SAVER = """
@@ -129,21 +117,6 @@ def test_signal_that_reached_the_ranks_first_leaves_them_the_grace() -> None:
     assert "[1] saved\n" in stdout
 
 
-@pytest.mark.parametrize(("number", "status"), [(15, 143), (1, 129)])
-def test_signal_ends_the_job_with_one_line(number: int, status: int) -> None:
-    with MarkedJob(3, *python(SLEEPER), env={"OMP_NUM_THREADS": "1"}) as job:
-        job.wait_until_ready(3)
-        job.signal(number)
-        code, stdout, stderr, seconds = job.finish()
-        assert job.alive() == []
-    assert code == status
-    assert seconds <= BOUND
-    assert stdout == ""
-    # On a crowded machine the ranks may need more than the 2 s after which they are named.
-    (line,) = [line for line in stderr.splitlines() if "waiting up to" not in line]
-    assert line.endswith("stopping 3 ranks (again to kill them at once)")
-
-
 def test_ctrl_c_at_a_terminal_reaches_every_rank_once() -> None:
     code = """
 import signal, time
@@ -179,18 +152,6 @@ def test_ranks_that_ignore_the_signal_are_killed_after_the_grace() -> None:
     assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1, 2\n")
 
 
-def test_second_ctrl_c_kills_at_once() -> None:
-    with MarkedJob(3, *python(DEAF)) as job:
-        job.wait_until_ready(3)
-        job.signal(signal.SIGINT)
-        job.wait_for_stderr("stopping 3 ranks")
-        job.signal(signal.SIGINT)
-        status, _, _, seconds = job.finish()
-        assert job.alive() == []
-    assert status == 130
-    assert seconds <= 0.8
-
-
 def test_ctrl_c_before_the_ranks_are_up() -> None:
     # A Python that is starting may swallow the signal, in a callback of its own imports (once in
     # 750 starts here). A rank is then killed after the grace; the user sends the launcher another.
@@ -208,25 +169,6 @@ def test_ctrl_c_before_the_ranks_are_up() -> None:
         early = status == 1 and "KeyboardInterrupt" in stderr
         assert early or status in (130, -signal.SIGINT), (delay, stderr)
         assert seconds <= BOUND
-
-
-def test_signal_reaches_children_and_other_sessions() -> None:
-    with MarkedJob(2, *python(FAMILY)) as job:
-        job.wait_until_ready(2)
-        assert len(job.alive()) >= 2 * 4
-        job.signal(signal.SIGTERM)
-        status, _, _, seconds = job.finish()
-        assert job.alive() == []
-    assert status == 143
-    assert seconds <= BOUND
-
-
-@pytest.mark.parametrize("command", [python(SLEEPER), python(DEAF_SLEEPER), python(FAMILY)])
-def test_death_of_the_launcher_ends_all(command: list[str]) -> None:
-    with MarkedJob(3, *command) as job:
-        job.wait_until_ready(3)
-        job.signal(signal.SIGKILL)
-        assert job.seconds_until_gone() <= BOUND
 
 
 def test_death_of_the_launchers_whole_group_ends_all() -> None:

@@ -270,17 +270,6 @@ def test_worker_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
     assert "worker 1 has not ended in time, and is killed" in stderr
 
 
-def test_ctrl_c_ends_all_workers(tmp_path: Path) -> None:
-    with ElasticJob(tmp_path, 2, "time.sleep(600)", "--min-np", "1") as job:
-        for worker in (0, 1):
-            job.pid(worker)
-        job.signal(signal.SIGINT)
-        status, _, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 130
-    assert "Ctrl-C: stopping 2 workers" in stderr
-
-
 def test_death_that_the_job_survived_leaves_the_others_the_grace(tmp_path: Path) -> None:
     code = """
 def save(*_):
