@@ -26,10 +26,11 @@ import torch
 from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
-from hvdlite.ops import Max
+from hvdlite.ops import Sum
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.torch.collectives.allreduce import reduce
 from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.exchange.gradient_memory import Place
 
 _Said = dict[str, Any]  # What one rank tells the others about the memory.
 ALIGNMENT = 64  # The unit is bytes; no two parameters share a cache line.
@@ -51,11 +52,7 @@ class _Shared:
     def __init__(self, param: torch.Tensor, memory: mmap.mmap, begin: int) -> None:
         flat = torch.frombuffer(memory, dtype=param.dtype, count=param.numel(), offset=begin)
         self._param = param
-        order = sorted(range(param.dim()), key=lambda i: -param.stride(i))
-        if param.permute(order).is_contiguous():
-            self._view = flat.as_strided(param.shape, param.stride())
-        else:  # It has gaps, or it overlaps.
-            self._view = flat.view(param.shape)
+        self._view = Place(param, flat).view
         self.element = flat[param.numel() // 2]
 
     def fill(self) -> None:
@@ -93,9 +90,12 @@ class SharedParameters:
         self._process_set = process_set
         self._names = names  # The parameters have these names.
         self._first = members[0]
-        self._is_first = self._first == basics.rank()
         self._shared: dict[torch.Tensor, _Shared] = {}
         self._left: dict[torch.Tensor, bytes] = {}  # The last step has left these elements.
+
+    @property
+    def _is_first(self) -> bool:
+        return self._first == basics.rank()
 
     def suits(self, params: Sequence[torch.Tensor]) -> bool:
         """Return whether the next step updates these."""
@@ -120,26 +120,34 @@ class SharedParameters:
 
     def _together(self, when: str, changed: Sequence[str]) -> bool:
         """Wait for all ranks; return whether one of them has parameters that are not shared."""
+        ranks = self._process_set.ranks
         new = any(map(self._lies_elsewhere, self.params))
-        finder, count = basics.rank() + 1 if changed else 0, len(self.params)
-        told = torch.tensor([new, finder, count, -count], dtype=torch.int64, device="cpu")
-        to_all = Reduction(Max, process_set=self._process_set)
+        told = torch.zeros(len(ranks), dtype=torch.int64, device="cpu")
+        # Each rank has its place in the sum; that of a rank that has joined stays zero.
+        told[ranks.index(basics.rank())] = 1 + 2 * new + 4 * bool(changed) + 8 * len(self.params)
+        to_all = Reduction(Sum, process_set=self._process_set)
         found = reduce(told, f"{self._name}.{when}", to_all).tolist()
-        if found[2] != -found[3]:
+        by_rank = dict(zip(ranks, found, strict=True))
+        joined = [rank for rank, word in by_rank.items() if word == 0]
+        counts = {word // 8: rank for rank, word in by_rank.items() if word}
+        if joined or len(counts) > 1:
+            steps = " and ".join(f"rank {rank} with {count}" for count, rank in counts.items())
+            what = f"rank {joined[0]}, which has joined, does not step" if joined else steps
             raise MismatchError(
-                f"'{self._name}': a rank steps with {found[2]} parameters and another one with "
-                f"{-found[3]}; make, freeze, thaw and add parameters alike on every rank, and give "
+                f"'{self._name}': a step updates parameters that the ranks of a host share, and "
+                f"{what}; make, freeze, thaw and add parameters alike on every rank, and give "
                 "every rank as many steps, without hvd.join()"
             )
-        if found[1]:
-            what = ", ".join(changed[:3]) or "parameters"
+        finders = [rank for rank, word in by_rank.items() if word & 4]
+        if finders:
+            names = ", ".join(changed[:3]) or "parameters"
             raise HvdliteError(
-                f"rank {found[1] - 1} has found that {what} changed outside step(). With "
+                f"rank {finders[-1]} has found that {names} changed outside step(). With "
                 "share_parameters=True all ranks of a host change the same memory, so that a "
                 "change by each of them counts several times; call "
                 "optimizer.unshare_parameters() before you change parameters"
             )
-        return bool(found[0])
+        return any(word & 2 for word in found)
 
     def _lies_elsewhere(self, param: torch.Tensor) -> bool:
         one = self._shared.get(param)
@@ -170,16 +178,15 @@ class SharedParameters:
 
     def _map(self, size: int) -> mmap.mmap:
         """Map memory that the first rank of the host makes; raise on every rank if one cannot."""
-        made = _Attempt()
-        if self._is_first:
-            made.make(size)
-        told = self._tell(made.said)[self._first]
-        mapped = made
-        if not self._is_first and "error" not in told:
-            mapped = _Attempt()
-            mapped.open(told, size)
-        results = self._tell(mapped.said)
-        made.close()
+        with contextlib.closing(_Attempt()) as made:
+            if self._is_first:
+                made.make(size)
+            told = self._tell(made.said)[self._first]
+            mapped = made
+            if not self._is_first and "error" not in told:
+                mapped = _Attempt()
+                mapped.open(told, size)
+            results = self._tell(mapped.said)
         failed = {rank: one["error"] for rank, one in results.items() if "error" in one}
         if failed:
             rank, why = min(failed.items())
