@@ -102,7 +102,8 @@ class Training:
 
     def hold(self, state: Any) -> None:
         """Go from boundary to boundary until there are the planned ranks."""
-        while hvd.size() < self.plan.hold_until:
+        # The ranks count together: one may read `hvd.size()` before a death and another after it.
+        while hvd.allreduce(torch.ones(1), op=hvd.Sum, name="ranks") < self.plan.hold_until:
             time.sleep(0.01)
             state.check_host_updates()
 
