@@ -55,8 +55,8 @@ class Plan:
         hold_at: a step at which the workers wait for workers that join; with virtual ranks, each
             multiple of it, and `hold_until` is the number of ranks.
         hold_until: they wait for this epoch.
-        unredoable_at: a step before which core workers do what fewer ranks cannot redo.
-        unredoable: what that is: "alltoall", "reducescatter", or "broadcast" (from rank 1).
+        unredoable_at: a step before which workers do what fewer ranks cannot redo.
+        unredoable: what core workers do: "alltoall", "reducescatter", or "broadcast" (from rank 1).
     """
 
     folder: str

@@ -87,6 +87,9 @@ class Training:
                 self.step = len(state.losses)
                 if not ALONE and self.step % self.plan.hold_at == 0:
                     self.hold(state)
+                if self.step == self.plan.unredoable_at:
+                    self.come_to("broadcast")
+                    hvd.broadcast(torch.ones(1), root_rank=hvd.size() - 1, name="last")
                 self.optimizer.zero_grad(set_to_none=self.step % 2 == 0)
                 for inputs, targets in step:
                     loss = functional.mse_loss(self.model(inputs), targets)
