@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +10,19 @@ import torch
 from torch import nn
 
 from hvdlite import basics, ops
-from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, VirtualRanksWarning
-from hvdlite.gather_bytes import gather_bytes, gather_in_epoch
+from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.gather_bytes import gather_in_epoch
 from hvdlite.modes import Mode, check_together
 from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.optimizers.micro_batches import StepLoop
 from hvdlite.torch.optimizers.reducer import GradientReducer
-from hvdlite.torch.virtual.blocks import Blocks, blocks_of_world
 from hvdlite.torch.virtual.buffers import Buffers
 from hvdlite.torch.virtual.generators import seed_all
-from hvdlite.torch.virtual.machine import describe, differences
+from hvdlite.torch.virtual.machine import describe
 from hvdlite.torch.virtual.partial_sums import PartialSums
 from hvdlite.torch.virtual.sampler import VirtualBatchSampler
+from hvdlite.virtual.agreement import agree, check_carried, refuse_unfinished, warn_of
+from hvdlite.virtual.blocks import Blocks, blocks_of_world
 
 _OUTSIDE = (
     "backward() after the loop over a step of virtual_steps() would add to gradients that are "
@@ -159,39 +158,18 @@ class VirtualSteps(StepLoop):
             return  # The state was saved in a later epoch.
         first = self._done if self._resumes and epoch == self._epoch else 0
         if self._resumes:
-            _warn_of(
-                "in the loaded state and here", self._machine_of_state, describe(self._threads)
-            )
+            warn_of("in the loaded state and here", self._machine_of_state, describe(self._threads))
         self._resumes, self._epoch, self._done = False, epoch, first
         torch.set_num_threads(self._threads)
         self._take_block(first)
-        self._agree([self._size, sampler.seed, sampler.batch_size, sampler.steps, epoch, first])
+        sizes = [self._size, sampler.seed, sampler.batch_size, sampler.steps]
+        agree(self._name, [*sizes, epoch, first], describe(self._threads))
         for number in range(first, sampler.steps):
             seed_all(self._seed, epoch, number, "before")
             step = VirtualStep(number, epoch, self)
             yield step
             if self._done != number + 1:
-                raise HvdliteError(
-                    f"step {number} of virtual_steps() was left before its end: loop over all "
-                    "batches of each step, or leave the loop over virtual_steps(), too"
-                )
-
-    def _agree(self, arguments: list[Any]) -> None:
-        """Compare the arguments and the machines of the ranks, once in an epoch."""
-        machine = describe(self._threads)
-        data = json.dumps([basics.rank(), arguments, machine]).encode()
-        names = "virtual_size", "seed", "batch_size", "steps of an epoch", "epoch", "first step"
-        for block in gather_bytes(basics.engine(), data, f"#{self._name}.arguments"):
-            if len(block) == 0:
-                continue  # The rank has joined: the step raises an error.
-            rank, others, its_machine = json.loads(bytes(block))
-            for what, own, other in zip(names, arguments, others, strict=True):
-                if own != other:
-                    raise MismatchError(
-                        f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {other} on "
-                        f"rank {rank}; give every rank the same, and load the same state on all"
-                    )
-            _warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
+                refuse_unfinished(number)
 
     def _run(self, step: VirtualStep, epoch: int) -> Iterator[Any]:
         """Give the batches of one step, and reduce gradients and buffers after the last one."""
@@ -205,7 +183,7 @@ class VirtualSteps(StepLoop):
                     self._take_block(step.number)
                 sums = _Sums(self._model)
                 yield from self._compute(step, sums)
-                step.loss, missing = self._reduce(sums)
+                step.loss, carried = self._reduce(sums)
                 if self._is_of_one_world():
                     break
                 # In an elastic job ranks have died, and with them the gradients of their blocks.
@@ -215,12 +193,7 @@ class VirtualSteps(StepLoop):
                 for param in zeros:
                     param.grad = torch.zeros_like(param)
                 self._take_block(step.number)
-            if missing:
-                raise HvdliteError(
-                    f"the gradients of {missing:.0f} of {self._size} virtual ranks are missing: a "
-                    "rank that carries some of them has called hvd.join(); all ranks have the "
-                    "same number of steps, and need no join()"
-                )
+            check_carried(carried, self._size)
             self._unfinished, self._done = False, step.number + 1
         seed_all(self._seed, epoch, step.number, "after")
 
@@ -249,7 +222,7 @@ class VirtualSteps(StepLoop):
         self._running = False
 
     def _reduce(self, sums: _Sums) -> tuple[float | None, float]:
-        """Put the means into gradients and buffers; return the loss, and how many are missing."""
+        """Put the means into gradients and buffers; return the loss, and how many it is of."""
         recorded = sums.losses.take().get("loss", torch.zeros(2, dtype=torch.float64, device="cpu"))
         told = [float(self._blocks.own.size), *map(float, sums.buffers.changed), *recorded.tolist()]
         numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
@@ -259,11 +232,10 @@ class VirtualSteps(StepLoop):
         self._reducer.synchronize()
         self._reducer.expect_backwards(1, _OUTSIDE)
         carried, *changed, loss, times = handle.wait().tolist()
-        missing = self._size - carried
-        if not missing:
+        if carried == self._size:
             with torch.no_grad():
                 sums.buffers.finish(self._name, [one > 0 for one in changed], self._size)
-        return loss / self._size if times == self._size else None, missing
+        return loss / self._size if times == self._size else None, carried
 
     def _is_of_one_world(self) -> bool:
         """Return whether all of the step, so far, is of ranks of one world; all return the same."""
@@ -337,14 +309,3 @@ class VirtualSteps(StepLoop):
         """Go on after the last step, in the loops of a training function that is called again."""
         self._resumes = self._seed is not None
         self._machine_of_state = describe(self._threads)
-
-
-def _warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
-    found = differences(one, other)
-    if found:
-        warnings.warn(
-            f"virtual ranks have the same bits only on machines of the same kind, and {where} "
-            f"there are different ones ({found})",
-            VirtualRanksWarning,
-            stacklevel=2,
-        )
