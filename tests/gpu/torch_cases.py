@@ -7,6 +7,7 @@ streams, the real NCCL, the real kernels. On CPUs they show that the scenarios t
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 import warnings
 from typing import Any
@@ -20,6 +21,7 @@ from hvdlite.errors import HvdliteError
 from parallel.scenarios import run_all
 from parallel.torch.test_torch_adasum import TOLERANCE, adasum, array_of, close
 from patience import Stopwatch, wait_until
+from references import virtual_ranks
 
 REDUCED = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -348,6 +350,47 @@ def scenario_sharded_training_equals_one_process(device: torch.device) -> None:
         optimizer = hvd.ShardedOptimizer(adam, model.named_parameters(), stage=stage)
         for one, other in zip(train(model, optimizer, part, device), whole, strict=True):
             assert torch.allclose(one, other, rtol=0, atol=1e-10), (one - other).abs().max()
+
+
+def scenario_virtual_ranks_equal_one_process(device: torch.device) -> None:
+    torch.manual_seed(1)
+    layers = (nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
+    model = nn.Sequential(*layers).to(device)
+    alone = copy.deepcopy(model)
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), virtual_size=4)
+    samples = torch.randn(48, 6, generator=torch.Generator().manual_seed(2))
+    sampler = hvd.VirtualBatchSampler(samples, batch_size=4, virtual_size=4, seed=7)
+    loader = torch.utils.data.DataLoader(samples, batch_sampler=sampler)
+    if device.type == "cuda" and hvd.size() > 1:
+        with pytest.raises(hvd.ArgumentError, match="in an order of its own"):
+            next(optimizer.virtual_steps(loader, 0, model))
+        return
+    for step in optimizer.virtual_steps(loader, 0, model):
+        optimizer.zero_grad()
+        for batch in step:
+            loss = model(batch.to(device)).square().mean()
+            loss.backward()
+            step.record(loss)
+        optimizer.step()
+        batches = [samples[sampler.batch(0, step.number, one)].to(device) for one in range(4)]
+        expected = virtual_ranks.step(
+            alone, lambda batch: alone(batch).square().mean(), batches, 7, 0, step.number
+        )
+        plain.step()
+        assert step.loss == expected
+        states = model.state_dict().values(), alone.state_dict().values()
+        assert all(map(torch.equal, *states))
+
+
+def scenario_shared_parameters_are_refused_on_a_gpu(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    model = make_model(device)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(hvd.ArgumentError, match="needs parameters on CPUs"):
+        hvd.ShardedOptimizer(sgd, model.named_parameters(), share_parameters=True)
 
 
 def scenario_training_does_not_wait_for_the_device(device: torch.device) -> None:
