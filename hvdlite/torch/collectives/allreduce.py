@@ -26,6 +26,7 @@ from hvdlite.torch.collectives.fast_path import (
 )
 from hvdlite.torch.collectives.fast_path import allreduce as _fast_allreduce
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
+from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import (
@@ -110,6 +111,7 @@ def send_named(
     )
 
 
+@outside_graphs
 def _allreduce(
     named: Callable[..., Named],
     form: int,

@@ -12,11 +12,13 @@ from hvdlite.process_sets import ProcessSet, check_root, global_process_set, mem
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.allreduce import averaged
 from hvdlite.torch.collectives.gradients import tie
+from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
 
 
+@outside_graphs
 def _broadcast(
     form: int, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Any:
@@ -134,6 +136,7 @@ def broadcast_async_(
     return result
 
 
+@outside_graphs
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Wait until every rank, or every member of a process set, has called it.
 

@@ -9,21 +9,16 @@ for a compiled backward is extended: at its end it calls what was queued in it.
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from hvdlite.torch.collectives.graph_breaks import disabled
+
 Call = Callable[[], None]
 
-# Torch gives it with fullgraph=True; older releases take no reason.
-_WHY = (
-    {"reason": "hvdlite sends gradients outside of graphs; leave fullgraph=True out"}
-    if "reason" in inspect.signature(torch.compiler.disable).parameters
-    else {}
-)
 _here = threading.local()  # `queued` has the calls at the end of this thread's compiled backward.
 
 
@@ -43,7 +38,7 @@ def queue(call: Call) -> None:
 def untraced(hook: Callable[..., None]) -> Callable[..., None]:
     """Return a hook that a compiled backward calls, and does not look into."""
     _follow()
-    outside = torch.compiler.disable(hook, **_WHY)
+    outside = disabled(hook, "sends gradients")
 
     def call(*arguments: Any) -> None:
         # To go around Dynamo takes longer than most hooks, so an ordinary backward does not.

@@ -17,6 +17,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import averaged, reduction_of, send_named
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
+from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import (
     Reduction,
@@ -82,6 +83,7 @@ def _gathered_gradient(
     return mean[start : start + first_dimensions[index]]
 
 
+@outside_graphs
 def allgather(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -109,6 +111,7 @@ def allgather(
     return _start_gathering(sent, process_set, blocking=True).wait()[0]
 
 
+@outside_graphs
 def allgather_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -127,6 +130,7 @@ def allgather_async(
     return _start_gathering(sent, process_set, blocking=False).first()
 
 
+@outside_graphs
 def grouped_allgather(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -147,6 +151,7 @@ def grouped_allgather(
     return results
 
 
+@outside_graphs
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -205,6 +210,7 @@ def _scatter_compressed(
     )
 
 
+@outside_graphs
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -247,6 +253,7 @@ def reducescatter(
     return _scatter_compressed(sent, reduction, compression, splits)[0]
 
 
+@outside_graphs
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -271,6 +278,7 @@ def reducescatter_async(
     return _start_scattering(sent, reduction, blocking=False, splits=splits).first()
 
 
+@outside_graphs
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -295,6 +303,7 @@ def grouped_reducescatter(
     return _scatter_compressed(sent, reduction, compression)
 
 
+@outside_graphs
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -352,6 +361,7 @@ def _exchanged_gradient(
     return back
 
 
+@outside_graphs
 def alltoall(
     tensor: torch.Tensor,
     splits: Splits = None,
@@ -385,6 +395,7 @@ def alltoall(
     return _start_exchanging(sent, splits, process_set, blocking=True).wait()
 
 
+@outside_graphs
 def alltoall_async(
     tensor: torch.Tensor,
     splits: Splits = None,

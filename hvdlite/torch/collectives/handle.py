@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdlite import _core
+from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.submit import Submission
 
 Core = Submission | _core.Handle  # It is the latter if no tensor is on a GPU.
@@ -54,6 +55,7 @@ class Handle:
         return self.then(lambda results: results[0])
 
 
+@outside_graphs
 def poll(handle: Handle) -> bool:
     """Return whether an asynchronous collective has completed, so that `synchronize` is immediate.
 
@@ -68,6 +70,7 @@ def poll(handle: Handle) -> bool:
     return handle.done()
 
 
+@outside_graphs
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous collective and return its result.
 

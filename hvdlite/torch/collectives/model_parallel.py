@@ -15,6 +15,7 @@ import torch
 from hvdlite import ops as neutral
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import reduce
+from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import check, single
 
@@ -49,6 +50,7 @@ class _Reduced(torch.autograd.Function):  # type: ignore[misc]
         return _Copied.apply(gradient, *ctx.arguments), None, None
 
 
+@outside_graphs
 def copy_to(tensor: torch.Tensor, process_set: ProcessSet, name: str | None = None) -> torch.Tensor:
     """Enter a tensor parallel layer: return the tensor, and sum its gradients in backward.
 
@@ -74,6 +76,7 @@ def copy_to(tensor: torch.Tensor, process_set: ProcessSet, name: str | None = No
     return copied
 
 
+@outside_graphs
 def reduce_from(
     tensor: torch.Tensor, process_set: ProcessSet, name: str | None = None
 ) -> torch.Tensor:

@@ -21,6 +21,7 @@ from hvdlite.compression import NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
+from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Received, Reduction, start_allgather, take_received
 from hvdlite.torch.collectives.tensors import check, readable, spec
@@ -142,6 +143,7 @@ class RowGathering:
         return shares * (postscale / total) if total > 0 else shares
 
 
+@outside_graphs
 def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: str | None = None,

@@ -18,6 +18,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.collectives.compiled_backward import queue
+from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Submission, start_recv, start_send
 from hvdlite.torch.collectives.tensors import (
@@ -138,6 +139,7 @@ class _Received(torch.autograd.Function):  # type: ignore[misc]
         return None, None, None, None, None
 
 
+@outside_graphs
 def send(
     tensor: torch.Tensor,
     to: int,
@@ -176,6 +178,7 @@ def send(
     return sent
 
 
+@outside_graphs
 def send_async(
     tensor: torch.Tensor,
     to: int,
@@ -196,6 +199,7 @@ def send_async(
     return _start_sending(tensor, to, tag, name, process_set, False)
 
 
+@outside_graphs
 def recv(
     tensor: torch.Tensor,
     source: int,
@@ -228,6 +232,7 @@ def recv(
     return received
 
 
+@outside_graphs
 def recv_async(
     tensor: torch.Tensor,
     source: int,
