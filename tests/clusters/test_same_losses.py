@@ -1,8 +1,8 @@
 """examples/torch_digits.py, unchanged, has the same losses to the bit under every launcher.
 
 Importing takes most of its time, so under mpirun and with TF_CONFIG it is forked.
-A launcher is a function in `LAUNCHERS`: it runs the example with two ranks, and rank 0 writes the
-losses to the given folder.
+A launcher is a function in `LAUNCHERS`: it runs a script with two ranks. Rank 0 of the example
+writes the losses to a folder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from multihost.bed import Bed, end, finish, why_not
 from pythons import python_with
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+# It compares itself with one process.
+VIRTUAL_RANKS = EXAMPLE.parent / "by_feature" / "virtual_ranks.py"
 BIN = Path(sys.executable).parent
 SECONDS = 240
 
@@ -58,31 +60,31 @@ def run(*command: str, env: Mapping[str, str] | None = None) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def torchrun(folder: Path, request: pytest.FixtureRequest) -> None:
+def torchrun(script: list[str], request: pytest.FixtureRequest) -> None:
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run(*agent, "--nproc-per-node", "2", *example(folder))
+    run(*agent, "--nproc-per-node", "2", *script)
 
 
-def mpirun(folder: Path, request: pytest.FixtureRequest) -> None:
+def mpirun(script: list[str], request: pytest.FixtureRequest) -> None:
     flags = ["--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-    run(str(BIN / "prterun"), *flags, forking_python(), *example(folder))
+    run(str(BIN / "prterun"), *flags, forking_python(), *script)
 
 
-def srun(folder: Path, request: pytest.FixtureRequest) -> None:
+def srun(script: list[str], request: pytest.FixtureRequest) -> None:
     cluster: Slurm = request.getfixturevalue("slurm")
     env = environment(HVDLITE_TOKEN=secrets.token_hex(32))
-    ranks = ["srun", "-N2", "-n2", sys.executable, *example(folder)]
+    ranks = ["srun", "-N2", "-n2", sys.executable, *script]
     done = cluster.run(*ranks, env=env, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def node_mode(folder: Path, request: pytest.FixtureRequest) -> None:
+def node_mode(script: list[str], request: pytest.FixtureRequest) -> None:
     bed: Bed = request.getfixturevalue("bed")
     env = {"HVDLITE_TOKEN": secrets.token_hex(32)}
     nodes = [
         bed.start_launcher(
             *("--nodes", "2", "--node-rank", str(node), "--meet", "node1:23456", "-np", "1"),
-            *(sys.executable, *example(folder)),
+            *(sys.executable, *script),
             host=node,
             env=env,
         )
@@ -97,33 +99,34 @@ def node_mode(folder: Path, request: pytest.FixtureRequest) -> None:
             end(node)
 
 
-def tf_config(folder: Path, request: pytest.FixtureRequest) -> None:
+def tf_config(script: list[str], request: pytest.FixtureRequest) -> None:
     cluster = {"chief": ["localhost:2222"], "worker": ["localhost:2223"]}
     ranks = []
     for kind in cluster:
         config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
         env = environment(TF_CONFIG=config)
-        ranks.append(subprocess.Popen([forking_python(), *example(folder)], env=env))
+        ranks.append(subprocess.Popen([forking_python(), *script], env=env))
     assert [rank.wait(SECONDS) for rank in ranks] == [0, 0]
 
 
-def pods(folder: Path, request: pytest.FixtureRequest) -> None:
+def pods(script: list[str], request: pytest.FixtureRequest) -> None:
     with Bed(2) as two:
-        wanted = EmitRequest([sys.executable, *example(folder)], 2, 1, image="a")
+        wanted = EmitRequest([sys.executable, *script], 2, 1, image="a")
         (one,) = next(kubernetes.pods(kubernetes.objects("job", wanted)))["containers"]
+        folder = request.getfixturevalue("tmp_path")
         names, first = folder / "hosts", "train-0.train"
         kubernetes.run_pods(two, names, first, one["command"], one["env"])
 
 
-def spark(folder: Path, request: pytest.FixtureRequest) -> None:
-    with spark_sessions.spark("local[2]", folder):
-        hvdlite.spark.run(run_as_script, (example(folder),), num_proc=2)
+def spark(script: list[str], request: pytest.FixtureRequest) -> None:
+    with spark_sessions.spark("local[2]", request.getfixturevalue("tmp_path")):
+        hvdlite.spark.run(run_as_script, (script,), num_proc=2)
 
 
-def ray_actors(folder: Path, request: pytest.FixtureRequest) -> None:
+def ray_actors(script: list[str], request: pytest.FixtureRequest) -> None:
     pytest.importorskip("ray").cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with ray_clusters.cluster(cpus=2):
-        hvdlite.ray.run(run_as_script, (example(folder),), num_workers=2)
+        hvdlite.ray.run(run_as_script, (script,), num_workers=2)
 
 
 def run_as_script(arguments: list[str]) -> None:
@@ -133,7 +136,7 @@ def run_as_script(arguments: list[str]) -> None:
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-LAUNCHERS: dict[str, Callable[[Path, pytest.FixtureRequest], None]] = {
+LAUNCHERS: dict[str, Callable[[list[str], pytest.FixtureRequest], None]] = {
     "torchrun": torchrun,
     "mpirun": mpirun,
     "srun": srun,
@@ -177,5 +180,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_losses_are_those_under_hvdlite_run(
     launcher: str, expected: list[float], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    LAUNCHERS[launcher](tmp_path, request)
+    LAUNCHERS[launcher](example(tmp_path), request)
     assert losses(tmp_path) == expected
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("Ray", marks=marks_of("Ray"))])
+def test_virtual_ranks_end_in_the_bits_of_one_process(
+    launcher: str, request: pytest.FixtureRequest
+) -> None:
+    LAUNCHERS[launcher]([str(VIRTUAL_RANKS)], request)

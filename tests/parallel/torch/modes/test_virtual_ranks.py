@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import hvdlite.torch as hvd
 from harness import run_world
-from parallel.torch.modes.virtual_models import KINDS, STEPS, Training, alone
+from parallel.torch.modes.virtual_models import KINDS, STEPS, Images, Training, alone
 
 PRELOAD = ("torch._dynamo",)
 
@@ -23,21 +24,23 @@ PLACEMENTS = [
 ]
 
 
-def hashes() -> dict[str, str]:
+def hashes(steps: int = 2 * STEPS, *images: torch.Tensor) -> dict[str, str]:
+    """Train on virtual ranks; `images` are images and labels, by default random ones."""
     hvd.init()
     found = {}
     for kind in KINDS:
-        training = Training(kind)
-        for _ in training.run():
+        training = Training(kind, data=Images(*images))
+        for _ in itertools.islice(training.run(epochs=steps), steps):
             pass
         found[kind] = training.hash()
     return found
 
 
-def hashes_alone() -> dict[str, str]:
+def hashes_alone(steps: int = 2 * STEPS, *images: torch.Tensor) -> dict[str, str]:
+    """Train in one process with plain torch."""
     hvd.init()
     torch.set_num_threads(1)
-    return {kind: alone(kind) for kind in KINDS}
+    return {kind: alone(kind, steps, Images(*images)) for kind in KINDS}
 
 
 @functools.cache

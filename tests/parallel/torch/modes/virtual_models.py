@@ -86,13 +86,15 @@ KINDS = [f"{model.__name__} {make.__name__}" for model in MODELS for make in OPT
 
 
 class Images(torch.utils.data.Dataset):
-    """Random images, to which a random transform adds noise of each library."""
+    """Images, random ones if none are given, to which a transform adds noise of each library."""
 
-    def __init__(self) -> None:
+    def __init__(self, images: Any = None, labels: Any = None) -> None:
         generator = torch.Generator().manual_seed(0)
         count = VIRTUAL_SIZE * BATCH * STEPS + 5
-        self.images = torch.randn(count, 1, 8, 8, generator=generator)
-        self.labels = torch.randint(0, 10, (count,), generator=generator)
+        if images is None:
+            images = torch.randn(count, 1, 8, 8, generator=generator)
+            labels = torch.randint(0, 10, (count,), generator=generator)
+        self.images, self.labels = images, labels
 
     def __len__(self) -> int:
         return len(self.images)
@@ -105,7 +107,9 @@ class Images(torch.utils.data.Dataset):
 class Training:
     """One model and its optimizer, from the same start on all ranks."""
 
-    def __init__(self, kind: str, workers: int = 0, plain: bool = False) -> None:
+    def __init__(
+        self, kind: str, workers: int = 0, plain: bool = False, data: Images | None = None
+    ) -> None:
         model, make = kind.split()
         torch.manual_seed(SEED)
         self.model = {one.__name__: one for one in MODELS}[model]()
@@ -116,11 +120,12 @@ class Training:
             optimizer = hvd.DistributedOptimizer(optimizer, names, virtual_size=VIRTUAL_SIZE)
         self.optimizer: Any = optimizer
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.data = data or Images()
         self.sampler = hvd.VirtualBatchSampler(
-            Images(), batch_size=BATCH, virtual_size=VIRTUAL_SIZE, seed=SEED
+            self.data, batch_size=BATCH, virtual_size=VIRTUAL_SIZE, seed=SEED
         )
         self.loader = torch.utils.data.DataLoader(
-            Images(), batch_sampler=self.sampler, num_workers=workers
+            self.data, batch_sampler=self.sampler, num_workers=workers
         )
         self.losses: list[float] = []
 
@@ -159,21 +164,18 @@ class Training:
         return digest.hexdigest()
 
 
-def alone(kind: str) -> str:
+def alone(kind: str, steps: int, data: Images) -> str:
     """Train in this process with plain torch, and return the hash."""
-    training = Training(kind, plain=True)
-    data = Images()
+    training = Training(kind, plain=True, data=data)
     collate = torch.utils.data.default_collate
-    for epoch in range(2):
-        for number in range(STEPS):
-            batches = []
-            for virtual_rank in range(VIRTUAL_SIZE):
-                virtual_ranks.seed_all(SEED, epoch, number, virtual_rank, "data")
-                indices = training.sampler.batch(epoch, number, virtual_rank)
-                batches.append(collate([data[index] for index in indices]))
-            loss = virtual_ranks.step(
-                training.model, training.loss_of, batches, SEED, epoch, number
-            )
-            training.losses.append(loss)
-            training.update()
+    for done in range(steps):
+        epoch, number = divmod(done, training.sampler.steps)
+        batches = []
+        for virtual_rank in range(VIRTUAL_SIZE):
+            virtual_ranks.seed_all(SEED, epoch, number, virtual_rank, "data")
+            indices = training.sampler.batch(epoch, number, virtual_rank)
+            batches.append(collate([training.data[index] for index in indices]))
+        loss = virtual_ranks.step(training.model, training.loss_of, batches, SEED, epoch, number)
+        training.losses.append(loss)
+        training.update()
     return training.hash()
