@@ -34,6 +34,16 @@ basics.shutdown()
 print(f"sum over {size} ranks is right")
 """
 
+# A wheel is compiled file by file, so that a source that lacks an #include of pybind11 shows here.
+UNCONVERTED = """\
+from hvdlite import _core
+
+owners = [_core, *(it for it in vars(_core).values() if isinstance(it, type))]
+docs = [str(it.__doc__) for owner in owners for it in vars(owner).values()]
+wrong = [doc.splitlines()[0] for doc in docs if "std::" in doc]
+assert not wrong, f"pybind11 converts no such type: {wrong}"
+"""
+
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command without this environment's paths; return its output, or exit if it fails."""
@@ -92,6 +102,7 @@ def use_wheel(wheel: Path, folder: Path) -> None:
 
 def use_installed(programs: Path, folder: Path) -> None:
     """Run one rank, then two, with the programs of an environment that has hvdlite."""
+    run(programs / "python", "-c", UNCONVERTED, cwd=folder)
     script = folder / "train.py"
     script.write_text(TRAIN)
     assert "sum over 1 ranks is right" in run(programs / "python", script, cwd=folder)

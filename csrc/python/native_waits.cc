@@ -1,5 +1,6 @@
 #include "python/native_waits.h"
 
+#include <pybind11/stl.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -89,7 +89,7 @@ class Servers:
 
     count: int  # how many ranks serve: the first ones
     min_workers: int = 1  # with fewer live workers the job fails
-    restarts: int = 3  # how often one after the other a worker that died is started again
+    restarts: int = 3  # how many times in a row a worker that dies is started again
 
     def check(self, ranks: int) -> None:
         """Check the numbers of a job with `ranks` ranks."""

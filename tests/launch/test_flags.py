@@ -104,7 +104,9 @@ def test_help_shows_knobs_with_real_defaults_and_horovods_names_only_where_asked
     with pytest.raises(SystemExit):
         build_parser().parse_args(["--help-all"])
     full = capsys.readouterr().out
-    assert "(default: path)" not in full and "(default: 67108864 bytes)" in " ".join(full.split())
+    words = " ".join(full.split())
+    assert "(default: path)" not in full and "(default: 67108864 bytes)" in words
+    assert "(default: 1 second)" in words and "--no-check-finite --check-finite 0 " in words
     horovods = ("--fusion-threshold-mb", "--no-stall-check", "--cycle-time-ms", "--mpi-args")
     for flag in ("--fusion-threshold", "--check-finite", "--log-level", *horovods):
         assert f"{flag} " not in short

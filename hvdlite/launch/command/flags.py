@@ -129,7 +129,9 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     )
     add_flags(parser)
     _add_knob_flags(
-        parser.add_argument_group("knobs", "a flag for each; see docs/knobs.md, or --help-all"),
+        parser.add_argument_group(
+            "knobs", "each is a flag; --help-all lists them, docs/knobs.md explains them"
+        ),
         shows_all,
     )
     add_horovods_flags(parser, shows_all)
@@ -153,7 +155,8 @@ class _SetKnob(argparse.Action):
 
 
 def _described(row: Mapping[str, str]) -> str:
-    default = f"{row['default']} {row['unit']}".rstrip() if row["default"] else ""
+    unit = row["unit"].removesuffix("s") if row["default"] == "1" else row["unit"]
+    default = f"{row['default']} {unit}".rstrip() if row["default"] else ""
     text = row["help"] + (f" (default: {default})" if default else "")
     # In a help text argparse interprets %, which the table of knobs does not escape.
     return text.replace("%", "%%")
@@ -208,20 +211,20 @@ def _add_switch(
 ) -> None:
     """Add --name and --no-name for a knob of 0 and 1."""
     spellings = (
-        ((own,), 1, shows_all),
-        ((f"--no-{own[2:]}",), 0, shows_all),
-        ((f"{own}=1",), 1, False),
-        ((f"{own}=0",), 0, False),
+        (own, 1, _described(row)),
+        (f"--no-{own[2:]}", 0, f"{own} 0"),
+        (f"{own}=1", 1, ""),
+        (f"{own}=0", 0, ""),
     )
-    for flags, value, shown in spellings:
+    for flag, value, text in spellings:
         group.add_argument(
-            *flags,
+            flag,
             action=_SetKnob,
             dest=row["environment"],
             nargs=0,
             const=value,
             default=argparse.SUPPRESS,
-            help=_described(row) if shown else argparse.SUPPRESS,
+            help=text if text and shows_all else argparse.SUPPRESS,
         )
 
 

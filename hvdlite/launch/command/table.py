@@ -27,54 +27,57 @@ _TABLE = f"""
 --compat | switch | | let `import horovod` find hvdlite, for scripts written for Horovod
 --verbose | switch | | say what is started
 --start-timeout | amount | SECONDS | how long hvd.init() waits for all ranks, and ssh for a host;
-    0: as long as it takes
+    0: without a limit
 --grace | amount | SECONDS | how long the ranks have to save something after Ctrl-C or SIGTERM
     before they are killed; 0: at once (default: {DEFAULT_GRACE:g})
---config-file | Path | FILE | flags from a YAML file, as horovodrun's
---independent | switch | | it is no error if the ranks, which need nothing of each other, join no
-    world
+--config-file | Path | FILE | read options from this YAML file; those of horovodrun work, too
+--independent | switch | | the ranks need nothing from each other: it is not an error if none
+    of them calls hvd.init()
 = several hosts
 -H --hosts | str | HOST:SLOTS,... | where to run; -np fills them in order
--hostfile --hostfile | Path | FILE | the same from a file, a line each: HOST slots=N, or HOST:N
+-hostfile --hostfile | Path | FILE | the same from a file, with lines such as HOST:N or
+    HOST slots=N
 --via | str | | how to reach the hosts; with srun they are those of the Slurm allocation
--p --ssh-port | port | PORT | port of their sshd
+-p --ssh-port | port | PORT | port of sshd on the other hosts
 -i --ssh-identity-file | Path | FILE | private key for ssh
---ssh-config | Path | FILE | configuration that ssh reads instead
---remote-python | str | PATH | Python with hvdlite on the other hosts, if not where it is here
---network-interfaces --network-interface | names | NAME,... | interfaces by which the hosts reach
-    each other, if not those of the route to them
+--ssh-config | Path | FILE | configuration file for ssh, instead of ~/.ssh/config
+--remote-python | str | PATH | Python with hvdlite on the other hosts, if its path differs from this
+    host's
+--network-interfaces --network-interface | names | NAME,... | network interfaces for the traffic
+    between hosts (default: those of the routes between them)
 --tcp | switch | | keep NCCL from using InfiniBand
 = node mode | hvdlite-run is started once on each node; see docs/launch.md
---nodes | str | N | start this hvdlite-run once on each of N nodes; auto: as PET_NNODES and its
-    like, or one task of srun on each node, tell
+--nodes | str | N | number of nodes; auto: read it from Kubeflow Trainer's variables (PET_...), or
+    from a step of srun with one task on each node
 --node-rank | int | R | number of this node, from 0
---meet | str | HOST:PORT | where node 0 waits for the others: its host and a free port there
+--meet | str | HOST:PORT | host of node 0 and a free port there, where it waits for the others
 = elastic jobs | ranks may die and join; see docs/elastic.md
---min-np --min-num-proc | count | N | go on while there are so many ranks (default: the number of
-    -np)
---max-np --max-num-proc | count | N | take at most so many ranks (default: as many as the hosts have
-    slots)
---host-discovery-script | str | COMMAND | ask this command every second which hosts there are; it
-    prints lines of HOST[:SLOTS]
+--min-np --min-num-proc | count | N | continue while at least this many ranks are left (default: the
+    number of -np)
+--max-np --max-num-proc | count | N | use at most this many ranks (default: as many as the hosts
+    have slots)
+--host-discovery-script | str | COMMAND | run this command every second; it prints the available
+    hosts, as lines of HOST[:SLOTS]
 --slots-per-host | count | N | slots of a host for which the script prints none (default: 1)
 --elastic-timeout | amount | SECONDS | how long to wait while there are fewer than --min-np ranks or
     slots (default: {_ELASTIC.timeout:g})
---reset-limit | count | N | end the job when its ranks were formed anew more often (default: no
-    limit)
+--reset-limit | count | N | end the job when its ranks have changed more than this many times
+    (default: no limit)
 --blacklist-cooldown-range | amount | MIN MAX | seconds without new ranks for a host whose ranks die
     again and again (default: {_ELASTIC.cooldown[0]:g} {_ELASTIC.cooldown[1]:g})
---elastic-heartbeat | amount | SECONDS | how long a rank or a host may be silent until it counts as
+--elastic-heartbeat | amount | SECONDS | how long a rank or a host may be silent before it counts as
     dead (default: {_ELASTIC.heartbeat:g})
 --drain-timeout | amount | SECONDS | how long ranks may take to leave a host that is taken away, or
     to end after an exception (default: {_ELASTIC.drain_timeout:g})
 = parameter servers | asynchronous training; see docs/parameter_server.md
 --servers | count | N | the first N ranks of -np are parameter servers, and the others workers
---min-workers | count | N | go on while so many workers live (default: {_SERVERS.min_workers})
---worker-restarts | count | N | how often one after the other a worker that died is started again
+--min-workers | count | N | continue while at least this many workers live (default:
+    {_SERVERS.min_workers})
+--worker-restarts | count | N | how many times in a row a worker that dies is started again
     (default: {_SERVERS.restarts})
 = cluster software | see docs/slurm.md
 --emit | str | | print a description of the job for this cluster software instead of running it
---ntasks-per-node | int | N | the most ranks of a node (default: all ranks on one node)
+--ntasks-per-node | int | N | largest number of ranks on a node (default: all ranks on one node)
 --name | str | NAME | name of the job (default: train)
 --image | str | IMAGE | container image of the ranks
 = output
@@ -83,21 +86,22 @@ _TABLE = f"""
 --prefix-output-with-timestamp -prefix-timestamp --prefix-timestamp | switch | | put the time before
     each line, too
 = live view | see docs/live.md
---live | switch | | show below the output what every rank does, and which one holds the others up
---report | Path | OUT.HTML | write a report when the job ends: what limits it, and charts; and
-    OUT.json beside it
---baseline | Path | ONE.JSON | the file beside the report of the same training on fewer ranks: the
-    new report says where the missing speed-up is
---live-page | str | HOST:PORT | serve that as a page, and as metrics for Prometheus; the address is
-    printed with its token (default: {DEFAULT_ADDRESS}, a free port that this host alone reaches)
---live-token-file | Path | FILE | a file with the token of the page, which is then not printed
+--live | switch | | below the output, show what each rank does, and which one delays the others
+--report | Path | OUT.HTML | when the job ends, write a report of what limits it, with charts, and
+    the figures beside it to OUT.json
+--baseline | Path | ONE.JSON | the OUT.json of the same training on fewer ranks: --report then says
+    where the missing speed-up went
+--live-page | str | HOST:PORT | serve the live view as a web page, and metrics for Prometheus; the
+    address is printed with its token (default: {DEFAULT_ADDRESS}, a free port that only this host
+    reaches)
+--live-token-file | Path | FILE | read the token of the page from this file instead of printing one
 = timeline | see docs/timeline.md
---timeline-filename --timeline | Path | FILE | write where the time of every rank goes to one file,
-    for ui.perfetto.dev
---timeline-mark-cycles | either | | also mark the rounds of the engine in it
+--timeline-filename --timeline | Path | FILE | write a timeline of all ranks to one file, for
+    ui.perfetto.dev
+--timeline-mark-cycles | either | | mark the engine's rounds in it, too
 = autotune | see docs/autotune.md
---autotune | either | | search faster values of the knobs while training runs
---autotune-log-file --autotune-log | Path | FILE | write what it measures to FILE, as lines of JSON
+--autotune | either | | search for faster values of the knobs while training runs
+--autotune-log-file --autotune-log | Path | FILE | write what autotune measures, as lines of JSON
 """
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "int": int,

@@ -73,6 +73,6 @@ class Overlap:
         self._choice = gain <= LEAST_GAIN * without
         when = "during" if self._choice else "at the end of"
         return (
-            f"gradients are sent {when} backward(): from its first gradient to its end takes "
+            f"gradients are sent {when} backward(): a step's gradients take "
             f"{1e3 * (without + gain):.1f} ms with overlap, {1e3 * without:.1f} ms without"
         )
