@@ -19,7 +19,7 @@ from hvdlite.virtual.blocks import blocks_of_world
 from hvdlite.virtual.generators import generators, seed_of
 from hvdlite.virtual.tree_sums import TreeSums
 
-# A key says what an array is, "gradient" or "weight", and its index among these.
+# A key says what an array is, "gradient", "weight" or its "bytes", and its index among these.
 _Key = tuple[str, int]
 
 _NAME = "keras.virtual_steps"
@@ -244,35 +244,26 @@ class _Loop:
                 key = "gradient", i
                 wanted[key] = sums[key] if key in sums else np.zeros(variable.shape, variable.dtype)
         wanted |= {key: one for key, one in sums.items() if key[0] == "weight" and changed[key[1]]}
-        values = (
-            grouped_allreduce(
-                [*wanted.values()], name=f"{_NAME}.means", op=ops.Sum, postscale_factor=1.0 / size
-            )
+        # Others than means are a sum with zeros, as only one rank has what virtual rank 0 left.
+        values = of_first or [np.zeros_like(one) for one in before]
+        for i, one in enumerate(changed):
+            if one and ("weight", i) not in wanted:
+                wanted["bytes", i] = np.frombuffer(values[i].tobytes(), np.uint8)
+        totals = (
+            grouped_allreduce([*wanted.values()], name=f"{_NAME}.sums", op=ops.Sum)
             if wanted
             else []
         )
-        means = dict(zip(wanted, values, strict=True))
-        self._set_weights(means, changed, before, of_first)
-        tensors = [
-            keras.ops.convert_to_tensor(means["gradient", i]) if one else None
-            for i, one in enumerate(given)
-        ]
+        tensors: list[Any] = [None] * len(variables)
+        for (kind, i), total in zip(wanted, totals, strict=True):
+            if kind == "gradient":
+                tensors[i] = keras.ops.convert_to_tensor(total / size)
+            elif kind == "weight":
+                self._model.non_trainable_weights[i].assign((total / size).astype(before[i].dtype))
+            else:
+                value = total.view(before[i].dtype).reshape(before[i].shape)
+                self._model.non_trainable_weights[i].assign(value)
         return float(told[1]) / size if told[2] == size else None, tensors
-
-    def _set_weights(
-        self, means: dict[_Key, Any], changed: Any, before: list[Any], of_first: list[Any] | None
-    ) -> None:
-        weights = self._model.non_trainable_weights
-        others = [i for i, one in enumerate(before) if changed[i] and ("weight", i) not in means]
-        values = of_first or [np.zeros_like(one) for one in before]
-        # Only the rank that carries virtual rank 0 adds something else than zeros to these bytes.
-        sent = [np.frombuffer(values[i].tobytes(), np.uint8) for i in others]
-        totals = grouped_allreduce(sent, name=f"{_NAME}.bytes", op=ops.Sum) if others else []
-        for i, total in zip(others, totals, strict=True):
-            weights[i].assign(total.view(before[i].dtype).reshape(before[i].shape))
-        for (kind, i), mean in means.items():
-            if kind == "weight":
-                weights[i].assign(mean.astype(before[i].dtype))
 
     def _checked(self, result: Any) -> tuple[float | None, list[Any]]:
         """Return the loss and the gradients, as arrays, of what the user's function returned."""

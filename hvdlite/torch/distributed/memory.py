@@ -125,7 +125,7 @@ def spec_of_reduced(
 
 
 def _factor(verb: str, op: ReduceOp) -> float:
-    factor = op.factor
+    _, factor = op.__getstate__()  # torch 2.11 has no `op.factor`.
     if isinstance(factor, torch.Tensor) and factor.numel() != 1:
         raise UnsupportedError(
             f"{verb}: PREMUL_SUM with a tensor of {factor.numel()} factors is not supported by "

@@ -256,6 +256,12 @@ class GradientReducer:
         self.buckets.begin()
         self._overlap.begin()
 
+    def submit(self) -> None:
+        """Start to reduce the gradients that are not under way; `synchronize` waits for them."""
+        if not self._given_up and not self._reduced.current:
+            self._open_cycle()
+            self._submit_rest(blocking=False)
+
     def synchronize(self) -> None:
         """Reduce the gradients that are not reduced yet, and wait for all of them."""
         # The cycle is over also if this raises the first error. If another reducer has these

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from hvdlite import ops
-from hvdlite.torch.collectives.allreduce import grouped_allreduce
+from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
+from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.virtual.partial_sums import PartialSums
 
 
@@ -30,6 +31,8 @@ class Buffers:
         self._before = [one.clone() for one in self._read()]
         self._of_first: list[torch.Tensor] = []  # Virtual rank 0 has left these, on its rank.
         self._sums: PartialSums[int] = PartialSums()
+        self._sent: list[int] = []
+        self._handle: Handle | None = None
         self.changed = [False] * len(self._places)  # This rank's virtual ranks have changed them.
 
     def _read(self) -> list[torch.Tensor]:
@@ -53,26 +56,28 @@ class Buffers:
         if virtual_rank == 0:
             self._of_first = [one.clone() for one in now]
 
-    def finish(self, name: str, changed: Sequence[bool], virtual_size: int) -> None:
-        """Set what some virtual rank has changed."""
+    def send(self, name: str, changed: Sequence[bool]) -> None:
+        """Start to reduce what some virtual rank has changed."""
         sums, now = self._sums.take(), self._read()
-        averaged = [i for i, one in enumerate(changed) if one and i in sums]
-        if averaged:
-            means = grouped_allreduce(
-                [sums[i] for i in averaged],
-                name=f"{name}.buffers",
-                op=ops.Sum,
-                postscale_factor=1.0 / virtual_size,
-            )
-            for i, mean in zip(averaged, means, strict=True):
-                now[i].copy_(mean)
-        others = [i for i, one in enumerate(changed) if one and i not in sums]
-        if others:
-            # This is a sum with zeros, because a broadcast cannot be redone when its root has died.
-            values = self._of_first or [torch.zeros_like(one) for one in now]
-            data = [values[i].reshape(-1).view(torch.uint8) for i in others]
-            totals = grouped_allreduce(data, name=f"{name}.bytes", op=ops.Sum)
-            for i, total in zip(others, totals, strict=True):
+        self._sent = [i for i, one in enumerate(changed) if one]
+        # Others than means are a sum with zeros: a broadcast cannot be redone when its root has
+        # died.
+        values = self._of_first or [torch.zeros_like(one) for one in now]
+        data = [
+            sums[i] if i in sums else values[i].reshape(-1).view(torch.uint8) for i in self._sent
+        ]
+        if data:
+            self._handle = grouped_allreduce_async(data, name=f"{name}.buffers", op=ops.Sum)
+
+    def finish(self, virtual_size: int) -> None:
+        """Wait, and set what was sent."""
+        if self._handle is None:
+            return
+        now = self._read()
+        for i, total in zip(self._sent, self._handle.wait(), strict=True):
+            if _is_averaged(now[i]):
+                now[i].copy_(total / virtual_size)
+            else:
                 now[i].copy_(total.view(now[i].dtype).reshape(now[i].shape))
 
 

@@ -229,12 +229,14 @@ class VirtualSteps(StepLoop):
         handle = allreduce_async(numbers, name=self._name, op=ops.Sum)
         for param, total in sums.gradients.take().items():
             param.grad = total
-        self._reducer.synchronize()
-        self._reducer.expect_backwards(1, _OUTSIDE)
+        self._reducer.submit()
         carried, *changed, loss, times = handle.wait().tolist()
         if carried == self._size:
-            with torch.no_grad():
-                sums.buffers.finish(self._name, [one > 0 for one in changed], self._size)
+            sums.buffers.send(self._name, [one > 0 for one in changed])
+        self._reducer.synchronize()
+        self._reducer.expect_backwards(1, _OUTSIDE)
+        with torch.no_grad():
+            sums.buffers.finish(self._size)
         return loss / self._size if times == self._size else None, carried
 
     def _is_of_one_world(self) -> bool:

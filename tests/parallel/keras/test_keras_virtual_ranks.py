@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import pickle
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from harness import run_world
 from hvdlite.virtual.generators import seed_of
 from parallel.keras.keras_worlds import (
+    BACKENDS,
     environment,
     hvd,
     keras,
@@ -85,7 +88,16 @@ def transformer() -> tuple[Any, Any, Any]:
     return model, keras.optimizers.AdamW(0.01, global_clipnorm=0.5), data
 
 
-KINDS = {"network": network, "transformer": transformer}
+def mixed() -> tuple[Any, Any, Any]:
+    """Make a model that computes in bfloat16, with variables of float32."""
+    keras.utils.set_random_seed(1)
+    hidden = keras.layers.Dense(12, "tanh", dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((64,)), hidden, keras.layers.Dense(10, dtype="float32")])
+    images, targets = image_data()
+    return model, keras.optimizers.SGD(0.05), (images.reshape(-1, 64), targets)
+
+
+KINDS = {"network": network, "transformer": transformer, "mixed": mixed}
 
 
 def gradients_of(model: Any, compiled: bool = True) -> Callable[..., Any]:
@@ -132,14 +144,21 @@ def hashes() -> dict[str, list[str]]:
     return {kind: train(*make()) for kind, make in KINDS.items()}
 
 
-def train(model: Any, optimizer: Any, data: Any) -> list[str]:
+def train(
+    model: Any, optimizer: Any, data: Any, losses: list[Any] | None = None, stop: int = 0
+) -> list[str]:
+    """Train on virtual ranks, from the step of the optimizer on and up to step `stop`, if given."""
     batches = hvd.VirtualBatches(*data, batch_size=BATCH, virtual_size=VIRTUAL_SIZE, seed=SEED)
-    compute, losses, found = gradients_of(model), [], []
+    losses = [] if losses is None else losses
+    compute, found = gradients_of(model), []
+    done = int(optimizer.iterations)
     for epoch in range(EPOCHS):
-        for step in hvd.virtual_steps(batches, epoch, model):
+        for step in hvd.virtual_steps(batches, epoch, model, done=done):
             optimizer.apply(step.gradients(compute), model.trainable_variables)
             losses.append(step.loss)
             found.append(digest(model, optimizer, losses))
+            if len(losses) == stop:
+                return found
     return found
 
 
@@ -159,7 +178,7 @@ def train_alone(model: Any, optimizer: Any, data: Any) -> list[str]:
     compute, losses, found = gradients_of(model), [], []
     moments = [one for one in model.non_trainable_weights if "moving" in one.path]
     states = [one for one in model.variables if one.path.endswith("seed_generator_state")]
-    assert len(states) == (2 if moments else 1)
+    assert len(states) == (2 if moments else 1) or model.layers[0].compute_dtype == "bfloat16"
     for epoch in range(EPOCHS):
         for step in range(STEPS):
             before = [keras.ops.convert_to_numpy(one) for one in moments]
@@ -199,7 +218,9 @@ def train_alone(model: Any, optimizer: Any, data: Any) -> list[str]:
 @functools.cache
 def expected(backend: str) -> dict[str, list[str]]:
     (result,) = run_world(1, hashes_alone, env=environment(backend))
-    assert len({one for each in result.value.values() for one in each}) == 2 * EPOCHS * STEPS
+    assert (
+        len({one for each in result.value.values() for one in each}) == len(KINDS) * EPOCHS * STEPS
+    )
     return dict(result.value)
 
 
@@ -222,12 +243,61 @@ def test_every_number_of_ranks_has_the_bits_of_plain_keras(backend: str, hosts: 
         assert result.value == expected(backend)
 
 
-def small(epoch: int = 0, **options: Any) -> tuple[Any, Any]:
+def train_on(path: str, stop: int) -> list[str]:
+    """Go on where the checkpoint is, if there is one, up to a step, and save the next one."""
+    begin()
+    model, optimizer, data = transformer()
+    optimizer.build(model.trainable_variables)
+    file = Path(path)
+    losses: list[Any] = []
+    if file.exists():
+        losses, values = pickle.loads(file.read_bytes())
+        for variable, value in zip([*model.variables, *optimizer.variables], values, strict=True):
+            variable.assign(value)
+    found = train(model, optimizer, data, losses, stop)
+    values = [keras.ops.convert_to_numpy(v) for v in [*model.variables, *optimizer.variables]]
+    if hvd.rank() == 0:
+        file.write_bytes(pickle.dumps((losses, values)))
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_training_goes_on_with_other_ranks(backend: str, tmp_path: Path) -> None:
+    found = []
+    for ranks, stop in ((2, 1), (1, 3), (3, 4)):
+        *_, last = run_world(
+            ranks, train_on, str(tmp_path / "state"), stop, env=environment(backend)
+        )
+        found += last.value
+    assert found == expected(backend)["transformer"]
+
+
+def of_two_ranks() -> None:
+    begin()
+    with pytest.raises(hvd.MismatchError, match="first step is"):
+        next(small(done=hvd.rank())[1])
+    with pytest.raises(hvd.MismatchError, match="seed is"):
+        next(small(seed=hvd.rank())[1])
+    if hvd.rank() == 1:
+        hvd.join()
+        return
+    _, steps = small()
+    with pytest.raises(hvd.HvdliteError, match=r"of 2 of 4 virtual ranks .* called hvd\.join\(\)"):
+        next(steps).gradients(lambda *_: (None, [None, None]))
+    hvd.join()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_that_differ_and_that_have_joined_are_named(backend: str) -> None:
+    run_world(2, of_two_ranks, env=environment(backend))
+
+
+def small(epoch: int = 0, seed: int = 0, **options: Any) -> tuple[Any, Any]:
     """Make a model of one layer, and the steps of its loop."""
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
     images, targets = image_data()
     data = images.reshape(-1, 64), targets
-    batches = hvd.VirtualBatches(*data, batch_size=BATCH, virtual_size=VIRTUAL_SIZE)
+    batches = hvd.VirtualBatches(*data, batch_size=BATCH, virtual_size=VIRTUAL_SIZE, seed=seed)
     return model, hvd.virtual_steps(batches, epoch, model, **options)
 
 
