@@ -109,6 +109,7 @@ bench: $(DONE)/core $(DONE)/test
 
 soak: $(DONE)/core
 	$(IN_VENV) python tests/elastic/soak.py
+	$(IN_VENV) python tests/elastic/virtual_soak.py
 	$(IN_VENV) python tests/parameter_server_soak.py
 
 docs: $(DONE)/core

@@ -4,7 +4,8 @@
 
 hvdlite-run starts the example with four ranks. Every two seconds this program kills one of them,
 unless only two are left or training is about to end; hvdlite-run starts others in their place.
-demo-output/elastic.png shows processes, steps and loss over time.
+demo-output/elastic.png shows what happened. At the end one process trains alone, and must have the
+same parameters after each step, to the bit.
 """
 
 import argparse
@@ -50,40 +51,33 @@ def kill_ranks(job: subprocess.Popen, log: Path, every: float) -> dict[int, floa
 
 def summary(rows: list[dict], kills: dict[int, float]) -> str:
     """Say in words what the log shows."""
-    ends: dict[int, float] = {}
-    for row in rows:
-        ends[row["step"]] = max(row["time"], ends.get(row["step"], 0))
-    lost = max(ends) - len(ends)
+    ends = {row["step"]: row["time"] for row in rows}
     repeated = len(rows) - len({(row["pid"], row["step"]) for row in rows})
-    times = [ends[step] for step in sorted(ends)]
-    longest = max(after - before for before, after in pairwise(times))
+    longest = max(after - before for before, after in pairwise(sorted(ends.values())))
     joined = len({row["pid"] for row in rows}) - RANKS
     return (
-        f"{len(kills)} ranks killed, {joined} joined; {len(ends)} steps: {lost} lost, {repeated} "
-        f"done twice; at most {longest:.2f} s from one step to the next"
+        f"{len(kills)} ranks killed, {joined} joined; {len(ends)} steps: {max(ends) - len(ends)} "
+        f"lost, {repeated} done twice; at most {longest:.2f} s from one step to the next"
     )
 
 
 def draw(rows: list[dict], kills: dict[int, float], picture: Path) -> None:
     """Draw when each process trained, and the steps and the loss of all."""
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    pyplot.switch_backend("Agg")
-    begin, trained, losses = rows[0]["time"], defaultdict(list), defaultdict(list)
+    begin, trained, last = rows[0]["time"], defaultdict(list), {}
     for row in rows:
         trained[row["pid"]].append(row["time"] - begin)
-        losses[row["step"]].append((row["time"] - begin, row["loss"]))
-    figure, (lanes, steps, curve) = pyplot.subplots(
-        3, sharex=True, figsize=(9, 8), layout="constrained", height_ratios=(2, 1, 1)
-    )
+        last[row["step"]] = row
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    lanes, steps, curve = figure.subplots(3, sharex=True, height_ratios=(2, 1, 1))
     for lane, (pid, times) in enumerate(trained.items()):
         lanes.plot(times, [lane] * len(times), "|", color=f"C{lane}")
         lanes.plot([kills[pid] - begin] if pid in kills else [], [lane] * (pid in kills), "xr")
     lanes.set(ylabel="process", title="a mark: a step of this process; x: it was killed")
-    when = [max(moment for moment, _ in pairs) for pairs in losses.values()]
-    mean = [sum(loss for _, loss in pairs) / len(pairs) for pairs in losses.values()]
-    for axes, values, label in ((steps, list(losses), "step"), (curve, mean, "loss")):
-        axes.plot(when, values)
+    when = [row["time"] - begin for row in last.values()]
+    for axes, label in ((steps, "step"), (curve, "loss")):
+        axes.plot(when, [row[label] for row in last.values()])
         axes.set(ylabel=label)
         for moment in kills.values():
             axes.axvline(moment - begin, color="red", linewidth=0.5)
@@ -98,13 +92,19 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    log, picture = options.output / "elastic.jsonl", options.output / "elastic.png"
-    log.unlink(missing_ok=True)
-    launcher = ["hvdlite-run", "-np", RANKS, "--min-np", FEWEST, sys.executable, EXAMPLE]
-    settings = ["--epochs", options.epochs, "--pause", PAUSE, "--log", log]
-    with subprocess.Popen([str(word) for word in (*launcher, *settings)]) as job:
+    log, alone = options.output / "elastic.jsonl", options.output / "elastic_alone.jsonl"
+    picture = options.output / "elastic.png"
+    for file in (log, alone):
+        file.unlink(missing_ok=True)
+    launcher = ["hvdlite-run", "-np", f"{RANKS}", "--min-np", f"{FEWEST}"]
+    training = [sys.executable, EXAMPLE, "--epochs", f"{options.epochs}", "--log"]
+    with subprocess.Popen([*launcher, *training, log, "--pause", f"{PAUSE}"]) as job:
         kills = kill_ranks(job, log, options.every)
     if job.returncode:
         sys.exit(job.returncode)
     draw(read(log), kills, picture)
     print(f"{summary(read(log), kills)}\nprocesses, steps and loss over time: {picture}")
+    subprocess.run([*training, alone], check=True)
+    job_made, made = ({(row["step"], row["sha256"]) for row in read(one)} for one in (log, alone))
+    assert job_made == made, "the parameters are not those of one process that nothing disturbs"
+    print(f"after each of {len(made)} steps, the SHA-256 of one process alone: {max(made)[1]}")

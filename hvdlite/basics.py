@@ -199,7 +199,7 @@ def in_elastic_job() -> bool:
 
 def ask_to_leave(why: str) -> None:
     """Ask to leave the elastic job at its next boundary; `why` is for the launcher's output."""
-    world = _current()
+    world = current_world()
     if world.member is not None:
         world.member.ask_to_leave(why)
 
@@ -295,10 +295,11 @@ def is_initialized() -> bool:
 
 def engine() -> _core.Engine:
     """Return the engine that the adapters submit to; raise NotInitializedError without one."""
-    return _current().engine
+    return current_world().engine
 
 
-def _current() -> World:
+def current_world() -> World:
+    """Return the present world, all of it at one moment; raise NotInitializedError without one."""
     if _world is None:
         raise NotInitializedError("hvdlite has not been initialized; call hvd.init() first")
     return _world
@@ -306,55 +307,42 @@ def _current() -> World:
 
 def rank() -> int:
     """Return this process's number in the world, from 0."""
-    return _current().rank
+    return current_world().rank
 
 
 def size() -> int:
     """Return how many ranks the world has."""
-    return _current().size
+    return current_world().size
 
 
 def local_rank() -> int:
     """Return this process's number among the ranks of its host, from 0."""
-    return _current().local_rank
+    return current_world().local_rank
 
 
 def local_size() -> int:
     """Return how many ranks share this host."""
-    return _current().local_size
+    return current_world().local_size
 
 
 def cross_rank() -> int:
     """Return the number of this host among the hosts that have a rank of this `local_rank`."""
-    return _current().cross_rank
+    return current_world().cross_rank
 
 
 def cross_size() -> int:
     """Return how many hosts have a rank of this `local_rank`."""
-    return _current().cross_size
+    return current_world().cross_size
 
 
 def host_of() -> tuple[int, ...]:
     """Return, by rank, the number of the host that it is on."""
-    return _current().host_of
-
-
-def virtual_blocks(process_set: ProcessSet, virtual_size: int) -> list[tuple[int, int]]:
-    """Cut the virtual ranks, a power of two, along the tree by which a set's ranks are summed.
-
-    Returns:
-        By member, its first virtual rank and how many it has.
-
-    Raises:
-        ArgumentError: `virtual_size` is not a power of two, or too small for these members.
-    """
-    hosts = _current().host_of
-    return _core.virtual_blocks([hosts[rank] for rank in process_set.ranks], virtual_size)
+    return current_world().host_of
 
 
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
-    hosts = _current().host_of
+    hosts = current_world().host_of
     return len({hosts.count(host) for host in set(hosts)}) == 1
 
 
@@ -384,7 +372,7 @@ def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
         True
     """
     with _lock:
-        world = _current()
+        world = current_world()
         file = world.recorder.begin(file_path)
         try:
             world.engine.start_trace(file, mark_cycles)
@@ -406,7 +394,7 @@ def stop_timeline() -> None:
         NotInitializedError: `init` was not called.
     """
     with _lock:
-        _stop_timeline(_current())
+        _stop_timeline(current_world())
 
 
 def _stop_timeline(world: World) -> None:

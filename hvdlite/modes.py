@@ -116,8 +116,6 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         "DistributedOptimizer",
         (Mode.NOISE_SCALE,): "it needs the gradient of one rank's batch, and a rank sends the sum "
         "of its block; measure in a run without virtual_size=",
-        (Mode.ELASTIC,): "a step that a change of the ranks cuts off is not done again yet; use a "
-        "job of fixed size, and resume with another number of ranks",
         (Mode.CLOSURE,): "each evaluation would need the batches of all virtual ranks; call "
         "step() without a closure",
         (Mode.SYNC_BATCH_NORM,): "the layer sees the batches of ranks, whose number may change; "

@@ -52,6 +52,7 @@ class World:
     recorder: Recorder
     start: Deadline
     job_id: bytes
+    epoch: int = 0  # It is the number of this world in an elastic job.
     member: Member | None = None  # Only a worker of an elastic job has one.
 
 
@@ -124,6 +125,7 @@ def make_world(
         recorder=recorder,
         start=start,
         job_id=job_id,
+        epoch=epoch,
     )
 
 

@@ -44,7 +44,7 @@ CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for fo
 # that scripts for Horovod import by name stand beside its folders, although these import them.
 NEUTRAL = (
     *("hvdlite", "hvdlite.rendezvous", "hvdlite.elastic", "hvdlite.errors"),
-    "hvdlite.parameter_server",
+    *("hvdlite.parameter_server", "hvdlite.virtual"),
 )
 TORCH = (
     "hvdlite.torch.compression",
@@ -82,6 +82,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.elastic": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.live": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.parameter_server": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
+    "hvdlite.virtual": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
     "hvdlite.numpy": NEUTRAL,
     **{part: (*NEUTRAL, *TORCH[:i]) for i, part in enumerate(TORCH)},
@@ -119,10 +120,11 @@ PACKAGES_OF_PART = {
     "hvdlite.ray": {"ray"},
     "hvdlite.spark": {"pyarrow", "pyspark"},
     "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},
+    "hvdlite.virtual": {"numpy"},
     "hvdlite.tensorflow": {"tensorflow", "keras", "tf_keras", "numpy"},
     "hvdlite.keras": {"keras", "numpy"},
-    "hvdlite.keras._torch": {"torch"},
-    "hvdlite.keras._tensorflow": {"tensorflow", "keras"},
+    "hvdlite.keras._torch": {"torch", "keras"},
+    "hvdlite.keras._tensorflow": {"tensorflow", "keras", "numpy"},
     "hvdlite.keras._keras2": {"tensorflow", "keras", "tf_keras"},
 }
 

@@ -28,9 +28,9 @@ from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
-from hvdlite.torch.virtual.blocks import check_virtual_size
 from hvdlite.torch.virtual.stepping import VirtualStepping
 from hvdlite.torch.virtual.steps import VirtualSteps
+from hvdlite.virtual.blocks import check_virtual_size
 
 
 class Distributed(VirtualStepping):

@@ -46,16 +46,17 @@ class Plan:
 
     Attributes:
         folder: of the journals.
-        steps: how many steps a core worker makes; how many epochs a torch worker makes.
+        steps: how many steps a core worker makes; how many epochs workers with torch make.
         faults: who dies where.
         hosts: the workers act as so many hosts; 0 leaves them those on which they are.
         commit_every: the steps between two commits.
         pause: seconds between two steps of core workers.
         reduce_in: where torch workers reduce gradients: "backward" or "step".
-        hold_at: a step at which the workers wait for workers that join.
+        hold_at: a step at which the workers wait for workers that join; with virtual ranks, each
+            multiple of it, and `hold_until` is the number of ranks.
         hold_until: they wait for this epoch.
-        unredoable_at: a step before which core workers do what fewer ranks cannot redo.
-        unredoable: what that is: "alltoall", "reducescatter", or "broadcast" (from rank 1).
+        unredoable_at: a step before which workers do what fewer ranks cannot redo.
+        unredoable: what core workers do: "alltoall", "reducescatter", or "broadcast" (from rank 1).
     """
 
     folder: str

@@ -16,6 +16,7 @@ from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_paramet
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.claims import drop_accumulated
 from hvdlite.torch.sharded.elastic import ElasticSharded
+from hvdlite.torch.virtual.stepping import VirtualStepping
 
 
 @runtime_checkable
@@ -136,6 +137,8 @@ class OptimizerStateHandler(StateDictHandler):
 
     def reset(self) -> None:
         """Drop the gradients of batches that no step has used; their samples come again."""
+        if isinstance(self.value, VirtualStepping) and self.value._virtual is not None:
+            self.value._virtual.go_on()
         if isinstance(self.value, DistributedAdasum):
             self.value.drop_accumulated()
         else:

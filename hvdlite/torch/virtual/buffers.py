@@ -14,7 +14,6 @@ from torch import nn
 
 from hvdlite import ops
 from hvdlite.torch.collectives.allreduce import grouped_allreduce
-from hvdlite.torch.collectives.broadcast import broadcast
 from hvdlite.torch.virtual.partial_sums import PartialSums
 
 
@@ -29,7 +28,7 @@ class Buffers:
         # A module may replace a buffer by another tensor, so these are read anew each time.
         self._places = list(first.values())
         self._before = [one.clone() for one in self._read()]
-        self._of_first = self._before  # Virtual rank 0 has left these values.
+        self._of_first: list[torch.Tensor] = []  # Virtual rank 0 has left these, on its rank.
         self._sums: PartialSums[int] = PartialSums()
         self.changed = [False] * len(self._places)  # This rank's virtual ranks have changed them.
 
@@ -54,8 +53,8 @@ class Buffers:
         if virtual_rank == 0:
             self._of_first = [one.clone() for one in now]
 
-    def finish(self, name: str, changed: Sequence[bool], virtual_size: int, root: int) -> None:
-        """Set what some virtual rank has changed; `root` is the rank that carries number 0."""
+    def finish(self, name: str, changed: Sequence[bool], virtual_size: int) -> None:
+        """Set what some virtual rank has changed."""
         sums, now = self._sums.take(), self._read()
         averaged = [i for i, one in enumerate(changed) if one and i in sums]
         if averaged:
@@ -67,9 +66,14 @@ class Buffers:
             )
             for i, mean in zip(averaged, means, strict=True):
                 now[i].copy_(mean)
-        for i, one in enumerate(changed):
-            if one and i not in sums:
-                now[i].copy_(broadcast(self._of_first[i], root, name=f"{name}.buffers.{i}"))
+        others = [i for i, one in enumerate(changed) if one and i not in sums]
+        if others:
+            # This is a sum with zeros, because a broadcast cannot be redone when its root has died.
+            values = self._of_first or [torch.zeros_like(one) for one in now]
+            data = [values[i].reshape(-1).view(torch.uint8) for i in others]
+            totals = grouped_allreduce(data, name=f"{name}.bytes", op=ops.Sum)
+            for i, total in zip(others, totals, strict=True):
+                now[i].copy_(total.view(now[i].dtype).reshape(now[i].shape))
 
 
 def _is_averaged(buffer: torch.Tensor) -> bool:

@@ -20,13 +20,3 @@ def describe(threads: int) -> dict[str, str]:
         "hvdlite": hvdlite.__version__,
         "threads": str(threads),
     }
-
-
-def differences(one: dict[str, str], other: dict[str, str]) -> str:
-    """Return in words what differs; empty if nothing does."""
-    keys = [*one, *(key for key in other if key not in one)]
-    return "; ".join(
-        f"{key}: {one.get(key)} and {other.get(key)}"
-        for key in keys
-        if one.get(key) != other.get(key)
-    )

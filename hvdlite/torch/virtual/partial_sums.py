@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 
-Key = TypeVar("Key")
+from hvdlite.virtual.tree_sums import Key, TreeSums
 
 
-class PartialSums(Generic[Key]):
-    """Sums of 2^k consecutive sets of tensors, as a binary counter keeps them."""
+class PartialSums(TreeSums[Key]):
+    """Sums of tensors."""
 
-    # So many sets have been added as the set bits of the number say: after 6 of them there are
-    # sums of 4 and of 2. A tensor that one of two summands lacks counts as zeros there.
-
-    def __init__(self) -> None:
-        self._sums: list[
-            tuple[int, dict[Key, torch.Tensor]]
-        ] = []  # Each has its k; the largest one is first.
-
-    def add(self, tensors: Mapping[Key, torch.Tensor]) -> None:
-        """Add the next set, whose memory this object may use from now on."""
-        level, total = 0, dict(tensors)
-        with torch.no_grad():
-            while self._sums and self._sums[-1][0] == level:
-                total = _added(self._sums.pop()[1], total)
-                level += 1
-        self._sums.append((level, total))
-
-    def take(self) -> dict[Key, torch.Tensor]:
-        """Return the sums of all sets, whose number is a power of two."""
-        ((_, total),) = self._sums
-        self._sums = []
-        return total
-
-
-def _added(
-    left: dict[Key, torch.Tensor], right: dict[Key, torch.Tensor]
-) -> dict[Key, torch.Tensor]:
-    both = [key for key in left if key in right]
-    if both:
-        torch._foreach_add_([left[key] for key in both], [right[key] for key in both])
-    alone = {key: tensor for key, tensor in left.items() if key not in right}
-    alone |= {key: tensor for key, tensor in right.items() if key not in left}
-    if alone:
-        torch._foreach_add_(list(alone.values()), 0.0)  # It makes 0.0 of -0.0, as zeros do.
-    return left | alone
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _add_to(self, targets: list[Any], summands: list[Any] | float) -> None:
+        torch._foreach_add_(targets, summands)

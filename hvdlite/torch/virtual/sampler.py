@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.torch.virtual.blocks import Block, check_virtual_size
-from hvdlite.torch.virtual.generators import seed_all, seed_of
+from hvdlite.errors import HvdliteError
+from hvdlite.torch.virtual.generators import seed_all
+from hvdlite.virtual.batch_order import BatchOrder
+from hvdlite.virtual.blocks import Block
 
 
 class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
@@ -56,22 +57,12 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         Raises:
             ArgumentError: an argument cannot be used, or `data` is too short for one step.
         """
-        self.virtual_size = check_virtual_size(virtual_size)
+        self._order = BatchOrder(
+            "VirtualBatchSampler", len(data), batch_size, virtual_size, seed,
+            _permuted if shuffle else None,
+        )  # fmt: skip
         self.batch_size, self.seed = batch_size, seed
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ArgumentError(
-                    f"VirtualBatchSampler({name}={value!r}): give a whole number from {least} on"
-                )
-        self._samples = len(data)
-        self._shuffle = shuffle
-        self.steps = self._samples // (batch_size * virtual_size)
-        if self.steps == 0:
-            raise ArgumentError(
-                f"VirtualBatchSampler: a step takes {batch_size} x {virtual_size} samples, and "
-                f"there are {self._samples}; use a smaller batch_size or virtual_size"
-            )
-        self._order: tuple[int, list[int]] | None = None  # It has the number of its epoch.
+        self.virtual_size, self.steps = self._order.virtual_size, self._order.steps
         self._next: tuple[int, int, Block] | None = None
 
     def batch(self, epoch: int, step: int, virtual_rank: int) -> list[int]:
@@ -82,17 +73,7 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
             step: the number of the step in the epoch.
             virtual_rank: the number of the virtual rank.
         """
-        begin = (step * self.virtual_size + virtual_rank) * self.batch_size
-        return self._order_of(epoch)[begin : begin + self.batch_size]
-
-    def _order_of(self, epoch: int) -> list[int]:
-        if self._order is None or self._order[0] != epoch:
-            order = list(range(self._samples))
-            if self._shuffle:
-                generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
-                order = torch.randperm(self._samples, generator=generator, device="cpu").tolist()
-            self._order = epoch, order
-        return self._order[1]
+        return self._order.batch(epoch, step, virtual_rank)
 
     def _go_to(self, epoch: int, step: int, block: Block) -> None:
         """Make the next iterator give a block's batches, from a step of an epoch on."""
@@ -117,6 +98,12 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
             return self.steps * self.virtual_size
         _, first, block = self._next
         return (self.steps - first) * block.size
+
+
+def _permuted(seed: int, samples: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = torch.randperm(samples, generator=generator, device="cpu").tolist()
+    return order
 
 
 class _Indices(list[int]):

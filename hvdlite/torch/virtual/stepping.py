@@ -31,8 +31,9 @@ class VirtualStepping(Attending):
         all virtual ranks; other buffers are those of virtual rank 0. So parameters have the same
         bits with any number of ranks; see docs/modes/virtual_ranks.md.
 
-        After `load_state_dict` the epochs that are done yield nothing, and the epoch in which the
-        state was saved goes on at its step.
+        After `load_state_dict`, and when `hvd.elastic.run` calls its function again, epochs that
+        are done yield nothing, and the one under way goes on at its step. In an elastic job the
+        loop over a step gives batches again when a rank has died: the step begins anew.
 
         Args:
             loader: a `DataLoader` with batch_sampler=hvd.VirtualBatchSampler(...).

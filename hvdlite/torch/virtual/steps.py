@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +10,19 @@ import torch
 from torch import nn
 
 from hvdlite import basics, ops
-from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, VirtualRanksWarning
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.gather_bytes import gather_in_epoch
 from hvdlite.modes import Mode, check_together
 from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.optimizers.micro_batches import StepLoop
 from hvdlite.torch.optimizers.reducer import GradientReducer
-from hvdlite.torch.virtual.blocks import Block, blocks_of_ranks
 from hvdlite.torch.virtual.buffers import Buffers
 from hvdlite.torch.virtual.generators import seed_all
-from hvdlite.torch.virtual.machine import describe, differences
+from hvdlite.torch.virtual.machine import describe
 from hvdlite.torch.virtual.partial_sums import PartialSums
 from hvdlite.torch.virtual.sampler import VirtualBatchSampler
+from hvdlite.virtual.agreement import agree, check_carried, refuse_unfinished, warn_of
+from hvdlite.virtual.blocks import Blocks, blocks_of_world
 
 _OUTSIDE = (
     "backward() after the loop over a step of virtual_steps() would add to gradients that are "
@@ -75,6 +74,15 @@ class VirtualStep:
         self._recorded = torch.as_tensor([float(value), 1.0], dtype=torch.float64, device="cpu")
 
 
+class _Sums:
+    """What a rank adds up over its virtual ranks in one step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.gradients: PartialSums[torch.Tensor] = PartialSums()
+        self.losses: PartialSums[str] = PartialSums()
+        self.buffers = Buffers(model)
+
+
 class VirtualSteps(StepLoop):
     """The steps of one optimizer, and where it stands. Used by the training thread."""
 
@@ -87,8 +95,9 @@ class VirtualSteps(StepLoop):
         self._epoch = self._done = 0  # So many steps of this epoch are done.
         self._resumes = False  # A state was loaded, and the loop has not come to its epoch.
         self._machine_of_state: dict[str, str] = {}
-        self._blocks: list[Block] = []
+        self._blocks = Blocks(0, 0, [])
         self._model = nn.Module()
+        self._loader: Any = ()
         self._batches: Iterator[Any] = iter(())
 
     def loop(
@@ -116,7 +125,8 @@ class VirtualSteps(StepLoop):
         check_together({Mode.VIRTUAL: True, **self._reducer.settings.modes()})
         self._check_model(model)
         self._model, self._threads, self._seed = model, threads, sampler.seed
-        return self._loop(loader, sampler, epoch)
+        self._loader = loader
+        return self._loop(sampler, epoch)
 
     def _check_model(self, model: Any) -> None:
         if not isinstance(model, nn.Module):
@@ -142,102 +152,100 @@ class VirtualSteps(StepLoop):
                 "on one GPU, or on CPUs"
             )
 
-    def _loop(self, loader: Any, sampler: VirtualBatchSampler, epoch: int) -> Iterator[VirtualStep]:
+    def _loop(self, sampler: VirtualBatchSampler, epoch: int) -> Iterator[VirtualStep]:
         self._refuse_nested()
         if self._resumes and epoch < self._epoch:
             return  # The state was saved in a later epoch.
         first = self._done if self._resumes and epoch == self._epoch else 0
         if self._resumes:
-            _warn_of(
-                "in the loaded state and here", self._machine_of_state, describe(self._threads)
-            )
+            warn_of("in the loaded state and here", self._machine_of_state, describe(self._threads))
         self._resumes, self._epoch, self._done = False, epoch, first
         torch.set_num_threads(self._threads)
-        self._blocks = blocks_of_ranks(self._size)
-        self._agree([self._size, sampler.seed, sampler.batch_size, sampler.steps, epoch, first])
-        sampler._go_to(epoch, first, self._blocks[basics.rank()])
-        self._batches = iter(loader)
+        self._take_block(first)
+        sizes = [self._size, sampler.seed, sampler.batch_size, sampler.steps]
+        agree(self._name, [*sizes, epoch, first], describe(self._threads))
         for number in range(first, sampler.steps):
             seed_all(self._seed, epoch, number, "before")
             step = VirtualStep(number, epoch, self)
             yield step
             if self._done != number + 1:
-                raise HvdliteError(
-                    f"step {number} of virtual_steps() was left before its end: loop over all "
-                    "batches of each step, or leave the loop over virtual_steps(), too"
-                )
-
-    def _agree(self, arguments: list[Any]) -> None:
-        """Compare the arguments and the machines of the ranks, once in an epoch."""
-        machine = describe(self._threads)
-        data = json.dumps([basics.rank(), arguments, machine]).encode()
-        names = "virtual_size", "seed", "batch_size", "steps of an epoch", "epoch", "first step"
-        for block in gather_bytes(basics.engine(), data, f"#{self._name}.arguments"):
-            if len(block) == 0:
-                continue  # The rank has joined: the step raises an error.
-            rank, others, its_machine = json.loads(bytes(block))
-            for what, own, other in zip(names, arguments, others, strict=True):
-                if own != other:
-                    raise MismatchError(
-                        f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {other} on "
-                        f"rank {rank}; give every rank the same, and load the same state on all"
-                    )
-            _warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
+                refuse_unfinished(number)
 
     def _run(self, step: VirtualStep, epoch: int) -> Iterator[Any]:
         """Give the batches of one step, and reduce gradients and buffers after the last one."""
         if step.number != self._done or epoch != self._epoch:
             raise HvdliteError("a step of virtual_steps() is one loop over its batches, not two")
         self._refuse_nested()
-        block = self._blocks[basics.rank()]
-        gradients: PartialSums[torch.Tensor] = PartialSums()
-        losses: PartialSums[str] = PartialSums()
-        buffers = Buffers(self._model)
+        zeros = [param for param in self._params() if param.grad is not None]
         with self._loop_runs():
-            for virtual_rank in range(block.first, block.first + block.size):
-                if virtual_rank > block.first:
-                    buffers.start()
-                batch = next(self._batches)
-                self._check_threads()
-                step._recorded = None
-                seed_all(self._seed, epoch, step.number, virtual_rank)
-                with self._reducer.paused():
-                    yield batch
-                gradients.add(self._take_gradients())
-                losses.add({} if step._recorded is None else {"loss": step._recorded})
-                buffers.note(virtual_rank)
-            self._running = False
-            step.loss = self._reduce(block, gradients, losses, buffers)
+            while True:
+                if self._blocks.epoch != basics.current_world().epoch:
+                    self._take_block(step.number)
+                sums = _Sums(self._model)
+                yield from self._compute(step, sums)
+                step.loss, carried = self._reduce(sums)
+                if self._is_of_one_world():
+                    break
+                # In an elastic job ranks have died, and with them the gradients of their blocks.
+                sums.buffers.start()
+                self._reducer.before_zero_grad()
+                self._take_gradients()
+                for param in zeros:
+                    param.grad = torch.zeros_like(param)
+                self._take_block(step.number)
+            check_carried(carried, self._size)
             self._unfinished, self._done = False, step.number + 1
         seed_all(self._seed, epoch, step.number, "after")
 
-    def _reduce(
-        self,
-        block: Block,
-        gradients: PartialSums[torch.Tensor],
-        losses: PartialSums[str],
-        buffers: Buffers,
-    ) -> float | None:
-        """Put the means into the gradients and the buffers; return that of the losses."""
-        recorded = losses.take().get("loss", torch.zeros(2, dtype=torch.float64, device="cpu"))
-        told = [float(block.size), *map(float, buffers.changed), *recorded.tolist()]
+    def _take_block(self, step: int) -> None:
+        """Take this rank's block in the present world, and its batches from this step on."""
+        self._blocks = blocks_of_world(self._size)
+        self._loader.batch_sampler._go_to(self._epoch, step, self._blocks.own)
+        self._batches = iter(self._loader)
+
+    def _compute(self, step: VirtualStep, sums: _Sums) -> Iterator[Any]:
+        """Give the batches of this rank's block, and add up what comes of them."""
+        self._running = True
+        first, size = self._blocks.own
+        for virtual_rank in range(first, first + size):
+            if virtual_rank > first:
+                sums.buffers.start()
+            batch = next(self._batches)
+            self._check_threads()
+            step._recorded = None
+            seed_all(self._seed, self._epoch, step.number, virtual_rank)
+            with self._reducer.paused():
+                yield batch
+            sums.gradients.add(self._take_gradients())
+            sums.losses.add({} if step._recorded is None else {"loss": step._recorded})
+            sums.buffers.note(virtual_rank)
+        self._running = False
+
+    def _reduce(self, sums: _Sums) -> tuple[float | None, float]:
+        """Put the means into gradients and buffers; return the loss, and how many it is of."""
+        recorded = sums.losses.take().get("loss", torch.zeros(2, dtype=torch.float64, device="cpu"))
+        told = [float(self._blocks.own.size), *map(float, sums.buffers.changed), *recorded.tolist()]
         numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
         handle = allreduce_async(numbers, name=self._name, op=ops.Sum)
-        for param, total in gradients.take().items():
+        for param, total in sums.gradients.take().items():
             param.grad = total
         self._reducer.synchronize()
         self._reducer.expect_backwards(1, _OUTSIDE)
         carried, *changed, loss, times = handle.wait().tolist()
-        if carried != self._size:
-            raise HvdliteError(
-                f"the gradients of {self._size - carried:.0f} of {self._size} virtual ranks are "
-                "missing: a rank that carries some of them has called hvd.join(); all ranks "
-                "have the same number of steps, and need no join()"
-            )
-        root = next(rank for rank, one in enumerate(self._blocks) if one.first == 0)
-        with torch.no_grad():
-            buffers.finish(self._name, [one > 0 for one in changed], self._size, root)
-        return loss / self._size if times == self._size else None
+        if carried == self._size:
+            with torch.no_grad():
+                sums.buffers.finish(self._name, [one > 0 for one in changed], self._size)
+        return loss / self._size if times == self._size else None, carried
+
+    def _is_of_one_world(self) -> bool:
+        """Return whether all of the step, so far, is of ranks of one world; all return the same."""
+        # What a rank submitted after its choice of a block was reduced in the world of that choice
+        # or in a later one, and before this gather.
+        if not basics.in_elastic_job():
+            return True
+        chosen = str(self._blocks.epoch).encode()
+        blocks, epoch = gather_in_epoch(basics.engine(), chosen, f"{self._name}.epoch")
+        return all(bytes(block) in (b"", str(epoch).encode()) for block in blocks)
 
     def _take_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
         """Take this virtual rank's gradients away from the parameters."""
@@ -297,13 +305,7 @@ class VirtualSteps(StepLoop):
         self._resumes = self._seed is not None
         self._machine_of_state = state["machine"]
 
-
-def _warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
-    found = differences(one, other)
-    if found:
-        warnings.warn(
-            f"virtual ranks have the same bits only on machines of the same kind, and {where} "
-            f"there are different ones ({found})",
-            VirtualRanksWarning,
-            stacklevel=2,
-        )
+    def go_on(self) -> None:
+        """Go on after the last step, in the loops of a training function that is called again."""
+        self._resumes = self._seed is not None
+        self._machine_of_state = describe(self._threads)

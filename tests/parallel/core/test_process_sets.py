@@ -14,7 +14,7 @@ import pytest
 
 from faults.arrays import submit
 from harness import run_world
-from hvdlite import basics, operation_names
+from hvdlite import _core, basics, operation_names
 from hvdlite import process_sets as sets
 from hvdlite.errors import ArgumentError, BootstrapError, MismatchError, RankFailedError
 from hvdlite.objects import allgather_object, broadcast_object
@@ -230,10 +230,15 @@ def scenario_members_get_blocks_of_virtual_ranks() -> None:
         (0, 0, 0, 0): [(0, 2), (2, 2), (4, 2), (6, 2)],
         (0, 1, 1, 0): [(0, 2), (4, 2), (6, 2), (2, 2)],
     }[basics.host_of()]
-    assert basics.virtual_blocks(sets.global_process_set, 8) == blocks
-    assert basics.virtual_blocks(sets.ProcessSet([1, last()]), 8) == [(0, 4), (4, 4)]
+
+    def blocks_of(process_set: sets.ProcessSet, virtual_size: int) -> list[tuple[int, int]]:
+        hosts = [basics.host_of()[rank] for rank in process_set.ranks]
+        return _core.virtual_blocks(hosts, virtual_size)
+
+    assert blocks_of(sets.global_process_set, 8) == blocks
+    assert blocks_of(sets.ProcessSet([1, last()]), 8) == [(0, 4), (4, 4)]
     with raises(ArgumentError, f"2 virtual ranks are too few for {basics.size()} ranks"):
-        basics.virtual_blocks(sets.global_process_set, 2)
+        blocks_of(sets.global_process_set, 2)
 
 
 def _scenarios() -> dict[str, str]:

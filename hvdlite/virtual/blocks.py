@@ -11,9 +11,8 @@ import contextlib
 import operator
 from typing import Any, NamedTuple
 
-from hvdlite import basics
+from hvdlite import _core, basics
 from hvdlite.errors import ArgumentError
-from hvdlite.process_sets import global_process_set
 
 
 class Block(NamedTuple):
@@ -34,15 +33,30 @@ def check_virtual_size(size: Any) -> int:
     return number
 
 
-def blocks_of_ranks(virtual_size: int) -> list[Block]:
-    """Return each rank's block in the present world; raise ArgumentError for too many ranks."""
+class Blocks(NamedTuple):
+    """The blocks of all ranks of one world."""
+
+    epoch: int  # It is the number of the world in an elastic job.
+    rank: int
+    of_ranks: list[Block]
+
+    @property
+    def own(self) -> Block:
+        """The block of this rank."""
+        return self.of_ranks[self.rank]
+
+
+def blocks_of_world(virtual_size: int) -> Blocks:
+    """Return the blocks in the present world; raise ArgumentError for too many ranks."""
+    world = basics.current_world()  # The membership thread may replace it at any time.
     for enough in (virtual_size << doublings for doublings in range(20)):
         with contextlib.suppress(ArgumentError):
-            blocks = basics.virtual_blocks(global_process_set, enough)
+            blocks = _core.virtual_blocks(world.host_of, enough)
             break
     if enough > virtual_size:
         raise ArgumentError(
-            f"virtual_size={virtual_size} is too small for {basics.size()} ranks as they lie on "
+            f"virtual_size={virtual_size} is too small for {world.size} ranks as they lie on "
             f"their hosts: give virtual_size={enough} or more, or start fewer ranks"
+            + (" (--max-np)" if basics.in_elastic_job() else "")
         )
-    return [Block(*one) for one in blocks]
+    return Blocks(world.epoch, world.rank, [Block(*one) for one in blocks])

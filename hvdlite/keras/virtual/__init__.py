@@ -1,0 +1,1 @@
+"""Virtual ranks for loops over `hvd.virtual_steps`."""

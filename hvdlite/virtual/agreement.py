@@ -1,0 +1,63 @@
+"""What ranks must have in common so that all of them compute the same bits."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+from hvdlite import basics
+from hvdlite.errors import HvdliteError, MismatchError, VirtualRanksWarning
+from hvdlite.gather_bytes import gather_bytes
+
+
+def agree(name: str, arguments: list[Any], machine: dict[str, str]) -> None:
+    """Compare the arguments of `virtual_steps` and the machines of the ranks."""
+    data = json.dumps([basics.rank(), arguments, machine]).encode()
+    names = "virtual_size", "seed", "batch_size", "steps of an epoch", "epoch", "first step"
+    for block in gather_bytes(basics.engine(), data, f"#{name}.arguments"):
+        if len(block) == 0:
+            continue  # The rank has joined: the step raises an error.
+        rank, others, its_machine = json.loads(bytes(block))
+        for what, own, other in zip(names, arguments, others, strict=True):
+            if own != other:
+                raise MismatchError(
+                    f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {other} on "
+                    f"rank {rank}; give every rank the same, and load the same state on all"
+                )
+        warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
+
+
+def warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
+    """Warn if two machines differ in what decides the bits."""
+    keys = [*one, *(key for key in other if key not in one)]
+    found = "; ".join(
+        f"{key}: {one.get(key)} and {other.get(key)}"
+        for key in keys
+        if one.get(key) != other.get(key)
+    )
+    if found:
+        warnings.warn(
+            f"virtual ranks have the same bits only on machines of the same kind, and {where} "
+            f"there are different ones ({found})",
+            VirtualRanksWarning,
+            stacklevel=2,
+        )
+
+
+def check_carried(carried: float, virtual_size: int) -> None:
+    """Raise an error if the sum over the ranks lacks virtual ranks."""
+    if carried != virtual_size:
+        raise HvdliteError(
+            f"the gradients of {virtual_size - carried:.0f} of {virtual_size} virtual ranks are "
+            "missing: a rank that carries some of them has called hvd.join(); all ranks "
+            "have the same number of steps, and need no join()"
+        )
+
+
+def refuse_unfinished(number: int) -> None:
+    """Raise the error for a step whose batches were not all done."""
+    raise HvdliteError(
+        f"step {number} of virtual_steps() was left before its end: loop over all "
+        "batches of each step, or leave the loop over virtual_steps(), too"
+    )
