@@ -117,7 +117,7 @@ def test_pages_fit_the_screen(address: str, browser: Any, width: int, scheme: st
     context.close()
 
 
-INDEX = "# A\n\n## Start\n\n| page | for |\n|---|---|\n| [One](one.md) | all |\n"
+INDEX = "# A\n\n## Start\n\n- [One](one.md): all\n"
 BROKEN = {
     "anchor": ("one.md", "# One\n\n[x](one.md#not-there)\n", "not-there"),
     "page": ("one.md", "# One\n\n[x](two.md)\n", "docs/one.md links two.md"),

@@ -29,7 +29,7 @@ def test_a_group_over_its_budget_gets_a_warning(
 ) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
-    (docs / "index.md").write_text("## Start\n\n| [A](a.md) |\n\n## How-to\n\n| [B](b.md) |\n")
+    (docs / "index.md").write_text("## Start\n\n- [A](a.md)\n\n## How-to\n\n- [B](b.md)\n")
     (docs / "a.md").write_text("one two three")
     (docs / "b.md").write_text("one two three")
     monkeypatch.setattr(word_budget, "ROOT", tmp_path)
