@@ -128,6 +128,17 @@ BROKEN = {
 }
 
 
+def test_a_line_that_begins_with_a_percent_sign_is_shown(tmp_path: Path) -> None:
+    docs = tmp_path / "root" / "docs"
+    docs.mkdir(parents=True)
+    (docs / "index.md").write_text(INDEX)
+    (docs / "one.md").write_text("# One\n\nIt takes 4\n% of the time.\n")
+    result = build(tmp_path / "site", tmp_path / "root")
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = (tmp_path / "site" / "html" / "one.html").read_text(encoding="utf-8")
+    assert "It takes 4\n% of the time." in shown
+
+
 @pytest.mark.parametrize("page, text, said", BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_page_fails_the_build(tmp_path: Path, page: str, text: str, said: str) -> None:
     docs = tmp_path / "root" / "docs"
