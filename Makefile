@@ -53,6 +53,7 @@ demo-elastic: $(DONE)/core $(DONE)/demo
 test: $(DONE)/tools
 	+@$(MAKE) -j 2 $(DONE)/core $(DONE)/test build/cpp/hvdlite_tests
 	$(IN_VENV) python tools/run_tests.py test
+	$(IN_VENV) python tools/word_budget.py
 
 # What `make test` leaves: the tests marked `long`, and those of cluster systems.
 test-rest: $(DONE)/core $(DONE)/test $(DONE)/test-clusters build/cpp/hvdlite_tests

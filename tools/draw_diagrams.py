@@ -22,7 +22,8 @@ DOCS = ROOT / "docs"
 _DRAW = """async text => {
   mermaid.initialize({startOnLoad: false, theme: "neutral", htmlLabels: false,
     fontFamily: "Helvetica, Arial, sans-serif", deterministicIds: true,
-    flowchart: {htmlLabels: false}, sequence: {mirrorActors: false}});
+    flowchart: {htmlLabels: false, useMaxWidth: false, rankSpacing: 30, wrappingWidth: 300},
+    sequence: {mirrorActors: false, useMaxWidth: false, wrap: true, width: 100, actorMargin: 30}});
   return (await mermaid.render("diagram", text)).svg;
 }"""
 

@@ -2,7 +2,8 @@
 
     python tests/live/pictures.py FOLDER
 
-They show a made-up job at two widths, in light and dark.
+They show a made-up job at two widths, in light and dark. The picture of docs/live.md is
+live_page.png, the first frame on a phone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hvdlite.live.viewer import About, End
 from live.made_up_run import BEGAN, MadeUpJob
 
 _SIZES = ((1280, 900), (400, 800))
+_FRAME = {"x": 0, "y": 0, "width": 400, "height": 1045}  # to the end of the phases
 
 
 def make_job() -> MadeUpJob:
@@ -48,10 +50,16 @@ def take(browser: Any, address: str, folder: Path) -> None:
             page = context.new_page()
             page.goto(address)
             page.locator("#status", has_text="live").wait_for()
-            path = folder / f"live_page_{scheme}_{width}.png"
-            page.screenshot(path=path, full_page=True)
-            Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+            keep(page, folder / f"live_page_{scheme}_{width}.png")
+            if (scheme, width) == ("light", _FRAME["width"]):
+                keep(page, folder / "live_page.png", clip=_FRAME)
             context.close()
+
+
+def keep(page: Any, path: Path, **part: Any) -> None:
+    """Take a picture of a page, or of a part of it, in few colours."""
+    page.screenshot(path=path, full_page=True, **part)
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
 def main() -> None:

@@ -117,7 +117,7 @@ def test_pages_fit_the_screen(address: str, browser: Any, width: int, scheme: st
     context.close()
 
 
-INDEX = "# A\n\n## Start\n\n| page | for |\n|---|---|\n| [One](one.md) | all |\n"
+INDEX = "# A\n\n## Start\n\n- [One](one.md): all\n"
 BROKEN = {
     "anchor": ("one.md", "# One\n\n[x](one.md#not-there)\n", "not-there"),
     "page": ("one.md", "# One\n\n[x](two.md)\n", "docs/one.md links two.md"),
@@ -126,6 +126,17 @@ BROKEN = {
     "name": ("one.md", "# One\n\n```api hvdlite.torch\nallredcue\n```\n", "allredcue"),
     "diagram without a picture": ("one.md", "# One\n\n```mermaid\nA\n```\n", "draw_diagrams"),
 }
+
+
+def test_a_line_that_begins_with_a_percent_sign_is_shown(tmp_path: Path) -> None:
+    docs = tmp_path / "root" / "docs"
+    docs.mkdir(parents=True)
+    (docs / "index.md").write_text(INDEX)
+    (docs / "one.md").write_text("# One\n\nIt takes 4\n% of the time.\n")
+    result = build(tmp_path / "site", tmp_path / "root")
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = (tmp_path / "site" / "html" / "one.html").read_text(encoding="utf-8")
+    assert "It takes 4\n% of the time." in shown
 
 
 @pytest.mark.parametrize("page, text, said", BROKEN.values(), ids=BROKEN.keys())

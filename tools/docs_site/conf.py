@@ -21,6 +21,7 @@ exclude_patterns = ["repository"]
 myst_heading_anchors = 4
 myst_heading_slug_func = "docs_site.anchors.slug_of"
 myst_enable_extensions = ["fieldlist"]
+myst_disable_syntax = ["myst_line_comment"]  # A line of a page may begin with "%".
 smartquotes_action = "D"  # Quotes stay straight; Sphinx writes dashes as --.
 
 html_theme = "furo"

@@ -26,6 +26,7 @@ FENCE = re.compile(r"^```api (?P<module>[\w.]+)\n(?P<names>.*?)^```$", re.MULTIL
 _NAMED = re.compile(
     r"^(?P<prefix>(?:hvd|hvdlite)\.(?:[a-z]\w*\.)*)?(?P<name>\w+)(?:\.\w+)*(?:\(.*\))?$"
 )
+_CLASS = re.compile(r"(?<![\w.])[A-Z]\w*")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def directive(public: Public, entry: Entry, link: Link, shown_as: Mapping[str, s
     body = markdown(docstring_of(public), link)
     node = public.node
     if isinstance(node, Function):
-        return _block(5, "function", f"{entry.name}{signature(node)}", entry.module, body)
+        return _block(
+            5, "function", f"{entry.name}{signature(public, shown_as)}", entry.module, body
+        )
     if isinstance(node, ast.ClassDef):
         names = {ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases}
         error = bool(names) and all(name.endswith(("Error", "Warning")) for name in names)
@@ -136,21 +139,21 @@ def directive(public: Public, entry: Entry, link: Link, shown_as: Mapping[str, s
             if path in shown_as
         ]
         shown_members = [one for one in public.members(shown_as) if called_by_users(one)]
-        members = [_member(one, entry, link) for one in shown_members]
+        members = [_member(one, entry, link, shown_as) for one in shown_members]
         text = "\n\n".join([body, *heading, *members])
         return _block(6, "exception" if error else "class", entry.name + shown, entry.module, text)
     value = ast.unparse(node.value) if node.value is not None else ""
     return _block(5, "data", entry.name, entry.module, body, value=value)
 
 
-def _member(public: Public, entry: Entry, link: Link) -> str:
+def _member(public: Public, entry: Entry, link: Link, shown_as: Mapping[str, str]) -> str:
     assert isinstance(public.node, Function)
     name = public.node.name
     decorators = {ast.unparse(one) for one in public.node.decorator_list}
     body = markdown(parse(public.docstring), link)
     if is_property(public.node):
         return _block(5, "property", f"{entry.name}.{name}", entry.module, body)
-    shown = signature(public.node, bound="staticmethod" not in decorators)
+    shown = signature(public, shown_as, bound="staticmethod" not in decorators)
     kind = "classmethod" if "classmethod" in decorators else "method"
     return _block(5, kind, f"{entry.name}.{name}{shown}", entry.module, body)
 
@@ -186,14 +189,23 @@ def _block(ticks: int, kind: str, head: str, module: str, body: str, value: str 
     return f"{fence}{{py:{kind}}} {head}\n{options}\n{body}\n{fence}"
 
 
-def signature(node: Function, bound: bool = False) -> str:
+def signature(public: Public, shown_as: Mapping[str, str], bound: bool = False) -> str:
     """Return the signature of a function; that of a method without its first parameter."""
+    node = public.node
+    assert isinstance(node, Function)
+    names = [path.rsplit(".", 1)[-1] for path in shown_as.values()]
+
+    def clear(match: re.Match[str]) -> str:
+        """Return the name of a class; in full, of which `~` shows the end, if two have it."""
+        found = find(public.module, match[0]) if names.count(match[0]) > 1 else None
+        return match[0] if found is None else f"~{shown_as.get(found.path, match[0])}"
+
     arguments = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0]
     assert isinstance(arguments, ast.FunctionDef)
     if bound:
         first = arguments.args.posonlyargs or arguments.args.args
         del first[0]
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    returns = f" -> {_CLASS.sub(clear, ast.unparse(node.returns))}" if node.returns else ""
     return f"({ast.unparse(arguments.args)}){returns}"
 
 
@@ -202,8 +214,7 @@ def class_signature(public: Public) -> str:
     initializer, node = public.initializer, public.node
     assert isinstance(node, ast.ClassDef)
     if initializer is not None:
-        assert isinstance(initializer.node, ast.FunctionDef)
-        return signature(initializer.node, bound=True).removesuffix(" -> None")
+        return signature(initializer, {}, bound=True).removesuffix(" -> None")
     if not has_fields(node):
         return ""
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]

@@ -1,7 +1,7 @@
 """Copy the pages of docs/ to where Sphinx reads them, with what a git host does not need.
 
 A page stays readable on a git host: it has nothing of Sphinx in it. Here the pages get the tables
-of contents, which come from the tables of docs/index.md; links that lead out of docs/ are led to
+of contents, which come from the lists of docs/index.md; links that lead out of docs/ are led to
 copies; names in `code` become links to the reference; and diagrams become pictures.
 """
 
@@ -24,7 +24,7 @@ _LINK = re.compile(r"\[([^\]\[]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 _QUALIFIED = re.compile(r"^hvd(lite)?\.|^\w+(Error|Warning|Interrupt)$")
 _SPAN = re.compile(r"(?<![`\[])`([^`\n]+)`(?![`\]])")
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
-_ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
+_ROW = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
 MERMAID = re.compile(r"^```mermaid\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -86,7 +86,7 @@ class Staging:
         missing = set(self._docs.rglob("*.md")) - set(self._texts)
         if missing:
             names = ", ".join(sorted(self._name(page) for page in missing))
-            raise StagingError(f"{names}: give it a row in one of the tables of docs/index.md")
+            raise StagingError(f"{names}: give it a row in one of the lists of docs/index.md")
         for source, text in self._texts.items():
             self._put(self._name(source), self._staged(source, text).encode())
         for picture in self._docs.rglob("*"):
@@ -146,7 +146,7 @@ class Staging:
         if target.is_dir() or (target.suffix == ".md" and target not in self._texts):
             raise StagingError(
                 f"{page} links {link}, which the site does not have; link a file, or give the "
-                "page a row in one of the tables of docs/index.md"
+                "page a row in one of the lists of docs/index.md"
             )
         name = self._name(target)
         if name.startswith("repository/"):

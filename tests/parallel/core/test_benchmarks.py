@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -218,6 +219,35 @@ def test_rows_are_drawn(
         [sys.executable, str(BENCHMARKS / "plot.py"), str(rows), str(picture)], check=True
     )
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_of_performance_shows_the_table_of_the_page(tmp_path: Path) -> None:
+    drawn, docs = tmp_path / "performance.svg", BENCHMARKS.parent / "docs"
+    page = docs / "performance.md"
+    subprocess.run([sys.executable, str(BENCHMARKS / "plot.py"), str(page), str(drawn)], check=True)
+    labels = [
+        re.findall(r"<text [^>]*>([^<]+)</text>", picture.read_text())
+        for picture in (drawn, docs / "performance.svg")
+    ]
+    assert labels[0] == labels[1], "run the command of benchmarks/plot.py"
+    table = re.findall(
+        r"^\| (25 M parameters) \| (\d+) \|.* (\d+) \|$", page.read_text(), re.MULTILINE
+    )
+    ((model, compute, added),) = table
+    assert {model, compute, str(int(compute) + int(added))} <= set(labels[0])
+
+
+def test_a_copy_for_each_host_is_drawn_where_it_was_measured(tmp_path: Path) -> None:
+    rows, picture = tmp_path / "rows.jsonl", tmp_path / "picture.svg"
+    row = {"benchmark": "step", "np": 2, "model": "mlp"}
+    for column, time in (("compute", 80.0), ("one_copy", 90.5), ("hvdlite", 101.0), ("ddp", 150.0)):
+        row |= {f"{column}_ms": time, f"{column}_range_ms": [time - 1.0, time + 1.0]}
+    rows.write_text(json.dumps(row))
+    subprocess.run(
+        [sys.executable, str(BENCHMARKS / "plot.py"), str(rows), str(picture)], check=True
+    )
+    text = picture.read_text()
+    assert ">90</text>" in text and "share_parameters=True" in text
 
 
 def test_c10d_prints_rows_for_collectives_and_models() -> None:
