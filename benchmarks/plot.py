@@ -71,7 +71,8 @@ def rows_of_page(page: str) -> Iterator[dict[str, Any]]:
             "np": int(re.findall(r"--np (\d+)", section)[0]),
             "model": row["model"],
             "compute_ms": compute,
-            "hvdlite_ms": compute + float(row["chosen adds"]),
+            "one_copy_ms": compute + float(row["one copy adds"]),
+            "hvdlite_ms": compute + float(row["hvdlite adds"]),
             "ddp_ms": compute + float(row["DistributedDataParallel adds"]),
         }
 

@@ -54,7 +54,7 @@ class Buffers:
         averaged = {i: _wide(one).clone() for i, one in enumerate(now) if _is_averaged(one)}
         self._sums.add(averaged)
         if virtual_rank == 0:
-            self._of_first = [one.clone() for one in now]
+            self._of_first = [one if _is_averaged(one) else one.clone() for one in now]
 
     def send(self, name: str, changed: Sequence[bool]) -> None:
         """Start to reduce what some virtual rank has changed."""
