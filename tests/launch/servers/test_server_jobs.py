@@ -175,7 +175,8 @@ def test_servers_serve_until_interrupted_workers_have_saved(tmp_path: Path) -> N
     code = """
 try:
     say("set")
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)
 except KeyboardInterrupt:
     time.sleep(0.5)
     say("worker saved")
@@ -197,7 +198,8 @@ except KeyboardInterrupt:
 
 
 def test_workers_that_stop_by_request_end_the_job_with_75(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('set')\ntime.sleep(600)"
+    stop = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('set')\n"
+    code = stop + "while True: time.sleep(0.05)"
     with ServersJob(tmp_path, 1, code) as job:
         for number in (0, 1):
             job.pid(number)
