@@ -211,6 +211,19 @@ def test_workers_that_stop_by_request_end_the_job_with_75(tmp_path: Path) -> Non
     assert stdout.count("saved") == 2
 
 
+def test_worker_that_fails_when_it_is_told_to_stop_is_not_hidden_by_another(tmp_path: Path) -> None:
+    stop = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75 if number == 2 else 3))\n"
+    with ServersJob(tmp_path, 2, f"{stop}say('set')\nwhile True: time.sleep(0.05)") as job:
+        for number in (0, 1):
+            job.pid(number)
+        for _ in range(2 - sum("set" in line for line in job.lines)):
+            job.read_until("set")
+        job.signal(signal.SIGTERM)
+        status, _, stderr, _ = job.finish()
+    assert status == 143
+    assert "by request" not in stderr
+
+
 def test_processes_on_other_hosts(tmp_path: Path) -> None:
     path = fake_ssh(tmp_path)
     flags = ("-H", "localhost:1,far1:1,far2:2")
