@@ -65,6 +65,9 @@ def be_program(path: str, python: str, arguments: Sequence[str]) -> int:
     for one in _PASSED_ON:
         signal.signal(one, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    # Python passes on a signal that comes just before a wait only after it.
+    while not select.select([asked], [], [], 0.05)[0]:
+        pass
     status = int(asked.recv(32) or 1)
     if status < 0:
         with contextlib.suppress(OSError):

@@ -117,6 +117,7 @@ def sockets_of(pids: list[int]) -> set[str]:
     return inodes
 
 
-# It sleeps for longer than any test waits for the end of a job.
-SLEEPER = "print('ready', flush=True); import time; time.sleep(600)"
+# Python notices a signal that has a handler, as SIGINT has, only after a sleep that it came just
+# before. So all programs that get such signals sleep for a moment only, again and again.
+SLEEPER = "import time; print('ready', flush=True)\nwhile True: time.sleep(0.05)"
 DEAF_SLEEPER = f"import signal; signal.signal({int(signal.SIGTERM)}, signal.SIG_IGN); {SLEEPER}"

@@ -29,7 +29,7 @@ watch = Stopwatch()
 for _ in range(50):
     sys.stdout.buffer.write(block)
 sys.stdout.buffer.flush()
-print("seconds", watch.seconds(), file=sys.stderr)
+print("seconds", format(watch.seconds(), ".6f"), file=sys.stderr)
 """
 
 

@@ -21,8 +21,7 @@ NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIG
 DRIVER = (str(Path(__file__).parent / "servers" / "driver.py"),)
 KINDS = {"fixed": (), "elastic": ("--min-np", "1"), "servers": ("--servers", "1")}
 HOSTS = {"here": (), "ssh": ("-H", "localhost:1,far1:2")}
-# A rank with a child in its own group, a child in another session, and a forked copy of itself. All
-# sleep for a moment only: Python may notice a signal that comes just before a sleep after it.
+# A rank with a child in its own group, a child in another session, and a forked copy of itself.
 FAMILY = """
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "600"])

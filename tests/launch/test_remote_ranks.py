@@ -56,7 +56,7 @@ def test_signal_of_the_user_reaches_all_through_an_agent(tmp_path: Path) -> None
     code = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
-        "print('ready', flush=True); time.sleep(600)"
+        "print('ready', flush=True)\nwhile True: time.sleep(0.05)"
     )
     flags = ("--independent", "--min-np", "1", "-H", "localhost,far1")
     with MarkedJob(2, *flags, *python(code), env=env) as job:

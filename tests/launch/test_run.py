@@ -232,7 +232,8 @@ def test_function_of_a_notebook() -> None:
 
 def test_ctrl_c_ends_the_ranks() -> None:
     code = (
-        "import hvdlite, time\ndef wait():\n    print('ready', flush=True); time.sleep(600)\n"
+        "import hvdlite, time\ndef wait():\n"
+        "    print('ready', flush=True)\n    while True: time.sleep(0.05)\n"
         "try: hvdlite.run(wait, np=2)\nexcept KeyboardInterrupt: print('interrupted')"
     )
     process = subprocess.Popen(

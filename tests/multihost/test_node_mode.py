@@ -359,7 +359,8 @@ def test_signal_on_all_nodes_at_once_leaves_the_ranks_their_grace(nodes: Nodes) 
         "import signal, time\n"
         "def save(*_):\n"
         "    time.sleep(1)\n    print('saved', flush=True)\n    raise SystemExit(75)\n"
-        "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\ntime.sleep(600)"
+        "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\n"
+        "while True: time.sleep(0.05)"
     )
     nodes.start_all(*python(code))
     nodes.wait_until_ready(5)

@@ -280,7 +280,8 @@ def test_each_rank_is_asked_once_to_go(
     code = (
         "import signal, sys, time\n"
         "def go(*_):\n    print('asked', flush=True); time.sleep(0.3); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, go)\nprint('ready', flush=True)\ntime.sleep(600)"
+        "signal.signal(signal.SIGTERM, go)\nprint('ready', flush=True)\n"
+        "while True: time.sleep(0.05)"
     )
     launcher = start(code)
     signal_launcher(bed, signal.SIGTERM)
@@ -298,7 +299,7 @@ def test_ranks_of_all_hosts_are_told_by_the_users_signal_and_may_save(
         "def told(number, _):\n"
         "    print('told', int(number), flush=True); time.sleep(2.5); raise SystemExit('saved')\n"
         "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, told)\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
+        "print('ready', flush=True)\nwhile True: time.sleep(0.05)"
     )
     launcher = start(code)
     signal_launcher(bed, number)
@@ -318,7 +319,7 @@ def test_grace_ends_everywhere_when_it_is_over_or_the_launcher_is(
         "import signal, time\n"
         "def told(*_): print('told', flush=True)\n"
         "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, told)\n"
-        "print('ready', flush=True)\nwhile True: time.sleep(600)"
+        "print('ready', flush=True)\nwhile True: time.sleep(0.05)"
     )
     launcher = start(code, *(("--grace", "1") if way == "grace" else ("--grace", "300")))
     signal_launcher(bed, signal.SIGINT)

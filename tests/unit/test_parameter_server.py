@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -232,6 +233,20 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: pytest.TempPathFactory) -> No
             stream.write(text)
         with pytest.raises(ArgumentError, match="0-of-1"):
             find(path)
+
+
+def test_a_checkpoint_that_lacks_rows_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "ps.ckpt")
+    (whole, _) = place(SPECS, 1)
+    some = dataclasses.replace(whole, rows=3)
+    slot = Slot(0, "", "float64", some.shape, True, numbers(*range(6)))
+    write(path, 0, 1, 1, 1, [Snapshot("", 1, 1, SPECS, [some], [slot])])
+    found = find(path)
+    assert found is not None
+    (values,) = found.slots("", some)
+    assert memoryview(values.data).cast("d").tolist() == list(range(6))
+    with pytest.raises(ArgumentError, match="the checkpoint has 3 of 5 rows of tensor 'table'"):
+        list(found.slots("", whole))
 
 
 def test_workers_go_on_at_the_clock_of_the_server_that_is_furthest_behind(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ import os, subprocess, sys, time
 child = subprocess.Popen(["sleep", "600"])
 try:
     open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}\\n")
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)
 finally:
     child.kill()
     open(sys.argv[1] + ".cleaned", "w").close()
@@ -104,9 +105,12 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_part_that_ignores_the_interrupt_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_ignores_the_interrupt_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_tests, "TO_CLEAN_UP", 0.2)
-    deaf = "trap '' INT; echo ready; while :; do sleep 1; done"
-    part = run_tests.Part("deaf", ["sh", "-c", deaf], streams=False)
+    deaf = "trap '' INT; : > \"$0\"; while :; do sleep 1; done"
+    part = run_tests.Part("deaf", ["sh", "-c", deaf, str(tmp_path / "ready")], streams=False)
+    wait_until((tmp_path / "ready").exists, "the part to ignore interrupts")
     run_tests.end([part])
     assert part.ended()

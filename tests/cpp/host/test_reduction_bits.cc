@@ -119,34 +119,52 @@ T scale_integer(T value, double factor) {
   return static_cast<T>(scaled);
 }
 
+// Returns what the ranks whose inputs are `values` shall get. The tree is walked once, and combines
+// whole arrays.
 template <typename T>
-T reference_element(const Case& c, const std::vector<Hosts>& by_host, int size,
-                    const std::vector<T>& values) {
+std::vector<T> reference(const Case& c, const std::vector<Hosts>& by_host,
+                         const std::vector<std::vector<T>>& values) {
   using A = decltype(widen(T{}));
-  const auto scaled = [&](int rank) -> A {
-    if (c.prescale == 1.0) return widen(values[rank]);
+  const auto scaled = [&](T value) -> A {
+    if (c.prescale == 1.0) return widen(value);
     if constexpr (std::is_integral_v<T>)
-      return scale_integer(values[rank], c.prescale);
+      return scale_integer(value, c.prescale);
     else
-      return widen(narrow<T>(static_cast<A>(widen(values[rank]) * static_cast<A>(c.prescale))));
+      return widen(narrow<T>(static_cast<A>(widen(value) * static_cast<A>(c.prescale))));
   };
   // Rounded once per level; of an average of 16-bit floats the mean, which counts as often as it
   // has ranks.
   const bool mean = c.op == ReduceOp::kAverage && !std::is_same_v<T, A>;
-  A total = testing::sum_by_tree(
-      by_host, scaled, [&](A a, A b) { return combine<A>(c.op, a, b); },
-      [&](const Hosts& of, A of_host) {
+  const std::vector<A> totals = testing::sum_by_tree(
+      by_host,
+      [&](int rank) {
+        std::vector<A> leaf;
+        for (const T value : values[rank]) leaf.push_back(scaled(value));
+        return leaf;
+      },
+      [&](std::vector<A> a, const std::vector<A>& b) {
+        for (std::size_t i = 0; i < a.size(); ++i) a[i] = combine<A>(c.op, a[i], b[i]);
+        return a;
+      },
+      [&](const Hosts& of, std::vector<A> of_host) {
         const auto ranks = static_cast<A>(mean ? of.size() : 1);
-        return static_cast<A>(widen(narrow<T>(static_cast<A>(of_host / ranks))) * ranks);
+        for (A& one : of_host) {
+          one = static_cast<A>(widen(narrow<T>(static_cast<A>(one / ranks))) * ranks);
+        }
+        return of_host;
       });
-  if (c.op == ReduceOp::kAverage) total = static_cast<A>(total / static_cast<A>(size));
-  if (c.postscale != 1.0) {
-    if constexpr (std::is_integral_v<T>)
-      total = scale_integer(total, c.postscale);
-    else
-      total *= static_cast<A>(c.postscale);
+  std::vector<T> results;
+  for (A total : totals) {
+    if (c.op == ReduceOp::kAverage) total = static_cast<A>(total / static_cast<A>(values.size()));
+    if (c.postscale != 1.0) {
+      if constexpr (std::is_integral_v<T>)
+        total = scale_integer(total, c.postscale);
+      else
+        total *= static_cast<A>(c.postscale);
+    }
+    results.push_back(narrow<T>(total));
   }
-  return narrow<T>(total);
+  return results;
 }
 
 struct Prepared {
@@ -155,24 +173,23 @@ struct Prepared {
   Bytes expected;
 };
 
+template <typename T>
+Bytes bytes_of(const std::vector<T>& values) {
+  const auto* begin = reinterpret_cast<const std::byte*>(values.data());
+  return {begin, begin + values.size() * sizeof(T)};
+}
+
 Prepared prepare(const Case& c, const Hosts& hosts, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  const std::vector<Hosts> by_host = testing::by_host(hosts);
   Prepared prepared{c, {}, {}};
-  const std::size_t bytes = c.count * size_of(c.dtype);
-  prepared.inputs.assign(hosts.size(), Bytes(bytes));
-  prepared.expected.resize(bytes);
   with_type(c.dtype, [&](auto tag) {
     using T = decltype(tag);
-    std::vector<T> values(hosts.size());
-    for (std::size_t i = 0; i < c.count; ++i) {
-      for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-        values[rank] = random_value<T>(random);
-        std::memcpy(prepared.inputs[rank].data() + i * sizeof(T), &values[rank], sizeof(T));
-      }
-      const T result = reference_element<T>(c, by_host, static_cast<int>(hosts.size()), values);
-      std::memcpy(prepared.expected.data() + i * sizeof(T), &result, sizeof(T));
+    std::vector<std::vector<T>> values(hosts.size());
+    for (std::vector<T>& of_rank : values) {
+      for (std::size_t i = 0; i < c.count; ++i) of_rank.push_back(random_value<T>(random));
+      prepared.inputs.push_back(bytes_of(of_rank));
     }
+    prepared.expected = bytes_of(reference<T>(c, testing::by_host(hosts), values));
   });
   return prepared;
 }

@@ -320,6 +320,20 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
 }
 
+TEST(stall_monitor_fails_a_change_also_for_the_only_rank_that_comes_late) {
+  Config config;
+  config.stall_warning = 10;
+  Coordinator coordinator = make_coordinator(2);
+  Stalls stalls;
+  StallMonitor monitor(config, coordinator, stalls);
+  CHECK_OK(coordinator.submit(0, adding({1}), kStart));
+  CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 0), kStart));
+  (void)monitor.check(kStart + 11s);
+  CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
+  CHECK_OK(coordinator.submit(1, adding({1}), kStart + 12s));
+  CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
+}
+
 TEST(stall_monitor_leaves_a_change_its_time_where_ranks_only_seem_to_wait_for_each_other) {
   Config config;
   config.stall_warning = 10;

@@ -278,7 +278,8 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 say("can save")
-time.sleep(600)
+while True:
+    time.sleep(0.05)
 """
     with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
         os.kill(job.pid(1), signal.SIGKILL)
@@ -294,10 +295,11 @@ time.sleep(600)
 
 
 def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\ntime.sleep(600)"
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\nsay('deaf')\ntime.sleep(600)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
         os.kill(job.pid(1), signal.SIGKILL)
-        job.pid(2)
+        while any(job.lines.count(f"[{worker}] deaf\n") < 2 for worker in (0, 2)):
+            job.read_until("deaf")
         job.signal(signal.SIGKILL)
         assert job.seconds_until_gone() < 8
 

@@ -175,7 +175,8 @@ def test_servers_serve_until_interrupted_workers_have_saved(tmp_path: Path) -> N
     code = """
 try:
     say("set")
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)
 except KeyboardInterrupt:
     time.sleep(0.5)
     say("worker saved")
@@ -197,7 +198,8 @@ except KeyboardInterrupt:
 
 
 def test_workers_that_stop_by_request_end_the_job_with_75(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('set')\ntime.sleep(600)"
+    stop = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('set')\n"
+    code = stop + "while True: time.sleep(0.05)"
     with ServersJob(tmp_path, 1, code) as job:
         for number in (0, 1):
             job.pid(number)
@@ -207,6 +209,19 @@ def test_workers_that_stop_by_request_end_the_job_with_75(tmp_path: Path) -> Non
         status, stdout, stderr, _ = job.finish()
     assert status == 75 and "worker 2 stopped by request" in stderr
     assert stdout.count("saved") == 2
+
+
+def test_worker_that_fails_when_it_is_told_to_stop_is_not_hidden_by_another(tmp_path: Path) -> None:
+    stop = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75 if number == 2 else 3))\n"
+    with ServersJob(tmp_path, 2, f"{stop}say('set')\nwhile True: time.sleep(0.05)") as job:
+        for number in (0, 1):
+            job.pid(number)
+        for _ in range(2 - sum("set" in line for line in job.lines)):
+            job.read_until("set")
+        job.signal(signal.SIGTERM)
+        status, _, stderr, _ = job.finish()
+    assert status == 143
+    assert "by request" not in stderr
 
 
 def test_processes_on_other_hosts(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
 from hvdlite.torch.exchange.ownership import Ownership, successors
+from hvdlite.torch.optimizers.state_bytes import serialized
+from hvdlite.torch.sharded import shares
 from hvdlite.torch.sharded.shares import Shares
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (
@@ -338,3 +340,14 @@ def join_early() -> str:
 def test_the_ranks_that_go_on_without_a_joined_rank_get_an_error() -> None:
     texts = [result.value for result in run_world(2, join_early)]
     assert "rank 1, which has joined" in texts[0] and "without hvd.join()" in texts[0]
+
+
+def test_a_worker_that_joins_gets_the_parts_and_the_count_of_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"held": [b"[0, []]", b"[7, [0, 1]]"], "parts": map(serialized, ({}, {0: 5, 1: 6}))}
+    monkeypatch.setattr(shares, "own_place", lambda workers: 0)
+    monkeypatch.setattr(Shares, "_gather", lambda self, what, data: (list(told[what]), (4, 2)))
+    joins = Shares("optimizer")
+    assert joins.meet([], 2, lambda wanted: {}) == ((4, 2), {0: 5, 1: 6})
+    assert joins.version == 7

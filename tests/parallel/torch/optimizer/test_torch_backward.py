@@ -93,7 +93,9 @@ def scenario_no_sync_sends_nothing() -> None:
     model, alone = make_model(), make_model()
     optimizer = make(model)
     with optimizer.no_sync():
-        backward(model, 0.25)
+        with optimizer.no_sync():
+            pass
+        backward(model, 0.25)  # still inside of the outer one
     backward(alone, 0.25)
     assert_close(gradients(model), gradients(alone))
     backward(model, 0.75)
