@@ -61,8 +61,8 @@ class StepLoop:
         """Mark the loop, or raise an error; the subclass notes when its gradients are reduced."""
         if any(_has_values(param.grad) for param in self._params() if param.grad is not None):
             raise HvdliteError(
-                f"{self._call} with gradients that are not zero: they would be scaled with those "
-                "of the micro-batches; call optimizer.zero_grad() before it"
+                f"{self._call} with gradients that are not zero: they would be taken for those "
+                "of its batches; call optimizer.zero_grad() before it"
             )
         self._running = self._unfinished = True
         around = _under_way.get()

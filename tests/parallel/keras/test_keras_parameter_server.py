@@ -28,7 +28,7 @@ PRELOAD = ("keras",)
 
 def served(make_optimizer: Any, servers: int = 2, workers: int = 1) -> Servers:
     """Start servers as threads of this process."""
-    from hvdlite.keras.server_storage import KerasStorage
+    from hvdlite.keras.parameter_server.storage import KerasStorage
 
     return Servers(servers, lambda name, parts: KerasStorage(make_optimizer, parts), workers)
 
@@ -63,7 +63,7 @@ def scenario_one_worker_has_the_weights_of_plain_training() -> None:
 
 def scenario_other_servers_go_on_from_the_state_of_these() -> None:
     """Values and the optimizer's state travel in slots, as in a checkpoint."""
-    from hvdlite.keras.server_storage import KerasStorage
+    from hvdlite.keras.parameter_server.storage import KerasStorage
     from hvdlite.parameter_server.placement import place
     from hvdlite.parameter_server.storage import Gradient
     from hvdlite.parameter_server.tensors import TensorSpec
@@ -93,7 +93,7 @@ def scenario_other_servers_go_on_from_the_state_of_these() -> None:
 
 
 def scenario_what_would_depend_on_the_number_of_servers_is_refused() -> None:
-    from hvdlite.keras.server_storage import KerasStorage
+    from hvdlite.keras.parameter_server.storage import KerasStorage
     from hvdlite.parameter_server.placement import place
     from hvdlite.parameter_server.tensors import TensorSpec
 

@@ -83,7 +83,7 @@ def train_on(path: str, steps: int) -> dict[str, str]:
 
 
 def test_training_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
-    for ranks, steps in ((2, 2), (1, 2), (4, 2 * STEPS)):
+    for ranks, steps in ((4, 2), (1, 2), (8, 2 * STEPS)):
         results = run_world(ranks, train_on, str(tmp_path), steps)
     for result in results:
         assert result.value == {kind: expected()[kind] for kind in RESUMED}

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
-from hvdlite.keras.remote_optimizer import RemoteOptimizer
-from hvdlite.keras.server_storage import KerasStorage
+from hvdlite.keras.parameter_server.remote_optimizer import RemoteOptimizer
+from hvdlite.keras.parameter_server.storage import KerasStorage
 from hvdlite.parameter_server import group as neutral
 from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.report import Report, ServerReport, WorkerReport
