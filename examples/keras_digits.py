@@ -66,13 +66,26 @@ def make_model(optimizer: keras.Optimizer) -> keras.Model:
     return model
 
 
+class Timing(keras.callbacks.Callback):
+    """Counts the samples of all batches but the first of an epoch, before which Keras may pause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watch = Stopwatch()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if batch == 0:
+            self.watch.begin()
+        else:
+            self.watch.end(GLOBAL_BATCH)
+
+
 def train(model: keras.Model, data: Share, epochs: int, callbacks: list) -> tuple[list, float]:
     """Train; return the loss of each epoch, and the samples per second of all ranks."""
     warmup = hvd.callbacks.LearningRateWarmupCallback(LEARNING_RATE, warmup_epochs=2)
-    watch, samples, verbose = Stopwatch(), len(data) * GLOBAL_BATCH, 2 if hvd.rank() == 0 else 0
-    timing = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: watch.end_epoch(samples))
+    timing, verbose = Timing(), 2 if hvd.rank() == 0 else 0
     fitted = model.fit(data, epochs=epochs, callbacks=[*callbacks, warmup, timing], verbose=verbose)
-    return fitted.history["loss"], watch.rate()
+    return fitted.history["loss"], timing.watch.rate()
 
 
 if __name__ == "__main__":
@@ -99,11 +112,11 @@ if __name__ == "__main__":
     callbacks.append(hvd.callbacks.BroadcastGlobalVariablesCallback(0))
     if hvd.rank() == 0:
         arguments.output.mkdir(parents=True, exist_ok=True)
-        callbacks.append(keras.callbacks.ModelCheckpoint(arguments.output / "digits.keras"))
     share = Share(images[TEST_IMAGES:], labels[TEST_IMAGES:], hvd.rank(), hvd.size())
     together = f"{hvd.size()} rank(s), hvdlite"
     curves[together], rate = train(model, share, arguments.epochs, callbacks)
     if hvd.rank() == 0:
+        model.save(arguments.output / "digits.keras")  # once, so that no rank waits for it
         (arguments.output / "keras_loss.json").write_text(json.dumps(curves))
         accuracy = model.evaluate(images[:TEST_IMAGES], labels[:TEST_IMAGES], verbose=0)[1]
         print(f"test accuracy {accuracy:.1%} with Keras on {keras.backend.backend()}")

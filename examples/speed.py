@@ -6,26 +6,31 @@ import time
 
 
 class Stopwatch:
-    """Counts samples from the end of the first epoch on."""
+    """Counts samples, and the time that they take."""
 
-    # In its first epoch a process also imports, traces or compiles code. That may take seconds, and
-    # says nothing about the speed of training.
+    # Before the first `begin` or `end` a process also imports, traces or compiles code. That
+    # may take seconds, and says nothing about the speed of training.
 
     def __init__(self) -> None:
-        self._begin = self._end = math.nan
+        self._begin = math.nan
+        self._seconds = 0.0
         self._samples = 0
 
-    def end_epoch(self, samples: int) -> None:
-        """Note the end of an epoch that had this number of samples."""
-        self._end = time.perf_counter()
-        if math.isnan(self._begin):
-            self._begin = self._end
-        else:
+    def begin(self) -> None:
+        """Start to count, after a pause that does not count."""
+        self._begin = time.perf_counter()
+
+    def end(self, samples: int) -> None:
+        """Note the end of something that had this number of samples, and go on counting."""
+        now = time.perf_counter()
+        if not math.isnan(self._begin):
+            self._seconds += now - self._begin
             self._samples += samples
+        self._begin = now
 
     def rate(self) -> float:
-        """Return samples per second; NaN before the second epoch has ended."""
-        return self._samples / (self._end - self._begin) if self._samples else math.nan
+        """Return samples per second; NaN if nothing was counted."""
+        return self._samples / self._seconds if self._samples else math.nan
 
 
 def report(rate: float, ranks: int, local_ranks: int, alone: float = math.nan) -> str:

@@ -79,7 +79,7 @@ def train(model: keras.Model, epochs: int) -> float:
             losses.append(step(images[mine], labels[mine]))
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}", flush=True)
-        watch.end_epoch(len(images))
+        watch.end(len(images))
     return watch.rate()
 
 

@@ -57,7 +57,7 @@ def train(
             hvd.observe(samples=len(mine) if ranks == hvd.size() else 0)  # 0: rank 0 trains alone
         scheduler.step()
         losses[-1].item()  # This waits for the GPU, if there is one.
-        watch.end_epoch(len(images))
+        watch.end(len(images))
     return torch.stack(losses).cpu(), watch.rate()
 
 
