@@ -66,26 +66,16 @@ def make_model(optimizer: keras.Optimizer) -> keras.Model:
     return model
 
 
-class Timing(keras.callbacks.Callback):
-    """Counts the samples of all batches but the first of an epoch, before which Keras may pause."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watch = Stopwatch()
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if batch == 0:
-            self.watch.begin()
-        else:
-            self.watch.end(GLOBAL_BATCH)
-
-
 def train(model: keras.Model, data: Share, epochs: int, callbacks: list) -> tuple[list, float]:
     """Train; return the loss of each epoch, and the samples per second of all ranks."""
     warmup = hvd.callbacks.LearningRateWarmupCallback(LEARNING_RATE, warmup_epochs=2)
-    timing, verbose = Timing(), 2 if hvd.rank() == 0 else 0
+    watch, verbose = Stopwatch(), 2 if hvd.rank() == 0 else 0
+    # Keras may pause before the first batch of an epoch, which does not count.
+    timing = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: watch.end(GLOBAL_BATCH) if batch else watch.begin()
+    )
     fitted = model.fit(data, epochs=epochs, callbacks=[*callbacks, warmup, timing], verbose=verbose)
-    return fitted.history["loss"], timing.watch.rate()
+    return fitted.history["loss"], watch.rate()
 
 
 if __name__ == "__main__":
@@ -95,12 +85,6 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     arguments = parser.parse_args()
     hvd.init()
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        gpus = tf.config.list_physical_devices("GPU")  # By default every rank would use all GPUs.
-        mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []
-        tf.config.set_visible_devices(mine, "GPU")
     images, labels = load()
     curves, alone_rate = {}, math.nan
     if arguments.compare and hvd.rank() == 0:

@@ -96,8 +96,13 @@ def serve(path: str, modules: Sequence[str]) -> Mapping[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(64)  # Who connects waits for the imports.
-        for module in modules:
-            importlib.import_module(module)
+        try:
+            for module in modules:
+                importlib.import_module(module)
+        except BaseException:
+            traceback.print_exc()  # before the listener is closed: then programs read it
+            sys.stderr.flush()
+            raise SystemExit(1) from None
         gc.freeze()
         server = os.getpid()
         signal.signal(signal.SIGCHLD, reap)
@@ -211,6 +216,7 @@ if __name__ == "__main__":
         import importlib
         import io
         import random
+        import traceback
         import types
         from pathlib import Path
 
