@@ -66,7 +66,8 @@ class Distribution:
         if loop_under_way():
             raise ArgumentError(
                 "a DistributedOptimizer in a loop over virtual_steps(): the gradients are means "
-                "over all virtual ranks already; apply them with the plain optimizer"
+                "over all virtual ranks already; apply them with the plain optimizer, and close() "
+                "a loop that was left"
             )
         if not self.process_set.included():
             return list(gradients)

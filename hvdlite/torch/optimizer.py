@@ -275,7 +275,10 @@ class Distributed(VirtualStepping):
         copied = {memo[id(param)]: name for param, name in names if id(param) in memo}
         settings = self._reducer.settings
         groups = copy.deepcopy(settings.groups, memo)
-        return _distribute(plain, copied, dataclasses.replace(settings, groups=groups))
+        copy_of_this = _distribute(plain, copied, dataclasses.replace(settings, groups=groups))
+        if self._virtual is not None and copy_of_this._virtual is not None:
+            copy_of_this._virtual.load(self._virtual.state())
+        return copy_of_this
 
 
 class Evaluations:

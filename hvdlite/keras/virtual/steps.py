@@ -50,9 +50,10 @@ class VirtualStep:
         It calls the function for the batch of each virtual rank of this rank, in turn.
 
         Args:
-            compute: takes a batch, as one argument for each array of `hvd.VirtualBatches`, and
-                returns the loss (or None) and the gradients of model.trainable_variables in their
-                order. It may be a `tf.function`. A gradient may be None, and counts as zeros.
+            compute: a function without collectives. It takes a batch, as one argument for each
+                array of `hvd.VirtualBatches`, and returns the loss (or None) and the gradients of
+                model.trainable_variables in their order. It may be a `tf.function`. A gradient may
+                be None, and counts as zeros.
 
         Returns:
             Tensors; None for a variable for which all virtual ranks gave None.
@@ -94,8 +95,9 @@ def virtual_steps(
         model: a built model of Keras 3.
         threads: the number of threads in each rank, on which the bits depend. On PyTorch this
             function sets it. On TensorFlow, where that is too late, it compares.
-        done: the number of steps, of all epochs, after which the training goes on: that of
-            `optimizer.iterations` when it was loaded. Steps that are done are not yielded.
+        done: the number of steps, of all epochs, after which the training goes on. Steps that are
+            done are not yielded. Save this number with the model; without gradient accumulation and
+            loss scaling it is `int(optimizer.iterations)`.
 
     Raises:
         ArgumentError: an argument cannot be used, there are more ranks than virtual ranks, or the
@@ -161,6 +163,16 @@ class _Sums(TreeSums[_Key]):
             np.add(target, summands[i] if isinstance(summands, list) else summands, out=target)
 
 
+@dataclass
+class _Computed:
+    """What a rank's block of virtual ranks has left in one step."""
+
+    sums: _Sums
+    losses: _Sums
+    changed: Any  # It counts, by weight that is not trained, the virtual ranks that changed it.
+    of_first: list[Any] | None = None  # These weights, on the rank that has virtual rank 0.
+
+
 class _Loop:
     """The steps of one epoch on this rank."""
 
@@ -181,7 +193,8 @@ class _Loop:
         """Agree with the other ranks, and yield the steps from the first one on."""
         batches = self._batches
         sizes = [batches.virtual_size, batches.seed, batches.batch_size, batches.steps]
-        agree(_NAME, [*sizes, self._epoch, first], self._describe(threads))
+        machine = {**self._describe(threads), "numpy": np.__version__}  # It orders the samples.
+        agree(_NAME, [*sizes, self._epoch, first], machine)
         _under_way.add(self)
         try:
             for number in range(first, batches.steps):
@@ -195,42 +208,43 @@ class _Loop:
 
     def run(self, step: int, compute: Callable[..., Any]) -> tuple[float | None, list[Any]]:
         """Compute this rank's block; set the weights that are not trained; return the means."""
-        sums, losses = _Sums(), _Sums()
-        weights = self._model.non_trainable_weights
-        before = [_array(one) for one in weights]
-        changed = np.zeros(len(weights))
-        of_first: list[Any] | None = None
+        before = [_array(one) for one in self._model.non_trainable_weights]
+        try:
+            result = self._reduce(self._compute(step, compute, before), before)
+        except BaseException:
+            self._restore(before)  # A script may compute the step again.
+            raise
+        self._seed(step, "after")
+        return result
+
+    def _restore(self, before: list[Any]) -> None:
+        for weight, value in zip(self._model.non_trainable_weights, before, strict=True):
+            weight.assign(value)
+
+    def _compute(self, step: int, compute: Callable[..., Any], before: list[Any]) -> _Computed:
+        found = _Computed(_Sums(), _Sums(), np.zeros(len(before)))
         for virtual_rank in range(self._block.first, self._block.first + self._block.size):
             if virtual_rank > self._block.first:
-                for weight, value in zip(weights, before, strict=True):
-                    weight.assign(value)
+                self._restore(before)
             self._seed(step, virtual_rank)
             batch = self._batches.batch(self._epoch, step, virtual_rank)
             loss, gradients = self._checked(compute(*batch))
             arrays = {("gradient", i): one for i, one in enumerate(gradients) if one is not None}
-            after = [_array(one) for one in weights]
-            changed += [
+            after = [_array(one) for one in self._model.non_trainable_weights]
+            found.changed += [
                 one.tobytes() != was.tobytes() for one, was in zip(after, before, strict=True)
             ]
             if virtual_rank == 0:
-                of_first = after
+                found.of_first = after
             arrays |= {
                 ("weight", i): _wide(one) for i, one in enumerate(after) if _is_averaged(one)
             }
-            sums.add(arrays)
-            losses.add({} if loss is None else {("loss", 0): np.array([loss, 1.0])})
-        mean = self._reduce(sums.take(), losses.take(), changed, before, of_first)
-        self._seed(step, "after")
-        return mean
+            found.sums.add(arrays)
+            found.losses.add({} if loss is None else {("loss", 0): np.array([loss, 1.0])})
+        return found
 
-    def _reduce(
-        self,
-        sums: dict[_Key, Any],
-        losses: dict[_Key, Any],
-        changed: Any,
-        before: list[Any],
-        of_first: list[Any] | None,
-    ) -> tuple[float | None, list[Any]]:
+    def _reduce(self, found: _Computed, before: list[Any]) -> tuple[float | None, list[Any]]:
+        sums, losses, changed = found.sums.take(), found.losses.take(), found.changed
         size, variables = self._batches.virtual_size, self._model.trainable_variables
         given = [float(("gradient", i) in sums) for i in range(len(variables))]
         loss = losses.get(("loss", 0), np.zeros(2))
@@ -245,7 +259,7 @@ class _Loop:
                 wanted[key] = sums[key] if key in sums else np.zeros(variable.shape, variable.dtype)
         wanted |= {key: one for key, one in sums.items() if key[0] == "weight" and changed[key[1]]}
         # Others than means are a sum with zeros, as only one rank has what virtual rank 0 left.
-        values = of_first or [np.zeros_like(one) for one in before]
+        values = found.of_first or [np.zeros_like(one) for one in before]
         for i, one in enumerate(changed):
             if one and ("weight", i) not in wanted:
                 wanted["bytes", i] = np.frombuffer(values[i].tobytes(), np.uint8)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hvdlite import ops
+from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.virtual.partial_sums import PartialSums
@@ -23,11 +24,9 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         """Keep the values with which the step starts."""
-        places = [(module, name) for module in model.modules() for name in module._buffers]
-        first = {id(module._buffers[name]): (module, name) for module, name in places}
-        first.pop(id(None), None)
+        self._model = model
         # A module may replace a buffer by another tensor, so these are read anew each time.
-        self._places = list(first.values())
+        self._places = self._find()
         self._before = [one.clone() for one in self._read()]
         self._of_first: list[torch.Tensor] = []  # Virtual rank 0 has left these, on its rank.
         self._sums: PartialSums[int] = PartialSums()
@@ -35,21 +34,40 @@ class Buffers:
         self._handle: Handle | None = None
         self.changed = [False] * len(self._places)  # This rank's virtual ranks have changed them.
 
+    def _find(self) -> list[tuple[nn.Module, str]]:
+        return [
+            (module, name)
+            for module in self._model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
     def _read(self) -> list[torch.Tensor]:
         found = (module._buffers[name] for module, name in self._places)
         return [one.detach() for one in found if one is not None]
 
     def start(self) -> None:
-        """Give the next virtual rank the values with which the step started."""
-        for buffer, before in zip(self._read(), self._before, strict=True):
-            buffer.copy_(before)
+        """Give the buffers the values with which the step started."""
+        for (module, name), before in zip(self._places, self._before, strict=True):
+            buffer = module._buffers[name]
+            if buffer is None:
+                module._buffers[name] = before.clone()
+            else:
+                buffer.detach().copy_(before)
 
     def note(self, virtual_rank: int) -> None:
-        """Note what a virtual rank has left."""
+        """Note what a virtual rank has left; raise HvdliteError for other buffers than before."""
+        if self._find() != self._places:
+            raise HvdliteError(
+                "virtual_steps(): a batch has made a buffer of the model, or has set one to None, "
+                "so that virtual ranks would not start alike; register all buffers with tensors "
+                "before the loop"
+            )
         now = self._read()
         pairs = list(zip(now, self._before, strict=True))
         self.changed = [
-            known or not torch.equal(*pair) for known, pair in zip(self.changed, pairs, strict=True)
+            known or not torch.equal(*map(_bytes, pair))  # -0.0 differs from 0.0.
+            for known, pair in zip(self.changed, pairs, strict=True)
         ]
         averaged = {i: _wide(one).clone() for i, one in enumerate(now) if _is_averaged(one)}
         self._sums.add(averaged)
@@ -63,9 +81,7 @@ class Buffers:
         # Others than means are a sum with zeros: a broadcast cannot be redone when its root has
         # died.
         values = self._of_first or [torch.zeros_like(one) for one in now]
-        data = [
-            sums[i] if i in sums else values[i].reshape(-1).view(torch.uint8) for i in self._sent
-        ]
+        data = [sums[i] if i in sums else _bytes(values[i]) for i in self._sent]
         if data:
             self._handle = grouped_allreduce_async(data, name=f"{name}.buffers", op=ops.Sum)
 
@@ -79,6 +95,10 @@ class Buffers:
                 now[i].copy_(total / virtual_size)
             else:
                 now[i].copy_(total.view(now[i].dtype).reshape(now[i].shape))
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.reshape(-1).contiguous().view(torch.uint8)
 
 
 def _is_averaged(buffer: torch.Tensor) -> bool:

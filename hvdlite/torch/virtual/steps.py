@@ -28,6 +28,7 @@ _OUTSIDE = (
     "backward() after the loop over a step of virtual_steps() would add to gradients that are "
     "reduced: call it inside of the loop, or call optimizer.zero_grad() before it"
 )
+_NONE = -1  # No world has this number.
 
 
 @dataclass
@@ -154,15 +155,16 @@ class VirtualSteps(StepLoop):
 
     def _loop(self, sampler: VirtualBatchSampler, epoch: int) -> Iterator[VirtualStep]:
         self._refuse_nested()
-        if self._resumes and epoch < self._epoch:
-            return  # The state was saved in a later epoch.
+        sizes = [self._size, sampler.seed, sampler.batch_size, sampler.steps]
+        if self._resumes and epoch < self._epoch:  # The state was saved in a later epoch.
+            agree(self._name, [*sizes, epoch, sampler.steps], describe(self._threads))
+            return
         first = self._done if self._resumes and epoch == self._epoch else 0
         if self._resumes:
             warn_of("in the loaded state and here", self._machine_of_state, describe(self._threads))
         self._resumes, self._epoch, self._done = False, epoch, first
         torch.set_num_threads(self._threads)
         self._take_block(first)
-        sizes = [self._size, sampler.seed, sampler.batch_size, sampler.steps]
         agree(self._name, [*sizes, epoch, first], describe(self._threads))
         for number in range(first, sampler.steps):
             seed_all(self._seed, epoch, number, "before")
@@ -178,22 +180,31 @@ class VirtualSteps(StepLoop):
         self._refuse_nested()
         zeros = [param for param in self._params() if param.grad is not None]
         with self._loop_runs():
-            while True:
-                if self._blocks.epoch != basics.current_world().epoch:
+            self._reducer.expect_gradients()  # A script may skip step(), and zero them itself.
+            sums = _Sums(self._model)
+            try:
+                while True:
+                    if self._blocks.epoch != basics.current_world().epoch:
+                        self._take_block(step.number)
+                    yield from self._compute(step, sums)
+                    step.loss, carried = self._reduce(sums)
+                    if self._is_of_one_world():
+                        break
+                    # In an elastic job ranks have died, and with them the gradients of their
+                    # blocks.
+                    sums.buffers.start()
+                    sums = _Sums(self._model)
+                    self._reducer.before_zero_grad()
+                    self._take_gradients()
+                    for param in zeros:
+                        param.grad = torch.zeros_like(param)
                     self._take_block(step.number)
-                sums = _Sums(self._model)
-                yield from self._compute(step, sums)
-                step.loss, carried = self._reduce(sums)
-                if self._is_of_one_world():
-                    break
-                # In an elastic job ranks have died, and with them the gradients of their blocks.
+                check_carried(carried, self._size)
+            except BaseException:
+                # A script may begin the step again, or save the model: it has the same values then.
                 sums.buffers.start()
-                self._reducer.before_zero_grad()
-                self._take_gradients()
-                for param in zeros:
-                    param.grad = torch.zeros_like(param)
-                self._take_block(step.number)
-            check_carried(carried, self._size)
+                self._blocks = self._blocks._replace(epoch=_NONE)
+                raise
             self._unfinished, self._done = False, step.number + 1
         seed_all(self._seed, epoch, step.number, "after")
 

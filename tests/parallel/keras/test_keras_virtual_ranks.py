@@ -359,6 +359,29 @@ def scenario_a_training_goes_on_after_the_steps_that_are_done() -> None:
         assert numbers == left
 
 
+def scenario_a_step_that_failed_begins_anew() -> None:
+    model, optimizer, data = network()
+    batches = hvd.VirtualBatches(*data, batch_size=BATCH, virtual_size=VIRTUAL_SIZE, seed=SEED)
+    compute = gradients_of(model)
+    calls = iter(range(10**6))
+
+    def fails_once(*batch: Any) -> Any:
+        result = compute(*batch)
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return result
+
+    before = [keras.ops.convert_to_numpy(one) for one in model.non_trainable_weights]
+    step = next(hvd.virtual_steps(batches, 0, model))
+    with pytest.raises(KeyboardInterrupt):
+        step.gradients(fails_once)
+    after = [keras.ops.convert_to_numpy(one) for one in model.non_trainable_weights]
+    assert before and all(map(np.array_equal, before, after))
+    optimizer.apply(step.gradients(fails_once), model.trainable_variables)
+    found = digest(model, optimizer, [step.loss])
+    assert found == train(*network())[0]
+
+
 def scenario_a_distributed_optimizer_is_refused() -> None:
     model, steps = small()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

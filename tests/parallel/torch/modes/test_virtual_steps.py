@@ -314,6 +314,89 @@ def scenario_ranks_on_different_machines_are_told() -> None:
             train(model, optimizer, loader)
 
 
+def left_early(training: Training, zero_grad: Any) -> None:
+    """Train as `run` does, and leave each step once after its first batch."""
+    for epoch in range(2):
+        for step in training.optimizer.virtual_steps(training.loader, epoch, training.model):
+            zero_grad()
+            before = [one.clone() for one in training.model.buffers()]
+            for batch in step:
+                training.loss_of(batch).backward()
+                break
+            assert all(map(torch.equal, training.model.buffers(), before))
+            zero_grad()
+            for batch in step:
+                loss = training.loss_of(batch)
+                loss.backward()
+                step.record(loss)
+            training.update()
+            training.losses.append(step.loss)
+
+
+def scenario_a_step_that_was_left_begins_anew() -> None:
+    kind = "Conv sgd"
+    whole, again = Training(kind), Training(kind)
+    for one in (whole, again):
+        one.model.register_buffer("constant", torch.ones(3))  # NaN would not equal itself.
+    for _ in whole.run():
+        pass
+    left_early(again, again.optimizer.zero_grad)
+    assert again.hash() == whole.hash()
+
+
+def scenario_gradients_of_a_skipped_step_can_be_zeroed_by_the_model() -> None:
+    model, optimizer, loader = tiny()
+    other, ordinary, same = tiny()
+    for epoch in range(2):
+        for step in optimizer.virtual_steps(loader, epoch, model):
+            model.zero_grad()
+            for batch in step:
+                model(batch).square().mean().backward()
+            if epoch == 1:
+                optimizer.step()
+    optimizer.zero_grad()
+    train(other, ordinary, same, epoch=1)
+    assert torch.equal(model.weight, other.weight)
+
+
+def scenario_buffers_that_a_batch_makes_are_refused() -> None:
+    for before, after in ((None, torch.ones(1)), (torch.ones(1), None)):
+        model, optimizer, loader = tiny()
+        model.register_buffer("mean", before)
+        with pytest.raises(hvd.HvdliteError, match="has made a buffer of the model"):
+            for step in optimizer.virtual_steps(loader, 0, model):
+                for batch in step:
+                    model.mean = after
+                    model(batch).sum().backward()
+        assert before is None or torch.equal(model.mean, before)
+        optimizer.zero_grad()
+
+
+def scenario_the_sign_of_a_zero_in_a_buffer_counts() -> None:
+    model, optimizer, loader = tiny()
+    model.register_buffer("zero", torch.zeros(1))
+    model.register_buffer("zeros", torch.zeros((), dtype=torch.complex64))
+    for step in optimizer.virtual_steps(loader, 0, model):
+        optimizer.zero_grad()
+        for batch in step:
+            model.zero.copy_(-model.zero.abs())
+            model(batch).sum().backward()
+        optimizer.step()
+        assert torch.signbit(model.zero)
+        model.zero.zero_()
+
+
+def scenario_a_copy_stands_where_its_original_stands() -> None:
+    model, optimizer, loader = tiny()
+    train(model, optimizer, loader)
+    pair = copy.deepcopy((model, optimizer))
+    train(model, optimizer, loader, epoch=1)
+    train(*pair, loader, epoch=0)  # It is done.
+    assert not torch.equal(pair[0].weight, model.weight)
+    train(*pair, loader, epoch=1)
+    assert torch.equal(pair[0].weight, model.weight)
+
+
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())
