@@ -386,6 +386,19 @@ def scenario_the_sign_of_a_zero_in_a_buffer_counts() -> None:
         model.zero.zero_()
 
 
+def scenario_ranks_of_which_only_some_resume_are_told() -> None:
+    if hvd.size() == 1:
+        return
+    model, optimizer, loader = tiny()
+    for epoch in range(2):
+        train(model, optimizer, loader, epoch)
+    if hvd.rank() == 1:
+        optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(hvd.MismatchError, match="first step is"):
+        train(model, optimizer, loader, epoch=0)
+    hvd.barrier()
+
+
 def scenario_a_copy_stands_where_its_original_stands() -> None:
     model, optimizer, loader = tiny()
     train(model, optimizer, loader)
