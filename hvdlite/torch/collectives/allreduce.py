@@ -26,7 +26,7 @@ from hvdlite.torch.collectives.fast_path import (
 )
 from hvdlite.torch.collectives.fast_path import allreduce as _fast_allreduce
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
-from hvdlite.torch.collectives.graph_breaks import outside_graphs
+from hvdlite.torch.collectives.graph_breaks import call_outside, compiling
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import (
@@ -111,7 +111,6 @@ def send_named(
     )
 
 
-@outside_graphs
 def _allreduce(
     named: Callable[..., Named],
     form: int,
@@ -126,6 +125,11 @@ def _allreduce(
     compression: Any = Compression.none,
 ) -> Any:
     """Make one of the eight forms: `named` is `single` or `grouped`, `form` one of fast_path."""
+    if compiling():  # This is quicker than the decorator.
+        return call_outside(
+            _allreduce, named, form, tensors, average, name, op,
+            prescale, postscale, process_set, weight, compression,
+        )  # fmt: skip
     if weight is None and compression is Compression.none:
         taken = _fast_allreduce(tensors, average, name, op, prescale, postscale, process_set, form)
         if taken is not None:

@@ -12,17 +12,18 @@ from hvdlite.process_sets import ProcessSet, check_root, global_process_set, mem
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.allreduce import averaged
 from hvdlite.torch.collectives.gradients import tie
-from hvdlite.torch.collectives.graph_breaks import outside_graphs
+from hvdlite.torch.collectives.graph_breaks import call_outside, compiling
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
 
 
-@outside_graphs
 def _broadcast(
     form: int, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Any:
     """Make one of the four forms, as `fast_path` numbers them."""
+    if compiling():
+        return call_outside(_broadcast, form, tensor, root_rank, name, process_set)
     blocking, in_place = form >= fast_path.NEW, form in fast_path.OVERWRITING
     taken = fast_path.broadcast(tensor, root_rank, name, process_set, form)
     if taken is not None:
@@ -136,7 +137,6 @@ def broadcast_async_(
     return result
 
 
-@outside_graphs
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Wait until every rank, or every member of a process set, has called it.
 
@@ -151,6 +151,9 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     Example:
         >>> hvd.barrier()
     """
+    if compiling():
+        call_outside(barrier, process_set, name)
+        return
     if fast_path.barrier(process_set, name):
         return
     number = member_id(process_set)

@@ -17,6 +17,7 @@ from hvdlite import ops
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import member_id, process_set_by_id
 from hvdlite.torch.collectives.gradients import check_differentiable
+from hvdlite.torch.collectives.graph_breaks import compiling
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce
 from hvdlite.torch.collectives.tensors import read_and_written, spec
 
@@ -25,7 +26,7 @@ _EXISTS = hasattr(torch.library, "custom_op")
 
 def in_graph() -> bool:
     """Return whether this call is being traced into a graph, which can contain the operator."""
-    return _EXISTS and torch.compiler.is_compiling()
+    return _EXISTS and compiling()
 
 
 def _run(

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.torch.collectives.graph_breaks import disabled
+from hvdlite.torch.collectives.graph_breaks import compiling, disabled
 
 Call = Callable[[], None]
 
@@ -42,7 +42,7 @@ def untraced(hook: Callable[..., None]) -> Callable[..., None]:
 
     def call(*arguments: Any) -> None:
         # To go around Dynamo takes longer than most hooks, so an ordinary backward does not.
-        if torch.compiler.is_compiling() or _queued() is not None:
+        if compiling() or _queued() is not None:
             outside(*arguments)
         else:
             hook(*arguments)

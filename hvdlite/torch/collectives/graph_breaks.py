@@ -9,11 +9,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+_TELLS = hasattr(torch.compiler, "is_compiling")  # torch 2.1 does not.
+
+
+def compiling() -> bool:
+    """Return whether Dynamo follows this call; False if torch does not tell."""
+    # Dynamo knows the function of torch by this name alone.
+    return _TELLS and torch.compiler.is_compiling()
 
 
 def disabled(function: Function, does: str) -> Function:
@@ -29,11 +37,16 @@ def outside_graphs(function: Function) -> Function:
 
     @functools.wraps(function)
     def entry(*given: object, **named: object) -> object:
-        if torch.compiler.is_compiling():
-            # Dynamo, which it needs, takes a second to import, and is there by now.
-            from hvdlite.torch.collectives.untraced import call
-
-            return call(function, *given, **named)
+        if compiling():
+            return call_outside(function, *given, **named)
         return function(*given, **named)
 
     return entry  # type: ignore[return-value]
+
+
+def call_outside(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call a function outside of the graph that is being compiled."""
+    # Dynamo, which this needs, takes a second to import, and is there by now.
+    from hvdlite.torch.collectives.untraced import call
+
+    return call(function, *given, **named)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
+from harness import base_environment
 from hvdlite.errors import HvdliteError
 from parallel.scenarios import make_tests, run_all, sizes
 
@@ -202,3 +205,30 @@ def scenario_sums_of_updates_and_transfers() -> None:
 
 
 test_compiled_backward = make_tests(body, sizes(1, 2, 3))
+
+
+AS_TORCH_2_1 = """
+import sys, torch
+of_torch = torch.compiler.is_compiling
+del torch.compiler.is_compiling
+import hvdlite.torch as hvd
+
+def is_compiling():
+    assert not sys._getframe(1).f_globals["__name__"].startswith("hvdlite")
+    return of_torch()
+
+torch.compiler.is_compiling = is_compiling  # torch itself calls it in a later release.
+hvd.init()
+assert hvd.allreduce(torch.ones(2), op=hvd.Sum).sum() == 2
+hvd.barrier()
+model = torch.nn.Linear(2, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+before = model.weight.clone()
+model(hvd.broadcast(torch.ones(2), root_rank=0)).sum().backward()
+optimizer.step()
+assert not torch.equal(model.weight, before)
+"""
+
+
+def test_a_torch_that_does_not_tell_whether_it_compiles() -> None:
+    subprocess.run([sys.executable, "-c", AS_TORCH_2_1], env=base_environment(), check=True)
