@@ -10,6 +10,7 @@ import struct
 import subprocess
 import termios
 import time
+from collections.abc import Callable
 from typing import Any
 
 from launcher import end_launcher, start_launcher
@@ -50,14 +51,19 @@ class TerminalJob:
             return False  # The last writer has gone.
         return True
 
-    def wait_for(self, *texts: str, seconds: float = HANG) -> None:
+    def wait_until(self, holds: Callable[[list[str]], bool]) -> None:
+        """Read until this holds for the lines shown; a read may end in the midst of a drawing."""
+        deadline = time.monotonic() + HANG
+        while not holds(self.screen.text):
+            more = time.monotonic() < deadline and self.read(0.5)
+            assert more, "never shown as wanted, but:\n" + "\n".join(self.screen.text)
+
+    def wait_for(self, *texts: str) -> None:
         """Read until the terminal shows all these texts at once."""
-        deadline = time.monotonic() + seconds
-        while True:
-            shown = "\n".join(self.screen.text)
-            if all(text in shown for text in texts):
-                return
-            assert time.monotonic() < deadline and self.read(0.5), f"{texts} never in:\n{shown}"
+        try:
+            self.wait_until(lambda lines: all(text in "\n".join(lines) for text in texts))
+        except AssertionError as error:
+            raise AssertionError(f"{texts} {error}") from None
 
     def finish(self, seconds: float = HANG) -> list[str]:
         """Read to the end; return all lines that the terminal has shown."""

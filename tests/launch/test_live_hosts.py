@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -74,8 +75,10 @@ def test_workers_that_die_and_come_are_events(
     flags = ("--live", "--min-np", "1", "--max-np", "2", *hosts)
     command = python(PRELUDE + SAMPLES + WAIT)
     with TerminalJob("-np", "2", *flags, *command, width=120, env=env, program=DRIVER) as job:
-        job.wait_for("rank host", "[1] ready", "\n1    ")
-        pid = next(line for line in job.screen.text if "[1] ready" in line).split()[-1]
+        job.wait_for("rank host", "\n1    ")
+        ready = re.compile(r"\[1\] ready (\d+)\n")
+        job.wait_until(lambda shown: ready.search("\n".join(shown)) is not None)
+        pid = ready.findall("\n".join(job.screen.text))[0]
         os.kill(int(pid), signal.SIGKILL)
         job.wait_for("s ago: epoch 2: workers [0, 2]")
         end.touch()
