@@ -148,11 +148,12 @@ def caps(result: LauncherResult) -> list[str]:
 
 def test_threads_are_capped_and_that_is_said_once() -> None:
     cores = available_cores()
-    libraries = [f"{name}_NUM_THREADS" for name in ("OMP", "MKL", "OPENBLAS")]
-    show = f"import os; print([os.environ[n] for n in {[*libraries, 'TF_NUM_INTRAOP_THREADS']}])"
+    names = [f"{name}_NUM_THREADS" for name in ("OMP", "MKL", "OPENBLAS")]
+    names += ["TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"]
+    show = f"import os; print([os.environ[n] for n in {names}])"
     result = run_launcher("-np", "2", *python(show))
     threads = max(1, cores // 2)
-    assert sorted(result.stdout.splitlines()) == [f"[{r}] {[str(threads)] * 4}" for r in (0, 1)]
+    assert sorted(result.stdout.splitlines()) == [f"[{r}] {[str(threads)] * 5}" for r in (0, 1)]
     (line,) = caps(result)
     assert line.startswith(f"hvdlite-run: {threads} thread")
     assert "/ 2 ranks" in line

@@ -37,6 +37,7 @@ _THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
     "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
 )
 # Of glibc's allocator, which otherwise gives the gradients' memory back to the system in every step
 # and takes it again, zeroed page by page. Up to 32 MiB, the most that it accepts, a tensor lies on

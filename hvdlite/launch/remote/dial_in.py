@@ -182,12 +182,19 @@ class NodeLines(IncomingAgents):
             if said is None:
                 _tell([one.line], 1, "")
             else:
-                self._accept(one, there, *json.loads(said))
+                self._accept(one, there, said)
 
-    def _accept(
-        self, one: _Arrival, there: Node | None, hostname: str, ranks: int, nodes: int
-    ) -> None:
-        new = Node(one.number, str(hostname), int(ranks), one.line)
+    def _accept(self, one: _Arrival, there: Node | None, said: bytes) -> None:
+        try:
+            hostname, ranks, nodes = _introduced(said)
+        except (ValueError, RecursionError):
+            self._refuse(
+                one,
+                f"node {one.number} ({one.line.peer}) says what no node of this version of hvdlite "
+                "says; install the same version on all nodes",
+            )
+            return
+        new = Node(one.number, hostname, ranks, one.line)
         if there is not None and not there.line.ended:
             wrong = (
                 f"two nodes say that they are node {one.number}: {there.hostname} "
@@ -209,6 +216,9 @@ class NodeLines(IncomingAgents):
             else:
                 self._nodes[new.name] = new
             return
+        self._refuse(one, wrong)
+
+    def _refuse(self, one: _Arrival, wrong: str) -> None:
         if not self._gathered:
             self._wrong = self._wrong or wrong
         _tell([one.line], 1, wrong)
@@ -221,6 +231,15 @@ class NodeLines(IncomingAgents):
             f"{self._meet} in time; does hvdlite-run start there, with the same --meet, "
             "HVDLITE_TOKEN and HVDLITE_EPOCH? --start-timeout gives it more time"
         )
+
+
+def _introduced(said: bytes) -> tuple[str, int, int]:
+    """Read what a node says first: its host, its ranks, and how many nodes there are."""
+    # Raises ValueError if it is something else.
+    match json.loads(said):
+        case [str(hostname), int(ranks), int(nodes)] if ranks > 0:
+            return hostname, ranks, nodes
+    raise ValueError("no introduction")
 
 
 def _tell(lines: list[SealedLine], status: int, why: str) -> None:
