@@ -60,7 +60,8 @@ class VirtualStep:
 
         Raises:
             ArgumentError: the function returns something else.
-            HvdliteError: a rank has called `hvd.join()`, or this is the second call in a step.
+            HvdliteError: a rank has called `hvd.join()`, the function has called a collective, or
+                this is the second call in a step.
 
         Example:
             >>> for step in hvd.virtual_steps(batches, epoch, model):
@@ -228,7 +229,14 @@ class _Loop:
                 self._restore(before)
             self._seed(step, virtual_rank)
             batch = self._batches.batch(self._epoch, step, virtual_rank)
+            sent = _sent_tensors()
             loss, gradients = self._checked(compute(*batch))
+            if _sent_tensors() != sent:
+                raise HvdliteError(
+                    "the function for gradients() has called a collective, as a "
+                    "DistributedGradientTape does: ranks call the function as often as they have "
+                    "virtual ranks, and gradients() makes the means itself; use a plain tape"
+                )
             arrays = {("gradient", i): one for i, one in enumerate(gradients) if one is not None}
             after = [_array(one) for one in self._model.non_trainable_weights]
             found.changed += [
@@ -313,6 +321,10 @@ class _Loop:
         self._seed_backend(number)
         for i, state in enumerate(self._seeds):
             state.assign(np.array([seed_of(*parts, i) % 2**31, 0], state.dtype))
+
+
+def _sent_tensors() -> int:
+    return int(basics.engine().counters()["tensors"])
 
 
 def _array(value: Any) -> Any:

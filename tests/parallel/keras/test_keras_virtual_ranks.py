@@ -392,6 +392,35 @@ def scenario_a_distributed_optimizer_is_refused() -> None:
     optimizer.apply([one * 0 for one in model.trainable_variables], model.trainable_variables)
 
 
+def scenario_a_collective_in_the_function_is_refused() -> None:
+    model, _ = small()
+    own = gradients_of(model, compiled=False)
+
+    def reduces(*batch: Any) -> Any:
+        loss, gradients = own(*batch)
+        return loss, [None if one is None else hvd.allreduce(one) for one in gradients]
+
+    def reduces_in_a_graph(inputs: Any, targets: Any) -> Any:
+        import tensorflow as tf
+
+        from hvdlite.tensorflow import DistributedGradientTape
+
+        with DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(model(inputs, training=True) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    functions = [reduces]
+    if on_tensorflow():
+        import tensorflow as tf
+
+        functions.append(tf.function(reduces_in_a_graph))
+    for function in functions:
+        _, steps = small()
+        with pytest.raises(hvd.HvdliteError, match="has called a collective"):
+            next(steps).gradients(function)
+        steps.close()
+
+
 def scenario_tensorflow_needs_its_threads_and_no_layer_that_waits() -> None:
     if not on_tensorflow():
         return
