@@ -27,6 +27,7 @@ __all__ = [
     "Compression",
     "allreduce_gradients",
     "call_with_arrays",
+    "check_machine",
     "collective_errors",
     "describe_machine",
     "keep_apply",
@@ -120,6 +121,10 @@ def prepare_virtual_ranks(model: Any, threads: int) -> None:
             "whose number may change; use keras.layers.BatchNormalization, whose moments "
             "virtual_steps() averages"
         )
+
+
+def check_machine(threads: int) -> None:
+    """Do nothing: TensorFlow keeps the threads with which it began."""
 
 
 def seed_backend(number: int) -> None:

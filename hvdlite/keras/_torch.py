@@ -18,11 +18,13 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import Named, readable
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.virtual.machine import describe
+from hvdlite.virtual.agreement import check_threads
 
 __all__ = [
     "Compression",
     "allreduce_gradients",
     "call_with_arrays",
+    "check_machine",
     "collective_errors",
     "describe_machine",
     "keep_apply",
@@ -109,6 +111,11 @@ def prepare_virtual_ranks(model: Any, threads: int) -> None:
             "one GPU, or on CPUs"
         )
     torch.set_num_threads(threads)
+
+
+def check_machine(threads: int) -> None:
+    """Raise an error if the number of threads was changed in a loop."""
+    check_threads(torch.get_num_threads(), threads)
 
 
 # The layers draw from seeds that Keras keeps; this is for what is drawn from torch itself.

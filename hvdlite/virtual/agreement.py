@@ -55,6 +55,16 @@ def check_carried(carried: float, virtual_size: int) -> None:
         )
 
 
+def check_threads(now: int, threads: int) -> None:
+    """Raise an error if the number of torch's threads was changed in a loop."""
+    if now != threads:
+        raise HvdliteError(
+            f"torch has {now} threads on rank {basics.rank()}, and virtual_steps() has "
+            f"threads={threads}: sums would have other bits; call torch.set_num_threads "
+            "nowhere else"
+        )
+
+
 def refuse_unfinished(number: int) -> None:
     """Raise the error for a step whose batches were not all done."""
     raise HvdliteError(

@@ -130,8 +130,8 @@ def virtual_steps(
     _check_model(model)
     adapter = backend_adapter()
     adapter.prepare_virtual_ranks(model, threads)
-    loop = _Loop(batches, epoch, model, adapter)
-    return loop.steps(min(max(done - epoch * batches.steps, 0), batches.steps), threads)
+    loop = _Loop(batches, epoch, model, threads, adapter)
+    return loop.steps(min(max(done - epoch * batches.steps, 0), batches.steps))
 
 
 def _check_model(model: Any) -> None:
@@ -177,10 +177,11 @@ class _Computed:
 class _Loop:
     """The steps of one epoch on this rank."""
 
-    def __init__(self, batches: VirtualBatches, epoch: int, model: Any, adapter: Any) -> None:
+    def __init__(
+        self, batches: VirtualBatches, epoch: int, model: Any, threads: int, adapter: Any
+    ) -> None:
         self._batches, self._epoch, self._model = batches, epoch, model
-        self._seed_backend: Callable[[int], Any] = adapter.seed_backend
-        self._describe: Callable[[int], dict[str, str]] = adapter.describe_machine
+        self._threads, self._adapter = threads, adapter
         self._block = blocks_of_world(batches.virtual_size).own
         weights = {id(one) for one in model.weights}
         # What a model has besides weights are the states of random layers, and metrics.
@@ -190,11 +191,12 @@ class _Loop:
             if id(one) not in weights and one.path.endswith("seed_generator_state")
         ]
 
-    def steps(self, first: int, threads: int) -> Iterator[VirtualStep]:
+    def steps(self, first: int) -> Iterator[VirtualStep]:
         """Agree with the other ranks, and yield the steps from the first one on."""
         batches = self._batches
         sizes = [batches.virtual_size, batches.seed, batches.batch_size, batches.steps]
-        machine = {**self._describe(threads), "numpy": np.__version__}  # It orders the samples.
+        # NumPy orders the samples.
+        machine = {**self._adapter.describe_machine(self._threads), "numpy": np.__version__}
         agree(_NAME, [*sizes, self._epoch, first], machine)
         _under_way.add(self)
         try:
@@ -229,6 +231,7 @@ class _Loop:
                 self._restore(before)
             self._seed(step, virtual_rank)
             batch = self._batches.batch(self._epoch, step, virtual_rank)
+            self._adapter.check_machine(self._threads)
             sent = _sent_tensors()
             loss, gradients = self._checked(compute(*batch))
             if _sent_tensors() != sent:
@@ -318,7 +321,7 @@ class _Loop:
         number = seed_of(*parts)
         for generator in generators().values():
             generator.seed(number)
-        self._seed_backend(number)
+        self._adapter.seed_backend(number)
         for i, state in enumerate(self._seeds):
             state.assign(np.array([seed_of(*parts, i) % 2**31, 0], state.dtype))
 

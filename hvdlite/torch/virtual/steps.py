@@ -21,7 +21,13 @@ from hvdlite.torch.virtual.generators import seed_all
 from hvdlite.torch.virtual.machine import describe
 from hvdlite.torch.virtual.partial_sums import PartialSums
 from hvdlite.torch.virtual.sampler import VirtualBatchSampler
-from hvdlite.virtual.agreement import agree, check_carried, refuse_unfinished, warn_of
+from hvdlite.virtual.agreement import (
+    agree,
+    check_carried,
+    check_threads,
+    refuse_unfinished,
+    warn_of,
+)
 from hvdlite.virtual.blocks import Blocks, blocks_of_world
 
 _OUTSIDE = (
@@ -222,7 +228,7 @@ class VirtualSteps(StepLoop):
             if virtual_rank > first:
                 sums.buffers.start()
             batch = next(self._batches)
-            self._check_threads()
+            check_threads(torch.get_num_threads(), self._threads)
             step._recorded = None
             seed_all(self._seed, self._epoch, step.number, virtual_rank)
             with self._reducer.paused():
@@ -277,15 +283,6 @@ class VirtualSteps(StepLoop):
                 gradient = gradient.to_dense()
             taken[param], param.grad = gradient.detach(), None
         return taken
-
-    def _check_threads(self) -> None:
-        now = torch.get_num_threads()
-        if now != self._threads:
-            raise HvdliteError(
-                f"torch has {now} threads on rank {basics.rank()}, and virtual_steps() has "
-                f"threads={self._threads}: sums would have other bits; call torch.set_num_threads "
-                "nowhere else"
-            )
 
     def before_step(self) -> None:
         """Refuse a step without gradients of all virtual ranks."""

@@ -421,6 +421,19 @@ def scenario_a_collective_in_the_function_is_refused() -> None:
         steps.close()
 
 
+def scenario_other_threads_are_noticed() -> None:
+    if on_tensorflow():
+        return
+    import torch
+
+    model, steps = small()
+    next(steps).gradients(gradients_of(model))
+    torch.set_num_threads(2)
+    with pytest.raises(hvd.HvdliteError, match="torch has 2 threads on rank 0"):
+        next(steps).gradients(gradients_of(model))
+    steps.close()
+
+
 def scenario_tensorflow_needs_its_threads_and_no_layer_that_waits() -> None:
     if not on_tensorflow():
         return
