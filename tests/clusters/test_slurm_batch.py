@@ -69,7 +69,7 @@ def test_signal_saves_one_step_and_the_job_comes_back_and_goes_on(
     saved = batch.wait_for(r"rank . saved (\d+) by rank .: SIGUSR1", 4)
     assert len(set(saved)) == 1, batch.output()
     (tmp_path / "enough").touch()
-    begun = batch.wait_for(r"epoch 1 rank . of 4 on node. begins at (\d+)", 4)
+    begun = batch.wait_for(r"epoch 1 rank . of 4 on node. begins at (\d+)\n", 4)
     assert begun == saved
     slurm.wait_for_state(batch.job, "COMPLETED", restarts=1)
     assert batch.output().count("has done enough") == 4

@@ -133,7 +133,9 @@ def name_the_executor(path: str) -> None:
     pid = os.getpid()
     for _ in range(3):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    Path(path).write_text(str(pid))
+    half = Path(f"{path}.{os.getpid()}")  # Both ranks write, and a reader sees one whole number.
+    half.write_text(str(pid))
+    half.replace(path)
     time.sleep(600)
 
 
@@ -142,7 +144,7 @@ def test_lost_executor_is_named(session: Any, mark: dict[str, str], tmp_path: Pa
     path = tmp_path / "executor"
 
     def kill_it() -> None:
-        wait_until(lambda: path.exists() and path.read_text(), "the number of the executor")
+        wait_until(path.exists, "the number of the executor")
         os.kill(int(path.read_text()), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_it)

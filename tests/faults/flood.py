@@ -11,10 +11,12 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from faults.jobs import Address
+from patience import HANG
 
 HELLO = struct.Struct("<4sHBx16sII32s")  # the same as in hvdlite/rendezvous/handshake.py
 
@@ -51,15 +53,21 @@ def payloads(trap: Path) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def flooded(addresses: Iterable[Address], connections: int, idle: int, trap: Path) -> Iterator[int]:
+def flooded(
+    addresses: Iterable[Address], connections: int, idle: int, trap: Path, least: int = 0
+) -> Iterator[int]:
     """Send garbage to all addresses in turn, then hold `idle` silent connections open.
 
-    Yields the number of connections that were accepted.
+    Yields the number of connections that were accepted. There are more connections as long as
+    fewer than `least` were: on a busy machine those who accept may not get to run meanwhile.
     """
     accepted = 0
+    give_up = time.monotonic() + HANG
     turns = zip(itertools.cycle(sorted(addresses, key=str)), itertools.cycle(payloads(trap)))
     with contextlib.ExitStack() as held:
         for number, ((family, address), payload) in enumerate(turns):
+            if number == connections and accepted < least and time.monotonic() < give_up:
+                connections += 1
             if number == connections + idle:
                 break
             client = socket.socket(family)

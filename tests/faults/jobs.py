@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -75,13 +76,18 @@ def stepping_job(
 
 def socket_inodes(pid: int) -> set[str]:
     """List the inodes of a process's sockets."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-        with contextlib.suppress(OSError):
-            target = str(descriptor.readlink())
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    return inodes
+    targets = [target for target in open_files(pid) if target.startswith("socket:[")]
+    return {target[8:-1] for target in targets}
+
+
+def open_files(pid: int) -> list[str]:
+    """List what the descriptors of a process refer to; nothing if it has ended."""
+    targets = []
+    with contextlib.suppress(OSError):  # It may end while its folder is read.
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                targets.append(str(Path(f"/proc/{pid}/fd/{name}").readlink()))
+    return targets
 
 
 def listening_unix(inodes: set[str]) -> set[Address]:
@@ -111,9 +117,5 @@ def shared_files(processes: list[psutil.Process]) -> set[str]:
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
             found |= {line[line.index("/dev/shm/") :] for line in maps if "/dev/shm/" in line}
-        for descriptor in Path(f"/proc/{process.pid}/fd").glob("*"):
-            with contextlib.suppress(OSError):
-                target = str(descriptor.readlink())
-                if target.startswith("/dev/shm/"):
-                    found.add(target)
+        found |= {path for path in open_files(process.pid) if path.startswith("/dev/shm/")}
     return found

@@ -2,6 +2,7 @@
 // that lie in it, which give the same bits as those that are staged.
 #include <sys/resource.h>
 
+#include <atomic>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -205,16 +206,23 @@ TEST(shared_gradients_of_random_batches_and_process_sets_give_the_bits_that_stag
 
 TEST(shared_gradients_name_the_rank_that_is_lost_or_makes_no_progress) {
   for (const bool lost : {true, false}) {
+    std::atomic<int> ended{0};
     run_ranks(3, [&](const HostRank& on) {
       const TensorsInMemory tensors = make_tensors(on, DataType::kFloat32, {400'000});
       const Allreduce call{on.world, DataType::kFloat32, ReduceOp::kSum, tensors.shared_pieces};
       CHECK_OK(on.backend.allreduce(call, kPatience));
       if (on.rank == 1) {
-        std::this_thread::sleep_for(lost ? 20ms : 500ms);
-        if (lost) on.fabric.close();
+        if (lost) {
+          std::this_thread::sleep_for(20ms);
+          on.fabric.close();
+        }
+        // It is there until the others have given up.
+        while (!lost && ended < 2) std::this_thread::sleep_for(1ms);
         return;
       }
-      const Status status = on.backend.allreduce(call, lost ? kPatience : Patience(50ms));
+      // The other of these two may come a little later.
+      const Status status = on.backend.allreduce(call, lost ? kPatience : Patience(1s));
+      ++ended;
       CHECK_STATUS(status, lost ? StatusCode::kRankFailed : StatusCode::kTimeout);
       CHECK_EQ(status.failed_rank(), 1);
     });

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faults.arrays import ones, reduce_array, submit
+from faults.arrays import Array, ones, reduce_array, submit
 from harness import run_world
 from hvdlite import basics, lateness
 from hvdlite.live.sample import RankSteps
@@ -16,27 +16,38 @@ from patience import wait_until
 
 _GRADIENTS = 6
 _SHORTEST_DELAY = 0.03
+_TRIES = 4
 
 
 def _train(late: int, phase: str, steps: int, loss: bool = False) -> dict[str, Any]:
     """Make steps in which one rank sleeps; return what rank 0's engine says of them."""
-    # On a crowded machine all ranks are late now and then; the delay has to be longer than that.
+    # On a crowded machine all ranks are late now and then; the delay has to be longer than that,
+    # also if the machine becomes more crowded meanwhile.
     basics.init()
-    longest = np.zeros(1)
-    for _ in range(20):
-        begun = time.monotonic()
-        _step(-1, phase, 0.0, loss)
-        longest[0] = max(longest[0], time.monotonic() - begun)
+    longest = _longest_step(20, -1, phase, 0.0, loss)
     reduce_array(longest, "longest", "max")
-    basics.shutdown()
-    delay = max(_SHORTEST_DELAY, 2 * float(longest[0]))
-    basics.init()
-    for _ in range(steps):
-        _step(late, phase, delay, loss)
-    told = basics.engine().live()
-    told["lateness"] = lateness.lateness() if basics.rank() == 0 else []
-    told["delay"] = delay
+    for _ in range(_TRIES):
+        basics.shutdown()
+        delay = max(_SHORTEST_DELAY, 2 * float(longest[0]))
+        basics.init()
+        longest = _longest_step(steps, late, phase, delay, loss)
+        told = basics.engine().live()
+        told["lateness"] = lateness.lateness() if basics.rank() == 0 else []
+        told["delay"] = delay
+        reduce_array(longest, "longest", "max")
+        if 2 * longest[0] <= delay:
+            break
     return told
+
+
+def _longest_step(steps: int, late: int, phase: str, delay: float, loss: bool) -> Array:
+    """Make steps; return the time of the longest one on this rank, beyond the delay."""
+    longest = np.zeros(1)
+    for _ in range(steps):
+        begun = time.monotonic()
+        _step(late, phase, delay, loss)
+        longest[0] = max(longest[0], time.monotonic() - begun - delay)
+    return longest
 
 
 def _step(late: int, phase: str, delay: float, loss: bool) -> None:
@@ -106,7 +117,8 @@ def _note_and_stall() -> list[dict[str, Any]]:
 
         def stalled() -> bool:
             said.append(engine.live())
-            return bool(said[-1]["stalled"])
+            # What rank 1 waits for stalls, too, and may have done so a little earlier.
+            return "slow" in [row[0] for row in said[-1]["stalled"]]
 
         wait_until(stalled, "a stall")
     reduce_array(ones(), "together")

@@ -286,14 +286,23 @@ def test_forked_child_leaves_the_timeline_alone(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys, time
+import os, signal, sys
+from pathlib import Path
 sys.path[:0] = {path!r}
 from hvdlite import basics
-from parallel.core.test_timeline import step
+from parallel.core.test_timeline import NAMES, step
+from patience import wait_until
+
+def is_written():  # all that has begun, and its end
+    (part,) = Path(os.environ["HVDLITE_TIMELINE_PARTS"]).rglob("rank.1.part")
+    text = part.read_text()
+    begun = all(text.count(f'"name":"{{name}}"') >= 15 for name in NAMES)
+    return begun and text.count('"ph":"B"') == text.count('"ph":"E"')
+
 basics.init()
 for number in range(20):
     if number == 15 and basics.rank() == 1:
-        time.sleep(0.2)  # long enough for the file to have what was before
+        wait_until(is_written, "the file has what was before")
         os.kill(os.getpid(), signal.SIGKILL)
     step()
 """
