@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -216,8 +217,11 @@ TEST(shared_gradients_name_the_rank_that_is_lost_or_makes_no_progress) {
           std::this_thread::sleep_for(20ms);
           on.fabric.close();
         }
-        // It is there until the others have given up.
-        while (!lost && ended < 2) std::this_thread::sleep_for(1ms);
+        // It is there until the others have given up, or something hangs.
+        const auto limit = std::chrono::steady_clock::now() + 2min;
+        while (!lost && ended < 2 && std::chrono::steady_clock::now() < limit) {
+          std::this_thread::sleep_for(1ms);
+        }
         return;
       }
       // The other of these two may come a little later.
