@@ -94,8 +94,9 @@ def open_descriptors() -> list[int]:
 def serve(path: str, modules: Sequence[str]) -> Mapping[str, Any]:
     """Fork for each connection a process that watches its program; return in the programs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
+        listener.bind(f"{path}.new")
         listener.listen(64)  # Who connects waits for the imports.
+        os.rename(f"{path}.new", path)  # noqa: PTH104 (as above)
         try:
             for module in modules:
                 importlib.import_module(module)
