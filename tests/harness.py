@@ -180,8 +180,11 @@ class World:
     def wait_for(self, rank: int, text: str, timeout: float = HANG) -> None:
         """Wait until a rank has written `text` to stdout."""
         deadline = time.monotonic() + timeout
-        while text not in self.stdout(rank):
+        while True:
+            # It may write the text and end between the two looks.
             running = self._workers[rank].look() is None
+            if text in self.stdout(rank):
+                return
             if not running or time.monotonic() > deadline:
                 raise AssertionError(f"rank {rank} never wrote {text!r}\n{self._all_output()}")
             time.sleep(0.01)
