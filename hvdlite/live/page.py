@@ -54,6 +54,7 @@ class Page:
         self._failed = False
         self._streams = 0
         self._made = (-_PERIOD, b"")  # All pages share this state, made at this time.
+        self._is_last = False  # whether that is the state at the end of the job
         self._ended = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._server = Server(
@@ -149,9 +150,11 @@ class Page:
             self._streams -= 1
 
     def _state(self) -> bytes:
-        now = time.monotonic()
-        if self._ended.is_set() or now - self._made[0] >= 0.9 * _PERIOD:
-            self._made = (now, state(self._run, now, self._program, self._outcome))
+        now, ended = time.monotonic(), self._ended.is_set()
+        if not self._is_last and (ended or now - self._made[0] >= 0.9 * _PERIOD):
+            outcome = self._outcome if ended else None
+            self._made = (now, state(self._run, now, self._program, outcome))
+            self._is_last = ended
         return self._made[1]
 
 

@@ -48,6 +48,7 @@ class Screen:
         self._rows = rows
         self._colour = colour
         self._over = threading.Event()
+        self._showing = threading.Lock()  # held while rows are handed over
         self._thread: threading.Thread | None = None
 
     def start(self, run: Run, about: About) -> None:
@@ -65,7 +66,8 @@ class Screen:
         if self._thread is not None:
             self._thread.join(_LONGEST_END)
         if self._fd is not None:
-            self._terminal.show([], 0)
+            with self._showing:
+                self._terminal.show([], 0)
         figures = self._run.figures(math.inf, time.monotonic())
         if end.status == 0 and figures is not None and figures.total_steps:
             self._terminal.say(headline(figures, self._about, time.time()))
@@ -84,7 +86,10 @@ class Screen:
         while True:
             size = os.get_terminal_size(self._fd)
             rows = painter.rows(size.columns, size.lines, time.monotonic())
-            self._terminal.show(rows, size.columns)
+            with self._showing:
+                if self._over.is_set():
+                    return  # The end has erased the rows, or is about to.
+                self._terminal.show(rows, size.columns)
             if self._over.wait(_PERIOD):
                 return
 

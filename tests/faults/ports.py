@@ -7,10 +7,10 @@ import random
 import socket
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """Return a free port below those that the kernel gives to everyone who asks for any."""
     while True:
         port = random.randrange(10_000, 32_768)
         with socket.socket() as asked, contextlib.suppress(OSError):
-            asked.bind(("127.0.0.1", port))
+            asked.bind((host, port))
             return port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -34,9 +35,9 @@ class MarkedJob:
             "-np", str(np), *command, env=env, bufsize=0, **options
         )
 
-    def alive(self) -> list[int]:
-        """List every live process of the job, including the launcher."""
-        return processes_with(self._variable)
+    def alive(self, *variables: str) -> list[int]:
+        """List the live processes of the job that have these variables, too; all without any."""
+        return processes_with(self._variable, *variables)
 
     def wait_until_ready(self, ready: int) -> None:
         """Read stdout until `ready` lines with the word "ready" have come."""
@@ -113,7 +114,8 @@ def sockets_of(pids: list[int]) -> set[str]:
     inodes = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+            with contextlib.suppress(FileNotFoundError):  # It was closed just now.
+                inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
     return inodes
 
 

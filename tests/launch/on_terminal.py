@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -13,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hvdlite.launch.process.stopped import process_state
 from launcher import end_launcher, start_launcher
-from patience import HANG
+from patience import HANG, wait_until
 from terminal_screen import TerminalScreen
 
 
@@ -29,14 +31,23 @@ class TerminalJob:
     def __init__(self, *arguments: str, width: int, height: int = 40, **options: Any) -> None:
         self._master, slave = pty.openpty()
         self.screen = TerminalScreen(width, height)
-        self.resize(width, height)
+        self._set_size(width, height)
         options = {"stdout": slave, "stderr": slave, **options}
         env = {"TERM": "xterm", "OMP_NUM_THREADS": "1", **options.pop("env", {})}
         self.process: subprocess.Popen[bytes] = start_launcher(*arguments, env=env, **options)
         os.close(slave)
 
     def resize(self, width: int, height: int) -> None:
-        """Give the terminal another size, without a signal."""
+        """Give the terminal another size, without a signal, while nothing is being drawn."""
+        # What was drawn for the former size would be taken for lines that wrap in the new one.
+        self.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: process_state(self.process.pid) == "T", "hvdlite-run is stopped")
+        while select.select([self._master], [], [], 0.05)[0] and self.read(0):
+            pass
+        self._set_size(width, height)
+        self.process.send_signal(signal.SIGCONT)
+
+    def _set_size(self, width: int, height: int) -> None:
         size = struct.pack("HHHH", height, width, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
         self.screen.width, self.screen.height = width, height

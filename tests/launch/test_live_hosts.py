@@ -6,13 +6,13 @@ import os
 import re
 import secrets
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fakes.ssh import fake_ssh
+from faults.ports import free_port
 from launch.elastic.jobs import DRIVER, PRELUDE
 from launch.live_ranks import NAME, SAMPLES, live
 from launch.marked import python
@@ -44,11 +44,8 @@ def test_samples_of_other_hosts_come_by_their_agents(tmp_path: Path, end: Path) 
 
 
 def test_samples_of_other_nodes_reach_node_0(tmp_path: Path, end: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     env = {"HVDLITE_TOKEN": secrets.token_hex(32), "TEST_END": str(end)}
-    where = ("--nodes", "2", "--meet", f"127.0.0.1:{port}", "--node-rank")
+    where = ("--nodes", "2", "--meet", f"127.0.0.1:{free_port()}", "--node-rank")
     code = SAMPLES + "rank == 1 and report(1, samples=0)\n" + WAIT
     with TerminalJob(*live(1, code, *where, "0"), width=120, env=env) as job:
         other = start_launcher(*live(1, code, *where, "1"), env={"OMP_NUM_THREADS": "1", **env})

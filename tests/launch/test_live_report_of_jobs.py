@@ -170,7 +170,9 @@ def test_a_baseline_says_where_the_missing_speed_up_is(tmp_path: Path) -> None:
 
 def test_a_killed_rank_leaves_a_report(tmp_path: Path) -> None:
     path = tmp_path / "out.html"
-    body = "train(10)\nprint('ready', os.getpid(), flush=True)\ntrain(10**9, before=sleep)"
+    # The rank that is left says what it has seen, also if SIGTERM of the launcher comes first.
+    body = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntrain(10)\n"
+    body += "print('ready', os.getpid(), flush=True)\ntrain(10**9, before=sleep)"
     with MarkedJob(2, "--report", str(path), *python(TRAINING + body)) as job:
         assert job.process.stdout is not None
         lines = [job.process.stdout.readline().decode().split() for _ in range(2)]

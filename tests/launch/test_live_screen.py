@@ -16,6 +16,7 @@ from launch.marked import MarkedJob, python
 from launch.on_terminal import TerminalJob
 from launch.test_real_job import LOOP
 from launcher import run_launcher
+from patience import HANG
 
 # A file for which ranks wait; they report meanwhile.
 UNTIL_END = "while not os.path.exists(os.environ['TEST_END']):\n    report(n); time.sleep(0.2)\n"
@@ -29,6 +30,9 @@ FLOWING = SAMPLES + (
     "    out.write(' end\\n'); out.flush()\n" + UNTIL_END
 )
 WAITING = SAMPLES + "n = 1\nwhile True:\n    report(n); n += 1; time.sleep(0.2)\n"
+DRIVER = (str(Path(__file__).with_name("live_driver.py")),)
+# A rank may lose its core between two writes of a line, and the launcher would show the first one.
+WHOLE_LINES = {"TEST_REST_SECONDS": str(10 * HANG)}
 
 
 @pytest.fixture
@@ -46,7 +50,8 @@ def ends_with_rows(shown: list[str], starts: list[str], last: str = "") -> bool:
 
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int, end: Path) -> None:
-    with TerminalJob(*live(2, FLOWING), width=width, env={"TEST_END": str(end)}) as job:
+    env = {"TEST_END": str(end), **WHOLE_LINES}
+    with TerminalJob(*live(2, FLOWING), width=width, env=env, program=DRIVER) as job:
         job.wait_for("line 1000 of rank 0", "line 1000 of rank 1", "step 1,000")
         starts = [f"{NAME}  step 1,000"]
         if width > 60:
@@ -83,7 +88,7 @@ def test_progress_bar_and_rows_share_the_terminal(end: Path) -> None:
 
 
 def test_terminal_may_change_its_size() -> None:
-    with TerminalJob(*live(2, WAITING), width=120) as job:
+    with TerminalJob(*live(2, WAITING), width=120, env=WHOLE_LINES, program=DRIVER) as job:
         job.wait_for("rank host", "straggler")
         job.resize(50, 10)
         job.wait_until(lambda shown: len(shown) == 1 and shown[0].startswith(f"{NAME}  step"))
@@ -143,17 +148,15 @@ def test_no_colour_and_dumb_terminals_are_respected(end: Path) -> None:
         job.wait_for("rank host")
         end.touch()
         job.finish()
-    with TerminalJob(*live(1, QUICK), width=80, env={"TERM": "dumb"}) as job:
+    env = {"TERM": "dumb", "TEST_LINE_SECONDS": str(10 * HANG)}
+    with TerminalJob(*live(1, QUICK), width=80, env=env, program=DRIVER) as job:
         job.screen.colours = False
         shown = job.finish()
     assert len(shown) == 1 and shown[0].startswith(f"hvdlite-run: {NAME}  step 7")
 
 
 def test_without_a_terminal_there_are_lines_on_stderr(end: Path) -> None:
-    program, env = (
-        (str(Path(__file__).with_name("live_driver.py")), "--live"),
-        {"TEST_END": str(end)},
-    )
+    program, env = (*DRIVER, "--live"), {"TEST_END": str(end)}
     started = time.monotonic()
     with MarkedJob(2, *python(QUICK + UNTIL_END), program=program, env=env) as job:
         first = job.wait_for_stderr("step/s")

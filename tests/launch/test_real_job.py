@@ -58,7 +58,7 @@ def test_exception_of_one_rank_is_what_the_user_sees_last() -> None:
 def test_killed_rank_is_named_though_others_raise() -> None:
     with MarkedJob(3, *python(LOOP + "while True: step()")) as job:
         job.wait_until_ready(3)
-        victim = next(pid for pid in job.alive() if environment_has(pid, b"HVDLITE_RANK=2"))
+        victim = job.alive("HVDLITE_RANK=2")[0]
         job.event()
         os.kill(victim, signal.SIGKILL)
         status, _, stderr, seconds = job.finish()
@@ -67,11 +67,6 @@ def test_killed_rank_is_named_though_others_raise() -> None:
     assert status == 128 + signal.SIGKILL
     assert "hvdlite-run: rank 2 (host " in stderr
     assert f"pid {victim}) failed first: killed by SIGKILL" in stderr
-
-
-def environment_has(pid: int, variable: bytes) -> bool:
-    with open(f"/proc/{pid}/environ", "rb") as environ:
-        return variable in environ.read().split(b"\0")
 
 
 def test_ctrl_c_in_the_middle_of_training() -> None:

@@ -213,8 +213,7 @@ def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path:
     with MarkedJob(3, "--min-np", "2", *python(code), env=env) as job:
         job.wait_until_ready(2)
         if signal_to == "worker":
-            joined = next(pid for pid in job.alive() if has(pid, b"HVDLITE_WORKER=3"))
-            os.kill(joined, signal.SIGUSR1)
+            os.kill(job.alive("HVDLITE_WORKER=3")[0], signal.SIGUSR1)
         else:
             job.signal(signal.SIGTERM)
         status, stdout, stderr, _ = job.finish()
@@ -225,7 +224,3 @@ def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path:
     assert re.search(f" by {why} of 3$", where)
     assert f"worker 0 (host {socket.gethostname()}) left: it got SIGTERM" in stderr
     assert "stopped by request" in stderr
-
-
-def has(pid: int, variable: bytes) -> bool:
-    return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
+from pathlib import Path
 
 from hvdlite.launch.process.stopped import StoppedWatch, process_state
 from launcher import end_launcher, start_launcher
@@ -57,21 +57,18 @@ def test_state_of_a_process() -> None:
     assert process_state(process.pid) == ""
 
 
-def test_stopped_rank_of_a_job_is_named_until_it_goes_on() -> None:
+def test_stopped_rank_of_a_job_is_named_until_it_goes_on(tmp_path: Path) -> None:
     stop = "import os; os.environ['HVDLITE_RANK'] == '1' and os.kill(os.getpid(), 19)"  # SIGSTOP
-    with tempfile.TemporaryFile() as errors:
-        job = start_launcher("--independent", "-np", "2", sys.executable, "-c", stop, stderr=errors)
-
-        def said() -> str:
-            errors.seek(0)
-            return errors.read().decode()
-
-        try:
-            wait_until(lambda: "lets it go on" in said(), "a word about rank 1")
-            found = re.search(r"rank 1 \(pid (\d+)\) is stopped", said())
-            assert found is not None, said()
-            os.kill(int(found[1]), signal.SIGCONT)
-            assert job.wait(timeout=HANG) == 0, said()
-        finally:
-            end_launcher(job)
-        assert said().count("is stopped") == 1
+    command = ("--independent", "-np", "2", sys.executable, "-c", stop)
+    said = (tmp_path / "errors").read_text  # It has a position of its own in the file.
+    with open(tmp_path / "errors", "wb") as errors:
+        job = start_launcher(*command, stderr=errors)
+    try:
+        wait_until(lambda: "lets it go on" in said(), "a word about rank 1")
+        found = re.search(r"rank 1 \(pid (\d+)\) is stopped", said())
+        assert found is not None, said()
+        os.kill(int(found[1]), signal.SIGCONT)
+        assert job.wait(timeout=HANG) == 0, said()
+    finally:
+        end_launcher(job)
+    assert said().count("is stopped") == 1

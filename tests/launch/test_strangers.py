@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import socket
 import sys
 
@@ -92,9 +93,11 @@ def test_variables_of_an_outer_job_do_not_count() -> None:
 
 
 def test_port_is_free() -> None:
-    first = torch_master({}, "127.0.0.1", True, JOB)
+    # Two test runs at a time would ask for the ports of one job at the same moment.
+    job = secrets.token_bytes(16)
+    first = torch_master({}, "127.0.0.1", True, job)
     with socket.create_server(("127.0.0.1", int(first["MASTER_PORT"]))):
-        second = torch_master({}, "127.0.0.1", True, JOB)
-        elsewhere = torch_master({}, "127.0.0.1", False, JOB)
+        second = torch_master({}, "127.0.0.1", True, job)
+        elsewhere = torch_master({}, "127.0.0.1", False, job)
     assert first["MASTER_PORT"] != second["MASTER_PORT"]
     assert elsewhere == first  # Of another host's ports nothing is known.

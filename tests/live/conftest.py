@@ -69,4 +69,5 @@ def serve() -> Iterator[Callable[[Run], Served]]:
     yield begin
     for one in served:
         one.page.stop(End(0, ""))
+        one.page._thread.join(HANG)  # On a busy machine it may have its last turn a bit later.
         assert not [t for t in threading.enumerate() if t is one.page._thread], "it still serves"

@@ -64,6 +64,7 @@ if worker == 1:
     with ElasticJob(tmp_path, 2, code, *flags, PATH=path, TEST_EVENTS="[]") as job:
         job.read_until("family")
         job.read_until("family")
+        job.pid(0)
         before = len(job.alive())
         os.kill(job.pid(1), signal.SIGKILL)
         job.noted("ended 1")

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from clusters import slurm
+from faults.ports import free_port
 from harness import base_environment
 from patience import HANG
 
@@ -80,10 +81,10 @@ def test_torchrun() -> None:
 
 def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
     """Two agents of torchrun, each with its own ranks, act as two hosts."""
-    port, token = str(20000 + secrets.randbelow(10000)), secrets.token_hex(32)
+    port, token = str(free_port()), secrets.token_hex(32)
     own = environment(
         HVDLITE_TOKEN=token,
-        HVDLITE_RENDEZVOUS=f"127.0.0.1:{int(port) + 1}",
+        HVDLITE_RENDEZVOUS=f"127.0.0.1:{free_port()}",
         HVDLITE_START_TIMEOUT=str(LONGEST),
     )
     seen, errors = os.pipe()
@@ -121,7 +122,7 @@ def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
 
 def test_a_script_of_ones_own() -> None:
     """A script sets plain variables, and rank 0 serves the store at the given address."""
-    address = f"127.0.0.1:{20000 + secrets.randbelow(10000)}"
+    address = f"127.0.0.1:{free_port()}"
     token = secrets.token_hex(32)
     ranks = [
         subprocess.Popen(
@@ -149,7 +150,7 @@ def start_with_tf_config(kind: str, index: int, cluster: dict[str, list[str]]) -
 
 def test_chief_and_worker_of_tf_config() -> None:
     """Two processes that cluster software would start for TensorFlow make one world."""
-    cluster = {"worker": ["localhost:2223"], "chief": ["localhost:2222"]}
+    cluster = {kind: [f"localhost:{free_port()}"] for kind in ("worker", "chief")}
     ranks = [start_with_tf_config(kind, 0, cluster) for kind in ("worker", "chief")]
     outputs = [rank.communicate(timeout=LONGEST) for rank in ranks]
     status = max(rank.returncode for rank in ranks)

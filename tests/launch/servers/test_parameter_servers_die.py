@@ -16,8 +16,9 @@ from launch.marked import MarkedJob, python
 from patience import HANG, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
+# A worker that hears of a failure says so and ends, also if SIGTERM of the launcher comes first.
 TRAIN = """
-import os, time
+import os, signal, time
 from pathlib import Path
 import torch
 import hvdlite.torch as hvd
@@ -28,6 +29,7 @@ with hvd.parameter_server.connect() as group:
         sgd = lambda params: torch.optim.SGD(params, lr=0.1 / group.workers)
         group.serve(sgd, save=folder / "ps.ckpt", save_every=0.1)
         raise SystemExit
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     model = torch.nn.Linear(4, 1)
     replica = group.replica(model.named_parameters())
     steps = 0

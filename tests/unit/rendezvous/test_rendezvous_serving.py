@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from faults.ports import free_port
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous import dial, serving
 from hvdlite.rendezvous.address import address_of, listen
@@ -24,12 +25,6 @@ from patience import HANG
 TOKEN = secrets.token_hex(32)
 POD = "train-0.train"
 ELSEWHERE = "192.0.2.1"  # an address that no host has
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as asked:
-        asked.bind((host, 0))
-        return int(asked.getsockname()[1])
 
 
 def by_hand(rank: int, rendezvous: str, **more: str) -> WorkerEnvironment:
