@@ -152,6 +152,7 @@ def _repair(optimizer: Any, pairs: Named, root: int, process_set: ProcessSet) ->
     divided = isinstance(optimizer, Sharded)
     broadcast_parameters(pairs, root, process_set=process_set)
     states = [_tensors_of(optimizer.state.get(param, {})) for _, param in pairs]
+    # It also keeps a rank from updating parameters in memory into which another still copies these.
     theirs = broadcast_object(states, root, process_set=process_set)
     with torch.no_grad():
         for (_, param), own, others in zip(pairs, states, theirs, strict=True):

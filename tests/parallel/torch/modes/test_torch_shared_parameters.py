@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import itertools
@@ -283,6 +284,55 @@ def scenario_members_of_a_process_set_share() -> None:
     train_on(theirs, sharded(MAKES["AdamW"], theirs, process_set=members), range(3))
     assert_same_bits(ours, theirs)
     hvd.remove_process_set(members)
+
+
+def scenario_synchronized_moments_and_the_noise_scale_are_those_of_unshared_parameters() -> None:
+    found = []
+    for share in (True, False):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 6), hvd.SyncBatchNorm(6), nn.Linear(6, 1))
+        plain = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer = hvd.ShardedOptimizer(plain, share_parameters=share)
+        noise = hvd.NoiseScale(optimizer, batch_size=5, every=1)
+        numbers = torch.Generator().manual_seed(hvd.rank())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4, generator=numbers)).square().mean().backward()
+            optimizer.step()
+        assert noise.value > 0
+        found.append((model, noise.value))
+    assert_same_bits(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def scenario_a_replica_watch_repairs_a_host() -> None:
+    if hvd.size() != 3:
+        return  # The two ranks of the second host are the majority.
+    model = Model()
+    optimizer = sharded(MAKES["SGD"], model, share_parameters=True)
+    watch = hvd.ReplicaWatch(optimizer, every=1, then="repair")
+    train_on(model, optimizer, range(1))
+    for step, rate in ((1, 0.2 if hvd.rank() == 0 else 0.1), (2, 0.1)):
+        optimizer.param_groups[0]["lr"] = rate
+        warned = pytest.warns(hvd.ReplicasDifferWarning, match=r"table\.weight")
+        with warned if hvd.rank() == 0 and step == 2 else contextlib.nullcontext():
+            train_on(model, optimizer, range(step, step + 1))
+    train_on(model, optimizer, range(3, 5))
+    watch.close()
+    hvd.check_replicas(model.named_parameters())
+
+
+def scenario_a_second_world() -> None:
+    ours, theirs = Model(), Model()
+    pairs = [(ours, sharded(MAKES["AdamW"], ours, share_parameters=True))]
+    pairs += [(theirs, distributed(MAKES["AdamW"], theirs))]
+    for steps in (range(2), range(2, 4)):
+        for model, optimizer in pairs:
+            train_on(model, optimizer, steps)
+        hvd.shutdown()
+        hvd.init()
+    assert_same_bits(ours, theirs)
+    assert "hvdlite parameters" in memory_of(ours.hidden.weight)
 
 
 def scenario_ranks_with_other_parameters_get_an_error() -> None:
