@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -211,10 +212,14 @@ def test_what_there_is_not_is_refused_with_the_reason(
     assert message in capsys.readouterr().err
 
 
-def test_missing_file_is_named() -> None:
-    result = run_launcher("-np", "1", "--config-file", "no-such.yaml", *python("print('ran')"))
+@pytest.mark.parametrize("flag", ["--config-file", "--hostfile"])
+@pytest.mark.parametrize("file", ["no-such.yaml", sys.executable])
+def test_file_that_cannot_be_read_is_named(flag: str, file: str) -> None:
+    result = run_launcher("-np", "1", flag, file, *python("print('ran')"))
     assert result.returncode == 1
-    assert "no-such.yaml" in result.stderr and "Traceback" not in result.stderr
+    why = "No such file or directory" if file == "no-such.yaml" else "this is not a text file"
+    assert f"hvdlite-run: {flag} {file}: {why}" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

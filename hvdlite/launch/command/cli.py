@@ -43,8 +43,17 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     if options.config_file is None:
         return options
     path = options.config_file
-    from_file = arguments_from(path.read_text(), str(path), parser)
+    from_file = arguments_from(_text_of("--config-file", path), str(path), parser)
     return parser.parse_args([*from_file, *arguments])
+
+
+def _text_of(flag: str, path: Path) -> str:
+    """Read a file that a flag names; an OSError names the flag."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "this is not a text file")
+        raise OSError(f"{flag} {path}: {why}") from None
 
 
 def choose_hosts(
@@ -60,7 +69,8 @@ def choose_hosts(
     if options.hosts is not None:
         hosts = read_hosts(options.hosts)
     elif options.hostfile is not None:
-        hosts = read_hostfile(options.hostfile.read_text(), str(options.hostfile))
+        text = _text_of("--hostfile", options.hostfile)
+        hosts = read_hostfile(text, str(options.hostfile))
     elif options.via == "srun" and options.host_discovery_script is None:
         hosts = allocated_hosts(environment)
     if options.nproc_per_node is not None:
