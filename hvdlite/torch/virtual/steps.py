@@ -101,6 +101,7 @@ class VirtualSteps(StepLoop):
         self._seed: int | None = None
         self._epoch = self._done = 0  # So many steps of this epoch are done.
         self._resumes = False  # A state was loaded, and the loop has not come to its epoch.
+        self._is_own = False  # Loops of this process have come there, since a state was loaded.
         self._machine_of_state: dict[str, str] = {}
         self._blocks = Blocks(0, 0, [])
         self._model = nn.Module()
@@ -163,12 +164,18 @@ class VirtualSteps(StepLoop):
         self._refuse_nested()
         sizes = [self._size, sampler.seed, sampler.batch_size, sampler.steps]
         if self._resumes and epoch < self._epoch:  # The state was saved in a later epoch.
+            if self._is_own:
+                raise HvdliteError(
+                    f"virtual_steps(): epoch {epoch} after epoch {self._epoch}, in which this "
+                    "optimizer is: read the epoch from the state of the elastic job, and give "
+                    "another training a new DistributedOptimizer, or epochs that go on"
+                )
             agree(self._name, [*sizes, epoch, sampler.steps], describe(self._threads))
             return
         first = self._done if self._resumes and epoch == self._epoch else 0
         if self._resumes:
             warn_of("in the loaded state and here", self._machine_of_state, describe(self._threads))
-        self._resumes, self._epoch, self._done = False, epoch, first
+        self._resumes, self._epoch, self._done, self._is_own = False, epoch, first, True
         torch.set_num_threads(self._threads)
         self._take_block(first)
         agree(self._name, [*sizes, epoch, first], describe(self._threads))
@@ -312,7 +319,7 @@ class VirtualSteps(StepLoop):
                 "one; give the same virtual_size"
             )
         self._seed, self._epoch, self._done = state["seed"], state["epoch"], state["step"]
-        self._resumes = self._seed is not None
+        self._resumes, self._is_own = self._seed is not None, False
         self._machine_of_state = state["machine"]
 
     def go_on(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite.torch.elastic.handlers import OptimizerStateHandler
 from hvdlite.torch.virtual import steps as virtual_steps
 from hvdlite.torch.virtual.partial_sums import PartialSums
 from parallel.scenarios import make_tests, run_all, sizes
@@ -397,6 +398,16 @@ def scenario_ranks_of_which_only_some_resume_are_told() -> None:
     with pytest.raises(hvd.MismatchError, match="first step is"):
         train(model, optimizer, loader, epoch=0)
     hvd.barrier()
+
+
+def scenario_a_second_elastic_training_does_not_skip_what_the_first_one_did() -> None:
+    model, optimizer, loader = tiny()
+    for epoch in (0, 1, 1):  # The third time it is done.
+        OptimizerStateHandler(optimizer).reset()  # as `hvd.elastic.run` does
+        train(model, optimizer, loader, epoch)
+    OptimizerStateHandler(optimizer).reset()
+    with pytest.raises(hvd.HvdliteError, match="epoch 0 after epoch 1, .* a new Distributed"):
+        train(model, optimizer, loader, epoch=0)
 
 
 def scenario_a_copy_stands_where_its_original_stands() -> None:
