@@ -15,7 +15,7 @@ from hvdlite.launch.remote.ways import LaunchError
 from hvdlite.rendezvous.address import listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
-from patience import HANG
+from patience import HANG, wait_until
 
 JOB = Job(secrets.token_bytes(32), b"unit test of nod", 0)
 RIGHT = introduction(nodes=2, ranks=1)
@@ -61,8 +61,5 @@ def test_wrong_introduction_does_not_keep_a_lost_node_from_coming_back() -> None
         end(first, way.open(node.name))
         wrong = connect(address, b"{")
         again = connect(address, RIGHT)
-        deadline = Deadline(HANG)
-        while not way.reachable(node.name):
-            assert not deadline.passed
-            deadline.sleep(0.01)
+        wait_until(lambda: way.reachable(node.name), "the node is there again")
         end(wrong, again, way.open(node.name))
