@@ -18,12 +18,13 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.compression import Compression, PowerSGD
+from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.claims import owner_of
+from hvdlite.torch.optimizers.late_gradients import Attending
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.watched import reader_of
@@ -33,7 +34,7 @@ from hvdlite.torch.virtual.steps import VirtualSteps
 from hvdlite.virtual.blocks import check_virtual_size
 
 
-class Distributed(VirtualStepping):
+class Distributed(VirtualStepping, Attending):
     """The methods that `DistributedOptimizer` adds to the class of the optimizer.
 
     A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
@@ -373,18 +374,19 @@ def DistributedOptimizer(
     basics.size()  # Without init() this raises, rather than the first backward().
     reduction = _reduction(op, gradient_predivide_factor, process_set, virtual_size)
     passes = ops.check_passes(backward_passes_per_step)
-    modes = modes_of(op, compression, weight, gradient_as_bucket_view, late, passes, virtual_size,
-                     gradient_predivide_factor, process_set)  # fmt: skip
+    modes = modes_of(op=op, compression=compression, backward_passes_per_step=passes, late=late,
+                     gradient_as_bucket_view=gradient_as_bucket_view, process_set=process_set,
+                     gradient_predivide_factor=gradient_predivide_factor, weight=weight,
+                     virtual_size=virtual_size)  # fmt: skip
     _check_options(optimizer, compression, late, reduce_in, modes)
-    names = _names_of(optimizer, named_parameters)
+    names, cap_bytes = _names_of(optimizer, named_parameters), bytes_of_cap(bucket_cap_mb)
     if op == ops.Adasum:
-        return _adasum(optimizer, names, compression, bytes_of_cap(bucket_cap_mb), process_set)
-    takes_dense = not isinstance(optimizer, torch.optim.SparseAdam)
+        return _adasum(optimizer, names, compression, cap_bytes, process_set)
     settings = Settings(
         reduction, compression, passes, _check_groups(num_groups if groups is None else groups),
-        sparse_as_dense=sparse_as_dense and takes_dense, cap_bytes=bytes_of_cap(bucket_cap_mb),
-        weight=weight, bucket_view=gradient_as_bucket_view, in_backward=reduce_in == "backward",
-        overlap=overlap, late=late, virtual_size=virtual_size,
+        sparse_as_dense=sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam),
+        bucket_view=gradient_as_bucket_view, in_backward=reduce_in == "backward", late=late,
+        weight=weight, overlap=overlap, virtual_size=virtual_size, cap_bytes=cap_bytes,
     )  # fmt: skip
     return _distribute(optimizer, names, settings)
 
@@ -429,8 +431,8 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
 def _check_options(
     optimizer: Any, compression: Any, late: Any, reduce_in: str, modes: dict[Mode, bool]
 ) -> None:
-    if compression is PowerSGD:
-        raise ArgumentError("make the compression: hvd.Compression.powersgd(rank=4), with brackets")
+    if isinstance(compression, type) and dataclasses.is_dataclass(compression):
+        raise ArgumentError(f"make the compression: hvd.Compression.{compression()}, with brackets")
     if late is not None and not isinstance(late, Late):
         raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
     if reduce_in not in ("backward", "step"):

@@ -28,7 +28,7 @@ import torch
 
 from hvdlite import operation_names
 from hvdlite.process_sets import ProcessSet
-from hvdlite.torch.compression import PowerSGD
+from hvdlite.torch.power_sgd import PowerSGD
 
 _AT_ONCE = 1 << 15  # A CPU multiplies so many elements at once: they fit a cache.
 _DEPENDENT = 1e-6  # A column of which earlier ones leave less than this part depends on them.

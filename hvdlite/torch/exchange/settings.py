@@ -12,7 +12,7 @@ from hvdlite import basics, ops
 from hvdlite.modes import Mode
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.compression import Compression, PowerSGD
+from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.late import Late
 
 Weight = float | Callable[[], float] | None
@@ -39,34 +39,41 @@ class Settings:
 
     def modes(self) -> dict[Mode, bool]:
         """Return the modes that are chosen, for `check_together`."""
-        virtual = self.virtual_size
-        op = self.reduction.op if virtual is None else ops.Average
-        options = (self.compression, self.weight, self.bucket_view)
-        return modes_of(op, *options, self.late, self.passes, virtual)
+        virtual = self.virtual_size is not None
+        return modes_of(
+            op=ops.Average if virtual else self.reduction.op,
+            compression=self.compression,
+            weight=self.weight,
+            gradient_as_bucket_view=self.bucket_view,
+            late=self.late,
+            backward_passes_per_step=self.passes,
+            virtual_size=self.virtual_size,
+        )
 
 
 def modes_of(
+    *,
     op: int = ops.Average,
     compression: Any = Compression.none,
     weight: Weight = None,
     gradient_as_bucket_view: bool = False,
     late: Any = None,
-    passes: int = 1,
+    backward_passes_per_step: int = 1,
     virtual_size: int | None = None,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     **_: Any,
 ) -> dict[Mode, bool]:
     """Return the modes that arguments of `DistributedOptimizer` choose, for `check_together`."""
+    kind = compression if isinstance(compression, type) else type(compression)
+    mode = vars(kind).get("mode")  # A subclass may do something else.
     return {
         **ops.modes_of_op(op),
-        Mode.PASSES: passes > 1,
+        **({} if mode is None else {mode: True}),
+        Mode.PASSES: ops.check_passes(backward_passes_per_step) > 1,
         Mode.WEIGHT: weight is not None,
         Mode.BUCKET_VIEW: gradient_as_bucket_view,
         Mode.COMPRESSION: compression is not Compression.none,
-        Mode.INT8: compression is Compression.int8,
-        Mode.INT4: compression is Compression.int4,
-        Mode.POWERSGD: compression is PowerSGD or isinstance(compression, PowerSGD),
         Mode.LATE: late is not None,
         Mode.VIRTUAL: virtual_size is not None,
         Mode.PREDIVIDE: gradient_predivide_factor != 1.0,

@@ -127,7 +127,9 @@ def _difference(own: GradientReducer, taker: GradientReducer) -> str:
         "has another backward_passes_per_step": ours.passes != theirs.passes,
         "compresses gradients": any(one.compression is not Compression.none for one in both),
         "weighs the ranks": any(one.weight is not None for one in both),
-        "goes on without late ranks": any(one.late is not None for one in both),
+        "uses gradients of other steps": not (
+            own.exchange.of_one_step and taker.exchange.of_one_step
+        ),
         "reduces in step()": not all(one.in_backward for one in both),
         "shards gradients": own.divides or taker.divides,
     }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hvdlite.errors import HvdliteError
-from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.low_rank_exchange import LowRankExchange
 from hvdlite.torch.exchange.settings import Settings
 from hvdlite.torch.optimizers.late_gradients import LateExchange
+from hvdlite.torch.power_sgd import PowerSGD
 
 
 def choose_exchange(

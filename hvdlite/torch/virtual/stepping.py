@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from hvdlite.errors import ArgumentError
-from hvdlite.torch.optimizers.late_gradients import Attending
+from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.virtual.steps import VirtualStep, VirtualSteps
 
 _KEY = "virtual_ranks"  # It has the place in the training, in a state_dict.
 
 
-class VirtualStepping(Attending):
+class VirtualStepping(Wrapping):
     """The methods for virtual ranks; the other ones do as without, where there are none."""
 
     _virtual: VirtualSteps | None = None
