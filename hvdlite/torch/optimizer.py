@@ -261,7 +261,7 @@ class Distributed(VirtualStepping, Attending):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; see `torch.optim.Optimizer.load_state_dict`.
 
-        With `Compression.powersgd` errors begin at zero, because they belong to other parameters.
+        What a compression keeps begins at zero, because it belongs to other parameters.
         With `virtual_size` the training goes on where the state was saved.
 
         Raises:

@@ -151,7 +151,7 @@ def _other_compression(said: dict[int, str]) -> str | None:
         if other != own:
             return (
                 f"rank {first} has compression={own} and rank {rank} has compression={other}; give "
-                "every rank the same Compression.powersgd()"
+                "every rank the same compression="
             )
     return None
 
