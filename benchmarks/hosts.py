@@ -22,17 +22,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from workers import add_common_arguments, hand_on, print_row, run_ranks
+from workers import add_common_arguments, print_row, run_on_hosts, run_ranks
 
 MIB = 1 << 20
 SIZES = [64 * 1024, MIB, 16 * MIB, 64 * MIB]
@@ -43,7 +42,6 @@ ROUNDS = 8
 QUICK_ROUNDS = 2
 SECONDS = 0.4  # Each contestant runs so long in each round.
 MOST_CALLS = 40
-END_SECONDS = 1800
 Call = Callable[[], object]
 
 
@@ -67,39 +65,10 @@ def main() -> int:
     passed_on += ["--quick"] * arguments.quick + ["--table"] * arguments.table
     if arguments.link == "loopback":
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
-    return run_on_hosts(arguments, passed_on)
-
-
-def run_on_hosts(arguments: argparse.Namespace, passed_on: list[str]) -> int:
-    """Start one rank on each of several simulated hosts, and print the rows of rank 0."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from multihost.bed import Bed, end, why_not
-
-    if reason := why_not():
-        sys.exit(f"--link hosts: {reason}")
-    with (
-        tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as folder,
-        Bed(arguments.np) as bed,
-        disturbed(bed, arguments.rate, arguments.delay_ms),
-    ):
-        worker = [sys.executable, str(Path(__file__).resolve()), "--worker", *passed_on]
-        job = bed.start_launcher(
-            *("-H", ",".join(bed.names), *worker, "--store", f"{folder}/store"),
-            env={"GLOO_SOCKET_IFNAME": "eth0", **own_settings()},
-            stderr=None,
-        )
-        try:
-            assert job.stdout is not None
-            for line in job.stdout:
-                hand_on(line.decode(), arguments.output)
-            return job.wait(END_SECONDS)
-        finally:
-            end(job)
-
-
-def own_settings() -> dict[str, str]:
-    """Return the variables that configure hvdlite, which the simulated hosts get as well."""
-    return {name: value for name, value in os.environ.items() if name.startswith("HVDLITE_")}
+    disturbance = functools.partial(disturbed, rate=arguments.rate, delay_ms=arguments.delay_ms)
+    return run_on_hosts(
+        __file__, arguments.np, arguments.np, arguments.output, passed_on, disturbance
+    )
 
 
 @contextlib.contextmanager

@@ -28,6 +28,13 @@ alone. They take turns of 100 steps, of which one compares. Their figures are me
 With --modes the row also has `check_ms`: the time of one hvd.check_replicas() of the model, which a
 ReplicaWatch runs in one step of `every`.
 
+With --hosts 2 the ranks are divided between two simulated hosts, network namespaces; this needs
+root.
+
+With --memory each of `alone`, `hvdlite`, `sharded`, `one_copy` and `ddp` has ranks of its own, and
+trains some steps. Their rows have `pss_mib`: the memory of all ranks together, in which a page that
+several processes share counts once.
+
 A figure is the median over all steps on the slowest rank, in milliseconds. An overhead is the time
 of a step minus that of `compute`, and `_per_cent` is its share of `compute`. `_faults` (minor page
 faults), `_waits` and `_preempted` (voluntary and involuntary switches of threads) are of one step
@@ -44,6 +51,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -51,7 +59,7 @@ import torch.distributed as gloo
 from gloo_ranks import join_gloo, slowest
 from step_models import MODELS
 from torch import nn
-from workers import add_common_arguments, print_row, run_ranks
+from workers import add_common_arguments, print_row, run_on_hosts, run_ranks
 
 from hvdlite.torch.optimizers import overlap
 
@@ -62,6 +70,7 @@ QUICK_ROUNDS = 1
 QUICK_STEPS_PER_TURN = 1
 CHECK_STEPS = 100
 CHECK_ROUNDS = 7
+MEMORY_STEPS = 3
 
 
 @dataclass
@@ -124,17 +133,31 @@ def main() -> int:
     parser.add_argument(
         "--check-replicas", action="store_true", help="only: hvdlite with and without it"
     )
+    parser.add_argument("--hosts", type=int, default=1, metavar="N", help="so many simulated hosts")
+    parser.add_argument("--memory", action="store_true", help="only: the memory of the ranks")
+    parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
         passed_on += ["--optimizer", arguments.optimizer]
         passed_on += ["--together"] * arguments.together
         passed_on += ["--modes"] * arguments.modes + ["--check-replicas"] * arguments.check_replicas
-        if arguments.model:
-            passed_on += ["--model", arguments.model]
-        return run_ranks(__file__, arguments.np, arguments.output, passed_on)
+        models = [arguments.model] if arguments.model else []
+        each = [["--model", model] for model in models] or [[]]
+        if arguments.memory:
+            each = [["--model", one, "--only", kind] for one in models or MODELS for kind in KINDS]
+        ends = [start(arguments, [*passed_on, *more]) for more in each]
+        return next((status for status in ends if status), 0)
     measure_all(arguments)
     return 0
+
+
+def start(arguments: argparse.Namespace, passed_on: list[str]) -> int:
+    """Start the ranks; return the exit status of their job."""
+    ranks, output = arguments.np, arguments.output
+    if arguments.hosts > 1:
+        return run_on_hosts(__file__, ranks, arguments.hosts, output, passed_on)
+    return run_ranks(__file__, ranks, output, passed_on)
 
 
 def measure_all(arguments: argparse.Namespace) -> None:
@@ -149,6 +172,9 @@ def measure_all(arguments: argparse.Namespace) -> None:
         make_model, make_batch = MODELS[name]
         if arguments.check_replicas:
             measure_check(name, arguments.quick)
+            continue
+        if arguments.only:
+            measure_memory(name, arguments.optimizer, arguments.only)
             continue
         contestants = make_contestants(make_model, make_optimizer)
         contestants |= with_views(make_model, make_optimizer) if arguments.views else {}
@@ -240,6 +266,9 @@ def together(
     return contestants
 
 
+SHARDED = {"sharded": {}, "sharded_2": {"stage": 2}, "one_copy": {"share_parameters": True}}
+
+
 def sharded(
     make_model: Callable[[], nn.Module], make_optimizer: MakeOptimizer
 ) -> dict[str, Contestant]:
@@ -247,13 +276,41 @@ def sharded(
     import hvdlite.torch as hvd
 
     contestants = {}
-    kinds = {"sharded": {}, "sharded_2": {"stage": 2}, "one_copy": {"share_parameters": True}}
-    for name, options in kinds.items():
+    for name, options in SHARDED.items():
         model = make_model()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.ShardedOptimizer(make_optimizer(model), model.named_parameters(), **options)
         contestants[name] = Contestant(model, optimizer, lambda: None)
     return contestants
+
+
+KINDS = ("alone", "hvdlite", "sharded", "one_copy", "ddp")
+
+
+def measure_memory(name: str, optimizer: str, kind: str) -> None:
+    """Train one kind of contestant for some steps, and print the memory of all ranks on rank 0."""
+    import hvdlite.torch as hvd
+
+    make_model, make_batch = MODELS[name]
+    model = make_model()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    own = OPTIMIZERS[optimizer](model)
+    if kind == "hvdlite":
+        own = hvd.DistributedOptimizer(own, model.named_parameters())
+    elif kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif kind != "alone":
+        own = hvd.ShardedOptimizer(own, model.named_parameters(), **SHARDED[kind])
+    contestant = Contestant(model, own, lambda: None)
+    for _ in range(MEMORY_STEPS):
+        contestant.step(make_batch())
+    hvd.barrier()
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    kib = int(rollup.split("Pss:")[1].split()[0])
+    pss = hvd.allreduce(torch.tensor(kib / 1024, dtype=torch.float64), op=hvd.Sum)
+    if hvd.rank() == 0:
+        row = {"benchmark": "step_memory", "model": name, "optimizer": optimizer, "kind": kind}
+        print_row({**row, "np": hvd.size(), "pss_mib": round(float(pss))})
 
 
 def measure_check(name: str, quick: bool) -> None:

@@ -8,6 +8,7 @@ on N ranks by hvdlite-run, with `--worker`, and passes on the JSON lines that ra
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -15,10 +16,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+END_SECONDS = 1800
 PREFIXED_ROW = re.compile(r"^(?:\[[^]]*\]\s*)?(\{.*\})\s*$")
 
 
@@ -48,6 +51,46 @@ def run_ranks(script: str, ranks: int, output: Path | None, arguments: list[str]
             job.terminate()
             job.wait()
     return job.returncode
+
+
+def run_on_hosts(
+    script: str,
+    ranks: int,
+    hosts: int,
+    output: Path | None,
+    arguments: list[str],
+    disturbance: Callable[[Any], contextlib.AbstractContextManager[None]] | None = None,
+) -> int:
+    """Do what `run_ranks` does on so many simulated hosts, whose links may be disturbed."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from multihost.bed import Bed, end, why_not
+
+    if reason := why_not():
+        sys.exit(f"no hosts can be simulated here: {reason}")
+    if ranks % hosts:
+        sys.exit(f"{ranks} ranks cannot be divided evenly among {hosts} hosts")
+    with (
+        tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as folder,
+        Bed(hosts) as bed,
+        contextlib.nullcontext() if disturbance is None else disturbance(bed),
+    ):
+        slots = ",".join(f"{name}:{ranks // hosts}" for name in bed.names)
+        worker = [sys.executable, str(Path(script).resolve()), "--worker", *arguments]
+        own_settings = {
+            name: one for name, one in os.environ.items() if name.startswith("HVDLITE_")
+        }
+        job = bed.start_launcher(
+            *("-H", slots, *worker, "--store", f"{folder}/store"),
+            env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **own_settings},
+            stderr=None,
+        )
+        try:
+            assert job.stdout is not None
+            for line in job.stdout:
+                hand_on(line.decode(), output)
+            return job.wait(END_SECONDS)
+        finally:
+            end(job)
 
 
 def hand_on(line: str, output: Path | None) -> None:

@@ -25,13 +25,14 @@ struct Chain {
       fabrics = std::move(made.value());
     }
     for (std::size_t rank = 0; rank < members.size(); ++rank) {
+      const Config own = stalls_end_at_rank_0(config, rank);
       std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
-      if (fabrics[rank]) backend = std::make_unique<HostBackend>(*fabrics[rank], config);
+      if (fabrics[rank]) backend = std::make_unique<HostBackend>(*fabrics[rank], own);
       const auto worker = static_cast<std::size_t>(members[rank]);
       const Engine::Elastic elastic{{epoch, pending[worker]->process_sets(rank_of)},
                                     pending[worker]};
       worlds.back()[worker] = std::make_unique<Engine>(std::move(fabrics[rank]), std::move(backend),
-                                                       config, GpuLibraries::search(Config(), {}),
+                                                       own, GpuLibraries::search(Config(), {}),
                                                        std::make_unique<Trace>(), elastic);
     }
   }

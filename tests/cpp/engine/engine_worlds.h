@@ -40,22 +40,34 @@ inline Config quick_config() {
   return config;
 }
 
-inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Config config,
-                                                         bool control_tree = false) {
+// The configuration of a rank where only rank 0 gives up a tensor that stalls. On a busy machine
+// another rank might otherwise give up rank 0 first, whose engine has no core for so long.
+inline Config stalls_end_at_rank_0(Config config, std::size_t rank) {
+  if (rank > 0) config.stall_shutdown = 0;
+  return config;
+}
+
+using ConfigOf = std::function<Config(const Config&, std::size_t)>;
+
+inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, const Config& config,
+                                                         bool control_tree = false,
+                                                         const ConfigOf& config_of = {}) {
   auto fabrics = make_inproc_world(hosts, config, control_tree);
   CHECK_OK(fabrics.status());
   std::vector<std::unique_ptr<Engine>> engines;
   for (auto& fabric : fabrics.value()) {
-    auto backend = std::make_unique<HostBackend>(*fabric, config);
-    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
+    const Config own = config_of ? config_of(config, engines.size()) : config;
+    auto backend = std::make_unique<HostBackend>(*fabric, own);
+    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), own));
   }
   return engines;
 }
 
 // Runs body(rank, engine) on a thread per rank; then all engines shut down together.
 inline void run_world(const Hosts& hosts, const std::function<void(int, Engine&)>& body,
-                      Config config = quick_config(), bool control_tree = false) {
-  auto engines = make_engines(hosts, config, control_tree);
+                      const Config& config = quick_config(), bool control_tree = false,
+                      const ConfigOf& config_of = {}) {
+  auto engines = make_engines(hosts, config, control_tree, config_of);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < engines.size(); ++rank) {
     threads.emplace_back([&, rank] {

@@ -340,5 +340,5 @@ TEST(engine_warns_who_is_waited_for_in_a_send_and_gives_up) {
           told = true;
         }
       },
-      config);
+      config, false, &stalls_end_at_rank_0);
 }
