@@ -1,7 +1,12 @@
-"""Trainers that know only torchrun's variables find their ranks under hvdlite-run."""
+"""Trainers that know only torchrun's variables find their ranks under hvdlite-run.
+
+Their imports take most of the time. So only the ranks of the first trainer start as a user's do;
+all other processes are forked from one that has imported all trainers.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +16,26 @@ import pytest
 from harness import base_environment
 from launcher import run_launcher
 from patience import HANG
+from pythons import python_with
 
 SCRIPT = Path(__file__).with_name("trainers") / "train.py"
-TRAINERS = ("plain", "accelerate", "transformers", "lightning", "ignite")
+# By trainer: what to import before it.
+TRAINERS = {
+    "plain": "torch",
+    "accelerate": "accelerate",
+    "transformers": "transformers.trainer",
+    "lightning": "pytorch_lightning",
+    "ignite": "ignite.distributed",
+}
+TORCHRUN = ("-c", "from torch.distributed.run import main; main()", "--no-python")
 pytestmark = pytest.mark.long  # test_strangers.py looks at the variables.
 
 
 def run(*command: str, folder: Path) -> str:
-    """Run a program to its end; return what it printed."""
+    """Run a command to its end; return what it printed."""
     environment = {**base_environment(), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, *command],
+        command,
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -43,18 +57,22 @@ def trained(output: str) -> list[tuple[int, list[float]]]:
 def test_trainer_finds_the_ranks_and_trains_as_one_process_does(
     trainer: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip({"lightning": "pytorch_lightning", "plain": "torch"}.get(trainer, trainer))
-    ours = run_launcher("-np", "2", str(SCRIPT), trainer, "2", cwd=tmp_path)
+    pytest.importorskip(TRAINERS[trainer].partition(".")[0])
+    found = [name for name in TRAINERS.values() if importlib.util.find_spec(name.partition(".")[0])]
+    forking = python_with(*found)
+    program = (str(SCRIPT), trainer)
+    python = sys.executable if trainer == "plain" else forking
+    env = {"OMP_NUM_THREADS": "1"}
+    ours = run_launcher("-np", "2", python, *program, "2", cwd=tmp_path, env=env)
     assert ours.returncode == 0, ours.stdout + ours.stderr
     torchruns = run(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *(str(SCRIPT), trainer, "2"),
+        *(forking, *TORCHRUN, "--standalone", "--nproc-per-node", "2", forking, *program, "2"),
         folder=tmp_path,
     )
     ranks = trained(ours.stdout)
     assert [size for size, _ in ranks] == [2, 2]
     assert ranks[0] == ranks[1]
     assert ranks == trained(torchruns)
-    ((size, alone),) = trained(run(str(SCRIPT), trainer, "1", folder=tmp_path))
+    ((size, alone),) = trained(run(forking, *program, "1", folder=tmp_path))
     assert size == 1
     assert ranks[0][1] == pytest.approx(alone, rel=1e-5)
