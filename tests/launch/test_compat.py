@@ -100,41 +100,38 @@ def test_variables_of_horovod() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        ("horovod.mxnet", "hvdlite has no horovod.mxnet: MXNet is retired"),
-        ("horovod.spark.keras", "hvdlite has no horovod.spark.keras: there are no estimators"),
-        (
-            "horovod.ray.elastic",
-            "hvdlite has no horovod.ray.elastic: elastic jobs on Ray are run by",
-        ),
-        ("horovod.data", "hvdlite has no horovod.data: the loaders of PyTorch"),
-        ("horovod.common.util", "hvdlite has no horovod.common.util: it serves Horovod's own"),
-        ("horovod.runner.common", "hvdlite has no horovod.runner.common: it is a part of"),
-        ("horovod.runner.elastic.x", "hvdlite has no horovod.runner.elastic: it is a part of"),
-        ("horovod.nothing", "No module named 'horovod.nothing'"),
-        ("horovod.common.nothing", "No module named 'horovod.common.nothing'"),
-    ],
-)
-def test_module_that_is_not_there(module: str, message: str) -> None:
-    code = f"try: import {module}\nexcept ModuleNotFoundError as error: print(error)"
-    (line,) = run(code, np=1)
-    assert line.startswith(message)
+MISSING_MODULES = {
+    "horovod.mxnet": "hvdlite has no horovod.mxnet: MXNet is retired",
+    "horovod.spark.keras": "hvdlite has no horovod.spark.keras: there are no estimators",
+    "horovod.ray.elastic": "hvdlite has no horovod.ray.elastic: elastic jobs on Ray are run by",
+    "horovod.data": "hvdlite has no horovod.data: the loaders of PyTorch",
+    "horovod.common.util": "hvdlite has no horovod.common.util: it serves Horovod's own",
+    "horovod.runner.common": "hvdlite has no horovod.runner.common: it is a part of",
+    "horovod.runner.elastic.x": "hvdlite has no horovod.runner.elastic: it is a part of",
+    "horovod.nothing": "No module named 'horovod.nothing'",
+    "horovod.common.nothing": "No module named 'horovod.common.nothing'",
+}
+MISSING_NAMES = {
+    ("horovod.ray", "ElasticRayExecutor"): "elastic jobs on Ray are run by hvdlite.ray.run",
+    ("horovod.spark", "run_elastic"): "the ranks of hvdlite.spark.run are fixed",
+    ("horovod.spark", "nothing"): "cannot import name 'nothing' from 'hvdlite.spark'",
+}
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "message"),
-    [
-        ("horovod.ray", "ElasticRayExecutor", "elastic jobs on Ray are run by hvdlite.ray.run"),
-        ("horovod.spark", "run_elastic", "the ranks of hvdlite.spark.run are fixed"),
-        ("horovod.spark", "nothing", "cannot import name 'nothing' from 'hvdlite.spark'"),
-    ],
-)
-def test_name_that_is_not_there(module: str, name: str, message: str) -> None:
-    code = f"try: from {module} import {name}\nexcept ImportError as error: print(error)"
-    (line,) = run(code, np=1)
-    assert message in line
+def test_modules_and_names_that_are_not_there() -> None:
+    missing = [f"import {module}" for module in MISSING_MODULES]
+    missing += [f"from {module} import {name}" for module, name in MISSING_NAMES]
+    code = "".join(
+        f"try: {statement}\n"
+        f"except ImportError as error: print({number}, type(error).__name__, error)\n"
+        for number, statement in enumerate(missing, 10)
+    )
+    lines = run(code, np=1)
+    assert len(lines) == len(missing)
+    for line, message in zip(lines, MISSING_MODULES.values(), strict=False):
+        assert line.split(maxsplit=1)[1].startswith(f"ModuleNotFoundError {message}")
+    for line, message in zip(lines[len(MISSING_MODULES) :], MISSING_NAMES.values(), strict=True):
+        assert message in line
 
 
 def test_knobs_of_horovod_are_honoured() -> None:
@@ -161,7 +158,7 @@ def test_switch_of_the_stall_check_is_honoured() -> None:
 def test_start_timeout_of_horovod_is_honoured() -> None:
     code = (
         "import os, time\nif os.environ['HOROVOD_RANK'] == '1': time.sleep(600)\n"
-        "import horovod.torch as hvd\nhvd.init()"
+        "from hvdlite import basics\nbasics.init()"
     )
     result = run_launcher("-np", "2", "--compat", *python(code), env={"HOROVOD_START_TIMEOUT": "2"})
     assert result.returncode == 1
@@ -173,9 +170,10 @@ def test_run_of_horovod() -> None:
 import horovod, horovod.runner
 from hvdlite.errors import ArgumentError
 def number(plus):
-    import horovod.torch as hvd
-    hvd.init()
-    return hvd.rank() + plus
+    import horovod.common.exceptions
+    from hvdlite import basics
+    basics.init()
+    return basics.rank() + plus
 assert horovod.runner.run is horovod.run
 print(horovod.run(number, args=(5,), num_proc=2, use_gloo=True))
 for interfaces in ({"network_interface": "lo"}, {"network_interfaces": ["lo"]}):
