@@ -26,7 +26,7 @@ from parallel.scenarios import make_tests, tensors_sent_by
 
 pytestmark = pytest.mark.long
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 STEPS, EPOCHS, BATCH = 3, 2, 4
 
 

@@ -32,7 +32,7 @@ from parallel.keras.keras_worlds import (
 )
 from parallel.scenarios import make_tests, tensors_sent_by
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def array(variable: Any) -> Any:
