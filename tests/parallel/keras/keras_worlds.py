@@ -1,6 +1,7 @@
 """Worlds of Keras, on each backend: loaded by the ranks only, many scenarios in one world.
 
-`keras` and `hvd` import their modules at first use, so that pytest's own process does not.
+`keras` and `hvd` import their modules at first use, so that pytest's own process does not. Test
+files have TensorFlow in PRELOAD, because `keras.utils.set_random_seed` imports it on each backend.
 """
 
 from __future__ import annotations

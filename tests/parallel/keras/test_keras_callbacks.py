@@ -24,7 +24,7 @@ from parallel.keras.keras_worlds import (
 )
 from parallel.scenarios import make_tests
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def scenario_broadcast_before_the_first_batch() -> None:
@@ -178,18 +178,18 @@ def scenario_metrics_with_one_name() -> None:
     # One rank's samples weigh most, in another way for each output.
     first = np.arange(24) % hvd.size() == 0
     weights = {"one": np.where(first, 10.0, 0.1), "two": np.where(first, 0.5, 7.0)}
-    expected = two_outputs().evaluate(
-        inputs, both, sample_weight=weights, batch_size=24, verbose=0, return_dict=True
-    )
+    how: dict[str, Any] = {"batch_size": 24, "verbose": 0, "return_dict": True}
+    expected: Any = None
+    if hvd.rank() == 0:
+        expected = two_outputs().evaluate(inputs, both, sample_weight=weights, **how)
+    expected = hvd.broadcast_object(expected, 0)
     mine = slice(hvd.rank(), None, hvd.size())
     found = two_outputs().evaluate(
         inputs[mine],
         {name: one[mine] for name, one in both.items()},
         sample_weight={name: one[mine] for name, one in weights.items()},
-        batch_size=24,
-        verbose=0,
-        return_dict=True,
         callbacks=[hvd.callbacks.MetricAverageCallback()],
+        **how,
     )
     assert len([name for name in expected if "mae" in name]) == 8
     assert found == pytest.approx(expected, rel=1e-4)
@@ -383,6 +383,6 @@ def body() -> dict[str, str]:
 
 test_callbacks = make_tests(
     body,
-    on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)),
+    on_backends((1, "torch"), *((2, b) for b in BACKENDS)),
     quick=("2-tensorflow",),
 )

@@ -20,7 +20,7 @@ from parallel.keras.keras_worlds import (
     start,
 )
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 BOUND = 1.0  # seconds from the death to the error
 
 

@@ -25,7 +25,7 @@ from parallel.scenarios import make_tests
 
 pytestmark = pytest.mark.long
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def update_past_the_reduction(model: Any, gradients: Any) -> None:
@@ -210,23 +210,26 @@ def stopping(hook: str, when: int) -> Any:
 
 
 def scenario_ranks_stop_together() -> None:
-    for hook, when, batches in (
+    stops = (
         ("on_epoch_end", 2, 6),
         ("on_train_batch_end", 4, 4),
         ("on_train_batch_begin", 2, 2),
         ("on_batch_end", 5, 5),
-    ):
-        for ours in both_callbacks():
-            model = compiled(keras.optimizers.SGD(0.01))
-            callbacks = [ours] if hvd.rank() < hvd.size() - 1 else [ours, stopping(hook, when)]
-            seen = Probe("on_train_batch_end", lambda: 0)
-            with contextlib.redirect_stderr(io.StringIO()) as said:
-                said_by(lambda c=[*callbacks, seen.callback], m=model: fit(m, c, epochs=4))  # type: ignore[misc]
-            assert len(seen.seen) == batches, (hook, ours, seen.seen)
-            last = hvd.size() - 1
-            told = hvd.rank() == 0 and hvd.size() > 1
-            expected = f"because rank {last} set model.stop_training"
-            assert (expected in said.getvalue()) == told, said.getvalue()
+    )
+    cases = [(*stop, ours) for stop in stops for ours in both_callbacks()]
+    if on_tensorflow():  # A fit takes long there, so that either callback is enough for a hook.
+        cases = [cases[i] for i in (0, 3, 4, 7)]
+    for hook, when, batches, ours in cases:
+        model = compiled(keras.optimizers.SGD(0.01))
+        callbacks = [ours] if hvd.rank() < hvd.size() - 1 else [ours, stopping(hook, when)]
+        seen = Probe("on_train_batch_end", lambda: 0)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            said_by(lambda c=[*callbacks, seen.callback], m=model: fit(m, c, epochs=4))  # type: ignore[misc]
+        assert len(seen.seen) == batches, (hook, ours, seen.seen)
+        last = hvd.size() - 1
+        told = hvd.rank() == 0 and hvd.size() > 1
+        expected = f"because rank {last} set model.stop_training"
+        assert (expected in said.getvalue()) == told, said.getvalue()
 
 
 def scenario_early_stopping_of_each_ranks_own_metrics() -> None:
@@ -277,5 +280,5 @@ def body() -> dict[str, str]:
 
 test_fit_checks = make_tests(
     body,
-    on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)),
+    on_backends((1, "torch"), *((2, b) for b in BACKENDS)),
 )

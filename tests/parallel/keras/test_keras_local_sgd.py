@@ -14,6 +14,7 @@ from parallel.keras.keras_worlds import (
     hvd,
     keras,
     on_backends,
+    on_every_rank,
     run_scenarios,
     same_bits,
     weights_of,
@@ -22,7 +23,7 @@ from parallel.scenarios import make_tests
 
 pytestmark = pytest.mark.long
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def batches_of(rank: int, size: int) -> tuple[Any, Any]:
@@ -42,7 +43,7 @@ def fitted(rank: int, callbacks: list[Any], epochs: int = 1, **how: Any) -> Any:
 
 def scenario_equals_an_average_of_each_ranks_model() -> None:
     """Six batches without a round before the end: the average of models trained on their own."""
-    everyone = [weights_of(fitted(rank, [])) for rank in range(hvd.size())]
+    everyone = on_every_rank(weights_of(fitted(hvd.rank(), [])))
     model = fitted(hvd.rank(), [hvd.callbacks.LocalSGDCallback(every=100)])
     for ours, *theirs in zip(weights_of(model), *everyone, strict=True):
         assert np.allclose(ours, np.mean(theirs, axis=0), atol=1e-6)

@@ -23,7 +23,7 @@ from parallel.keras.keras_worlds import (
 from parallel.scenarios import make_tests
 from parameter_servers import Servers
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def served(make_optimizer: Any, servers: int = 2, workers: int = 1) -> Servers:

@@ -21,7 +21,7 @@ from parallel.scenarios import make_tests, run_all
 
 pytestmark = pytest.mark.long
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def start() -> None:

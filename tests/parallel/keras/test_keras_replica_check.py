@@ -22,7 +22,7 @@ from parallel.scenarios import make_tests
 
 pytestmark = pytest.mark.long
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def callbacks() -> list[Any]:

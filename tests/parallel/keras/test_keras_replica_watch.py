@@ -21,7 +21,7 @@ from parallel.scenarios import make_tests
 
 pytestmark = pytest.mark.long
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 
 
 def disturb(model: Any, rank: int, at: int, lambdas: Any = None) -> Any:

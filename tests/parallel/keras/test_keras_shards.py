@@ -13,7 +13,7 @@ import pytest
 from harness import run_world
 from parallel.keras.keras_worlds import BACKENDS, environment, hvd, keras, start
 
-PRELOAD = ("keras",)
+PRELOAD = ("keras", "tensorflow")
 SAMPLES = 46
 BATCH = 4
 STOPPED_AFTER = 3  # batches of epoch 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from harness import run_world
 from launcher import run_launcher
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, eagerly, hvd, in_graph, start, tf
+from pythons import python_with
 
 PRELOAD = ("tensorflow",)
 pytestmark = pytest.mark.long
@@ -173,8 +173,10 @@ train(hvd.elastic.TensorFlowState([tf.Variable(1.0)], step=0))
 
 
 def test_workers_of_an_elastic_job_are_told_of_a_deadlock() -> None:
+    python = python_with("tensorflow", "sklearn.datasets", **ENVIRONMENT)  # the example's
     result = run_launcher(
-        *("-np", "2", "--min-np", "2", "--max-np", "2", sys.executable, "-c", ELASTIC), env=GRACE
+        *("-np", "2", "--min-np", "2", "--max-np", "2", python, "-c", ELASTIC),
+        env={**GRACE, "OMP_NUM_THREADS": "1"},
     )
     # Usually both workers raise it. If the first one has gone before the other has read its answer,
     # the other goes on with a new worker, as after any exception.

@@ -33,11 +33,14 @@ class Case(NamedTuple):
     uneven: bool
 
 
+# Every two of optimizer, dtype, and way to run meet in one of the cases.
 CASES = [
-    Case(optimizer, dtype, compiled, uneven)
-    for optimizer in ("sgd", "adam")
-    for dtype in BOUNDS
-    for compiled, uneven in [(True, False), (True, True), (False, False)]
+    Case("sgd", "float64", True, False),
+    Case("adam", "float32", True, False),
+    Case("sgd", "float32", True, True),
+    Case("adam", "float64", True, True),
+    Case("sgd", "float64", False, False),
+    Case("adam", "float32", False, False),
 ]
 
 
