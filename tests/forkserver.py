@@ -1,11 +1,12 @@
 """Fork ranks from a process that has imported their framework, because imports take long.
 
 If a test file has `PRELOAD = ("tensorflow",)` at its top, `harness.World` forks its ranks from a
-process that has imported these modules, and nothing of hvdlite. Such ranks differ from others in
-four ways: they hash strings alike, their memory has the same addresses, /proc does not show their
-environment, and they end without taking apart Python's modules (`worker_main.leave`). What
-hvdlite-run starts begins and ends as users' ranks do, unless its test takes a `python` that forks
-(see `forking_python`): then some other run of the script or the worker does.
+process that has imported these modules, pytest and, with PyTorch, hvdlite.torch. Such ranks differ
+from others in four ways: they hash strings alike, their memory has the same addresses, /proc does
+not show their environment, and they end without taking apart Python's modules
+(`worker_main.leave`). What hvdlite-run starts begins and ends as users' ranks do, unless its test
+takes a `python` that forks (see `forking_python`): then some other run of the script or the worker
+does.
 
 A *nursery* is such a process.
 """

@@ -41,8 +41,10 @@ def fork_ranks(descriptor: int, modules: Sequence[str]) -> str:
 
     The serving process never returns: it exits when the other end of the socket is closed.
     """
-    for module in modules:
+    for module in (*modules, "pytest"):  # which all test files import
         importlib.import_module(module)
+    if "torch" in sys.modules:
+        importlib.import_module("hvdlite.torch")
     gc.freeze()
     server = os.getpid()
     with socket.socket(fileno=descriptor) as asked:
@@ -86,8 +88,11 @@ def become_rank(server: int, environment: dict[str, str], outputs: Sequence[int]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python reseeds its own generator after a fork.
     from hvdlite.launch.process.shim import die_with_parent
+    from hvdlite.rendezvous.environment import take_live_pipe, take_token
 
     die_with_parent(server)
+    for take in (take_token, take_live_pipe):  # as `import hvdlite` does
+        take()
 
 
 def leave(status: int = 0) -> None:
