@@ -21,6 +21,8 @@ from harness import run_world
 from hvdlite import basics
 from hvdlite.rendezvous import mesh
 
+PRELOAD = ("numpy",)
+
 HOSTS = [0, 0, 1, 1, 2, 2, 3]  # host 3 hangs on host 1
 BOUND = 1.0
 

@@ -22,6 +22,8 @@ from faults.arrays import (
 from harness import run_world
 from hvdlite import basics
 
+PRELOAD = ("numpy",)
+
 BOUND = 1.0
 TENSOR = "layer.weight"
 

@@ -9,6 +9,8 @@ from faults.arrays import ones, reduce_array, reduce_until_error
 from harness import run_world
 from hvdlite import basics
 
+PRELOAD = ("numpy",)
+
 NP = 3
 
 

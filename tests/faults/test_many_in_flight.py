@@ -17,6 +17,8 @@ from harness import run_world
 from hvdlite import _core, basics
 from patience import Stopwatch, wait_until
 
+PRELOAD = ("numpy",)
+
 
 def reduce_in_random_orders(tensors: int, seeds: int) -> int:
     """Submit the same tensors in another order on every rank; return how many sums were wrong."""

@@ -13,6 +13,8 @@ from hvdlite import basics
 from hvdlite.errors import DuplicateNameError, MismatchError
 from patience import Stopwatch
 
+PRELOAD = ("numpy",)
+
 BOUND = 1.0
 TENSOR = "layer.bias"
 

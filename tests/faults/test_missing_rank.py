@@ -22,6 +22,8 @@ from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
 from patience import Stopwatch, wait_until
 
+PRELOAD = ("numpy",)
+
 TENSOR = "encoder.weight"
 
 

@@ -12,6 +12,8 @@ from faults.links import ENTER, linked_hosts, needs_namespaces, served_store
 from harness import World
 from hvdlite import basics
 
+PRELOAD = ("numpy",)
+
 BYTES = 12 << 20
 PATIENCE = 2.0  # far less than the transfer takes
 

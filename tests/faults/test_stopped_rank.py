@@ -13,6 +13,8 @@ from harness import World
 from hvdlite import basics
 from patience import wait_until
 
+PRELOAD = ("numpy",)
+
 LIMIT = 3.0
 ENVIRONMENT = {
     "HVDLITE_STALL_WARNING": "0.5",

@@ -20,6 +20,8 @@ from hvdlite import basics
 from hvdlite.errors import HvdliteError
 from patience import Stopwatch, wait_until
 
+PRELOAD = ("numpy",)
+
 PATIENCE = 2.0
 BOUND = 20.0  # seconds; without probes, the ranks would wait for ever
 

@@ -16,6 +16,8 @@ from harness import run_world
 from hvdlite import _core, basics
 from launcher import run_launcher
 
+PRELOAD = ("numpy",)
+
 SIZES = {"bias": 10, "layer": 4000, "embedding": 200_000}
 STEPS = 150
 QUICK = {

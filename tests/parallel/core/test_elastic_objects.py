@@ -8,6 +8,8 @@ from hvdlite.elastic.membership import Decision, install_membership
 from hvdlite.errors import HostsUpdatedInterrupt, MismatchError
 from hvdlite.objects import broadcast_object
 
+PRELOAD = ("numpy",)
+
 
 def _train_with_objects() -> list[object]:
     basics.init()

@@ -13,6 +13,8 @@ from fakes import gpu as fake_gpu
 from harness import run_world
 from patience import wait_until
 
+PRELOAD = ("numpy",)
+
 # The time to compile the fakes does not count as the tests' own.
 pytestmark = pytest.mark.long
 

@@ -17,6 +17,8 @@ from fakes import gpu as fake_gpu
 from harness import run_world
 from patience import Stopwatch, wait_until
 
+PRELOAD = ("numpy",)
+
 pytestmark = pytest.mark.long
 
 FLOAT32 = 7

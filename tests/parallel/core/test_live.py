@@ -14,6 +14,8 @@ from hvdlite import basics, lateness
 from hvdlite.live.sample import RankSteps
 from patience import wait_until
 
+PRELOAD = ("numpy",)
+
 _GRADIENTS = 6
 _SHORTEST_DELAY = 0.03
 _TRIES = 4

@@ -14,6 +14,8 @@ from hvdlite.mesh import Coordinates, Mesh, mesh
 from hvdlite.objects import allgather_object
 from parallel.scenarios import make_tests, run_all, sizes
 
+PRELOAD = ("numpy",)
+
 SHAPES = [(dp, tp, pp) for dp, tp, pp in itertools.product((1, 2, 4, 8), repeat=3)]
 
 

@@ -12,6 +12,8 @@ from harness import run_world
 from hvdlite.errors import ArgumentError, MismatchError
 from parallel.scenarios import make_tests, run_all, sizes
 
+PRELOAD = ("numpy",)
+
 DTYPES = ["uint8", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 
 

@@ -26,6 +26,8 @@ from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.world import make_world
 from patience import wait_until
 
+PRELOAD = ("numpy",)
+
 NP = 3
 TURNS = 5
 

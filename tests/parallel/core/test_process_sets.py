@@ -21,6 +21,8 @@ from hvdlite.objects import allgather_object, broadcast_object
 from parallel.scenarios import make_tests, on_hosts, run_all
 from patience import Stopwatch
 
+PRELOAD = ("numpy",)
+
 
 def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
     return pytest.raises(kind, match=text)

@@ -19,6 +19,8 @@ from launcher import run_launcher
 from patience import wait_until
 from trace_rows import Merged, Span, read_merged
 
+PRELOAD = ("numpy",)
+
 PHASES = ["queue", "negotiate", "wait for batch", "allreduce"]
 STEPS = 4
 NAMES = [f"layer{i}.weight" for i in range(5)]
