@@ -151,6 +151,12 @@ def test_replica_check_is_measured_beside_the_same_steps_without_it() -> None:
     assert row["check_ms"] > 0 and row["watched_ratio"] > 0
 
 
+def test_memory_of_the_ranks_is_measured() -> None:
+    options = ("--np", "2", "--model", "transformer", "--memory")
+    [row] = forked_rows_of("step.py", *options)  # the first of five jobs
+    assert row["kind"] == "alone" and row["pss_mib"] > 0
+
+
 def test_modes_print_a_row_for_each_mode_and_delay() -> None:
     rows = forked_rows_of("modes.py", "--np", "2")
     delays = ("hiccup", "tail", "slow")
