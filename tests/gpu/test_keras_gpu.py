@@ -61,8 +61,7 @@ def results() -> list[RankResult]:
     return run_world(2, equality, env=environment)
 
 
-@pytest.mark.parametrize("dtype", test_keras_equality.BOUNDS)
-@pytest.mark.parametrize("optimizer", test_keras_equality.OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "dtype"), test_keras_equality.PAIRS["torch"])
 def test_fit_equals_one_process(results: list[RankResult], optimizer: str, dtype: str) -> None:
     assert {result.value[0] for result in results} == {"cuda:0"}
     told = [dataclasses.replace(result, value=result.value[1]) for result in results]
