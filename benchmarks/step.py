@@ -51,12 +51,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as gloo
 from gloo_ranks import join_gloo, slowest
+from light_rank import footprint
 from step_models import MODELS
 from torch import nn
 from workers import add_common_arguments, print_row, run_on_hosts, run_ranks
@@ -71,6 +71,7 @@ QUICK_STEPS_PER_TURN = 1
 CHECK_STEPS = 100
 CHECK_ROUNDS = 7
 MEMORY_STEPS = 3
+KINDS = ("alone", "hvdlite", "sharded", "one_copy", "ddp")  # of contestants, for --memory
 
 
 @dataclass
@@ -142,10 +143,10 @@ def main() -> int:
         passed_on += ["--optimizer", arguments.optimizer]
         passed_on += ["--together"] * arguments.together
         passed_on += ["--modes"] * arguments.modes + ["--check-replicas"] * arguments.check_replicas
-        models = [arguments.model] if arguments.model else []
-        each = [["--model", model] for model in models] or [[]]
+        models = [arguments.model] if arguments.model else [*MODELS]
+        each = [["--model", *models] if arguments.model else []]
         if arguments.memory:
-            each = [["--model", one, "--only", kind] for one in models or MODELS for kind in KINDS]
+            each = [["--model", one, "--only", kind] for one in models for kind in KINDS]
         ends = [start(arguments, [*passed_on, *more]) for more in each]
         return next((status for status in ends if status), 0)
     measure_all(arguments)
@@ -284,9 +285,6 @@ def sharded(
     return contestants
 
 
-KINDS = ("alone", "hvdlite", "sharded", "one_copy", "ddp")
-
-
 def measure_memory(name: str, optimizer: str, kind: str) -> None:
     """Train one kind of contestant for some steps, and print the memory of all ranks on rank 0."""
     import hvdlite.torch as hvd
@@ -305,9 +303,8 @@ def measure_memory(name: str, optimizer: str, kind: str) -> None:
     for _ in range(MEMORY_STEPS):
         contestant.step(make_batch())
     hvd.barrier()
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    kib = int(rollup.split("Pss:")[1].split()[0])
-    pss = hvd.allreduce(torch.tensor(kib / 1024, dtype=torch.float64), op=hvd.Sum)
+    own_mib = torch.tensor(footprint()["pss_mib"], dtype=torch.float64)
+    pss = hvd.allreduce(own_mib, op=hvd.Sum)
     if hvd.rank() == 0:
         row = {"benchmark": "step_memory", "model": name, "optimizer": optimizer, "kind": kind}
         print_row({**row, "np": hvd.size(), "pss_mib": round(float(pss))})

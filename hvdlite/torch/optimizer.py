@@ -431,7 +431,8 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
 def _check_options(
     optimizer: Any, compression: Any, late: Any, reduce_in: str, modes: dict[Mode, bool]
 ) -> None:
-    if isinstance(compression, type) and dataclasses.is_dataclass(compression):
+    has_options = isinstance(compression, type) and dataclasses.is_dataclass(compression)
+    if has_options and compression in vars(Compression).values():
         raise ArgumentError(f"make the compression: hvd.Compression.{compression()}, with brackets")
     if late is not None and not isinstance(late, Late):
         raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")

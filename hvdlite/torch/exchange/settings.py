@@ -65,11 +65,9 @@ def modes_of(
     **_: Any,
 ) -> dict[Mode, bool]:
     """Return the modes that arguments of `DistributedOptimizer` choose, for `check_together`."""
-    kind = compression if isinstance(compression, type) else type(compression)
-    mode = vars(kind).get("mode")  # A subclass may do something else.
     return {
         **ops.modes_of_op(op),
-        **({} if mode is None else {mode: True}),
+        **_mode_of_compression(compression),
         Mode.PASSES: ops.check_passes(backward_passes_per_step) > 1,
         Mode.WEIGHT: weight is not None,
         Mode.BUCKET_VIEW: gradient_as_bucket_view,
@@ -80,3 +78,12 @@ def modes_of(
         Mode.PROCESS_SET: process_set is not global_process_set,
         Mode.ELASTIC: basics.in_elastic_job(),
     }
+
+
+def _mode_of_compression(compression: Any) -> dict[Mode, bool]:
+    """Return the mode that only this compression of hvdlite's is of, if there is one."""
+    # A class that is derived from ours may do something else. Objects, such as powersgd(), inherit
+    # what theirs does. A user's own compressor may have anything as its attribute `mode`.
+    is_class = isinstance(compression, type)
+    mode = vars(compression).get("mode") if is_class else getattr(compression, "mode", None)
+    return {mode: True} if isinstance(mode, Mode) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import itertools
@@ -197,6 +198,43 @@ def scenario_every_pair() -> None:
     assert refused > 50 and accepted > 200, (refused, accepted)
     for one in alone:
         hvd.remove_process_set(one)
+
+
+class Plain(hvd.Compressor):
+    """Sends tensors as they are. A user may call an attribute as our compressors do."""
+
+    mode = "fast"
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+@dataclasses.dataclass
+class WithOptions(Plain):
+    """One whose class works as well as its objects."""
+
+    share: float
+
+
+class OfPowerSGD(type(hvd.Compression.powersgd())):  # type: ignore[misc]
+    """A class of a user's that does what PowerSGD does."""
+
+
+def scenario_compressors_of_users_are_of_no_mode_unless_they_do_what_ours_does() -> None:
+    for compression in (Plain, Plain(), WithOptions, WithOptions(0.5)):
+        model = Model(sparse=False)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, compression=compression)
+        step(model, optimizer, {Mode.SUM})
+        assert model.linear.bias.grad is not None
+    sgd = torch.optim.SGD(Model(sparse=False).parameters(), lr=0.1)
+    with pytest.raises(hvd.ArgumentError, match="Compression.powersgd cannot be combined with op="):
+        hvd.DistributedOptimizer(sgd, op=hvd.Sum, compression=OfPowerSGD())
 
 
 def scenario_messages_have_one_code_and_one_form() -> None:
