@@ -167,6 +167,7 @@ def scenario_settings_that_disagree_are_named() -> None:
         ({"backward_passes_per_step": 2}, "has another backward_passes_per_step"),
         ({"compression": hvd.Compression.fp16}, "compresses gradients"),
         ({"weight": 2.0}, "weighs the ranks"),
+        ({"late": hvd.Late()}, "uses gradients of other steps"),
         ({"reduce_in": "step"}, r"reduces in step\(\)"),
     ):
         params = weights(3)
