@@ -44,7 +44,7 @@ demo: $(DONE)/core $(DONE)/demo
 	$(IN_VENV) hvdlite-run --report demo-output/report.html -np 2 python examples/torch_digits.py --compare
 
 demo-keras: $(DONE)/core $(DONE)/demo-keras
-	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py --compare
+	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py --compare --width 4 --epochs 10
 
 demo-elastic: $(DONE)/core $(DONE)/demo
 	$(IN_VENV) python examples/elastic_demo.py
@@ -103,6 +103,7 @@ bench: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python benchmarks/timeline.py
 	$(IN_VENV) python benchmarks/autotune.py
 	$(IN_VENV) python benchmarks/tensorflow_ops.py
+	$(IN_VENV) python benchmarks/keras_step.py
 	$(IN_VENV) python benchmarks/transfers.py
 	$(IN_VENV) python benchmarks/live.py
 	$(IN_VENV) python benchmarks/blame.py

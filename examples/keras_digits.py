@@ -4,7 +4,8 @@
     KERAS_BACKEND=torch hvdlite-run -np 2 python examples/keras_digits.py
 
 The global batch is the same on any number of ranks, and so is the loss curve after the warm-up.
-With --compare, rank 0 first trains alone on whole batches, at the same learning rates.
+With --compare, rank 0 first trains alone on whole batches, at the same learning rates. With
+--width 4 a step has more to compute, as in larger models.
 """
 
 import argparse
@@ -52,12 +53,12 @@ class Share(keras.utils.PyDataset):
         self.epoch += 1
 
 
-def make_model(optimizer: keras.Optimizer) -> keras.Model:
+def make_model(optimizer: keras.Optimizer, width: int = 1) -> keras.Model:
     keras.utils.set_random_seed(0)
     convolution = {"kernel_size": 3, "padding": "same", "activation": "relu"}
     layers = [
-        *(keras.Input((8, 8, 1)), keras.layers.Conv2D(16, **convolution)),
-        *(keras.layers.Conv2D(32, **convolution), keras.layers.MaxPooling2D()),
+        *(keras.Input((8, 8, 1)), keras.layers.Conv2D(16 * width, **convolution)),
+        *(keras.layers.Conv2D(32 * width, **convolution), keras.layers.MaxPooling2D()),
         *(keras.layers.Flatten(), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)),
     ]
     model = keras.Sequential(layers)
@@ -81,6 +82,7 @@ def train(model: keras.Model, data: Share, epochs: int, callbacks: list) -> tupl
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="train on handwritten digits with Keras")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--width", type=int, default=1, help="so many times as many filters")
     parser.add_argument("--compare", action="store_true", help="rank 0 also trains alone, first")
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     arguments = parser.parse_args()
@@ -88,10 +90,11 @@ if __name__ == "__main__":
     images, labels = load()
     curves, alone_rate = {}, math.nan
     if arguments.compare and hvd.rank() == 0:
-        alone = make_model(keras.optimizers.Adam(LEARNING_RATE))
+        alone = make_model(keras.optimizers.Adam(LEARNING_RATE), arguments.width)
         whole = Share(images[TEST_IMAGES:], labels[TEST_IMAGES:], 0, 1)
         curves["1 rank, alone"], alone_rate = train(alone, whole, arguments.epochs, [])
-    model = make_model(hvd.DistributedOptimizer(keras.optimizers.Adam(LEARNING_RATE)))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(LEARNING_RATE))
+    model = make_model(optimizer, arguments.width)
     callbacks = [hvd.callbacks.MetricAverageCallback()]
     callbacks.append(hvd.callbacks.BroadcastGlobalVariablesCallback(0))
     if hvd.rank() == 0:

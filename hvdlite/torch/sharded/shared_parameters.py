@@ -51,9 +51,12 @@ class _Shared:
 
     def __init__(self, param: torch.Tensor, memory: mmap.mmap, begin: int) -> None:
         flat = torch.frombuffer(memory, dtype=param.dtype, count=param.numel(), offset=begin)
+        size = param.element_size()
+        middle = begin + param.numel() // 2 * size
         self._param = param
         self._view = Place(param, flat).view
-        self.element = flat[param.numel() // 2]
+        self._memory = memory
+        self._middle = slice(middle, middle + size)
 
     def fill(self) -> None:
         """Copy this rank's values into the memory."""
@@ -73,6 +76,10 @@ class _Shared:
         """Return whether the parameter lies there."""
         return bool(self._param.data_ptr() == self._view.data_ptr())
 
+    def element(self) -> bytes:
+        """Return the bytes of the element in the middle."""
+        return self._memory[self._middle]
+
 
 class SharedParameters:
     """The parameters of one optimizer on one host. Used by the training thread."""
@@ -91,7 +98,7 @@ class SharedParameters:
         self._names = names  # The parameters have these names.
         self._first = members[0]
         self._shared: dict[torch.Tensor, _Shared] = {}
-        self._left: dict[torch.Tensor, bytes] = {}  # The last step has left these elements.
+        self._left: list[bytes] = []  # The last step has left these elements of `_shared`.
 
     @property
     def _is_first(self) -> bool:
@@ -110,13 +117,13 @@ class SharedParameters:
         with torch.no_grad():
             self._bring_back()
             self._together("after", [])
-            self._left = self._elements()
+        self._left = [one.element() for one in self._shared.values()]
 
     def unshare(self) -> None:
         """Give this rank copies of its own, until the next step."""
         for one in self._shared.values():
             one.unsettle()
-        self._shared, self._left = {}, {}
+        self._shared, self._left = {}, []
 
     def _together(self, when: str, changed: Sequence[str]) -> bool:
         """Wait for all ranks; return whether one of them has parameters that are not shared."""
@@ -173,7 +180,7 @@ class SharedParameters:
         self._tell({})
         for one in moved.values():
             one.settle()
-        self._shared = moved
+        self._shared, self._left = moved, []  # A step that fails leaves no elements.
         _give_back_free_memory()
 
     def _map(self, size: int) -> mmap.mmap:
@@ -216,23 +223,11 @@ class SharedParameters:
 
     def _changed(self) -> list[str]:
         """List the parameters that somebody has changed since the last step."""
-        present = self._elements() if self._left else {}
         return [
             self._names.get(param, "a parameter")
-            for param, element in self._left.items()
-            if present[param] != element
+            for (param, one), left in zip(self._shared.items(), self._left, strict=False)
+            if one.element() != left
         ]
-
-    def _elements(self) -> dict[torch.Tensor, bytes]:
-        kinds: dict[torch.dtype, dict[torch.Tensor, torch.Tensor]] = {}
-        for param, one in self._shared.items():
-            kinds.setdefault(param.dtype, {})[param] = one.element
-        found: dict[torch.Tensor, bytes] = {}
-        for kind, elements in kinds.items():
-            data = torch.stack(list(elements.values())).view(torch.uint8).numpy().tobytes()
-            size = kind.itemsize
-            found |= {param: data[i * size :][:size] for i, param in enumerate(elements)}
-        return found
 
 
 def _give_back_free_memory() -> None:

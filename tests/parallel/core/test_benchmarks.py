@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from harness import base_environment, run_world
 
 PRELOAD = ("torch._dynamo",)
+TENSORFLOW = ("keras", "tensorflow")
 pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -65,19 +67,22 @@ def be_rank(script: str, store: str, arguments: list[str]) -> None:
     run_script(script, "--worker", "--store", store, *arguments)
 
 
-def forked_rows_of(script: str, *arguments: str) -> list[dict[str, Any]]:
+def forked_rows_of(
+    script: str, *arguments: str, preload: Sequence[str] = PRELOAD
+) -> list[dict[str, Any]]:
     """Do what `rows_of` does, but fork the driver and the ranks."""
     (driver,) = run_world(1, ranks_asked_for, script, "--quick", *arguments)
     ranks, passed_on = driver.value
     with tempfile.TemporaryDirectory() as folder:
         env = {"GLOO_SOCKET_IFNAME": "lo"}
-        results = run_world(ranks, be_rank, script, f"{folder}/store", passed_on, env=env)
+        own = script, f"{folder}/store", passed_on
+        results = run_world(ranks, be_rank, *own, env=env, preload=preload)
     return [json.loads(line) for line in results[0].stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def allreduce_rows() -> list[dict[str, Any]]:
-    return rows_of("allreduce.py", "--np", "2", "--fp16")
+    return forked_rows_of("allreduce.py", "--np", "2", "--fp16")
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +160,22 @@ def test_memory_of_the_ranks_is_measured() -> None:
     options = ("--np", "2", "--model", "transformer", "--memory")
     [row] = forked_rows_of("step.py", *options)  # the first of five jobs
     assert row["kind"] == "alone" and row["pss_mib"] > 0
+
+
+def test_keras_steps_are_measured_beside_ranks_that_only_meet() -> None:
+    (row,) = forked_rows_of("keras_step.py", "--np", "2", preload=TENSORFLOW)
+    assert row["model"] == "digits" and row["hvdlite_to_barrier"] > 0
+    for contestant in ("silent", "barrier", "hvdlite"):
+        assert row[f"{contestant}_ms"] > 0
+
+
+def test_operations_and_steps_of_tensorflow_are_measured() -> None:
+    (row,) = forked_rows_of("tensorflow_ops.py", preload=TENSORFLOW)
+    assert row["tensors"] == 161 and row["hvdlite_us_per_tensor"] > 0
+    step = ["--mode", "hvdlite", "--quick"]
+    results = run_world(2, be_rank, "tensorflow_ops.py", "", step, preload=TENSORFLOW)
+    (medians,) = map(json.loads, results[0].stdout.splitlines())
+    assert medians["compute"] > 0 and medians["hvdlite"] > 0
 
 
 def test_modes_print_a_row_for_each_mode_and_delay() -> None:

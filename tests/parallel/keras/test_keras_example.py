@@ -54,6 +54,6 @@ def test_two_ranks_learn_what_one_learns(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_launcher(backend: str, tmp_path: Path) -> None:
-    output, curves = run(backend, 1, tmp_path, "--epochs", "2")
+    output, curves = run(backend, 1, tmp_path, "--epochs", "2", "--width", "2")
     assert re.search(r"[\d,]+ samples/s on 1 rank\(s\)$", output.strip()), output
     assert len(curves["1 rank(s), hvdlite"]) == 2
