@@ -18,7 +18,7 @@ from hvdlite.launch.process.orphan_reaper import processes_with
 from launch.marked import DEAF_SLEEPER
 from launcher import run_launcher
 from multihost.bed import end, finish, python
-from patience import Stopwatch, wait_until
+from patience import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -154,16 +154,6 @@ def test_rank_deaf_to_sigterm_dies_after_the_grace(start: Callable[..., Allocati
     assert status == 143
     assert time.monotonic() - asked >= 1
     assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1, 2, 3\n")
-
-
-def test_launcher_that_is_killed_leaves_nothing(start: Callable[..., Allocation]) -> None:
-    job = start(*STEPPER)
-    job.wait_until(b"begins at", 4)
-    (launcher,) = job.processes(b"hvdlite.launch", b"srun", b"--via")[-1:]
-    os.kill(launcher, signal.SIGKILL)
-    watch = Stopwatch()
-    job.assert_nothing_is_left()
-    assert watch.seconds() < 45
 
 
 def test_agent_that_is_killed_names_its_host(start: Callable[..., Allocation]) -> None:

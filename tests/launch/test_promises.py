@@ -47,6 +47,15 @@ os.write(1, b"ready\\n")
 while True:
     time.sleep(0.05)
 """
+# The last rank asks for another job that goes on from here.
+ENDS = """
+import os, sys, time
+print("ready", flush=True)
+while not os.path.exists(os.path.join(os.environ["TEST_FOLDER"], "end")):
+    time.sleep(0.02)
+number = os.environ.get("HVDLITE_WORKER") or os.environ["HVDLITE_RANK"]
+sys.exit(75 if number == "2" else 0)
+"""
 TALKER = """
 import itertools, signal, sys
 def complain(*_):
@@ -62,7 +71,7 @@ class Jobs:
 
     def __init__(self, kind: str, hosts: str, folder: Path) -> None:
         self._flags = (*KINDS[kind], *HOSTS[hosts])
-        self._env = {"OMP_NUM_THREADS": "1"}
+        self._env = {"OMP_NUM_THREADS": "1", "TEST_FOLDER": str(folder)}
         if hosts == "ssh":
             self._env["PATH"] = fake_ssh(folder)
         self.kind = kind
@@ -152,3 +161,13 @@ def test_reader_that_goes_away_ends_the_job_quietly(jobs: Jobs) -> None:
         assert job.alive() == []
     assert "has died" not in stderr
     assert "Traceback" not in stderr
+
+
+def test_status_is_75_if_a_rank_stops_and_the_others_end_well(jobs: Jobs, tmp_path: Path) -> None:
+    with jobs.start(ENDS) as job:
+        job.wait_until_ready(3)
+        (tmp_path / "end").touch()
+        status, _, stderr, _ = job.finish()
+    assert status == 75, stderr
+    who = "worker 2" if jobs.kind != "fixed" else "rank 2"
+    assert f"{who} stopped by request (exit status 75)" in stderr

@@ -251,9 +251,8 @@ class ElasticRun(Run):
         """Show how the job ended, and return it."""
         policy = self._policy
         policy.take_events()
-        status = supervisor.conclude()
-        if policy.strangers:
-            status = status_of_strangers(self.what, False, self.console)
+        joined = not policy.strangers
+        status = supervisor.conclude() or status_of_strangers(self.what, joined, self.console)
         return Outcome(status, supervisor.root, supervisor.results, policy.members)
 
 
