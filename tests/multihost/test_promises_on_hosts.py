@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from clusters.conftest import slurm
 from clusters.slurm import Slurm
 from harness import base_environment
 from hvdlite.launch.process.orphan_reaper import processes_with
@@ -27,6 +28,7 @@ from patience import Stopwatch, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
+__all__ = ["slurm"]  # pytest finds this fixture here.
 WAYS = ("ssh", "srun", "nodes")
 
 
@@ -178,7 +180,9 @@ def test_silent_host_ends_the_job_and_its_own_ranks(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "way", "code"), [("elastic", "nodes", ELASTIC), ("servers", "ssh", SLEEPER)]
+    ("kind", "way", "code"),
+    [("elastic", "nodes", ELASTIC), ("servers", "ssh", SLEEPER)],
+    ids=["elastic by nodes", "servers by ssh"],
 )
 def test_silent_host_is_named_and_the_others_go_on(
     start: Start, kind: str, way: str, code: str
