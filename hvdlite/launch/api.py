@@ -214,6 +214,8 @@ def _hosts(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
             return read_hostfile(Path(hostfile).read_text(), str(hostfile))
     except HostsError as error:
         raise ArgumentError(str(error)) from None
+    except UnicodeDecodeError:
+        raise ArgumentError(f"hostfile {hostfile}: this is not a text file") from None
     return []
 
 

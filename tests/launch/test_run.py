@@ -175,6 +175,7 @@ def test_result_that_cannot_be_pickled_is_an_error() -> None:
         ({"hosts": "a;b:2"}, "is not a name of a host"),
         ({"np": 3, "hosts": "localhost:2"}, "3 ranks are more than the 2 slots"),
         ({"hosts": "a", "hostfile": "b"}, "give one of them"),
+        ({"hostfile": sys.executable}, "hostfile .*: this is not a text file"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:
