@@ -58,6 +58,31 @@ def scenario_same_bits_as_unsharded() -> None:
         assert_same_bits(ours, theirs)
 
 
+def scenario_every_optimizer_of_torch_gives_the_bits_of_unshared_parameters() -> None:
+    # LBFGS searches with all parameters, and SparseAdam has a scenario of its own.
+    optim = torch.optim
+    left_out = (optim.Optimizer, optim.LBFGS, optim.SparseAdam)
+    kinds = [one for one in vars(optim).values() if isinstance(one, type) and one not in left_out]
+    assert len(kinds) > 10
+    for kind in kinds:
+        trained = []
+        for share in ({}, {"share_parameters": True}):
+            torch.manual_seed(0)
+            # Muon takes matrices alone.
+            model = nn.Sequential(*(nn.Linear(5, 5, bias=False) for _ in range(4)))
+            plain = kind(model.parameters(), lr=0.05)
+            make = hvd.ShardedOptimizer if share else hvd.DistributedOptimizer
+            optimizer = make(plain, model.named_parameters(), **share)
+            for step in range(4):
+                optimizer.zero_grad()
+                model(torch.full((2, 5), 1.0 + hvd.rank() + step)).square().mean().backward()
+                optimizer.step()
+            trained.append([*model.parameters()])
+        assert all(map(torch.equal, *trained)), kind
+        torch.manual_seed(0)
+        assert not torch.equal(trained[0][0], nn.Linear(5, 5, bias=False).weight), kind
+
+
 def scenario_a_host_has_one_copy_of_parameters_and_state() -> None:
     model = Model()
     optimizer = sharded(MAKES["AdamW"], model, share_parameters=True)
