@@ -76,17 +76,25 @@ def straggler(figures: Figures) -> Straggler | None:
     one = max(figures.ranks, key=lambda rank: rank.last)
     if one.last < STRAGGLER_SHARE or _gain(figures, [one]) < STRAGGLER_COST * figures.step:
         return None
-    if one.late_between >= one.late_backward:
-        phase = "the exchange" if _gets_late(figures, [one]) else "data or forward"
-        return Straggler(one.rank, phase, one.late_between, one.last)
-    return Straggler(one.rank, "backward", one.late_backward, one.last)
+    if one.late_between < one.late_backward:
+        return Straggler(one.rank, "backward", one.late_backward, one.last)
+    if _is_behind_a_link(figures, [one]):
+        return Straggler(one.rank, "the exchange", one.late_between, one.last)
+    # Its data is not why it is late, if its exchange is: other programs have taken its core.
+    if one.last < SAME_RANK and is_preempted(one) and _gets_late(figures, [one]):
+        return None
+    return Straggler(one.rank, "data or forward", one.late_between, one.last)
+
+
+def _is_behind_a_link(figures: Figures, suspects: list[RankFigures]) -> bool:
+    """Return whether a slow link is why ranks are late."""
+    # On one host there is no link, and an exchange whose thread waits for a core takes long, too.
+    possible = len(_hosts(figures)) > 1 and not any(is_preempted(rank) for rank in suspects)
+    return possible and _gets_late(figures, suspects)
 
 
 def _gets_late(figures: Figures, suspects: list[RankFigures]) -> bool:
     """Return whether ranks are late because their gradients come later than those of the others."""
-    # On one host there is no link, and an exchange whose thread waits for a core takes long, too.
-    if len(_hosts(figures)) < 2 or any(is_preempted(rank) for rank in suspects):
-        return False
     others = [rank.exchange for rank in figures.ranks if rank not in suspects]
     late = max(suspects, key=lambda rank: rank.last)
     longer = min(rank.exchange for rank in suspects) - statistics.median(others)
@@ -210,7 +218,7 @@ def _late(figures: Figures) -> Iterator[Finding]:
         )
     elif slow is not None:
         host, share = slow
-        by_link = _gets_late(figures, _of_host(figures, host))
+        by_link = _is_behind_a_link(figures, _of_host(figures, host))
         yield Finding(
             "slow link" if by_link else "slow host",
             f"the ranks on {host} hold the others up: one of them is the last in {percent(share)} "

@@ -44,3 +44,13 @@ def test_one_host_has_no_link_and_a_rank_without_a_core_is_not_behind_one() -> N
     for ranks in (together, waiting):
         findings = find(replace(late, ranks=tuple(ranks)))
         assert all(one.rule != "slow link" for one in findings), findings
+
+
+@pytest.mark.parametrize(("last", "rule"), [(0.73, "slow host"), (0.9, "straggler")])
+def test_data_is_not_blamed_where_a_rank_without_a_core_exchanges_longer(
+    last: float, rule: str
+) -> None:
+    late = with_exchange(late_job(last=last), 0.04, 0.05, 0.06)
+    ranks = (*late.ranks[:2], replace(late.ranks[2], core_wait=0.16, cpu=0.02))
+    rules = [one.rule for one in find(replace(late, ranks=ranks))]
+    assert rule in rules and len({"slow host", "slow link", "straggler"}.intersection(rules)) == 1
