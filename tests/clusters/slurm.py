@@ -114,11 +114,15 @@ class Slurm:
         )
 
     def start(
-        self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | str = "/tmp"
+        self,
+        *command: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str = "/tmp",
+        host: int = 0,
     ) -> subprocess.Popen[bytes]:
-        """Start a client of the cluster on its first node; the caller ends it."""
+        """Start a client of the cluster on one of its nodes; the caller ends it."""
         return subprocess.Popen(
-            self.hosts.inside(0, "env", "-C", str(cwd), *command),
+            self.hosts.inside(host, "env", "-C", str(cwd), *command),
             env={**(os.environ if env is None else env), "SLURM_CONF": str(self._config)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,13 +56,11 @@ class Job:
         else:
             where = ("--nodes", "2", "--meet", "node1:23456", "--node-rank")
             self.started = [
-                subprocess.Popen(
-                    self.hosts.inside(node, *run, *where, str(node), "-np", str(ranks), *last),
+                slurm.start(
+                    *(*run, *where, str(node), "-np", str(ranks), *last),
                     env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
+                    cwd=folder,
+                    host=node,
                 )
                 for node, ranks in ((0, 2), (1, 1))
             ]
