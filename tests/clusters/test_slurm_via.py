@@ -110,18 +110,6 @@ def test_without_an_allocation_it_says_what_to_do() -> None:
     assert "--via srun: SLURM_JOB_NODELIST is not set; run hvdlite-run in an" in done.stderr
 
 
-def test_rank_that_is_killed_gives_the_usual_report(start: Callable[..., Allocation]) -> None:
-    job = start(*STEPPER)
-    job.wait_until(b"begins at", 4)
-    (victim,) = processes_with(job.mark, "HVDLITE_RANK=3")
-    os.kill(victim, signal.SIGKILL)
-    status, _, stderr, seconds = job.finish()
-    assert status == 137
-    assert seconds <= 10
-    assert "hvdlite-run: rank 3 (host node2, pid " in stderr
-    assert ") failed first: killed by SIGKILL" in stderr
-
-
 def test_signal_stops_all_ranks_at_one_step(
     start: Callable[..., Allocation], tmp_path: Path
 ) -> None:
@@ -156,16 +144,6 @@ def test_rank_deaf_to_sigterm_dies_after_the_grace(start: Callable[..., Allocati
     assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1, 2, 3\n")
 
 
-def test_agent_that_is_killed_names_its_host(start: Callable[..., Allocation]) -> None:
-    job = start(*STEPPER)
-    job.wait_until(b"begins at", 4)
-    (agent,) = agents(job)
-    os.kill(agent, signal.SIGKILL)
-    status, _, stderr, _ = job.finish()
-    assert status != 0
-    assert "(host node2, pid " in stderr
-
-
 def test_python_that_is_missing_there(start: Callable[..., Allocation]) -> None:
     status, _, stderr, _ = start("--remote-python", "/no/such/python", *python(SHOW)).finish()
     assert status == 1
@@ -180,33 +158,6 @@ def agents(job: Allocation) -> list[int]:
         for pid in job.processes(b"hvdlite.launch.agent", b"-m")
         if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     ]
-
-
-def test_elastic_job_survives_a_worker(start: Callable[..., Allocation]) -> None:
-    code = (
-        "import os, signal\n"
-        "from hvdlite import basics\n"
-        "from hvdlite.elastic.run import run\n"
-        "from hvdlite.elastic.state import ObjectState\n"
-        "from hvdlite.objects import broadcast_object\n"
-        "basics.init()\n"
-        "state = ObjectState(broadcast_object, basics.rank, step=0)\n"
-        "@run\n"
-        "def train(state):\n"
-        "    while state.step < 60:\n"
-        "        broadcast_object(state.step)\n"
-        "        if state.step == 30 and os.environ['HVDLITE_WORKER'] == '3':\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        state.step += 1\n"
-        "        if state.step % 5 == 0: state.check_host_updates()\n"
-        "train(state)\n"
-        "print('done with', basics.size(), flush=True)\n"
-    )
-    job = start("--min-np", "3", "--max-np", "4", *python(code))
-    status, stdout, stderr, _ = job.finish()
-    assert status == 0, stderr
-    assert stdout.count("done with") >= 3, stdout
-    assert "worker 3 (host node2" in stderr
 
 
 def test_node_mode_as_a_step_with_one_task_on_each_node(slurm: Slurm, tmp_path: Path) -> None:

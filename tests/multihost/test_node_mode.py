@@ -329,17 +329,6 @@ def test_node_that_is_stopped(nodes: Nodes) -> None:
 
 
 @pytest.mark.long
-def test_launcher_that_is_killed(nodes: Nodes) -> None:
-    nodes.start_all(*python(FOREVER))
-    nodes.wait_until_ready(5)
-    nodes.signal(0, signal.SIGKILL)
-    statuses, _, stderrs = nodes.finish()
-    assert statuses[1:] == [1, 1]
-    for node in (1, 2):
-        assert f"node {node} of 3 has lost node 0 at node1:23456: it has hung up" in stderrs[node]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_on_any_node_ends_the_job_everywhere(nodes: Nodes, node: int, number: int) -> None:

@@ -7,6 +7,7 @@ hvdlite-run is started on each of them. `launch.test_promises` has the rows on o
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import sys
@@ -29,6 +30,14 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 __all__ = ["slurm"]  # pytest finds this fixture here.
 WAYS = ("ssh", "srun", "nodes")
+WAITS = """
+import os, time
+print("ready", flush=True)
+while not os.path.exists(os.path.join(os.environ["TEST_FOLDER"], "end")):
+    time.sleep(0.02)
+"""
+# Programs that go on without the last rank where their kind of job does, until there is a file.
+LASTING = {"fixed": WAITS, "elastic": ELASTIC, "servers": WAITS}
 
 
 class Job:
@@ -36,6 +45,7 @@ class Job:
 
     def __init__(self, slurm: Slurm, kind: str, way: str, folder: Path, code: str) -> None:
         self.hosts = slurm.hosts
+        self._way = way
         self.noun = "workers" if kind == "elastic" else "ranks"
         self._mark = f"TEST_MARK={folder}"
         env = base_environment() | {
@@ -88,6 +98,16 @@ class Job:
         (launcher,) = [pid for pid in self.alive() if is_launcher(pid)]
         os.kill(launcher, number)
 
+    def kill_agent(self) -> None:
+        """Kill what starts and watches the ranks of the second host there."""
+        if self._way == "nodes":
+            found, words = self.alive(), ("--node-rank", "1")
+        else:
+            module = "hvdlite.launch.agent"
+            found, words = self.hosts.processes(1, module), ("-m", module)
+        (agent,) = [pid for pid in found if runs(pid, *words)]
+        os.kill(agent, signal.SIGKILL)
+
     def finish(self) -> tuple[list[int], str, str, float]:
         """Wait for the end; return the statuses of all nodes, and what the first one has shown."""
         ended = [finish(one) for one in self.started]
@@ -96,12 +116,19 @@ class Job:
 
 def is_launcher(pid: int) -> bool:
     """Return whether a process is hvdlite-run, and in node mode that of node 0."""
+    return runs(pid, *DRIVER) and not runs(pid, "--node-rank", "1")
+
+
+def runs(pid: int, *words: str) -> bool:
+    """Return whether a process is Python whose command line has these words in turn."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         return False  # It has ended.
-    other_node = ["--node-rank", "1"] in [command[i : i + 2] for i in range(len(command))]
-    return command[:2] == [sys.executable, *DRIVER] and not other_node
+    places = range(len(command))
+    return command[0] == sys.executable and list(words) in [
+        command[i : i + len(words)] for i in places
+    ]
 
 
 Start = Callable[..., Job]
@@ -148,8 +175,10 @@ def test_death_of_the_launcher_ends_ranks_and_their_children(
     watch = Stopwatch()
     wait_until(lambda: not job.alive(), "the end of all processes of the job")
     assert watch.seconds() <= 4.0
-    statuses, _, _, _ = job.finish()
-    assert statuses[1:] == [1] * (way == "nodes")
+    _, *others = [finish(one) for one in job.started]
+    assert [status for status, _, _, _ in others] == [1] * (way == "nodes")
+    for _, _, stderr, _ in others:
+        assert "node 1 of 2 has lost node 0 at node1:23456: it has hung up" in stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,6 +190,39 @@ def test_status_is_75_if_a_rank_stops_and_the_others_end_well(
     (tmp_path / "end").touch()
     statuses, _, stderr, _ = job.finish()
     assert statuses == [75] * len(job.started), stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_rank_that_dies_is_named_and_ends_only_a_job_of_fixed_size(
+    start: Start, tmp_path: Path, kind: str, way: str
+) -> None:
+    job = start(kind, way, LASTING[kind])
+    (rank,) = job.hosts.processes(1, MARK)
+    os.kill(rank, signal.SIGKILL)
+    if kind != "fixed":
+        job.wait_for_stderr("worker 2 (host node2")
+        (tmp_path / "end").touch()
+    statuses, _, stderr, _ = job.finish()
+    assert statuses == [0 if kind != "fixed" else 137] * len(job.started), stderr
+    if kind == "fixed":
+        assert re.search(r"rank 2 \(host node2.*, pid \d+\) failed first: killed by SIG", stderr)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_connection_that_breaks_ends_only_a_job_of_fixed_size(
+    start: Start, tmp_path: Path, kind: str, way: str
+) -> None:
+    job = start(kind, way, LASTING[kind])
+    job.kill_agent()
+    if kind != "fixed":
+        job.wait_for_stderr("node2")
+        (tmp_path / "end").touch()
+    statuses, _, stderr, _ = job.finish()
+    assert statuses[0] == (0 if kind != "fixed" else 255), stderr
+    if kind == "fixed":
+        assert re.search(r"rank 2 \(host node2.* lost the connection to its host", stderr)
 
 
 # Each kind of job and each way has one row, since a host that is lost takes its time.

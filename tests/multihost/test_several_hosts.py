@@ -176,20 +176,6 @@ def test_killed_rank_of_another_host_is_named(
     assert "rank 1 died: its connections closed without a goodbye" in stderr
 
 
-@pytest.mark.long
-def test_exit_status_is_that_of_the_rank(end_of: EndOf) -> None:
-    code = (
-        "import os, sys, time\n"
-        "if os.environ['HVDLITE_RANK'] == '2':\n"
-        "    open(sys.argv[1], 'w').close(); sys.exit(7)\n"
-        "time.sleep(600)"
-    )
-    status, _, stderr, seconds = end_of(code)
-    assert status == 7
-    assert seconds <= 4.0
-    assert "rank 2 (host node3, pid " in stderr
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_to_the_launcher_ends_all_hosts(
     bed: Bed, start: Callable[..., subprocess.Popen[bytes]], number: int, status: int
@@ -210,28 +196,6 @@ def test_signal_to_the_launcher_ends_all_hosts(
 def signal_launcher(bed: Bed, number: int) -> None:
     (pid,) = bed.processes(0, "hvdlite.launch\0--ssh-config")
     os.kill(pid, number)
-
-
-def test_death_of_the_launcher_leaves_nothing_anywhere(
-    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    launcher = start()
-    signal_launcher(bed, signal.SIGKILL)
-    assert bed.seconds_until_gone() <= 4.0
-    launcher.wait()
-
-
-@pytest.mark.long
-def test_death_of_an_agent_ends_the_job(
-    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    launcher = start()
-    (agent,) = bed.processes(2, "hvdlite.launch.agent")
-    os.kill(agent, signal.SIGKILL)
-    status, _, stderr, seconds = finish(launcher)
-    assert status != 0
-    assert seconds <= 5.0
-    assert "lost the connection to its host" in stderr or "died: its connections closed" in stderr
 
 
 @pytest.mark.long

@@ -32,6 +32,8 @@ def main() -> None:
     # Python's handler would only note a SIGINT for later, and exec would lose it.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Ray starts the processes of a node with a blocked SIGINT, and the command would inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     die_with_parent(int(sys.argv[1]))
     command = sys.argv[2:]
     # Python ignores these two from its start, and the command would inherit that.

@@ -1,0 +1,165 @@
+"""The table of promises in docs/launch.md for jobs on Ray, of fixed size and elastic.
+
+A job with parameter servers does not run on Ray, whose ranks call a function, and have no exit
+status. `launch.test_promises` and `multihost.test_promises_on_hosts` have the rows elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from clusters.ray_clusters import cluster
+from harness import base_environment
+from multihost.bed import end, finish, python
+from patience import Stopwatch, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
+
+KINDS = {"fixed": {}, "elastic": {"min_np": 1, "max_np": 2}}
+# Each of two ranks has a child in its own group and one in another session. It writes their ids to
+# a file, and sleeps until the test ends it or lets it go on.
+PROGRAM = """
+import sys
+import hvdlite.ray
+
+def family(folder, deaf):
+    import os, pathlib, signal, subprocess, time
+    import hvdlite.numpy as hvd
+    hvd.init()
+    if deaf:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    pids = [os.getpid(), *(
+        subprocess.Popen(["sleep", "600"], start_new_session=session).pid
+        for session in (False, True)
+    )]
+    file = pathlib.Path(folder, f"ready.{os.getpid()}")
+    file.with_suffix(".part").write_text(" ".join(map(str, pids)))
+    file.with_suffix(".part").rename(file)
+    while not pathlib.Path(folder, "end").exists():
+        time.sleep(0.05)
+
+folder, deaf, settings = sys.argv[1], *map(eval, sys.argv[2:])
+hvdlite.ray.run(family, (folder, deaf), num_workers=2, **settings)
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The address of a cluster with 2 CPUs, set up as docs/ray.md says."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_process_group_cleanup_enabled", "1")
+        with cluster(cpus=2):
+            yield ray.get_runtime_context().gcs_address
+
+
+class Job:
+    """A program that calls `hvdlite.ray.run` with two ranks."""
+
+    def __init__(self, address: str, kind: str, folder: Path, deaf: bool) -> None:
+        self._folder = folder
+        self.program = subprocess.Popen(
+            python(PROGRAM, folder, deaf, KINDS[kind]),
+            env={**base_environment(), **os.environ, "RAY_ADDRESS": address},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        wait_until(lambda: len(self.families()) == 2 or self.program.poll() is not None, "ranks")
+        assert self.program.poll() is None, finish(self.program)
+
+    def families(self) -> list[list[psutil.Process]]:
+        """List, for each rank that has ever been ready, those of it and its children that live."""
+        texts = [path.read_text() for path in self._folder.glob("ready.*[0-9]")]
+        return [list(living(map(int, text.split()))) for text in texts]
+
+    def wait_until_gone(self) -> float:
+        """Wait until no rank and no child of one lives; return how many seconds this took."""
+        watch = Stopwatch()
+        wait_until(lambda: not any(self.families()), "the end of all ranks and their children")
+        return watch.seconds()
+
+    def let_end(self) -> None:
+        """Let the ranks return."""
+        (self._folder / "end").touch()
+
+
+def living(pids: Any) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(address: str, tmp_path: Path) -> Iterator[Start]:
+    """Start a job; at the end nothing may be left of it."""
+    jobs: list[Job] = []
+
+    def start_job(kind: str, deaf: bool = False) -> Job:
+        jobs.append(Job(address, kind, tmp_path, deaf))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        end(job.program)
+        job.wait_until_gone()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_ends_ranks_and_their_children(start: Start, kind: str) -> None:
+    job = start(kind)
+    job.program.send_signal(signal.SIGINT)
+    assert job.wait_until_gone() <= 10.0
+    _, _, stderr, _ = finish(job.program)
+    assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sigterm_ends_ranks_and_their_children(start: Start, kind: str) -> None:
+    job = start(kind)
+    job.program.send_signal(signal.SIGTERM)
+    assert job.wait_until_gone() <= 10.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_death_of_the_program_ends_ranks_and_their_children(start: Start, kind: str) -> None:
+    job = start(kind, deaf=True)
+    job.program.kill()
+    assert job.wait_until_gone() <= 4.0
+
+
+def test_death_of_a_rank_ends_a_job_of_fixed_size(start: Start) -> None:
+    job = start("fixed", deaf=True)
+    (rank, _, separate), _ = job.families()
+    rank.kill()
+    # Ray leaves a child of the dead rank that has a session of its own, as docs/ray.md says.
+    wait_until(lambda: sum(job.families(), []) == [separate], "the end of all others")
+    separate.kill()
+    status, _, stderr, _ = finish(job.program)
+    assert status == 1
+    assert f"(pid {rank.pid} on node 127.0.0.1) ended before its function returned" in stderr
+
+
+def test_elastic_job_outlives_the_death_of_a_rank(start: Start) -> None:
+    job = start("elastic", deaf=True)
+    first, second = job.families()
+    first[0].kill()
+    wait_until(lambda: not any(one.is_running() for one in first), "the end of its children")
+    assert all(one.is_running() for one in second)
+    job.let_end()
+    status, _, stderr, _ = finish(job.program)
+    assert status == 0, stderr
