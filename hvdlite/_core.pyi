@@ -176,8 +176,8 @@ class PendingOperations:
             None; "reason": why the world has ended.
         """
 
-    def deliver(self, cut: Mapping[int, int]) -> None:
-        """Hand out what some survivor has handed out: `cut` has the highest counts of commits."""
+    def deliver(self, commit_point: Mapping[int, int]) -> None:
+        """Hand out what some survivor has: `commit_point` has the highest counts of commits."""
 
     def process_sets(self, rank_of: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Return the sets of the next world; `rank_of`: by old rank, the new one, or -1."""

@@ -128,7 +128,9 @@ class Job:
             if message["mode"] == "resume":
                 for member in members:
                     model = self.workers[member]
-                    assert not model.alive or model.commits <= message["cut"]["0"], "cut too low"
+                    assert not model.alive or model.commits <= message["commit_point"]["0"], (
+                        "commit point too low"
+                    )
         elif kind == "go":
             self.check_go(self.worlds[message["epoch"]], message)
         elif kind == "gather":
@@ -146,7 +148,9 @@ class Job:
         assert len(message["clocks"]) == len(members)
         assert {m.connected for m in members} == {world.epoch}, "GO to one that is not connected"
         if world.mode == "resume":
-            assert len({member.commits for member in members}) == 1, "unequal after the cut"
+            assert len({member.commits for member in members}) == 1, (
+                "unequal after the commit point"
+            )
             waiting = self.membership._waiting()  # and some of the members may leave at once
             enough = len(members) + len(waiting) >= self.limits.min_np
             assert enough or not self.membership._too_few_in_place(), "a step below min-np"
@@ -197,10 +201,12 @@ class Job:
         worker.suspended = True
         worker.connecting = None
 
-    def deliver(self, worker: Model, cut: int) -> None:
-        if cut > worker.commits:
-            assert cut == worker.commits + 1, "more than one commit behind"
-            assert worker.world is not None and worker.world.executed(cut), "never executed"
+    def deliver(self, worker: Model, commit_point: int) -> None:
+        if commit_point > worker.commits:
+            assert commit_point == worker.commits + 1, "more than one commit behind"
+            assert worker.world is not None and worker.world.executed(commit_point), (
+                "never executed"
+            )
             self.complete(worker)
 
     def complete(self, worker: Model) -> None:
@@ -220,14 +226,14 @@ class Job:
         elif kind == "epoch":
             worker.connecting = message
             if message["mode"] == "resume":
-                self.deliver(worker, message["cut"]["0"])
+                self.deliver(worker, message["commit_point"]["0"])
         elif kind == "go":
             self.go(worker, self.worlds[message["epoch"]])
         elif kind == "continue":
             assert worker.script == "boundary"
             self.pass_boundary(worker)
-        elif kind == "cut" and worker.script != "boundary":
-            self.deliver(worker, message["cut"]["0"])
+        elif kind == "commit_point" and worker.script != "boundary":
+            self.deliver(worker, message["commit_point"]["0"])
             assert self.ends(worker), "handed out all, and is not at its boundary"
         elif kind == "restore" and worker.script != "boundary":
             worker.raising, worker.entered = True, False

@@ -137,12 +137,12 @@ PendingOperations::Report PendingOperations::report(const std::vector<int>& gone
   return report;
 }
 
-void PendingOperations::deliver(const CommitCounts& cut) {
+void PendingOperations::deliver(const CommitCounts& commit_point) {
   std::vector<EntryPtr> handed_out;
   {
     MutexLock lock(mutex_);
     if (suspended_.commits == nullptr) return;
-    handed_out = suspended_.commits->complete_up_to(cut);
+    handed_out = suspended_.commits->complete_up_to(commit_point);
   }
   for (const EntryPtr& entry : handed_out) {
     entry->kept.clear();

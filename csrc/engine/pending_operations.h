@@ -2,9 +2,9 @@
 //
 // When a world of the job ends by a failure, its engine *suspends* here what it has not handed out,
 // with its commit book. Waiters sleep on: a completion belongs to its entry, whichever engine ends
-// it. Then the membership thread (Python) reports to the registrar, which answers with the cut;
-// deliver() hands out what some survivor has handed out, and resume() submits all else to the next
-// engine. If something cannot be redone, fail() ends everything with an error instead.
+// it. Then the membership thread (Python) reports to the registrar, which answers with the commit
+// point; deliver() hands out what some survivor has handed out, and resume() submits all else to
+// the next engine. If something cannot be redone, fail() ends everything with an error instead.
 //
 // All engines of a process share this with its Python object. Any thread may call it. Its
 // mutex is held while an engine takes an entry, and never while a completion is finished or a
@@ -48,10 +48,11 @@ class PendingOperations {
   // Reports on the world that ended last, without these of its ranks.
   Report report(const std::vector<int>& gone) const;
 
-  // Hands out what is due up to the cut.
-  void deliver(const CommitCounts& cut);
-  // The process sets that the next world has: those of the ended one, as of the cut, whose members
-  // all live on, by their new ranks. `rank_of`: by old rank, the new one, or -1. Ids ascend.
+  // Hands out what is due up to the commit point.
+  void deliver(const CommitCounts& commit_point);
+  // The process sets that the next world has: those of the ended one, as of the commit point, whose
+  // members all live on, by their new ranks. `rank_of`: by old rank, the new one, or -1. Ids
+  // ascend.
   std::vector<std::pair<int, std::vector<int>>> process_sets(const std::vector<int>& rank_of) const;
   // The highest id of a process set that any world of this process has had, or 0.
   int highest_set() const;

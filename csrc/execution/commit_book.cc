@@ -92,11 +92,11 @@ CommitCounts CommitBook::counts() const {
   return counts_;
 }
 
-std::vector<EntryPtr> CommitBook::complete_up_to(const CommitCounts& cut) {
+std::vector<EntryPtr> CommitBook::complete_up_to(const CommitCounts& commit_point) {
   std::vector<EntryPtr> handed_out;
   for (const CommitKey id : due_sets()) {
-    const auto reached = cut.find(id);
-    if (reached == cut.end() || reached->second < next_count(id)) continue;
+    const auto reached = commit_point.find(id);
+    if (reached == commit_point.end() || reached->second < next_count(id)) continue;
     append(handed_out, complete(id));
   }
   return handed_out;

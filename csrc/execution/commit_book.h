@@ -10,8 +10,8 @@
 // results of everything up to c in memory. All members have the same rounds, so their *counts* of
 // commits compare; a member that had joined meets the others' counts again when all have joined.
 //
-// The *cut* is, for each set, the highest count of any survivor. After a death every survivor hands
-// out what is due up to the cut, and submits all else anew.
+// The *commit point* is, for each set, the highest count of any survivor. After a death every
+// survivor hands out what is due up to the commit point, and submits all else anew.
 //
 // The runner of a world calls hold() and the functions of commits; any thread calls counts(). When
 // the world has ended, its owner moves the book to the pending operations, which guard it.
@@ -57,7 +57,7 @@ class CommitBook {
 
   CommitCounts counts() const;
   // Completes all commits that some survivor has completed: returns what they hand out.
-  std::vector<EntryPtr> complete_up_to(const CommitCounts& cut);
+  std::vector<EntryPtr> complete_up_to(const CommitCounts& commit_point);
   // Returns all entries that are left, and forgets them.
   std::vector<EntryPtr> take_rest();
   // The entries that are left.

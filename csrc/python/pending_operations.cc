@@ -25,9 +25,9 @@ py::dict report(const PendingOperations& self, const std::vector<int>& gone) {
   return row;
 }
 
-void deliver(PendingOperations& self, const CommitCounts& cut) {
+void deliver(PendingOperations& self, const CommitCounts& commit_point) {
   const Unlocked unlocked;
-  self.deliver(cut);
+  self.deliver(commit_point);
 }
 
 void resume(PendingOperations& self, const EngineHolder& next, const std::vector<int>& rank_of) {
@@ -49,7 +49,7 @@ void register_pending_operations(py::module_& module) {
       .def(py::init<>())
       .def_property_readonly("lost_fd", &PendingOperations::lost_fd)
       .def("report", &report, py::arg("gone"))
-      .def("deliver", &deliver, py::arg("cut"))
+      .def("deliver", &deliver, py::arg("commit_point"))
       .def("process_sets", &PendingOperations::process_sets, py::arg("rank_of"))
       .def("resume", &resume, py::arg("engine"), py::arg("rank_of"))
       .def("fail", &fail, py::arg("reason"));

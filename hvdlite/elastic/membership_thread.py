@@ -203,7 +203,9 @@ class MembershipThread:
             "gather": self._on_gather,
             "epoch": self._on_epoch,
             "continue": self._on_continue,
-            "cut": lambda message: self.pending.deliver(_as_numbers(message["cut"])),
+            "commit_point": lambda message: self.pending.deliver(
+                _as_numbers(message["commit_point"])
+            ),
             "restore": lambda message: self.pending.fail(
                 message.get("reason") or "see the launcher"
             ),
@@ -289,7 +291,7 @@ class MembershipThread:
     def _on_epoch(self, message: Message) -> None:
         members = [worker for worker, _ in message["members"]]
         if message["mode"] == "resume":
-            self.pending.deliver(_as_numbers(message["cut"]))
+            self.pending.deliver(_as_numbers(message["commit_point"]))
         elif self._engine is not None:
             self._engine.shutdown()
         try:

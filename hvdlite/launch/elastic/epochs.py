@@ -272,7 +272,7 @@ class Epochs:
         if self._hopeless(suspended):
             message: Message = {"kind": "restore", "reason": stuck or self._reason()}
         else:
-            message = {"kind": "cut", "cut": dict(self._record.cut)}
+            message = {"kind": "commit_point", "commit_point": dict(self._record.commit_point)}
         for one in suspended:
             one.place = Place.COMING
             self._send(one, message)
@@ -324,7 +324,7 @@ class Epochs:
             "kind": "epoch",
             "epoch": self.epoch,
             "members": [[one.number, one.endpoint] for one in members],
-            "cut": dict(self._record.cut) if mode == "resume" else {},
+            "commit_point": dict(self._record.commit_point) if mode == "resume" else {},
             "mode": mode,
             "sync": sync,
             "reason": self._reason(),
@@ -387,7 +387,7 @@ class Epochs:
             return True
         trouble = record.trouble is not None or not (record.whole or record.changed)
         reason = record.reason(joiners)
-        complaint = self._patience.judge(record.cut, record.steps, reason, trouble)
+        complaint = self._patience.judge(record.commit_point, record.steps, reason, trouble)
         if complaint:
             self._fail(complaint)
         return complaint is None

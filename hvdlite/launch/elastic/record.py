@@ -32,7 +32,7 @@ class Record:
     def __init__(self) -> None:
         self.whole = True  # whether nobody has gone and no link broke
         # By process set, the newest commit that any worker has reported.
-        self.cut: dict[str, int] = {}
+        self.commit_point: dict[str, int] = {}
         # This says how many steps the epoch has committed; None if the workers do not report it.
         self.steps: int | None = None
         self._changes: list[Change] = []
@@ -40,12 +40,12 @@ class Record:
         self._sign: float | None = None  # when the first sign came that an epoch must follow
 
     def report(self, message: Message) -> None:
-        """Note what a worker has handed out: the cut is never below it."""
+        """Note what a worker has handed out: the commit point is never below it."""
         # Reports of workers that die afterwards count, too. Who completed a commit knows that all
         # members have executed what is in it, so the others can hand it out.
         commits: Mapping[str, int] = message.get("commits") or {}
         for name, count in commits.items():
-            self.cut[name] = max(count, self.cut.get(name, count))
+            self.commit_point[name] = max(count, self.commit_point.get(name, count))
         if "steps" in message:
             self.steps = max(message["steps"], self.steps or 0)
 

@@ -266,8 +266,8 @@ class ElasticJob {
     }
   }
 
-  // The registrar's part: once a member has died, all others are suspended, the cut is taken and
-  // given out, and the next epoch is formed.
+  // The registrar's part: once a member has died, all others are suspended, the commit point is
+  // taken and given out, and the next epoch is formed.
   void recover() {
     std::vector<int> gone;
     std::vector<int> alive;
@@ -276,18 +276,19 @@ class ElasticJob {
       (dead ? gone : alive).push_back(dead ? static_cast<int>(rank) : members_[rank]);
     }
     if (gone.empty()) return;
-    CommitCounts cut;
+    CommitCounts commit_point;
     for (const int number : alive) {
       Worker& worker = *workers_[number];
       worker.engine().suspend("a worker has died");
       const PendingOperations::Report report = worker.pending->report(gone);
       if (!report.stuck.empty()) stuck_ = report.stuck;
-      for (const auto& [set, count] : report.commits) cut[set] = std::max(cut[set], count);
+      for (const auto& [set, count] : report.commits)
+        commit_point[set] = std::max(commit_point[set], count);
     }
     for (const int number : alive) {
       PendingOperations& pending = *workers_[number]->pending;
       if (stuck_.empty()) {
-        pending.deliver(cut);
+        pending.deliver(commit_point);
       } else {
         pending.fail(Status(StatusCode::kRankFailed, stuck_));
       }

@@ -1,4 +1,4 @@
-// The accounts of commits alone: what is due when, and what a cut hands out.
+// The accounts of commits alone: what is due when, and what a commit point hands out.
 #include "elastic_worlds.h"
 
 using namespace hvdlite;
@@ -77,16 +77,16 @@ TEST(elastic_book_counts_each_process_set_by_itself) {
 }
 
 TEST(elastic_cut_hands_out_the_commit_in_progress_and_nothing_else) {
-  for (const std::uint64_t cut : {1, 2, 3}) {
+  for (const std::uint64_t commit_point : {1, 2, 3}) {
     CommitBook book;
     commit_one(book);
     commit_one(book, 5);
     book.hold(booked(Kind::kAllreduce, "due"), kAll);
     book.hold(booked(Kind::kAllreduce, "held", "step"), kAll);
     book.hold(booked(Kind::kAllreduce, "of 5", "", 5), kAll);
-    const auto handed_out = book.complete_up_to({{0, cut}});
-    CHECK_EQ(handed_out.size(), std::size_t{cut >= 2});
-    CHECK_EQ(book.take_rest().size(), std::size_t{cut >= 2 ? 2U : 3U});
+    const auto handed_out = book.complete_up_to({{0, commit_point}});
+    CHECK_EQ(handed_out.size(), std::size_t{commit_point >= 2});
+    CHECK_EQ(book.take_rest().size(), std::size_t{commit_point >= 2 ? 2U : 3U});
   }
 }
 

@@ -117,7 +117,7 @@ TEST(commit_book_counts_the_commits_of_each_pair_of_ranks) {
   CHECK_EQ(book.group(key).ranks, (std::vector<int>{1, 2}));
   CHECK_EQ(book.complete(key).size(), std::size_t{2});
   CHECK_EQ(book.counts(), (CommitCounts{{key, 1}}));
-  // The other rank has completed the next commit, this one not: the cut hands it out.
+  // The other rank has completed the next commit, this one not: the commit point hands it out.
   book.hold(held_send(1, 2), pair);
   book.hold(held_send(1, 3), {0, {1, 3}, 0, 0});
   CHECK_EQ(book.complete_up_to({{key, 2}}).size(), std::size_t{1});

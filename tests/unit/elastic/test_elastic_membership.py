@@ -106,7 +106,7 @@ def test_survivors_go_on_in_place_with_the_newest_commit() -> None:
     assert story.kinds(0) == []
     lost(story, 2, commits=8)
     epoch = story.last(2, "epoch")
-    assert (epoch["mode"], epoch["rank"], epoch["cut"]) == ("resume", 1, {"0": 8})
+    assert (epoch["mode"], epoch["rank"], epoch["commit_point"]) == ("resume", 1, {"0": 8})
     assert [member for member, _ in epoch["members"]] == [0, 2]
     story.now += 0.041
     story.connected(0, 2)
@@ -135,7 +135,7 @@ def test_ready_that_crossed_go_tells_of_a_former_epoch() -> None:
     story.dies(1)
     story.ready(0, "lost", epoch=0, commits=7)
     lost(story, 0, commits=5)
-    assert story.last(0, "epoch")["cut"] == {"0": 5}
+    assert story.last(0, "epoch")["commit_point"] == {"0": 5}
 
 
 def test_boundary_that_crossed_go_is_reached() -> None:
@@ -153,7 +153,7 @@ def test_cut_counts_what_a_worker_had_handed_out_before_it_left() -> None:
     story.says(1, "bye", commits={"0": 9})
     story.dies(2)
     lost(story, 0, commits=8)
-    assert story.last(0, "epoch")["cut"] == {"0": 9}
+    assert story.last(0, "epoch")["commit_point"] == {"0": 9}
 
 
 def test_cut_is_per_process_set_over_those_who_report_it() -> None:
@@ -161,7 +161,7 @@ def test_cut_is_per_process_set_over_those_who_report_it() -> None:
     story.dies(2)
     story.ready(0, "lost", commits={"0": 3, "1": 5})
     story.ready(1, "lost", commits={"0": 4})
-    assert story.last(0, "epoch")["cut"] == {"0": 4, "1": 5}
+    assert story.last(0, "epoch")["commit_point"] == {"0": 4, "1": 5}
 
 
 def test_second_death_while_gathering_needs_no_second_gather() -> None:
@@ -180,13 +180,13 @@ def test_death_while_forming_gathers_again_and_keeps_the_cut() -> None:
     story.dies(2)
     lost(story, 0, commits=8)
     lost(story, 1, commits=7)
-    assert story.last(1, "epoch")["cut"] == {"0": 8}
+    assert story.last(1, "epoch")["commit_point"] == {"0": 8}
     story.connected(1)
     story.dies(0)
     assert story.last(1, "gather")["epoch"] == 2
-    lost(story, 1, commits=7)  # A report from before the cut.
+    lost(story, 1, commits=7)  # A report from before the commit point.
     epoch = story.last(1, "epoch")
-    assert (epoch["epoch"], epoch["cut"], epoch["rank"]) == (2, {"0": 8}, 0)
+    assert (epoch["epoch"], epoch["commit_point"], epoch["rank"]) == (2, {"0": 8}, 0)
     story.says(1, "connected", epoch=1, clock=0)
     assert story.kinds(1) == []
     story.connected(1)
@@ -275,7 +275,7 @@ def test_parked_workers_hand_out_and_come_to_those_at_the_boundary() -> None:
     story.dies(2)
     at_boundary(story, 0, commits=8)
     lost(story, 1, commits=7)
-    assert story.last(1, "cut")["cut"] == {"0": 8}
+    assert story.last(1, "commit_point")["commit_point"] == {"0": 8}
     assert story.kinds(0) == ["gather"]
     at_boundary(story, 1, commits=8)
     assert story.last(0, "epoch")["mode"] == "boundary"

@@ -173,7 +173,7 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
     launcher.registrar.ended(1, "died of SIGKILL", clean=False)
     first.ready("lost", 0, commits=7)
     epoch = first.connect(1)
-    assert (epoch["mode"], epoch["rank"], epoch["cut"]) == ("resume", 0, {"0": 7})
+    assert (epoch["mode"], epoch["rank"], epoch["commit_point"]) == ("resume", 0, {"0": 7})
     # Data is to be distributed anew, at a boundary; nobody joins.
     assert first.expect("notice") == {"kind": "notice", "version": 1, "removed": True}
     first.expect("go")
