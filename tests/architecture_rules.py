@@ -62,6 +62,7 @@ TENSORFLOW = (
     "hvdlite.tensorflow.collectives",
     "hvdlite.tensorflow.gradients",
 )
+BELOW_LAUNCH = ("hvdlite.compat", "hvdlite.emit", "hvdlite.live", "hvdlite.timeline")
 LAUNCH = (
     "hvdlite.launch.process",
     "hvdlite.launch.output",
@@ -72,7 +73,6 @@ LAUNCH = (
     *(f"hvdlite.launch.{name}" for name in ("loop", "control", "supervisor", "run")),
     "hvdlite.launch.elastic",
     "hvdlite.launch.policies",
-    "hvdlite.launch.emit",
     "hvdlite.launch",
 )
 PYTHON_PARTS: dict[str, tuple[str, ...]] = {
@@ -84,6 +84,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.live": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.parameter_server": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.virtual": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
+    "hvdlite.emit": ("hvdlite.errors", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
     "hvdlite.numpy": NEUTRAL,
     **{part: (*NEUTRAL, *TORCH[:i]) for i, part in enumerate(TORCH)},
@@ -95,7 +96,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.keras._tensorflow": (*NEUTRAL, "hvdlite.keras", "hvdlite.tensorflow", *TENSORFLOW),
     "hvdlite.keras._keras2": (*NEUTRAL, "hvdlite.keras", "hvdlite.keras._tensorflow", *TENSORFLOW),
     **{
-        part: (*NEUTRAL, "hvdlite.compat", "hvdlite.live", "hvdlite.timeline", *LAUNCH[:i])
+        part: (*NEUTRAL, *BELOW_LAUNCH, *LAUNCH[:i])
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
     "hvdlite.ray": (*NEUTRAL, *LAUNCH),
@@ -115,6 +116,7 @@ FACES = {
 # By part: the packages that it may import besides the standard library. The longest name that fits
 # a module counts.
 PACKAGES_OF_PART = {
+    "hvdlite.emit": {"yaml"},
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
     "hvdlite.live": {"matplotlib", "prometheus_client", "rich", "starlette", "uvicorn"},
     "hvdlite.numpy": {"numpy"},

@@ -23,7 +23,7 @@ from clusters import ray_clusters, spark_sessions
 from clusters import test_kubernetes as kubernetes
 from clusters.slurm import Slurm
 from harness import base_environment
-from hvdlite.launch.emit.request import EmitRequest
+from hvdlite.emit.request import EmitRequest
 from multihost.bed import Bed, end, finish, why_not
 from pythons import python_with
 

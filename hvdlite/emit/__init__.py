@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hvdlite.launch.emit.kubernetes import job, jobset
-from hvdlite.launch.emit.kubernetes_kubeflow import mpijob, trainjob
-from hvdlite.launch.emit.request import EmitRequest
-from hvdlite.launch.emit.slurm import slurm
+from hvdlite.emit.kubernetes import job, jobset
+from hvdlite.emit.kubernetes_kubeflow import mpijob, trainjob
+from hvdlite.emit.request import EmitRequest
+from hvdlite.emit.slurm import slurm
 
 KINDS: Mapping[str, Callable[[EmitRequest], str]] = {
     "slurm": slurm,

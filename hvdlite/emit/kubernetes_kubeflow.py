@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hvdlite.launch.emit.kubernetes import NOTE_ON_RESTARTS, ending_together, restarts
-from hvdlite.launch.emit.kubernetes_pods import (
+from hvdlite.emit.kubernetes import NOTE_ON_RESTARTS, ending_together, restarts
+from hvdlite.emit.kubernetes_pods import (
     Part,
     check,
     container,
@@ -13,7 +13,7 @@ from hvdlite.launch.emit.kubernetes_pods import (
     pod,
     text_of,
 )
-from hvdlite.launch.emit.request import EmitRequest
+from hvdlite.emit.request import EmitRequest
 
 _HOSTFILE = "/etc/mpi/hostfile"  # The MPI operator writes it.
 _SSH = "/home/mpiuser/.ssh"
