@@ -264,11 +264,11 @@ class Agent(JobLoop[Worker]):
         self._link.send(data_frame(Kind.STARTED, worker.number, worker.pid))
 
     def _signal_one(self, workers: list[Worker], number: int) -> None:
-        """Send a signal to a process and its children; what has no process left hears SIGKILL."""
+        """Send a signal to a process and its children; after CLOSE, SIGKILL ends all there."""
         for worker in workers:
             worker.signal_group(number)
         self._asked |= number not in (signal.SIGKILL, PASSED_ON)
-        if number == signal.SIGKILL and self._closing and not JobLoop.goes_on(self):
+        if number == signal.SIGKILL and self._closing:
             self.stop_now(0, signal.SIGKILL, grace=0.0)
 
     def _clear_leftovers(self) -> None:

@@ -167,6 +167,20 @@ def test_sigterm_ends_ranks_and_their_children(start: Start, kind: str, way: str
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
+def test_second_ctrl_c_kills_ranks_and_their_children(start: Start, kind: str, way: str) -> None:
+    job = start(kind, way, DEAF + FAMILY)
+    job.signal(signal.SIGINT)
+    job.wait_for_stderr(f"Ctrl-C: stopping 3 {job.noun} (again to kill them at once)")
+    job.signal(signal.SIGINT)
+    watch = Stopwatch()
+    statuses, _, stderr, _ = job.finish()
+    assert statuses == [130] * len(job.started), stderr
+    assert watch.seconds() <= 4.0
+    wait_until(lambda: not job.alive(), "the end of all processes of the job")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
 def test_death_of_the_launcher_ends_ranks_and_their_children(
     start: Start, kind: str, way: str
 ) -> None:

@@ -275,7 +275,7 @@ def test_ranks_of_all_hosts_are_told_by_the_users_signal_and_may_save(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["again", "killed", "grace"])
+@pytest.mark.parametrize("way", ["killed", "grace"])
 def test_grace_ends_everywhere_when_it_is_over_or_the_launcher_is(
     bed: Bed, start: Callable[..., subprocess.Popen[bytes]], way: str
 ) -> None:
@@ -289,7 +289,7 @@ def test_grace_ends_everywhere_when_it_is_over_or_the_launcher_is(
     signal_launcher(bed, signal.SIGINT)
     wait_for_lines(launcher, 4, b"told")
     if way != "grace":
-        signal_launcher(bed, signal.SIGINT if way == "again" else signal.SIGKILL)
+        signal_launcher(bed, signal.SIGKILL)
     finish(launcher)
     assert bed.seconds_until_gone() <= 4.0
 

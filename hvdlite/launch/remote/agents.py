@@ -232,9 +232,10 @@ class Agents:
             self.hosts[name].send(data_frame(Kind.OUTCOME, 0, [0, ""]))
 
     def settle(self) -> None:
-        """Have all agents end, and wait until nothing of the job is left on their hosts."""
+        """Have all agents kill what is left of the job on their hosts, and wait for their end."""
         for host in self.hosts.values():
             host.finish()
+            host.kill()
         for host in self.hosts.values():
             host.settle()
 

@@ -177,6 +177,11 @@ class RemoteHost:
             self.closing = True
             self.send(frame(Kind.CLOSE))
 
+    def kill(self) -> None:
+        """Tell the agent, after `finish`, to kill what is left there."""
+        if self.serves:
+            self.send(data_frame(Kind.SIGNAL, 0, int(signal.SIGKILL)))
+
     # What the agent says, on the host's thread.
 
     def _serve(self) -> None:
