@@ -116,6 +116,7 @@ def measure_ops(steps: int) -> None:
         "benchmark": "tensorflow_ops",
         "tensors": TENSORS,
         "alone_us": round(medians["alone"], 1),
+        "hvdlite_us": round(medians["hvdlite"], 1),
         "hvdlite_us_per_tensor": round(ours, 2),
         "numpy_function_us_per_tensor": round(theirs, 2),
         "below_numpy_function": round(theirs / ours, 1),

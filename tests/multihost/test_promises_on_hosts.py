@@ -83,9 +83,12 @@ class Job:
         """Read stdout until three ranks have said that they are ready."""
         stdout, stderr = self.started[0].stdout, self.started[0].stderr
         assert stdout is not None and stderr is not None
-        for _ in range(3):
-            if b"ready" not in stdout.readline():
+        ready = 0
+        while ready < 3:
+            line = stdout.readline()
+            if not line:
                 raise AssertionError(stderr.read().decode())
+            ready += b"ready" in line
 
     def wait_for_stderr(self, words: str) -> None:
         """Read stderr up to the line that has these words."""

@@ -171,7 +171,8 @@ def test_keras_steps_are_measured_beside_ranks_that_only_meet() -> None:
 
 def test_operations_and_steps_of_tensorflow_are_measured() -> None:
     (row,) = forked_rows_of("tensorflow_ops.py", preload=TENSORFLOW)
-    assert row["tensors"] == 161 and row["hvdlite_us_per_tensor"] > 0
+    assert row["tensors"] == 161 and row["alone_us"] > 0 and row["hvdlite_us"] > 0
+    assert "hvdlite_us_per_tensor" in row  # Under load the difference of the two may be negative.
     step = ["--mode", "hvdlite", "--quick"]
     results = run_world(2, be_rank, "tensorflow_ops.py", "", step, preload=TENSORFLOW)
     (medians,) = map(json.loads, results[0].stdout.splitlines())
