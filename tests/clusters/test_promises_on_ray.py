@@ -8,7 +8,6 @@ leaves it. `launch.test_promises` and `multihost.test_promises_on_hosts` have th
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -71,9 +70,10 @@ class Job:
         self._kind = kind
         self.program = subprocess.Popen(
             python(PROGRAM, folder, deaf, KINDS[kind]),
-            env={**base_environment(), **os.environ, "RAY_ADDRESS": address},
+            env={**base_environment(), "OMP_NUM_THREADS": "1", "RAY_ADDRESS": address},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         wait_until(lambda: len(self.families()) == 2 or self.program.poll() is not None, "ranks")
         assert self.program.poll() is None, finish(self.program)

@@ -222,3 +222,15 @@ def test_killing_everything_leaves_no_file_behind() -> None:
                 os.kill(pid, signal.SIGKILL)
         assert job.seconds_until_gone() <= 3.0
     assert not [name for name in shm_entries() - before if "hvdlite" in name]
+
+
+def test_ranks_of_a_launcher_with_blocked_signals_have_none() -> None:
+    """As Ray starts the processes of a node."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+    try:
+        job = MarkedJob(1, *python("import signal; print(signal.pthread_sigmask(0, ()))"))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with job:
+        status, stdout, stderr, _ = job.finish()
+    assert (status, stdout) == (0, "[0] set()\n"), stderr

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 __all__ = ["slurm"]  # pytest finds this fixture here.
 WAYS = ("ssh", "srun", "nodes")
+AGENT = "hvdlite.launch.agent"
 WAITS = """
 import os, time
 print("ready", flush=True)
@@ -77,7 +78,9 @@ class Job:
 
     def alive(self) -> list[int]:
         """List the processes of the job on both hosts, without those that started it."""
-        return processes_with(self._mark)
+        # sshd does not pass the mark on.
+        agents = self.hosts.processes(1, AGENT) if self._way == "ssh" else []
+        return [*processes_with(self._mark), *(pid for pid in agents if runs(pid, "-m", AGENT))]
 
     def wait_until_ready(self) -> None:
         """Read stdout until three ranks have said that they are ready."""
@@ -103,12 +106,8 @@ class Job:
 
     def kill_agent(self) -> None:
         """Kill what starts and watches the ranks of the second host there."""
-        if self._way == "nodes":
-            found, words = self.alive(), ("--node-rank", "1")
-        else:
-            module = "hvdlite.launch.agent"
-            found, words = self.hosts.processes(1, module), ("-m", module)
-        (agent,) = [pid for pid in found if runs(pid, *words)]
+        words = ("--node-rank", "1") if self._way == "nodes" else ("-m", AGENT)
+        (agent,) = [pid for pid in self.alive() if runs(pid, *words)]
         os.kill(agent, signal.SIGKILL)
 
     def finish(self) -> tuple[list[int], str, str, float]:
@@ -216,13 +215,16 @@ def test_rank_that_dies_is_named_and_ends_only_a_job_of_fixed_size(
 ) -> None:
     job = start(kind, way, LASTING[kind])
     (rank,) = job.hosts.processes(1, MARK)
+    watch = Stopwatch()
     os.kill(rank, signal.SIGKILL)
     if kind != "fixed":
         job.wait_for_stderr("worker 2 (host node2")
         (tmp_path / "end").touch()
-    statuses, _, stderr, _ = job.finish()
+    statuses, stdout, stderr, _ = job.finish()
     assert statuses == [0 if kind != "fixed" else 137] * len(job.started), stderr
+    assert kind != "elastic" or stdout.count("done with") >= 2
     if kind == "fixed":
+        assert watch.seconds() <= 4.0
         assert re.search(r"rank 2 \(host node2.*, pid \d+\) failed first: killed by SIG", stderr)
 
 
@@ -232,6 +234,7 @@ def test_connection_that_breaks_ends_only_a_job_of_fixed_size(
     start: Start, tmp_path: Path, kind: str, way: str
 ) -> None:
     job = start(kind, way, LASTING[kind])
+    watch = Stopwatch()
     job.kill_agent()
     if kind != "fixed":
         job.wait_for_stderr("node2")
@@ -239,6 +242,7 @@ def test_connection_that_breaks_ends_only_a_job_of_fixed_size(
     statuses, _, stderr, _ = job.finish()
     assert statuses[0] == (0 if kind != "fixed" else 255), stderr
     if kind == "fixed":
+        assert watch.seconds() <= 5.0
         assert re.search(r"rank 2 \(host node2.* lost the connection to its host", stderr)
 
 

@@ -45,7 +45,7 @@ class Kind(enum.IntEnum):
     FINISH = 15  # launcher: end what a process that has ended has left, and forget it
     ALIVE = 16  # both: it is still there
     CAUGHT = 17  # agent: it got a signal, about which the launcher decides
-    CLOSE = 18  # launcher: no other process will be started here
+    CLOSE = 18  # launcher: no other process will be started here; a SIGKILL now is for all
     DONE = 19  # agent: nothing of the job is left here
     OUTCOME = 20  # launcher: the job is over; carries its status and, if it did not start, why
 
