@@ -46,7 +46,7 @@ class Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWERS_WITHIN)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        tied = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), sys.executable]
+        tied = shim.tied([sys.executable])
         with theirs:
             self._process = subprocess.Popen(
                 [*tied, str(_WORKER_MAIN), "--fork", str(theirs.fileno()), *modules],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -24,7 +23,7 @@ class _Server:
     def __init__(self, modules: tuple[str, ...], variables: dict[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hvdlite python ")
         path = Path(self._folder.name)
-        tied = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), sys.executable]
+        tied = shim.tied([sys.executable])
         socket = path / "socket"
         with open(f"{socket}.errors", "wb") as errors:
             self._process = subprocess.Popen(

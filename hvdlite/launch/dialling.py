@@ -48,7 +48,7 @@ def serve(
     agent = [sys.executable, "-m", "hvdlite.launch.dialling"]
     with outer:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *agent],
+            shim.tied(agent),
             stdin=outer.fileno(),
             stdout=outer.fileno(),
             start_new_session=True,

@@ -188,7 +188,6 @@ def start_worker(
     # `number` is the worker's number in an elastic job; by default the rank.
     # `live` says whether the rank gets a pipe for samples of what it does, in HVDLITE_LIVE_FD.
     # Raises OSError if the process cannot be started.
-    own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
     pipes: dict[int, int] = {}
     passed: list[int] = []
     closed: list[int] = []
@@ -204,7 +203,7 @@ def start_worker(
         passed, closed = [*passed, write], [*closed, write]
     try:
         process = subprocess.Popen(
-            [*own, *command],
+            shim.tied(command),
             env=dict(environment),
             stdin=source,
             stdout=stdout,

@@ -1,9 +1,9 @@
 """The first program of every rank, which dies with the launcher and becomes the rank's command.
 
-The launcher runs it by path as `python -I -S shim.py LAUNCHER_PID COMMAND...`. It asks the kernel
-for a SIGKILL when the launcher dies, and then execs the command. This is a program, rather than a
-`preexec_fn`, because the launcher has threads: code between fork and exec must not need locks that
-these threads may hold.
+The launcher runs it by path as `python -I -S shim.py LAUNCHER_PID SIGNAL COMMAND...`. It asks the
+kernel for this signal when the launcher dies, and then execs the command. This is a program, rather
+than a `preexec_fn`, because the launcher has threads: code between fork and exec must not need
+locks that these threads may hold.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` dies; exit if it has died already."""
+def tied(command: Sequence[str], death: signal.Signals = signal.SIGKILL) -> list[str]:
+    """Build the command that runs `command`, which gets `death` when the calling thread ends."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(death)), *command]
+
+
+def die_with_parent(parent: int, death: int = signal.SIGKILL) -> None:
+    """Have the kernel send `death` to this process when `parent` dies; exit if it has died."""
     try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death), 0, 0, 0)
     except (ImportError, OSError, AttributeError):
         pass  # This Python has no libffi: only the orphan reaper kills this process then.
     if os.getppid() != parent:
@@ -34,8 +40,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Ray starts the processes of a node with a blocked SIGINT, and the command would inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    die_with_parent(int(sys.argv[1]))
-    command = sys.argv[2:]
+    die_with_parent(int(sys.argv[1]), int(sys.argv[2]))
+    command = sys.argv[3:]
     # Python ignores these two from its start, and the command would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -6,6 +6,7 @@ environment on, so the job's secret is as safe as Slurm's network.
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -45,7 +46,9 @@ class Srun:
 
     def open(self, host: str) -> ProcessLine:
         """Start srun."""
-        return ProcessLine(srun_command(host, self.python))
+        # When the launcher dies, SIGTERM has srun end its step at once. A killed srun cannot, and
+        # the agent's stdin then ends up to 8 seconds later.
+        return ProcessLine(srun_command(host, self.python), death=signal.SIGTERM)
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why srun ended, and what to do."""

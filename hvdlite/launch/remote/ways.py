@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -95,15 +94,16 @@ def last_line(said: str) -> str:
 
 
 class ProcessLine:
-    """The line of a command that runs here; the command dies with the thread that made this."""
+    """The line of a command that runs here; the command ends with the thread that made this."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], *, death: signal.Signals = signal.SIGKILL) -> None:
         """Start the command in a session of its own. Raises OSError if it cannot be started."""
+        # `death` is the signal that the command gets when this thread ends.
         self._stderr = nameless_file("hvdlite-line-stderr")
         self._said: str | None = None
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *command],
+                shim.tied(command, death),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
