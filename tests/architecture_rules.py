@@ -31,7 +31,7 @@ CPP_LAYERS = (
     ("trace", "transport", "wire", "kernels"),
     ("backend", "gpu/cuda", "negotiation"),
     ("plane", "gpu/nccl", "entry", "negotiation/step_clock", "negotiation/waits"),
-    ("host", "gpu", "negotiation/autotune", "negotiation/late_gradients"),
+    ("host", "gpu", "negotiation/autotune", "negotiation/deadlock", "negotiation/late_gradients"),
     ("execution",),
     ("engine",),
     ("api",),

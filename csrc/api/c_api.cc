@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <span>
-#include <unordered_map>
 #include <utility>
 
 #include "api/in_flight.h"
-#include "base/mutex.h"
 #include "engine/engine.h"
 #include "entry/entry_builder.h"
 #include "os/fd.h"
@@ -106,37 +103,6 @@ void report(const HvdliteCall& call, Status status, Completion* completion) {
   call.done(call.context, &result);
 }
 
-// See native_entries(). It keeps no entry alive.
-class InFlight {
- public:
-  void add(const EntryPtr& entry) {
-    MutexLock lock(mutex_);
-    entries_.emplace(entry.get(), entry);
-  }
-  void remove(const Entry* entry) {
-    MutexLock lock(mutex_);
-    entries_.erase(entry);
-  }
-  std::vector<EntryPtr> list() const {
-    std::vector<EntryPtr> entries;
-    MutexLock lock(mutex_);
-    for (const auto& [key, entry] : entries_) {
-      if (EntryPtr alive = entry.lock()) entries.push_back(std::move(alive));
-    }
-    return entries;
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::unordered_map<const Entry*, std::weak_ptr<Entry>> entries_ HVDLITE_GUARDED_BY(mutex_);
-};
-
-// Never destroyed: threads of TensorFlow may outlive main.
-InFlight& in_flight() {
-  static auto* const instance = new InFlight;
-  return *instance;
-}
-
 void submit(void* engine, const HvdliteCall* call) {
   auto& self = *static_cast<Engine*>(engine);
   const Result<EntryPtr> entry = make_entry(*call, self);
@@ -147,11 +113,11 @@ void submit(void* engine, const HvdliteCall* call) {
     Completion* completion = own->completion.get();
     completion->then([call = *call, completion, own] {
       report(call, completion->status(), completion);
-      in_flight().remove(own);  // Not before: the caller's threads are awake by now.
+      InFlight::all().remove(own);  // Not before: the caller's threads are awake by now.
     });
-    in_flight().add(entry.value());
+    InFlight::all().add(entry.value());
     status = self.enqueue(entry.value(), /*blocking=*/false);
-    if (!status.ok()) in_flight().remove(own);
+    if (!status.ok()) InFlight::all().remove(own);
   }
   if (!status.ok()) report(*call, status, nullptr);
 }
@@ -165,8 +131,6 @@ bool find(void* engine, std::uint32_t process_set, HvdlitePlace* place) {
 }
 
 }  // namespace
-
-std::vector<EntryPtr> native_entries() { return in_flight().list(); }
 
 HvdliteCore make_core_table(Engine& engine) { return {kCoreTableVersion, &engine, &submit, &find}; }
 

@@ -55,18 +55,12 @@ void Engine::shutdown() {
                                 "hvdlite was shut down on rank " + std::to_string(rank())));
 }
 
-void Engine::note_blocked(std::vector<EntryPtr> waits) {
+void Engine::with_present(const std::function<void(Engine&)>& call) {
   if (pending_ != nullptr) {
-    pending_->note_blocked(std::move(waits));
+    pending_->with_present(call);
   } else {
-    pass_blocked(std::move(waits));
+    call(*this);
   }
-}
-
-std::optional<Patience> Engine::long_wait() const {
-  const double grace = parts_.config.deadlock_grace;
-  if (grace <= 0 || size() == 1) return std::nullopt;
-  return delay_of(grace / 2);
 }
 
 Status Engine::enqueue(const EntryPtr& entry, bool blocking) {

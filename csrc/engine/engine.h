@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -72,18 +73,12 @@ class Engine {
   // The program has its first gradient of a step, and submits it later: backward began by now.
   void note_gradient() { began_at_.store(trace_now(), std::memory_order_relaxed); }
 
-  // All threads of this process that could submit wait for these entries of this engine, or of
-  // those that share its pending operations; with none of them: not any more. The caller has made
-  // sure of it in a way that no submission comes in between. Rank 0's extensions are told
-  // (Extension::blocked()).
-  void note_blocked(std::vector<EntryPtr> waits);
-  // What note_blocked() does without the pending operations.
-  void pass_blocked(std::vector<EntryPtr> waits) { world_->note_blocked(std::move(waits)); }
+  // Calls `call` with the engine to which what is submitted here goes now: in an elastic job that
+  // of the present world, if there is one. `call` must not submit.
+  void with_present(const std::function<void(Engine&)>& call);
   bool shares_entries_with(const Engine& other) const {
     return this == &other || (pending_ != nullptr && pending_ == other.pending_);
   }
-  // How long a wait lasts before this engine wants to know of it; none: never.
-  std::optional<Patience> long_wait() const;
 
   // The GPU whose memory `address` is; where it is null, the one whose context is current in this
   // thread.
@@ -133,9 +128,9 @@ class Engine {
   }
   // Nanoseconds from this host's monotonic clock to that of rank 0's host.
   std::int64_t clock_offset() const { return parts_.live.clock_offset; }
-  // The optional feature of this class, for what it tells any thread; null where there is none.
+  // The optional feature of this class, for what it does for any thread; null where there is none.
   template <typename Feature>
-  const Feature* find() const {
+  Feature* find() const {
     return parts_.extensions.find<Feature>();
   }
   // The settings that this rank's collectives use now.

@@ -3,9 +3,10 @@
 #include <utility>
 
 #include "negotiation/autotune/autotune.h"
+#include "negotiation/deadlock/blocked_report.h"
+#include "negotiation/deadlock/deadlock_watch.h"
 #include "negotiation/late_gradients/late_gradients.h"
 #include "negotiation/late_gradients/late_results.h"
-#include "negotiation/waits/deadlock.h"
 #include "negotiation/waits/stall_monitor.h"
 
 namespace hvdlite {
@@ -25,6 +26,11 @@ void add_features(EngineParts& parts, bool settled) {
       parts.rank, parts.size, [&parts](const EntryPtr& entry, Status status) {
         parts.queue.finish(entry, std::move(status));
       }));
+  if (parts.fabric != nullptr && parts.config.deadlock_grace > 0) {
+    parts.extensions.add(std::make_unique<BlockedReport>(
+        parts.config.deadlock_grace, [&parts] { return parts.queue.pushed(); },
+        [&parts] { parts.extensions.ask_for_report(); }));
+  }
   if (parts.fabric != nullptr && parts.rank == 0 && !settled && parts.config.autotune != 0) {
     parts.extensions.add(
         std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,

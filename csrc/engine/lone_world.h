@@ -20,7 +20,6 @@ class LoneWorld : public World {
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
-  void note_blocked(std::vector<EntryPtr> /*waits*/) override {}
   void abort(const std::string& /*reason*/) override {}
   void shutdown() override;
   void suspend(const std::string& reason) override;

@@ -63,7 +63,6 @@ Negotiator::Negotiator(EngineParts& parts, bool elastic)
 }
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
-  if (!entries.empty()) reported_ = {};
   Submit message;
   if (!coordinator_ && pending_.empty() && !entries.empty()) {
     answers_.begin(LiveFigures::time_of(entries.front()->submitted_at));
@@ -92,6 +91,19 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
     control_.send(kCoordinatorRank, encode_submit(message));
   }
   counters_.messages_sent = control_.frames_sent();
+}
+
+void Negotiator::report() {
+  const std::uint64_t count = counters_.cache_hits.get() + counters_.full_requests.get();
+  const bool quiet = served_.empty() && unhandled_.empty();
+  const auto body = extensions_.reporter()->report({pending_, count, quiet});
+  if (!body) return;
+  if (coordinator_) {
+    (void)coordinator_->reported(rank_, *body, Clock::now());  // Its own report can be read.
+  } else {
+    control_.send(kCoordinatorRank, encode_report(*body));
+    counters_.messages_sent = control_.frames_sent();
+  }
 }
 
 Status Negotiator::receive(std::vector<Round>& rounds) {
@@ -147,8 +159,8 @@ Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
     }
     case FrameType::kGoodbye:
       return handle_goodbye(frame);
-    case FrameType::kBlocked:
-      if (!note_blocked(frame)) break;
+    case FrameType::kReport:
+      if (!coordinator_ || !coordinator_->reported(frame.from, frame.body, Clock::now())) break;
       return Status();
     case FrameType::kMore:
     case FrameType::kBundle:
@@ -217,10 +229,7 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   EntryPtr entry = found == pending_.end() ? nullptr : found->second;
   const bool sticky = response.form == Response::Form::kError && response.error.sticky();
   if (sticky && elastic_) return response.error;  // the entry is suspended with all others
-  if (entry != nullptr) {
-    pending_.erase(found);
-    reported_ = {};
-  }
+  if (entry != nullptr) pending_.erase(found);
   const std::vector<int>& out = response.left_out;
   const bool left_out = std::binary_search(out.begin(), out.end(), rank_);
   if (response.form == Response::Form::kError) {

@@ -31,12 +31,12 @@ class Negotiator {
   Negotiator(EngineParts& parts, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
-  // All threads of this rank that could submit wait for these entries, and all that they have
-  // submitted before was given to submit() (negotiator_waits.cc).
-  void report_blocked(const std::vector<EntryPtr>& waits);
+  // Tells rank 0 what an extension of this rank has to report.
+  void report();
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
-    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok();
+    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok() ||
+           extensions_.report_asked();
   }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
   // status ends the world: it is the root cause, as far as any peer told it; `rounds` then holds
@@ -78,10 +78,9 @@ class Negotiator {
   Status handle(const Frame& frame, std::vector<Round>& rounds);
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
-  bool note_blocked(const Frame& frame);  // false: it cannot be read
   // What every rank may send to the coordinator, which must read it in this order.
   static bool is_for_coordinator(FrameType type) {
-    return type == FrameType::kSubmit || type == FrameType::kBlocked;
+    return type == FrameType::kSubmit || type == FrameType::kReport;
   }
   Status handle_ended(int rank, Status why);
   // The error where rank 0 has left and this rank wants something, which will not be answered.
@@ -125,9 +124,8 @@ class Negotiator {
   AnswerWatch answers_;
   bool slept_ = false;  // since look_at_rank_0() was called last
 
-  std::unique_ptr<Coordinator> coordinator_;          // rank 0 only
-  std::vector<std::unique_ptr<Extension>> features_;  // The coordinator borrows them.
-  Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
+  std::unique_ptr<Coordinator> coordinator_;           // rank 0 only
+  std::vector<std::unique_ptr<Extension>> features_;   // The coordinator borrows them.
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // The rank has left cleanly after so many.
   Status told_;                                        // the first abort that a peer sent

@@ -1,42 +1,9 @@
-// The negotiator's part in what waits for long: this rank tells that all its threads wait, and
-// looks whether rank 0 and peers in a collective still act.
+// The negotiator's part in what waits for long: whether rank 0 and peers in a collective still act.
 #include "base/log.h"
 #include "base/text.h"
 #include "engine/negotiator.h"
 
 namespace hvdlite {
-
-void Negotiator::report_blocked(const std::vector<EntryPtr>& waits) {
-  Blocked report;
-  // What was agreed while this rank was in a collective is still to run.
-  bool blocked = served_.empty() && unhandled_.empty();
-  for (const EntryPtr& entry : waits) {
-    const auto found = pending_.find(entry->key);
-    blocked = blocked && found != pending_.end() && found->second == entry;
-    report.keys.push_back(entry->key);
-  }
-  // A continuation may submit.
-  for (const auto& [key, entry] : pending_) {
-    if (blocked && entry->completion->has_continuation()) report.keys.push_back(key);
-  }
-  if (!blocked) report.keys.clear();
-  report.pending = report.keys.empty() ? 0 : static_cast<std::uint32_t>(pending_.size());
-  if (report == reported_) return;
-  if (coordinator_) {
-    coordinator_->note_blocked(rank_, report, std::chrono::steady_clock::now());
-  } else {
-    control_.send(kCoordinatorRank, encode_blocked(report));
-    counters_.messages_sent = control_.frames_sent();
-  }
-  reported_ = std::move(report);
-}
-
-bool Negotiator::note_blocked(const Frame& frame) {
-  Blocked blocked;
-  if (!coordinator_ || !decode_blocked(frame.body, blocked)) return false;
-  coordinator_->note_blocked(frame.from, blocked, std::chrono::steady_clock::now());
-  return true;
-}
 
 Status Negotiator::look_at_rank_0() {
   if (!std::exchange(slept_, false) || !waits_for_rank_0()) return Status();

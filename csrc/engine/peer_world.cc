@@ -39,15 +39,13 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
       settled_(settled) {
   if (settled && parts.rank == 0) negotiator_.tune(*settled, /*settled=*/true);
   watch_peers();
+  parts_.extensions.set_wake_runner([this] { wake_runner(); });
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
 
 Status PeerWorld::submit(EntryPtr entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(std::move(entry)));
-  if (!blocking) {
-    token_.wake();
-    waiter_.wake_up().send();
-  }
+  if (!blocking) wake_runner();
   return Status();
 }
 
@@ -100,8 +98,7 @@ void PeerWorld::give_back() {
   if (token_.release(work_left, armed)) waiter_.wake_sleeper();
 }
 
-void PeerWorld::note_blocked(std::vector<EntryPtr> waits) {
-  parts_.queue.note_blocked(std::move(waits));
+void PeerWorld::wake_runner() {
   token_.wake();
   waiter_.wake_up().send();
 }
@@ -171,10 +168,9 @@ bool PeerWorld::unless_out_of_memory(Work work) {
 
 bool PeerWorld::run_once() {
   return unless_out_of_memory([this] {
-    TensorQueue::Waits blocked;
-    taken_ = parts_.queue.take(&blocked);
+    taken_ = parts_.queue.take();
     if (!taken_.empty()) negotiator_.submit(taken_);
-    if (blocked) negotiator_.report_blocked(*blocked);
+    if (parts_.extensions.take_report_asked()) negotiator_.report();
     if (Status status = negotiator_.receive(rounds_); !status.ok()) request_end(std::move(status));
     run_rounds();
     look_at_gpus();

@@ -29,7 +29,6 @@ class PeerWorld : public World {
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
-  void note_blocked(std::vector<EntryPtr> waits) override;
   void abort(const std::string& reason) override;
   void shutdown() override;
   void suspend(const std::string& reason) override;
@@ -66,6 +65,7 @@ class PeerWorld : public World {
   void look_at_gpus();  // an error there ends the world
 
   // The functions of any thread.
+  void wake_runner();
   // A caller: takes the token if it is free, or, where it `asks`, comes to be within `patience`.
   bool take_turn(const Completion& completion, bool asks, std::chrono::microseconds patience);
   bool ending() const { return ending_.load() || leaving_.load(); }

@@ -296,9 +296,9 @@ Status PendingOperations::admit(const Engine& ended, const EntryPtr& entry) {
   return status;
 }
 
-void PendingOperations::note_blocked(std::vector<EntryPtr> waits) {
+void PendingOperations::with_present(const std::function<void(Engine&)>& call) {
   MutexLock lock(mutex_);
-  if (world_ != nullptr) world_->pass_blocked(std::move(waits));
+  if (world_ != nullptr) call(*world_);
 }
 
 void PendingOperations::forget(const Engine& engine) {

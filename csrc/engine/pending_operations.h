@@ -72,8 +72,8 @@ class PendingOperations {
   // Takes an entry that was submitted to an engine whose world has ended. kDuplicateName when its
   // name waits here.
   Status admit(const Engine& ended, const EntryPtr& entry);
-  // As Engine::note_blocked(), for the present world.
-  void note_blocked(std::vector<EntryPtr> waits);
+  // Calls `call` with the engine of the present world, if there is one.
+  void with_present(const std::function<void(Engine&)>& call);
   // The engine is about to go.
   void forget(const Engine& engine);
 

@@ -38,7 +38,6 @@ class World {
   virtual Status submit(EntryPtr entry, bool blocking) = 0;
   // As the functions of Engine.
   virtual bool wait(const Entry& entry, bool blocking, Deadline deadline) = 0;
-  virtual void note_blocked(std::vector<EntryPtr> waits) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void shutdown() = 0;
   virtual void suspend(const std::string& reason) = 0;

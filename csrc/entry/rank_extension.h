@@ -6,17 +6,20 @@
 // such a request without this rank, which then is *left out*. What takes part instead of this
 // rank's entry, and when that entry ends, is the extension's. It may keep what it needs for that in
 // the attachment of an entry. One extension *tunes*: it changes settings while the world runs
-// (base/tunables.h).
+// (base/tunables.h). One extension *reports* to its counterpart.
 //
 // Every hook does nothing unless an extension overrides it. Only the runner calls them, except
 // check(), which any thread calls. An entry without terms costs no call.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,6 +30,13 @@
 #include "wire/message.h"
 
 namespace hvdlite {
+
+// What this rank has submitted in a world of several ranks.
+struct Submissions {
+  const std::unordered_map<std::string, EntryPtr>& pending;  // Entries without an answer, by key.
+  std::uint64_t count = 0;                                   // includes those that have one
+  bool quiet = false;  // Nothing that this rank is to run or to read is waiting.
+};
 
 class RankExtension {
  public:
@@ -70,6 +80,13 @@ class RankExtension {
     return std::nullopt;
   }
 
+  // Whether it reports. RankExtensions asks once.
+  virtual bool reports() const { return false; }
+  // The engine calls this only where the extension reports, and has asked for it
+  // (RankExtensions::ask_for_report()). Returns what its counterpart reads on rank 0
+  // (Extension::reported()), which comes behind these submissions.
+  virtual std::optional<Bytes> report(const Submissions& /*own*/) { return std::nullopt; }
+
   // The world of several ranks runs nothing any more.
   virtual void world_ended() {}
   // A process set is gone. All ranks have joined, and take part again.
@@ -80,10 +97,12 @@ class RankExtension {
 // The extensions of an engine, whose parts own them.
 class RankExtensions {
  public:
-  // Before the engine takes entries. Only one extension may decide, and only one may tune.
+  // Before the engine takes entries. Only one extension may decide, only one may tune, and only one
+  // may report.
   void add(std::unique_ptr<RankExtension> extension) {
     if (extension->decides()) decider_ = extension.get();
     if (extension->tunes()) tuner_ = extension.get();
+    if (extension->reports()) reporter_ = extension.get();
     all_.push_back(std::move(extension));
   }
   // Returns the extension that decides about the request, or null where it waits for all members.
@@ -92,6 +111,17 @@ class RankExtensions {
   }
   RankExtension* decider() const { return decider_; }
   RankExtension* tuner() const { return tuner_; }
+  RankExtension* reporter() const { return reporter_; }
+  // Makes the runner of a world of several ranks call the reporter soon. Any thread.
+  void ask_for_report() {
+    report_asked_.store(true, std::memory_order_seq_cst);
+    if (wake_runner_) wake_runner_();
+  }
+  // Whether it was asked for, since the runner has taken it.
+  bool report_asked() const { return report_asked_.load(std::memory_order_seq_cst); }
+  bool take_report_asked() { return report_asked() && report_asked_.exchange(false); }
+  // Before the engine takes entries: how its world wakes the runner, from any thread.
+  void set_wake_runner(std::function<void()> wake) { wake_runner_ = std::move(wake); }
   void world_ended() {
     for (const auto& extension : all_) extension->world_ended();
   }
@@ -101,19 +131,22 @@ class RankExtensions {
   void all_joined() {
     for (const auto& extension : all_) extension->all_joined();
   }
-  // The extension of this class, for callers that ask it something; null where there is none.
+  // The extension of this class, for callers that know it; null where there is none.
   template <typename Feature>
-  const Feature* find() const {
+  Feature* find() const {
     for (const auto& extension : all_) {
-      if (const auto* found = dynamic_cast<const Feature*>(extension.get())) return found;
+      if (auto* found = dynamic_cast<Feature*>(extension.get())) return found;
     }
     return nullptr;
   }
 
  private:
   std::vector<std::unique_ptr<RankExtension>> all_;
-  RankExtension* decider_ = nullptr;  // the one of them that decides
-  RankExtension* tuner_ = nullptr;    // the one of them that tunes
+  RankExtension* decider_ = nullptr;   // the one of them that decides
+  RankExtension* tuner_ = nullptr;     // the one of them that tunes
+  RankExtension* reporter_ = nullptr;  // the one of them that reports
+  std::function<void()> wake_runner_;
+  std::atomic<bool> report_asked_{false};
 };
 
 }  // namespace hvdlite

@@ -7,7 +7,6 @@
 namespace hvdlite {
 
 Status TensorQueue::push(EntryPtr entry) {
-  Waits dropped;  // once the lock is released
   MutexLock lock(mutex_);
   if (!closed_.ok()) {
     return Status(
@@ -29,7 +28,6 @@ Status TensorQueue::push(EntryPtr entry) {
   if (entry->request.kind == Kind::kRemoveProcessSet) removed_.insert(entry->removes);
   entry->order = pushed_++;
   entries_.push_back(std::move(entry));
-  dropped = std::exchange(blocked_, std::nullopt);
   waiting_.store(true, std::memory_order_seq_cst);
   return Status();
 }
@@ -39,25 +37,19 @@ void TensorQueue::reopen(std::uint32_t process_set) {
   removed_.erase(process_set);
 }
 
-void TensorQueue::note_blocked(std::vector<EntryPtr> waits) {
-  Waits dropped;
+std::uint64_t TensorQueue::pushed() {
   MutexLock lock(mutex_);
-  if (!closed_.ok()) return;
-  dropped = std::exchange(blocked_, std::move(waits));
-  waiting_.store(true, std::memory_order_seq_cst);
+  return pushed_;
 }
 
-std::vector<EntryPtr> TensorQueue::take(Waits* blocked) {
+std::vector<EntryPtr> TensorQueue::take() {
   if (empty()) return {};
   std::vector<EntryPtr> taken;
-  Waits waits;
   {
     MutexLock lock(mutex_);
     waiting_.store(false, std::memory_order_seq_cst);
     taken = std::exchange(entries_, {});
-    waits = std::exchange(blocked_, std::nullopt);
   }
-  if (blocked != nullptr) *blocked = std::move(waits);
   timeline_.taken(taken);
   return taken;
 }

@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -28,13 +27,10 @@ class TensorQueue {
   Status push(EntryPtr entry);
   // The removal of the set has failed: pushes for it are taken again.
   void reopen(std::uint32_t process_set);
-  // All threads of this rank that could submit wait for these entries
-  // (Extension::blocked()); with none of them: not any more. The next push makes this void.
-  void note_blocked(std::vector<EntryPtr> waits);
-  // Returns everything pushed since the last call, in order; and in `blocked`, if not null, what
-  // note_blocked() was told behind all that. Runner only.
-  using Waits = std::optional<std::vector<EntryPtr>>;
-  std::vector<EntryPtr> take(Waits* blocked = nullptr);
+  // How many entries were pushed so far. Any thread.
+  std::uint64_t pushed();
+  // Returns everything pushed since the last call, in order. Runner only.
+  std::vector<EntryPtr> take();
   // Racy by nature: a hint for a spinning runner.
   bool empty() const { return !waiting_.load(std::memory_order_seq_cst); }
 
@@ -49,7 +45,6 @@ class TensorQueue {
 
   Mutex mutex_;  // guards what follows
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
-  Waits blocked_ HVDLITE_GUARDED_BY(mutex_);
   std::uint64_t pushed_ HVDLITE_GUARDED_BY(mutex_) = 0;  // entries so far
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
   bool joining_ HVDLITE_GUARDED_BY(mutex_) = false;

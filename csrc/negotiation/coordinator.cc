@@ -139,6 +139,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
 void Coordinator::add(Extension& extension) {
   extensions_.push_back(&extension);
   if (extension.decides()) decider_ = &extension;
+  if (extension.reads_reports()) report_reader_ = &extension;
   if (extension.reads_arrivals()) readers_.push_back(&extension);
 }
 
@@ -146,10 +147,6 @@ void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint 
   auto node = table.tensors.extract(key);
   --waiting_;
   respond(table, std::move(node.mapped()), now);
-}
-
-void Coordinator::note_blocked(int rank, const Blocked& report, TimePoint now) {
-  for (Extension* extension : extensions_) extension->blocked(rank, report, now);
 }
 
 void Coordinator::tick(TimePoint now) {

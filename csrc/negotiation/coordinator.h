@@ -91,10 +91,13 @@ class Coordinator {
   // `settled`: for good.
   void tune(const Tunables& tunables, bool settled);
 
-  // Calls the extension from now on. It is borrowed. Only one of them may decide.
+  // Calls the extension from now on. It is borrowed. Only one of them may decide, and only one may
+  // read reports.
   void add(Extension& extension);
-  // A rank reports what all its threads wait for.
-  void note_blocked(int rank, const Blocked& report, TimePoint now);
+  // The extension of a rank's engine reports this. False: it cannot be read.
+  bool reported(int rank, std::span<const std::byte> body, TimePoint now) {
+    return report_reader_ != nullptr && report_reader_->reported(rank, body, now);
+  }
   // Lets extensions act because time has passed.
   void tick(TimePoint now);
   // Whether tick() has anything to do.
@@ -187,8 +190,9 @@ class Coordinator {
   const NegotiationObserver* const observer_;
   const bool cuts_at_changes_;
   std::vector<Extension*> extensions_;
-  Extension* decider_ = nullptr;     // the one of them that decides
-  std::vector<Extension*> readers_;  // those that read arrivals
+  Extension* decider_ = nullptr;        // the one of them that decides
+  Extension* report_reader_ = nullptr;  // the one of them that reads reports
+  std::vector<Extension*> readers_;     // those that read arrivals
   std::vector<Notice> notices_;
   bool waited_ = false;  // something was pending at the last tick()
   ResponseCache cache_;

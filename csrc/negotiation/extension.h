@@ -3,6 +3,8 @@
 //
 // A request may have terms on which it does not wait for all members (Request::waits_for_all()).
 // One extension *decides* about such tensors: it says when each of them is answered, and for whom.
+// One extension *reads reports* of its counterparts, the extensions of the ranks' engines
+// (entry/rank_extension.h).
 //
 // Every hook does nothing unless an extension overrides it. Only the runner of rank 0 calls them. A
 // hook may call the coordinator, which may then answer or fail any pending tensor. The coordinator
@@ -14,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -68,8 +71,13 @@ class Extension {
   virtual void answered(PendingTensor& /*pending*/, const Response& /*response*/, TimePoint /*now*/,
                         std::vector<Notice>& /*notices*/) {}
 
-  // A rank reports what all its threads wait for; without keys, it takes its report back.
-  virtual void blocked(int /*rank*/, const Blocked& /*report*/, TimePoint /*now*/) {}
+  // Whether it reads what its counterparts on the ranks report. The coordinator asks once.
+  virtual bool reads_reports() const { return false; }
+  // The counterpart on this rank has reported this (RankExtension::report()). False: it cannot be
+  // read.
+  virtual bool reported(int /*rank*/, std::span<const std::byte> /*body*/, TimePoint /*now*/) {
+    return false;
+  }
   // A rank has joined. All ranks have joined, and take part again. A process set is gone.
   virtual void joined(int /*rank*/, TimePoint /*now*/) {}
   virtual void all_joined() {}

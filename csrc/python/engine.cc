@@ -346,7 +346,6 @@ void register_engine(py::module_& module) {
   register_gradient_memory(module);
   register_pending_operations(module);
   register_native_waits(module);
-  module.def("threads_that_may_submit", &LongWait::threads_that_may_submit);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "negotiation/deadlock/blocked_report.h"
+
 namespace py = pybind11;
 
 namespace hvdlite {
@@ -79,13 +81,24 @@ bool is_quiet(const std::vector<std::string>& modules) {
 LongWait::~LongWait() {
   if (thread_ == 0) return;
   std::erase(long_waits(), this);
-  if (!entry_->completion->done()) engine_.note_blocked({});
+  if (!entry_->completion->done()) report(engine_, {});
+}
+
+std::optional<Patience> LongWait::long_wait(const Engine& engine) {
+  const auto* reporter = engine.find<BlockedReport>();
+  return reporter == nullptr ? std::nullopt : std::optional(reporter->half_of_grace());
+}
+
+void LongWait::report(Engine& engine, std::vector<EntryPtr> waits) {
+  engine.with_present([&](Engine& present) {
+    if (auto* reporter = present.find<BlockedReport>()) reporter->note(std::move(waits));
+  });
 }
 
 void LongWait::note_native_submitters() { g_native_submitters = true; }
 
 void LongWait::goes_on(std::chrono::nanoseconds slice) {
-  const auto enough = engine_.long_wait();
+  const auto enough = long_wait(engine_);
   if (returns_ || !enough) return;
   const auto now = std::chrono::steady_clock::now();
   if (!begun_) begun_ = now - slice;
@@ -95,8 +108,8 @@ void LongWait::goes_on(std::chrono::nanoseconds slice) {
     long_waits().push_back(this);
   }
   if (g_native_submitters) return;
-  engine_.note_blocked(threads_that_may_submit().empty() ? waits_of_all(engine_)
-                                                         : std::vector<EntryPtr>());
+  report(engine_,
+         threads_that_may_submit().empty() ? waits_of_all(engine_) : std::vector<EntryPtr>());
 }
 
 std::vector<EntryPtr> LongWait::waits_of_all(const Engine& engine) {

@@ -1,5 +1,5 @@
 // How a process knows that each of its threads that could submit something waits, which it reports
-// to rank 0 (Extension::blocked()). The proof of deadlocks assumes it.
+// to rank 0 (negotiation/deadlock/blocked_report.h). The proof of deadlocks assumes it.
 //
 // Any thread may submit that Python runs, or will run. So the process is taken for blocked only if
 // every thread that has Python frames now waits in Handle.wait(), without a timeout or with one
@@ -41,6 +41,11 @@ class LongWait {
 
   // The thread has waited for another slice of this length.
   void goes_on(std::chrono::nanoseconds slice);
+  // How long waits of this engine last before they count; none: they never do.
+  static std::optional<Patience> long_wait(const Engine& engine);
+  // Tells rank 0 what all threads that could submit wait for; with nothing: not any more. The GIL
+  // was held since that was looked at.
+  static void report(Engine& engine, std::vector<EntryPtr> waits);
   // From now on native threads may submit, and NativeWaits reports.
   static void note_native_submitters();
   // The identifiers of Python's threads that may submit, besides those in long waits.

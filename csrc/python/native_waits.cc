@@ -46,7 +46,7 @@ std::set<unsigned long> threads_with_frames() {
 
 std::optional<double> NativeWaits::look() {
   Engine& engine = holder_->engine();
-  const auto half = engine.long_wait();
+  const auto half = LongWait::long_wait(engine);
   if (!half) return std::nullopt;
   const std::chrono::nanoseconds quiet = 2 * kGraces * *half;
   const auto seconds = [](std::chrono::nanoseconds time) {
@@ -54,7 +54,7 @@ std::optional<double> NativeWaits::look() {
   };
   const auto threads = python_threads();
   // From here on no Python code runs.
-  std::vector<EntryPtr> waits = native_entries();
+  std::vector<EntryPtr> waits = InFlight::all().list();
   const std::size_t native = waits.size();
   const std::vector<EntryPtr> of_python = LongWait::waits_of_all(engine);
   waits.insert(waits.end(), of_python.begin(), of_python.end());
@@ -72,7 +72,7 @@ std::optional<double> NativeWaits::look() {
 void NativeWaits::report(std::vector<EntryPtr> waits) {
   if (waits.empty() && !reported_) return;
   reported_ = !waits.empty();
-  holder_->engine().note_blocked(std::move(waits));
+  LongWait::report(holder_->engine(), std::move(waits));
 }
 
 std::optional<NativeWaits::Sleepers> NativeWaits::sleepers(
@@ -108,6 +108,7 @@ void register_native_waits(py::module_& module) {
   py::class_<NativeWaits>(module, "NativeWaits", py::is_final())
       .def(py::init<std::shared_ptr<EngineHolder>>(), py::arg("engine"))
       .def("look", &NativeWaits::look);
+  module.def("threads_that_may_submit", &LongWait::threads_that_may_submit);
 }
 
 }  // namespace hvdlite

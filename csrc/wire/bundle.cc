@@ -87,7 +87,7 @@ std::vector<int> get_runs(Reader& reader, int size) {
 
 bool can_travel(FrameType type) {
   return type == FrameType::kSubmit || type == FrameType::kRespond || type == FrameType::kAbort ||
-         type == FrameType::kGoodbye || type == FrameType::kBlocked || type == FrameType::kEnded;
+         type == FrameType::kGoodbye || type == FrameType::kReport || type == FrameType::kEnded;
 }
 
 }  // namespace

@@ -327,11 +327,9 @@ Bytes encode_goodbye(std::uint64_t collectives) {
   return finish_frame(writer);
 }
 
-Bytes encode_blocked(const Blocked& blocked) {
-  Writer writer = begin_frame(FrameType::kBlocked);
-  writer.put(blocked.pending);
-  writer.put(static_cast<std::uint32_t>(blocked.keys.size()));
-  for (const std::string& key : blocked.keys) writer.put_text(key);
+Bytes encode_report(const Bytes& body) {
+  Writer writer = begin_frame(FrameType::kReport);
+  writer.put_all(body);
   return finish_frame(writer);
 }
 
@@ -377,14 +375,6 @@ bool decode_abort(std::span<const std::byte> body, Status& cause) {
 bool decode_goodbye(std::span<const std::byte> body, std::uint64_t& collectives) {
   Reader reader(body);
   collectives = reader.get<std::uint64_t>();
-  return complete(reader);
-}
-
-bool decode_blocked(std::span<const std::byte> body, Blocked& blocked) {
-  Reader reader(body);
-  blocked.pending = reader.get<std::uint32_t>();
-  blocked.keys.resize(reader.get_count(sizeof(std::uint16_t)));
-  for (std::string& key : blocked.keys) key = reader.get_text(kMaxKeyBytes);
   return complete(reader);
 }
 

@@ -30,9 +30,8 @@
 //              world, and end a round; tune holds from here on
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
-//   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
-//              wait lasts long (Extension::blocked()); without keys it takes back the one
-//              before
+//   report   = bytes                                           an extension of any rank -> its
+//              counterpart at the coordinator, which reads them (Extension::reported())
 //   bundle   = several messages, each with the ranks that it comes from and goes to (wire/bundle.h)
 //
 // Everything is little-endian; peers are authenticated before the first frame, yet every length and
@@ -66,7 +65,7 @@ enum class FrameType : std::uint8_t {
   kAbort = 3,
   kGoodbye = 4,
   kMore = 5,
-  kBlocked = 6,
+  kReport = 6,
   kBundle = 7,  // messages that are passed on, and kEnded inside of it (wire/bundle.h)
   kEnded = 8,
 };
@@ -224,13 +223,6 @@ struct Response {
   bool of_all() const { return form == Form::kTune || form == Form::kCut; }
 };
 
-// What a rank says while its threads wait.
-struct Blocked {
-  std::uint32_t pending = 0;      // operations of this rank that have no answer yet
-  std::vector<std::string> keys;  // Request::key() of those that it awaits
-  bool operator==(const Blocked&) const = default;
-};
-
 // Where two ranks' requests of the same name differ: a message that names the tensor, both ranks
 // and both values; nothing when they agree.
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
@@ -256,12 +248,11 @@ Bytes encode_submit(const Submit& submit);
 Bytes encode_respond(const std::vector<Response>& responses);
 Bytes encode_abort(const Status& cause);
 Bytes encode_goodbye(std::uint64_t collectives);
-Bytes encode_blocked(const Blocked& blocked);
+Bytes encode_report(const Bytes& body);
 
 bool decode_submit(std::span<const std::byte> body, Submit& submit);
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses);
 bool decode_abort(std::span<const std::byte> body, Status& cause);
 bool decode_goodbye(std::span<const std::byte> body, std::uint64_t& collectives);
-bool decode_blocked(std::span<const std::byte> body, Blocked& blocked);
 
 }  // namespace hvdlite

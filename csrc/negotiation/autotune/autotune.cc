@@ -203,7 +203,7 @@ Autotune::Autotune(const Config& config, bool spans_hosts, std::uint64_t buffer_
 }
 
 void Autotune::world_ended() {
-  if (!done_) report();
+  if (!done_) announce_result();
   done_ = true;
 }
 
@@ -229,7 +229,7 @@ std::optional<NewTunables> Autotune::weigh(const Sample& sample) {
   search_->record(sample.rate);
   if (search_->ended()) log_duel(*search_->ended(), final);
   if (search_->phase() == TuningSearch::Phase::kDone) {
-    report();
+    announce_result();
     done_ = true;
   }
   if (!done_ && search_->to_measure() == current_) return std::nullopt;
@@ -278,7 +278,7 @@ void Autotune::log_duel(const Duel& duel, bool final) {
         duel.candidate);
 }
 
-void Autotune::report() {
+void Autotune::announce_result() {
   announce(kRank, "autotune: " + summary());
   write("result",
         member("finished", search_ && search_->phase() == TuningSearch::Phase::kDone) +

@@ -168,7 +168,7 @@ class Autotune : public RankExtension {
   void write(const std::string& event, const std::string& members, const Tunables& tunables);
   void log_sample(const Sample& sample);
   void log_duel(const Duel& duel, bool final);
-  void report();
+  void announce_result();
   std::string summary() const;
 
   const bool spans_hosts_;

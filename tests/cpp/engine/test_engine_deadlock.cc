@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "check.h"
+#include "negotiation/deadlock/blocked_report.h"
 #include "send_entries.h"
 
 using namespace hvdlite;
@@ -18,6 +19,10 @@ Config impatient_config(double grace = 0.2) {
   return config;
 }
 
+BlockedReport& report_of(Engine& engine) { return *engine.find<BlockedReport>(); }
+
+void note(Engine& engine, std::vector<EntryPtr> waits) { report_of(engine).note(std::move(waits)); }
+
 EntryPtr barrier_entry(const std::string& name) { return change_entry(Kind::kBarrier, name); }
 
 // Waits without a limit, in the only thread of this rank.
@@ -26,8 +31,7 @@ Status block(Engine& engine, const EntryPtr& entry) {
   while (!engine.wait(*entry, /*blocking=*/true, Deadline::after(10ms))) {
     const auto waited = std::chrono::steady_clock::now() - begun;
     if (waited > 30s) return Status(StatusCode::kTimeout, "the test's own deadline passed");
-    const auto enough = engine.long_wait();
-    if (enough && waited >= *enough) engine.note_blocked({entry});
+    if (waited >= report_of(engine).half_of_grace()) note(engine, {entry});
   }
   return entry->completion->status();
 }
@@ -133,7 +137,7 @@ TEST(engine_sees_no_deadlock_in_a_rank_that_submits_after_its_report) {
       const EntryPtr first = barrier_entry((rank == 0 ? "a" : "b") + suffix);
       const EntryPtr second = barrier_entry((rank == 0 ? "b" : "a") + suffix);
       CHECK_OK(engine.enqueue(first, /*blocking=*/false));
-      engine.note_blocked({first});
+      note(engine, {first});
       std::this_thread::sleep_for(std::chrono::milliseconds(20 * round));
       CHECK_OK(engine.enqueue(second, /*blocking=*/false));
       CHECK_OK(block(engine, first));
@@ -148,9 +152,9 @@ TEST(engine_takes_back_that_its_rank_is_blocked) {
     const EntryPtr first = barrier_entry(rank == 0 ? "a" : "b");
     const EntryPtr second = barrier_entry(rank == 0 ? "b" : "a");
     CHECK_OK(engine.enqueue(first, /*blocking=*/false));
-    engine.note_blocked({first});
+    note(engine, {first});
     std::this_thread::sleep_for(50ms);
-    engine.note_blocked({});
+    note(engine, {});
     std::this_thread::sleep_for(1s);
     CHECK_OK(engine.enqueue(second, /*blocking=*/false));
     CHECK_OK(finish(engine, first));

@@ -61,7 +61,11 @@ struct PlaneTree {
   std::set<int> gone;
 };
 
-Bytes blocked_frame(std::uint32_t number) { return encode_blocked({number, {"a", "b"}}); }
+Bytes report_of(std::uint32_t number) {
+  Writer writer;
+  writer.put(number);
+  return encode_report(writer.take());
+}
 
 // A submit of this rank: its stamps, then the rest.
 BundleItem submit_of(int rank, const Bytes& rest) {
@@ -143,7 +147,7 @@ TEST(control_tree_carries_messages_between_all_ranks_in_order) {
   for (std::uint32_t number = 0; number < 3; ++number) {
     for (int from = 0; from < 10; ++from) {
       for (int to = 0; to < 10; ++to) {
-        if (to != from) world.planes[from]->send(to, blocked_frame(number));
+        if (to != from) world.planes[from]->send(to, report_of(number));
       }
     }
   }
@@ -151,9 +155,8 @@ TEST(control_tree_carries_messages_between_all_ranks_in_order) {
   for (int to = 0; to < 10; ++to) {
     std::vector<std::uint32_t> next(10);
     for (const Frame& frame : world.got[to]) {
-      Blocked blocked;
-      CHECK(frame.type == FrameType::kBlocked && decode_blocked(frame.body, blocked));
-      CHECK_EQ(blocked.pending, next[frame.from]++);
+      CHECK(frame.type == FrameType::kReport);
+      CHECK_EQ(Reader(frame.body).get<std::uint32_t>(), next[frame.from]++);
     }
     for (int from = 0; from < 10; ++from) CHECK_EQ(next[from], from == to ? 0u : 3u);
     CHECK(world.ends[to].empty());
@@ -174,7 +177,7 @@ TEST(control_tree_tells_every_rank_that_one_has_ended) {
   for (const int dead : {0, 1, 2, 3, 8, 9}) {
     PlaneTree world(hosts_of(5, 2));
     for (int other = 0; other < 10; ++other) {
-      if (other != dead) world.planes[dead]->send(other, blocked_frame(1));
+      if (other != dead) world.planes[dead]->send(other, report_of(1));
     }
     world.run();
     world.leave(dead);

@@ -1,9 +1,11 @@
 // Which ranks count as deadlocked, and what they are told.
 #include <memory>
+#include <random>
+#include <span>
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/waits/deadlock.h"
+#include "negotiation/deadlock/deadlock_watch.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -42,13 +44,15 @@ struct Waits {
 
   void submit(int rank, const Request& request, Coordinator::TimePoint now = kStart) {
     CHECK_OK(coordinator.submit(rank, request, now));
+    ++submitted[rank];
   }
   void report(int rank, const std::vector<Request>& requests, std::uint32_t pending,
               Coordinator::TimePoint now = kStart) {
     Blocked blocked;
+    blocked.submitted = submitted[rank];
     blocked.pending = pending;
     for (const Request& request : requests) blocked.keys.push_back(request.key());
-    coordinator.note_blocked(rank, blocked, now);
+    CHECK(coordinator.reported(rank, encode(blocked), now));
   }
   // The rank submits the request, and waits for it.
   void block(int rank, const Request& request, Coordinator::TimePoint now = kStart) {
@@ -67,6 +71,7 @@ struct Waits {
 
   Coordinator coordinator;
   DeadlockWatch watch;
+  std::map<int, std::uint64_t> submitted;  // The key is a rank.
 };
 
 }  // namespace
@@ -175,6 +180,40 @@ TEST(deadlock_report_is_void_while_answers_are_on_their_way) {
   waits.report(0, {barrier_of("x")}, 2);  // this rank has not read the answer to "other"
   waits.block(1, allreduce_of("y", 4));
   CHECK(waits.none());
+}
+
+TEST(deadlock_report_is_void_before_the_submissions_that_it_counts) {
+  Waits waits(2);
+  waits.submit(0, barrier_of("x"));
+  ++waits.submitted[0];  // on its way
+  waits.report(0, {barrier_of("x")}, 1);
+  waits.block(1, allreduce_of("y", 4));
+  CHECK(waits.none());
+}
+
+TEST(deadlock_report_survives_and_is_refused_where_it_is_cut) {
+  const Blocked sent{9, 7, {"0:x", "0>1>2:" + std::string(kMaxNameBytes, 'n'), ""}};
+  const Bytes body = encode(sent);
+  Blocked read;
+  CHECK(decode(body, read));
+  CHECK(read == sent);
+  Waits waits(2);
+  for (std::size_t length = 0; length < body.size(); ++length) {
+    const auto part = std::span(body).first(length);
+    CHECK(!decode(part, read));
+    CHECK(!waits.coordinator.reported(1, part, kStart));
+  }
+  CHECK(!decode(encode({1, 1, {std::string(kMaxKeyBytes + 1, 'n')}}), read));
+}
+
+TEST(deadlock_reports_of_random_bytes_are_decoded_without_harm) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 20000; ++round) {
+    Bytes bytes(random() % 80);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 6 == 0 ? random() : 0);
+    Blocked read;
+    (void)decode(bytes, read);
+  }
 }
 
 TEST(deadlock_report_can_be_taken_back) {

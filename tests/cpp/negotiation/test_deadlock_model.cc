@@ -13,7 +13,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/waits/deadlock.h"
+#include "negotiation/deadlock/deadlock_watch.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -63,6 +63,7 @@ struct RankState {
   int running_for = 0;
   std::deque<Message> up;
   std::deque<Message> down;
+  std::uint64_t submitted = 0;
   Blocked reported;
   int drained = 0;  // ticks after the last thread has ended
   bool left = false;
@@ -166,7 +167,7 @@ class Model {
 
   void submit(int rank, int operation) {
     ranks_[rank].pending.insert(operation);
-    ranks_[rank].reported = {};
+    ++ranks_[rank].submitted;
     send_up(rank, {0, operation, {}});
   }
 
@@ -177,7 +178,6 @@ class Model {
       const int operation = one.down.front().operation;
       one.down.pop_front();
       if (one.pending.erase(operation) == 0) continue;  // an error of what it has not submitted
-      one.reported = {};
       if (one.running.empty()) one.running_for = pick(chance(10) ? 40 : 3);
       one.running.push_back(operation);
     }
@@ -233,8 +233,9 @@ class Model {
       const Operation& pending = operations_[operation];
       if (pending.then.contains(rank)) report.keys.push_back(pending.request.key());
     }
-    if (!blocked) report.keys.clear();
-    report.pending = blocked ? static_cast<std::uint32_t>(one.pending.size()) : 0;
+    if (!blocked) report = {};
+    if (blocked) report.submitted = one.submitted;
+    if (blocked) report.pending = static_cast<std::uint32_t>(one.pending.size());
     if (report == one.reported) return;
     one.reported = report;
     send_up(rank, {0, -1, report});
@@ -248,7 +249,7 @@ class Model {
         if (message.operation == kGoodbye) {
           coordinator_->leave(rank, 0);
         } else if (message.operation < 0) {
-          coordinator_->note_blocked(rank, message.blocked, time());
+          CHECK(coordinator_->reported(rank, encode(message.blocked), time()));
         } else {
           CHECK_OK(coordinator_->submit(rank, operations_[message.operation].request, time()));
         }

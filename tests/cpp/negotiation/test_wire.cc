@@ -169,22 +169,7 @@ TEST(wire_random_bytes_never_crash_a_decoder) {
     (void)decode_respond(bytes, responses);
     (void)decode_abort(bytes, cause);
     CHECK_EQ(decode_goodbye(bytes, collectives), bytes.size() == 8);
-    Blocked blocked;
-    (void)decode_blocked(bytes, blocked);
   }
-}
-
-TEST(wire_blocked_survives_and_is_refused_where_it_is_cut) {
-  const Blocked sent{7, {"0:x", "0>1>2:" + std::string(kMaxNameBytes, 'n'), ""}};
-  const Bytes frame = encode_blocked(sent);
-  const auto body = body_of(frame);
-  Blocked read;
-  CHECK(decode_blocked(body, read));
-  CHECK(read == sent);
-  for (std::size_t length = 0; length < body.size(); ++length) {
-    CHECK(!decode_blocked(body.first(length), read));
-  }
-  CHECK(!decode_blocked(body_of(encode_blocked({1, {std::string(kMaxKeyBytes + 1, 'n')}})), read));
 }
 
 TEST(wire_huge_counts_are_refused_before_anything_is_allocated) {

@@ -13,8 +13,9 @@
 // A rank *reports* that it is blocked once its threads have waited for half of the grace, so that
 // an operation that ends earlier costs nothing. The coordinator looks at the report after the other
 // half. A report is void as soon as the rank has submitted something, or has had an answer: the
-// report says how many operations of the rank had no answer when it was made, and the coordinator
-// counts them anew. The rank takes the report back if a thread stops waiting for another reason.
+// report says how many operations the rank had submitted when it was made, and how many of them had
+// no answer, and the coordinator counts both anew. The rank takes the report back if a thread stops
+// waiting for another reason.
 //
 // The proof assumes what a rank says of its threads; python/long_waits.h says how it knows. An
 // operation that does not wait for all ranks is never stuck, because time alone may answer it; nor
@@ -33,10 +34,10 @@
 
 #include "base/deadline.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/deadlock/blocked.h"
 #include "negotiation/extension.h"
 #include "negotiation/pending_table.h"
 #include "negotiation/waits/wait_texts.h"
-#include "wire/message.h"
 
 namespace hvdlite {
 
@@ -45,8 +46,9 @@ class DeadlockWatch : public Extension {
   // `coordinator` is borrowed. With a grace of 0 seconds there is no proof.
   DeadlockWatch(double grace, Coordinator& coordinator);
 
-  // A rank reports that it is blocked; without keys, that it is not any more.
-  void blocked(int rank, const Blocked& report, TimePoint now) override;
+  bool reads_reports() const override { return true; }
+  // The rank is blocked (blocked_report.h), or not any more.
+  bool reported(int rank, std::span<const std::byte> body, TimePoint now) override;
   // Fails what is stuck, where reports have become old enough.
   void tick(TimePoint now, std::vector<Notice>& notices) override;
   std::optional<TimePoint> due() const override;
@@ -55,7 +57,6 @@ class DeadlockWatch : public Extension {
   struct Report {
     Blocked blocked;
     TimePoint since;
-    std::uint64_t submissions = 0;  // The rank has made so many so far.
     bool examined = false;
   };
   struct Open {

@@ -1,4 +1,4 @@
-#include "negotiation/waits/deadlock.h"
+#include "negotiation/deadlock/deadlock_watch.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,11 +8,13 @@ namespace hvdlite {
 DeadlockWatch::DeadlockWatch(double grace, Coordinator& coordinator)
     : half_(delay_of(grace / 2)), coordinator_(coordinator) {}
 
-void DeadlockWatch::blocked(int rank, const Blocked& report, TimePoint now) {
-  if (half_ <= Patience::zero()) return;
+bool DeadlockWatch::reported(int rank, std::span<const std::byte> body, TimePoint now) {
+  Blocked blocked;
+  if (!decode(body, blocked)) return false;
+  if (half_ <= Patience::zero()) return true;
   reports_.erase(rank);
-  if (report.keys.empty()) return;
-  reports_[rank] = {report, now, coordinator_.activity(rank).submissions};
+  if (!blocked.keys.empty()) reports_[rank] = {std::move(blocked), now};
+  return true;
 }
 
 std::optional<DeadlockWatch::TimePoint> DeadlockWatch::due() const {
@@ -64,7 +66,7 @@ bool DeadlockWatch::submitted_by(const Open& operation, int rank) const {
 
 std::vector<const DeadlockWatch::Open*> DeadlockWatch::waits_of(
     int rank, const Report& report, const std::map<std::string, Open>& open) const {
-  if (coordinator_.activity(rank).submissions != report.submissions) return {};
+  if (coordinator_.activity(rank).submissions != report.blocked.submitted) return {};
   std::uint32_t pending = 0;
   for (const auto& [key, operation] : open) pending += submitted_by(operation, rank) ? 1 : 0;
   if (pending != report.blocked.pending) return {};

@@ -1,0 +1,28 @@
+// What a rank says while its threads wait, from blocked_report.h to deadlock_watch.h:
+//
+//   blocked = submitted:u64 pending:u32 count:u32 key:text[count]
+//
+// Pure functions, which touch nothing beyond their bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "wire/bytes.h"
+
+namespace hvdlite {
+
+struct Blocked {
+  std::uint64_t submitted = 0;    // operations of this rank so far
+  std::uint32_t pending = 0;      // those of them that have no answer yet
+  std::vector<std::string> keys;  // Request::key() of those that it awaits; empty: not blocked
+  bool operator==(const Blocked&) const = default;
+};
+
+Bytes encode(const Blocked& blocked);
+// False: these bytes are no report.
+bool decode(std::span<const std::byte> bytes, Blocked& blocked);
+
+}  // namespace hvdlite
