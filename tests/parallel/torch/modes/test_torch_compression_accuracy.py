@@ -1,4 +1,4 @@
-"""With PowerSGD handwritten digits are learnt as well as with exact gradients."""
+"""With compressed gradients handwritten digits are learnt as well as with exact ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from harness import run_world
 from parallel.torch.small_models import make
 
 PRELOAD = ("torch._dynamo",)
+
+# Each makes its compression in a rank.
+COMPRESSIONS = {
+    "powersgd": lambda: hvd.Compression.powersgd(rank=2, start=20),
+    "int8": lambda: hvd.Compression.int8,
+}
 
 
 def digits_right(images: Any, digits: Any, compression: Any) -> int:
@@ -29,19 +35,21 @@ def digits_right(images: Any, digits: Any, compression: Any) -> int:
     return int((model(x[:357]).argmax(1) == y[:357]).sum())
 
 
-def learn(images: Any, digits: Any) -> tuple[int, int]:
+def learn(name: str, images: Any, digits: Any) -> tuple[int, int]:
     hvd.init()
     exact = digits_right(images, digits, hvd.Compression.none)
-    return exact, digits_right(images, digits, hvd.Compression.powersgd(rank=2, start=20))
+    return exact, digits_right(images, digits, COMPRESSIONS[name]())
 
 
 @pytest.mark.long
-def test_digits_are_learnt_as_well() -> None:
+# Gradients travel as int8 only between hosts.
+@pytest.mark.parametrize(("name", "hosts"), [("powersgd", None), ("int8", [0, 1])])
+def test_digits_are_learnt_as_well(name: str, hosts: list[int] | None) -> None:
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)
     order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0)).numpy()
-    for result in run_world(2, learn, images[order], digits[order]):
+    for result in run_world(2, learn, name, images[order], digits[order], hosts=hosts):
         exact, approximate = result.value
         assert exact > 0.95 * 357
         assert approximate >= exact - 0.005 * 357
