@@ -8,8 +8,8 @@ One job goes through these modules:
    the ranks meet by: the store (`hvdlite.rendezvous.store`) or the registrar (`elastic`).
 3. `process.local` starts the ranks of this host, each through `process.shim`, and
    `process.orphan_reaper` kills them if the launcher dies. For every other host `remote.host`
-   opens a line to an `agent` there by one of the ways (`remote.ways`), of which ssh is the first
-   (`remote.ssh`). The agent starts that host's ranks, and the two exchange `remote.messages`.
+   opens a channel (`remote.channels`) to an `agent` there, which a remote launcher such as
+   `remote.ssh` starts. The agent starts that host's ranks, and the two exchange `remote.messages`.
 4. `supervisor` runs the `loop` of this host until nothing of the job is left; one of the `policies`
    decides what follows from the end of a rank. `output.lines` and `output.console` show what the
    ranks write, and `output.report` chooses the failure to show. The agent runs the same loop over

@@ -20,7 +20,7 @@ from typing import Any
 import hvdlite
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
-from hvdlite.launch.agent_loop import Agent, Link
+from hvdlite.launch.agent_loop import Agent, LauncherChannel
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
@@ -51,11 +51,11 @@ _OWN_TO_LOGIN = ("DBUS_", "DISPLAY", "SSH_", "XDG_")
 _OWN_TO_STEP = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-def _refuse(link: Link, why: str) -> None:
-    link.send(frame(Kind.REFUSED, body=why.encode()))
+def _refuse(channel: LauncherChannel, why: str) -> None:
+    channel.send(frame(Kind.REFUSED, body=why.encode()))
     deadline = time.monotonic() + 2
-    while link.waiting and not link.gone and time.monotonic() < deadline:
-        link.wait(0.1)
+    while channel.waiting and not channel.gone and time.monotonic() < deadline:
+        channel.wait(0.1)
 
 
 def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
@@ -81,7 +81,7 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     program = part["command"][0]
     if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
         raise OSError(f"the program {program!r} is not found")
-    own = {**part["meeting"], **part.get("own", {})}
+    own = {**part["rendezvous"], **part.get("own", {})}
     epoch = int(own["HVDLITE_EPOCH"])  # Cluster software may have started the job again.
     job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), epoch)
     address = own["HVDLITE_RENDEZVOUS"]
@@ -94,33 +94,36 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         ) from None
 
 
-def _receive_part(link: Link) -> dict[str, Any] | None:
+def _receive_part(channel: LauncherChannel) -> dict[str, Any] | None:
     """Wait for this host's part of the job; return None if the launcher goes away instead."""
     stdin: bytes | None = None
     while True:
-        for command in link.receive():  # Also on a line that has ended: it may say why.
+        for command in channel.receive():  # Also where it has ended: it may say why.
             if command.kind == Kind.STDIN:
                 stdin = command.body
             elif command.kind == Kind.PART:
                 return {**command.data(), "stdin": stdin}
-        if link.lost or link.outcome is not None:
+        if channel.lost or channel.outcome is not None:
             return None
-        link.wait(1.0)
+        channel.wait(1.0)
 
 
 def _run(
-    link: Link, part: Mapping[str, Any], environment: Mapping[str, str], inbox: SignalInbox
+    channel: LauncherChannel,
+    part: Mapping[str, Any],
+    environment: Mapping[str, str],
+    inbox: SignalInbox,
 ) -> None:
     """Run this host's part of the job to its end. Raises OSError if the part cannot run here."""
     _check(part, environment)
-    agent = Agent(link, part, environment, inbox)
-    link.send(frame(Kind.READY))
+    agent = Agent(channel, part, environment, inbox)
+    channel.send(frame(Kind.READY))
     agent.run(())
-    link.send(frame(Kind.DONE))
-    # The rest of the output may have to wait for a slow console, but not for a dead link.
-    while link.waiting and not link.lost:
-        link.wait(1.0)
-        link.receive()
+    channel.send(frame(Kind.DONE))
+    # The rest of the output may have to wait for a slow console, but not for a dead channel.
+    while channel.waiting and not channel.lost:
+        channel.wait(1.0)
+        channel.receive()
 
 
 def hello() -> bytes:
@@ -138,7 +141,7 @@ def hello() -> bytes:
 
 
 def attend(
-    link: Link,
+    channel: LauncherChannel,
     environment: Callable[[dict[str, Any]], dict[str, str]],
     patient: bool = False,
     afterwards: Callable[[SignalInbox], None] = lambda inbox: None,
@@ -151,10 +154,10 @@ def attend(
     # while they ran, so that no signal is lost in between.
     # Returns whether the ranks ran to their end; otherwise the launcher is gone, or has learned why
     # not.
-    link.send(hello())
-    while patient and not link.hears_launcher(1.0):
+    channel.send(hello())
+    while patient and not channel.hears_launcher(1.0):
         pass
-    part = _receive_part(link)
+    part = _receive_part(channel)
     if part is None:
         return False
     shared = environment(part)
@@ -163,9 +166,9 @@ def attend(
     well = True
     with SignalInbox(passes_on=True) as inbox:
         try:
-            _run(link, part, shared, inbox)
+            _run(channel, part, shared, inbox)
         except OSError as error:
-            _refuse(link, str(error))
+            _refuse(channel, str(error))
             well = False
         afterwards(inbox)
     return well
@@ -174,7 +177,7 @@ def attend(
 def main() -> int:
     """Run the agent; return its exit status."""
     os.environ.pop(SAFE_PATH, None)  # It was set for this process; the ranks get the user's value.
-    well = attend(Link(), lambda part: environment_here(os.environ, part["environment"]))
+    well = attend(LauncherChannel(), lambda part: environment_here(os.environ, part["environment"]))
     return 0 if well else 1
 
 

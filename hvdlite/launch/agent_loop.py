@@ -41,7 +41,7 @@ _CANNOT_START = 126  # status of a process that could not be started, as a shell
 _GONE = 1  # status of a stop because the launcher is gone; no program reads it
 
 
-class Link:
+class LauncherChannel:
     """The connection to the launcher, usually over stdin and stdout; writing never blocks."""
 
     # `read_fd` is the descriptor of what the launcher sends.
@@ -121,22 +121,22 @@ class Link:
 class _Forwarder(StreamReader):
     """Sends the output of the processes to the launcher."""
 
-    def __init__(self, agent: Agent, link: Link) -> None:
+    def __init__(self, agent: Agent, channel: LauncherChannel) -> None:
         super().__init__(agent.selector)
-        self._link = link
+        self._channel = channel
 
     def took(self, stream: Stream, block: bytes) -> None:
-        self._link.send(frame(_KINDS[stream.sink], stream.rank, block))
+        self._channel.send(frame(_KINDS[stream.sink], stream.rank, block))
 
     @property
     def full(self) -> bool:
-        return self._link.waiting > _CAPACITY and not self._link.gone
+        return self._channel.waiting > _CAPACITY and not self._channel.gone
 
 
-def tell_signals(link: Link, inbox: SignalInbox) -> None:
+def tell_signals(channel: LauncherChannel, inbox: SignalInbox) -> None:
     """Tell the launcher which signals have arrived here."""
     for number in inbox.take():
-        link.send(data_frame(Kind.CAUGHT, 0, number))
+        channel.send(data_frame(Kind.CAUGHT, 0, number))
 
 
 class Agent(JobLoop[Worker]):
@@ -144,13 +144,13 @@ class Agent(JobLoop[Worker]):
 
     def __init__(
         self,
-        link: Link,
+        channel: LauncherChannel,
         part: Mapping[str, Any],
         environment: Mapping[str, str],
         inbox: SignalInbox,
     ) -> None:
         """Make a loop without processes."""
-        # `link` is the connection to the launcher; borrowed.
+        # `channel` is the connection to the launcher; borrowed.
         # `inbox` receives signals to the agent, which the launcher is told; borrowed.
         own = secrets.token_hex(16)
         super().__init__(bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
@@ -161,17 +161,17 @@ class Agent(JobLoop[Worker]):
         self._stopped = StoppedWatch(float(pulse["stopped"]))
         self._silence = SILENCE  # until the first ALIVE: before it the launcher waits for others
         self._alive_at = 0.0
-        self._link = link
+        self._channel = channel
         self._part = part
         self._environment = {**environment, _MARK: own}
-        self._forwarder = _Forwarder(self, link)
+        self._forwarder = _Forwarder(self, channel)
         self._oom_kills = oom_kills()
         self._listens = True
         self._watches_room = False
         self._closing = False  # the launcher starts nothing here any more
         self._asked = False  # the launcher has asked processes to end, and will say when to kill
-        self.on(link.read_fd, self._obey)
-        self.on(inbox.fd, lambda: tell_signals(link, inbox))
+        self.on(channel.read_fd, self._obey)
+        self.on(inbox.fd, lambda: tell_signals(channel, inbox))
 
     @property
     def streams(self) -> StreamReader:
@@ -186,7 +186,7 @@ class Agent(JobLoop[Worker]):
         """Tell the launcher how a process ended; the launcher decides what follows."""
         oom_killed = oom_kills() > self._oom_kills
         body = [ending.status, ending.by_signal, oom_killed]
-        self._link.send(data_frame(Kind.ENDED, worker.number, body))
+        self._channel.send(data_frame(Kind.ENDED, worker.number, body))
 
     def complain(self, text: str) -> None:
         """Report to stderr that something could not be ended."""
@@ -194,39 +194,39 @@ class Agent(JobLoop[Worker]):
 
     def tick(self, now: float) -> float | None:
         """Write queued frames, say that this host is alive, and look after launcher and workers."""
-        self._link.flush()
-        silent = now - self._link.heard_at > self._silence
-        if (self._link.gone or silent) and self._listens:
-            self._link.gone = True
+        self._channel.flush()
+        silent = now - self._channel.heard_at > self._silence
+        if (self._channel.gone or silent) and self._listens:
+            self._channel.gone = True
             self._listens = False
             self._watch_room(False)
-            self.selector.unregister(self._link.read_fd)
+            self.selector.unregister(self._channel.read_fd)
             self.stop_now(_GONE, grace=self._grace)
         if now >= self._alive_at:
             self._alive_at = now + self._heartbeat / 4
-            self._link.send(frame(Kind.ALIVE))
+            self._channel.send(frame(Kind.ALIVE))
         running = {one.number: one.pid for one in self._workers if one.ending is None}
         for number in self._stopped.find(running, now):
-            self._link.send(frame(Kind.STOPPED, number))
-        self._watch_room(bool(self._link.waiting) and not self._link.gone)
+            self._channel.send(frame(Kind.STOPPED, number))
+        self._watch_room(bool(self._channel.waiting) and not self._channel.gone)
         return min(now + _TICK_SECONDS, self._alive_at, self._stopped.due)
 
     def _watch_room(self, wanted: bool) -> None:
-        """Watch the link for room while `wanted`: while frames are queued."""
+        """Watch the channel for room while `wanted`: while frames are queued."""
         if wanted == self._watches_room:
             return
         self._watches_room = wanted
-        link = self._link
-        if link.write_fd == link.read_fd:
+        channel = self._channel
+        if channel.write_fd == channel.read_fd:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-            self.selector.modify(link.read_fd, events, self._obey)
+            self.selector.modify(channel.read_fd, events, self._obey)
         elif wanted:
-            self.selector.register(link.write_fd, selectors.EVENT_WRITE, link.flush)
+            self.selector.register(channel.write_fd, selectors.EVENT_WRITE, channel.flush)
         else:
-            self.selector.unregister(link.write_fd)
+            self.selector.unregister(channel.write_fd)
 
     def _obey(self) -> None:
-        for command in self._link.receive():
+        for command in self._channel.receive():
             workers = [one for one in self._workers if one.number == command.number]
             if command.kind == Kind.ALIVE:
                 self._silence = self._patience
@@ -254,14 +254,14 @@ class Agent(JobLoop[Worker]):
             )
         except OSError as error:
             text = f"hvdlite-run: cannot start here: {error}\n"
-            self._link.send(frame(Kind.ERR, command.number, text.encode()))
+            self._channel.send(frame(Kind.ERR, command.number, text.encode()))
             body = [_CANNOT_START, False, False]
-            self._link.send(data_frame(Kind.ENDED, command.number, body))
+            self._channel.send(data_frame(Kind.ENDED, command.number, body))
             return
         self.watch(worker)
         for sink, pipe in worker.take_pipes().items():
             self.streams.open(worker.number, pipe, sink)
-        self._link.send(data_frame(Kind.STARTED, worker.number, worker.pid))
+        self._channel.send(data_frame(Kind.STARTED, worker.number, worker.pid))
 
     def _signal_one(self, workers: list[Worker], number: int) -> None:
         """Send a signal to a process and its children; after CLOSE, SIGKILL ends all there."""

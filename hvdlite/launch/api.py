@@ -103,7 +103,7 @@ def run(
         ranks=_ranks(np, chosen, elastic),
         environment=_environment(env, start_timeout),
         hosts=chosen,
-        way=replace(ssh, connect_seconds=_seconds(start_timeout)),
+        remote_launcher=replace(ssh, connect_seconds=_seconds(start_timeout)),
         interfaces=network_interfaces,
         output_folder=_path(output_filename),
         timestamps=prefix_output_with_timestamp,

@@ -12,8 +12,8 @@ from hvdlite.launch.hosts import Host, HostProvider
 from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.local import kept_memory, thread_caps
 from hvdlite.launch.process.placement import threads_per_rank
+from hvdlite.launch.remote.channels import RemoteLauncher
 from hvdlite.launch.remote.ssh import Ssh
-from hvdlite.launch.remote.ways import Way
 from hvdlite.launch.view import MakeViewer
 from hvdlite.rendezvous.environment import JOB_ID_BYTES
 from hvdlite.rendezvous.handshake import Job
@@ -117,7 +117,7 @@ class Description:
     # The variables of every rank: the user's, and those that flags set.
     environment: Mapping[str, str]
     hosts: Sequence[Host] = ()  # the hosts, which are filled in order; if empty, this machine alone
-    way: Way = field(default_factory=Ssh)
+    remote_launcher: RemoteLauncher = field(default_factory=Ssh)
     # Names of the network interfaces by which the hosts reach each other; if empty, those of the
     # routes to them.
     interfaces: Sequence[str] = ()
@@ -133,7 +133,7 @@ class Description:
     elastic: Elastic | None = None
     servers: Servers | None = None  # the parameter servers; None in a job without
     job: Job | None = None  # secret, number and epoch of the job; None for fresh ones
-    # This says what knows the hosts of an elastic job, all of which are reached by `way`; None if
+    # This says what knows the hosts of an elastic job, which `remote_launcher` reaches all; None if
     # `hosts` or the script does.
     provider: HostProvider | None = None
     viewers: Sequence[MakeViewer] = ()  # what shows the running job to people besides its output

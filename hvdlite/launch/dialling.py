@@ -1,9 +1,9 @@
 """An agent that other software has started on its host, as Ray does.
 
 `serve` runs in a process of that software. It connects to the launcher, proves that it knows the
-secret of the job, and starts the agent (`main`) with the line as stdin and stdout. The agent has
-folder, command, environment and secret itself: they do not travel on the line, which everybody on
-the network can read.
+secret of the job, and starts the agent (`main`) with the channel as stdin and stdout. The agent has
+folder, command, environment and secret itself: they do not travel on the channel, which everybody
+on the network can read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.launch.agent import attend
-from hvdlite.launch.agent_loop import Link
+from hvdlite.launch.agent_loop import LauncherChannel
 from hvdlite.launch.description import Description
 from hvdlite.launch.process import shim
 from hvdlite.launch.remote.dial_in import dial
@@ -42,7 +42,7 @@ def serve(
     # Raises BootstrapError if the launcher cannot be reached, or refuses.
     inner, outer = socket.socketpair()
     deadline = Deadline(_DIAL_SECONDS)
-    line = dial("the launcher", address, job, number, deadline, pair=(inner, outer))
+    channel = dial("the launcher", address, job, number, deadline, pair=(inner, outer))
     own = {name: value for name, value in os.environ.items() if name not in set(without)}
     shared = Description((), 1, {**own, **variables}).shared_environment(threads)
     agent = [sys.executable, "-m", "hvdlite.launch.dialling"]
@@ -57,7 +57,7 @@ def serve(
     try:
         return process.wait()
     finally:
-        line.end()
+        channel.end()
 
 
 def _complete(part: dict[str, Any]) -> dict[str, str]:
@@ -70,7 +70,7 @@ def _complete(part: dict[str, Any]) -> dict[str, str]:
 
 def main() -> int:
     """Run the agent; return its exit status."""
-    return 0 if attend(Link(), _complete) else 1
+    return 0 if attend(LauncherChannel(), _complete) else 1
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ from typing import Any
 
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent import attend
-from hvdlite.launch.agent_loop import Link, tell_signals
+from hvdlite.launch.agent_loop import LauncherChannel, tell_signals
 from hvdlite.launch.description import Description, ThisNode
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
-from hvdlite.launch.remote.dial_in import NodeLines, dial, introduction
-from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.launch.remote.dial_in import NodeLauncher, dial, introduction
+from hvdlite.launch.remote.sealed import SealedChannel
 from hvdlite.rendezvous.address import is_loopback, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import JOB_ID_BYTES
@@ -53,17 +53,17 @@ def _launch(here: ThisNode, what: Description) -> int:
     address = bound_to(here.bind_address, here.meet)
     listener = listen_patiently(lambda: listen(address), address, "node 0", _REMEDY, deadline)
     _refuse_loopback(listener, address)
-    way = NodeLines(listener, here.job, here.nodes, here.start_timeout, here.meet)
+    remote_launcher = NodeLauncher(listener, here.job, here.nodes, here.start_timeout, here.meet)
     status, why = 130, ""
     try:
-        nodes = way.gather(deadline)
+        nodes = remote_launcher.gather(deadline)
         own = Host(f"{socket.gethostname()} [node 0]", what.ranks, here=True)
         hosts = [own, *(Host(node.name, node.ranks, here=False) for node in nodes)]
         whole = replace(
             what,
             ranks=sum(host.slots for host in hosts),
             hosts=hosts,
-            way=way,
+            remote_launcher=remote_launcher,
             job=Job(here.token, secrets.token_bytes(JOB_ID_BYTES), here.epoch),
         )
         status = run_job(whole).status
@@ -72,7 +72,7 @@ def _launch(here: ThisNode, what: Description) -> int:
         status, why = 1, str(error)
         raise
     finally:
-        way.conclude(status, why)
+        remote_launcher.conclude(status, why)
 
 
 def _refuse_loopback(listener: socket.socket, address: str) -> None:
@@ -90,8 +90,8 @@ def _refuse_loopback(listener: socket.socket, address: str) -> None:
 
 def _join(here: ThisNode, what: Description) -> int:
     """Connect to node 0, and be its agent."""
-    line = _connect(here, what.ranks)
-    link = Link(line.read_fd, line.write_fd)
+    sealed = _connect(here, what.ranks)
+    channel = LauncherChannel(sealed.read_fd, sealed.write_fd)
     me = f"node {here.node} of {here.nodes}"
 
     def environment(part: dict[str, Any]) -> dict[str, str]:
@@ -111,31 +111,31 @@ def _join(here: ThisNode, what: Description) -> int:
         return what.shared_environment(threads_per_rank(available_cores(), what.ranks))
 
     try:
-        attend(link, environment, patient=True, afterwards=partial(_wait_for_outcome, link))
+        attend(channel, environment, patient=True, afterwards=partial(_wait_for_outcome, channel))
     finally:
-        line.hang_up()
-        line.end()
-    if link.outcome is None:
+        sealed.hang_up()
+        sealed.end()
+    if channel.outcome is None:
         raise BootstrapError(
-            f"{me} has lost node 0 at {here.meet}: {line.said() or 'it is silent'}; its ranks here "
-            "have been ended"
+            f"{me} has lost node 0 at {here.meet}: {sealed.said() or 'it is silent'}; its ranks "
+            "here have been ended"
         )
-    status, why = link.outcome
+    status, why = channel.outcome
     if status != 0:
         why = why or "node 0 shows the reason"
         print(f"hvdlite-run: {me}: the job ended with status {status}: {why}", file=sys.stderr)
     return status
 
 
-def _wait_for_outcome(link: Link, inbox: SignalInbox) -> None:
+def _wait_for_outcome(channel: LauncherChannel, inbox: SignalInbox) -> None:
     """Wait for the ranks of other nodes, which may go on when those of this node have ended."""
-    while link.outcome is None and not link.lost:
-        tell_signals(link, inbox)
-        link.wait(_LOOK_SECONDS)
-        link.receive()
+    while channel.outcome is None and not channel.lost:
+        tell_signals(channel, inbox)
+        channel.wait(_LOOK_SECONDS)
+        channel.receive()
 
 
-def _connect(here: ThisNode, ranks: int) -> SealedLine:
+def _connect(here: ThisNode, ranks: int) -> SealedChannel:
     """Connect to node 0, which may not listen yet, or whose name may not be known yet."""
     # Raises BootstrapError if node 0 cannot be reached in time, or refuses this node.
     deadline = Deadline(here.start_timeout)

@@ -94,7 +94,7 @@ class Run:
         # Raises OSError if a process could not be started here.
         # Raises KeyboardInterrupt if a signal came before the processes were started.
         what = self.what
-        with Agents(what.way, self.pulse, self.inbox.fd) as self.agents:
+        with Agents(what.remote_launcher, self.pulse, self.inbox.fd) as self.agents:
             self._first = self.first()
             with self.rendezvous(self._first) as rendezvous:
                 self.address = rendezvous.address
@@ -132,16 +132,16 @@ class Run:
             "compat": what.compat,
             "live": what.live,
             "ranks": [start.worker for start in self._first if start.host == host.name],
-            "meeting": {
+            "rendezvous": {
                 "HVDLITE_RENDEZVOUS": self.address,
                 "HVDLITE_EPOCH": str(self.job.epoch),
             },
         }
-        if what.way.carries_secrets:  # Otherwise the agent has all of this itself.
+        if what.remote_launcher.carries_secrets:  # Otherwise the agent has all of this itself.
             part["folder"] = str(Path.cwd())
             part["command"] = list(what.command)
             part["environment"] = what.shared_environment(self.threads(host.name))
-            part["meeting"]["HVDLITE_TOKEN"] = self.job.token.hex()
+            part["rendezvous"]["HVDLITE_TOKEN"] = self.job.token.hex()
         return part
 
     def _start(self, supervisor: Supervisor, policy: Policy, start: Start) -> None:
@@ -161,7 +161,7 @@ class Run:
         if here:
             worker: AnyRank = self._start_here(start, own)
         else:
-            if not what.way.carries_secrets:
+            if not what.remote_launcher.carries_secrets:
                 del own["HVDLITE_TOKEN"]
             sinks = more_sinks(what.stdin is not None, what.live)
             worker = self.agents.hosts[start.host].launch(start, own, sinks)

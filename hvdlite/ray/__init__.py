@@ -3,7 +3,7 @@
 Workers are actors of Ray, and meet as the ranks of hvdlite-run do. `run` and `RayExecutor` start
 them (`executor`, by `group`, `worker` and `placement`); with `HvdliteTrainer`, Ray Train starts
 them (`train`). In an elastic job the actors are one for each node, and run agents, which start the
-ranks as on other hosts of hvdlite-run (`elastic`, by `nodes` and `way`).
+ranks as on other hosts of hvdlite-run (`elastic`, by `nodes` and `remote_launcher`).
 
 This package imports Ray on first use only.
 

@@ -12,11 +12,11 @@ from hvdlite.launch.call import pack
 from hvdlite.launch.description import Description, Elastic
 from hvdlite.launch.elastic.discovery import DiscoveryError
 from hvdlite.launch.job import run_job
-from hvdlite.launch.remote.ways import LaunchError
+from hvdlite.launch.remote.channels import LaunchError
 from hvdlite.ray.cluster import import_ray
 from hvdlite.ray.nodes import RayHosts, Share
 from hvdlite.ray.placement import Demand
-from hvdlite.ray.way import RayWay
+from hvdlite.ray.remote_launcher import RayLauncher
 from hvdlite.rendezvous.assignments import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.rendezvous.handshake import Job
 
@@ -65,12 +65,12 @@ def run_elastic(
     try:
         ranks = workers or _room(hosts, elastic)
         elastic.check(ranks)
-        with RayWay(job, hosts, share, variables, demand.timeout) as way:
+        with RayLauncher(job, hosts, share, variables, demand.timeout) as remote_launcher:
             what = Description(
                 _COMMAND,
                 ranks,
                 variables,
-                way=way,
+                remote_launcher=remote_launcher,
                 stdin=pack(fn, args, kwargs),
                 elastic=elastic,
                 job=job,

@@ -30,9 +30,9 @@ from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, re
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.process.torchrun import without_outer_job
+from hvdlite.launch.remote.channels import RemoteLauncher
 from hvdlite.launch.remote.srun import Srun, allocated_hosts
 from hvdlite.launch.remote.ssh import Ssh
-from hvdlite.launch.remote.ways import Way
 
 _COLUMNS_OF_PREFIX = 6
 
@@ -135,7 +135,7 @@ def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def way_of(options: argparse.Namespace) -> Way:
+def remote_launcher_of(options: argparse.Namespace) -> RemoteLauncher:
     """Return how the other hosts are reached."""
     seconds = Ssh.connect_seconds if options.start_timeout is None else options.start_timeout
     if options.via == "srun":
@@ -166,7 +166,7 @@ def describe_job(
             **flags.variables(options),
         },
         hosts=hosts,
-        way=way_of(options),
+        remote_launcher=remote_launcher_of(options),
         interfaces=options.network_interfaces,
         output_folder=options.output_filename,
         timestamps=options.prefix_output_with_timestamp,

@@ -21,7 +21,7 @@ from hvdlite.launch.elastic.actions import (
 from hvdlite.launch.elastic.growth import Notices, fitting, plan
 from hvdlite.launch.elastic.patience import Patience
 from hvdlite.launch.elastic.record import Change, Formed, Record
-from hvdlite.launch.elastic.roster import Departed, Phase, Place, Worker
+from hvdlite.launch.elastic.roster import Departed, Phase, Stage, Worker
 from hvdlite.launch.elastic.suspicions import Suspicions
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 from hvdlite.rendezvous.deadline import is_never
@@ -160,7 +160,7 @@ class Epochs:
 
     def _start(self) -> bool:
         first = [one for one in self._workers.values() if not one.joiner]
-        if len(first) < self._limits.np or any(one.place is not Place.WAITING for one in first):
+        if len(first) < self._limits.np or any(one.stage is not Stage.WAITING for one in first):
             return False
         self._announce("start", sorted(first, key=lambda one: one.number), sync=False)
         return True
@@ -169,7 +169,7 @@ class Epochs:
         """Fail if a worker has gone before the first epoch was formed, unless all just end."""
         if any(departed.member for departed in self._departed.values()):
             return False  # Its end is about to tell why.
-        waiting = any(one.place is not Place.STARTING for one in self._workers.values())
+        waiting = any(one.stage is not Stage.STARTING for one in self._workers.values())
         trouble = self._record.trouble
         if trouble or waiting:
             what = trouble.text if trouble else self._record.reason()
@@ -199,7 +199,7 @@ class Epochs:
 
     def _look(self, now: float) -> bool:
         """FORMED: all members at a boundary, or something that ends the epoch."""
-        if all(one.place is Place.BOUNDARY for one in self.members):
+        if all(one.stage is Stage.BOUNDARY for one in self.members):
             return self._boundary(now)
         if any(one.restored for one in self.members):
             self._gather_by(now)  # The others wait for it in their collectives.
@@ -214,7 +214,7 @@ class Epochs:
         asked = self.epoch + 1
         gone = [[worker, why] for worker, why in self._record.gone]
         for one in self.members:
-            one.place, one.asked = Place.RUNNING, asked
+            one.stage, one.asked = Stage.RUNNING, asked
             reason = self._reason()
             self._send(one, {"kind": "gather", "epoch": asked, "gone": gone, "reason": reason})
         self.phase = Phase.GATHERING
@@ -232,7 +232,7 @@ class Epochs:
             worker, why = suspect
             self._evict(self._workers[worker], why, now)
             return True
-        suspended = [one for one in self.members if one.place is Place.SUSPENDED]
+        suspended = [one for one in self.members if one.stage is Stage.SUSPENDED]
         if not suspended:
             return self._boundary(now)
         if not any(one.synced for one in self.members):
@@ -274,7 +274,7 @@ class Epochs:
         else:
             message = {"kind": "commit_point", "commit_point": dict(self._record.commit_point)}
         for one in suspended:
-            one.place = Place.COMING
+            one.stage = Stage.COMING
             self._send(one, message)
 
     def _boundary(self, now: float) -> bool:
@@ -306,7 +306,7 @@ class Epochs:
     def _continue(self, sync: bool) -> None:
         """All are at a boundary, and the engine stays."""
         for one in self.members:
-            one.place, one.fresh, one.restored = Place.RUNNING, False, False
+            one.stage, one.fresh, one.restored = Stage.RUNNING, False, False
             self._send(one, {"kind": "continue", "epoch": self._formed, "sync": sync})
         self._notices.begin(at_boundary=True)
         self._patience.formed(counts=False)
@@ -332,7 +332,7 @@ class Epochs:
         for rank, one in enumerate(members):
             one.connected = False
             if mode == "boundary":
-                one.place = Place.BOUNDARY  # A joiner waits there, too.
+                one.stage = Stage.BOUNDARY  # A joiner waits there, too.
             self._send(one, {**common, "rank": rank})
         self.phase = Phase.FORMING
 
@@ -364,8 +364,8 @@ class Epochs:
         counts = not self._record.quiet or bool(self._joined())
         self._patience.formed(counts=self._formed >= 0 and counts)
         for one in self.members:
-            if self._mode != "resume" or one.place is not Place.BOUNDARY:
-                one.place = Place.RUNNING
+            if self._mode != "resume" or one.stage is not Stage.BOUNDARY:
+                one.stage = Stage.RUNNING
             if self._mode == "boundary":
                 one.fresh = one.restored = False
         self._formed = self.epoch
@@ -414,12 +414,12 @@ class Epochs:
                 self._show()
 
     def _waiting(self) -> list[Worker]:
-        return [one for one in self._joining() if one.place is Place.WAITING]
+        return [one for one in self._joining() if one.stage is Stage.WAITING]
 
     def _joining(self) -> list[Worker]:
         """Return who waits to join, and behind them who still starts."""
         found = [one for one in self._workers.values() if one.joiner and one not in self.members]
-        return sorted(found, key=lambda one: (one.place is not Place.WAITING, one.number))
+        return sorted(found, key=lambda one: (one.stage is not Stage.WAITING, one.number))
 
     def _send(self, one: Worker, message: Message) -> None:
         self._out.append(Send(one.number, message))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.launch.elastic.actions import Limits
-from hvdlite.launch.elastic.roster import Place, Worker
+from hvdlite.launch.elastic.roster import Stage, Worker
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Notices:
         """Return the version of a notice that is due now, and whether nobody joins by it."""
         # `joining` are the workers that wait to join, and behind them those that still start.
         fit = fitting(limits, members, joining) if growing else []
-        joiners = [one for one in fit if one.place is Place.WAITING]
-        starting = [one for one in fit if one.place is Place.STARTING and one.draining is None]
+        joiners = [one for one in fit if one.stage is Stage.WAITING]
+        starting = [one for one in fit if one.stage is Stage.STARTING and one.draining is None]
         until = company_until(joiners, starting)
         self.complete_at = until if now < until else None
         told = [] if now < until else [worker.number for worker in joiners]

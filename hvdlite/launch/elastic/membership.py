@@ -30,7 +30,7 @@ from hvdlite.launch.elastic.actions import (
 )
 from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
-from hvdlite.launch.elastic.roster import Departed, Phase, Place, Worker, mismatch
+from hvdlite.launch.elastic.roster import Departed, Phase, Stage, Worker, mismatch
 
 
 class Membership(Epochs):
@@ -155,9 +155,9 @@ class Membership(Epochs):
 
     def _arrived(self, one: Worker, message: Message, now: float) -> None:
         """A worker is ready to start or to join, or repeats it."""
-        if one.place is Place.STARTING:
+        if one.stage is Stage.STARTING:
             one.ready_at = now
-        one.place, one.endpoint = Place.WAITING, message["endpoint"]
+        one.stage, one.endpoint = Stage.WAITING, message["endpoint"]
         if not one.joiner:
             return
         if one.draining is not None:
@@ -177,7 +177,7 @@ class Membership(Epochs):
         if not self._entered:
             self._entered = True
             self._out.append(Entered())
-        one.place, one.stuck = Place.BOUNDARY, None
+        one.stage, one.stuck = Stage.BOUNDARY, None
         one.endpoint = message["endpoint"]
         self._record.sign(now)
         if message.get("restored") and not one.restored:
@@ -186,7 +186,7 @@ class Membership(Epochs):
             self._record.symptom(one.name, why)
 
     def _suspended(self, one: Worker, message: Message) -> None:
-        one.place, one.endpoint = Place.SUSPENDED, message["endpoint"]
+        one.stage, one.endpoint = Stage.SUSPENDED, message["endpoint"]
         one.stuck = message.get("stuck")
         self._record.symptom(one.name, f"lost its world: {message['reason'] or 'a link broke'}")
 

@@ -21,8 +21,8 @@ class Phase(enum.Enum):
     OVER = "over"
 
 
-class Place(enum.Enum):
-    """Where a worker is, as far as its messages tell."""
+class Stage(enum.Enum):
+    """Where a worker stands between its start and its end, as far as its messages tell."""
 
     STARTING = "starting"  # its process was announced; it has not said READY
     WAITING = "waiting"  # READY to start or to join; in no epoch yet
@@ -39,7 +39,7 @@ class Worker:
     number: int  # never used again
     host: str  # where it runs, for sentences
     joiner: bool  # whether it was started after the first epoch
-    place: Place = Place.STARTING  # where it is
+    stage: Stage = Stage.STARTING
     # This says how others reach it; opaque but for "agreed".
     endpoint: dict[str, Any] = field(default_factory=dict)
     stuck: str | None = None  # why a collective of it cannot be redone; None if all can
@@ -64,7 +64,7 @@ class Worker:
     @property
     def answered(self) -> bool:
         """Whether a new epoch can be decided without waiting for this member."""
-        return self.place in (Place.SUSPENDED, Place.BOUNDARY)
+        return self.stage in (Stage.SUSPENDED, Stage.BOUNDARY)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvdlite.launch.elastic.roster import Phase, Place, Worker, named
+from hvdlite.launch.elastic.roster import Phase, Stage, Worker, named
 
 _WARN_SECONDS = 10.0
 
@@ -28,7 +28,7 @@ class Watch:
 
 def describe_start(first: Sequence[Worker]) -> str:
     """Say which of the first workers are not ready."""
-    late = [one for one in first if one.place is not Place.WAITING]
+    late = [one for one in first if one.stage is not Stage.WAITING]
     return f"waits for {named(late)} to call hvd.init()" if late else ""
 
 
@@ -44,7 +44,7 @@ def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
         return f"epoch {epoch} waits for {named(late)} to connect" if late else ""
     late = [one for one in members if not one.answered]
     if phase is Phase.GATHERING and late:
-        coming = any(one.place is Place.COMING for one in late)
+        coming = any(one.stage is Stage.COMING for one in late)
         what = "come to the boundary" if coming else "leave the epoch that has ended"
         return f"waits for {named(late)} to {what}"
     if phase is Phase.FORMED and 0 < len(late) < len(members):

@@ -26,10 +26,10 @@ from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.remote.agents import Pulse
-from hvdlite.launch.remote.first_meeting import ALIVE_SECONDS, keep_alive
+from hvdlite.launch.remote.arrival import ALIVE_SECONDS, keep_alive
+from hvdlite.launch.remote.channels import LaunchError
 from hvdlite.launch.remote.host import RemoteHost
-from hvdlite.launch.remote.meeting import meeting_address, route_to
-from hvdlite.launch.remote.ways import LaunchError
+from hvdlite.launch.remote.rendezvous_address import rendezvous_address, route_to
 from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import Supervisor
@@ -196,7 +196,7 @@ class ElasticRun(Run):
         """Choose where the registrar listens; None for a Unix socket, if no other host can come."""
         interfaces = self.what.interfaces
         if self.agents.present:
-            return meeting_address(self.agents.present, interfaces)
+            return rendezvous_address(self.agents.present, interfaces)
         if self._by_hand:
             return None
         if interfaces:

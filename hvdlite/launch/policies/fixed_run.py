@@ -14,7 +14,7 @@ from hvdlite.launch.process.placement import Placement, place_as
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.process.torchrun import torch_master, torchrun_environment
-from hvdlite.launch.remote.meeting import meeting_address
+from hvdlite.launch.remote.rendezvous_address import rendezvous_address
 from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import Supervisor
@@ -46,7 +46,7 @@ class FixedRun(Run):
 
     def rendezvous(self, first: Sequence[Start]) -> Store:
         """Serve the store."""
-        address = meeting_address(self.agents.present, self.what.interfaces)
+        address = rendezvous_address(self.agents.present, self.what.interfaces)
         return Store.start(self.what.ranks, self.job, address)
 
     def here(self, host: str) -> bool:

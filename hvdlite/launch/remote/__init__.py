@@ -1,1 +1,1 @@
-"""Ranks on other hosts: the ways to their agents (ssh), and the messages to and from agents."""
+"""Ranks on other hosts: how their agents are started (ssh), and the messages to and from agents."""

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from hvdlite.launch.process.starts import BackOff
-from hvdlite.launch.remote.first_meeting import meet
+from hvdlite.launch.remote.arrival import await_hosts
+from hvdlite.launch.remote.channels import LaunchError, RemoteLauncher
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
-from hvdlite.launch.remote.ways import LaunchError, Way
 
 _LOOK_SECONDS = 1.0  # between looks at a host that cannot be reached yet
 
@@ -60,12 +60,12 @@ class Owner(Protocol):
 class Agents:
     """All other hosts of a job; a context manager. Used by the loop's thread."""
 
-    def __init__(self, way: Way, pulse: Pulse, interrupted_fd: int) -> None:
+    def __init__(self, remote_launcher: RemoteLauncher, pulse: Pulse, interrupted_fd: int) -> None:
         """Make it without hosts."""
         # `pulse` says how long they may be silent.
         # `interrupted_fd` is readable when the user wants to stop.
         self.hosts: dict[str, RemoteHost] = {}
-        self._way = way
+        self._remote_launcher = remote_launcher
         self._pulse = pulse
         self._interrupted_fd = interrupted_fd
         self._owner: Owner | None = None
@@ -89,7 +89,7 @@ class Agents:
         for name in names:
             self._connect(name)
         hosts = list(self.hosts.values())
-        missed = meet(hosts, enough, self._way, self._interrupted_fd)
+        missed = await_hosts(hosts, enough, self._remote_launcher, self._interrupted_fd)
         for name in missed:
             self._give_up(self.hosts[name])
         return missed
@@ -110,10 +110,10 @@ class Agents:
         names = {host.name for host in hosts}
         for host in hosts:
             self._begin(host)
-        meet(
+        await_hosts(
             hosts,
             names.issubset,
-            self._way,
+            self._remote_launcher,
             self._interrupted_fd,
             lambda host: host.ready,
             "prepared its part",
@@ -136,7 +136,7 @@ class Agents:
         return name in self.hosts and self.hosts[name].serves
 
     def _connect(self, name: str) -> RemoteHost:
-        host = RemoteHost(name, self._way)
+        host = RemoteHost(name, self._remote_launcher)
         self.hosts[name] = host
         return host
 
@@ -197,7 +197,7 @@ class Agents:
         failed = self._failures
         later = {n: max(w, failed[n].ready_at if n in failed else 0.0) for n, w in wanted.items()}
         for name, when in later.items():
-            if name not in self.hosts and when <= now and self._way.reachable(name):
+            if name not in self.hosts and when <= now and self._remote_launcher.reachable(name):
                 self._watch(self._connect(name), owner)
         if now > self._ticked_at + self._pulse.heartbeat / 2:
             # This process was stopped, or had no core, and reads before it calls others silent.

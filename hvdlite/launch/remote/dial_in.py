@@ -1,9 +1,9 @@
 """Agents that connect to the launcher by themselves, as in node mode and on Ray.
 
 Each proves by the usual handshake that it knows the secret of the job, and names its number as the
-rank. `IncomingAgents` takes the connections. `NodeLines` is the way to the nodes of node mode: each
-introduces itself (its host, how many ranks it runs, and how many nodes it was told). A node that
-was lost may connect again.
+rank. `IncomingAgents` takes the connections. `NodeLauncher` is the remote launcher of node mode,
+whose nodes the user starts: each introduces itself (its host, how many ranks it runs, and how many
+nodes it was told). A node that was lost may connect again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from hvdlite.launch.remote.channels import LaunchError
 from hvdlite.launch.remote.messages import Kind, data_frame
-from hvdlite.launch.remote.sealed import SealedLine
-from hvdlite.launch.remote.ways import LaunchError
+from hvdlite.launch.remote.sealed import SealedChannel
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
@@ -39,13 +39,15 @@ def dial(
     deadline: Deadline,
     introduction: bytes = b"",
     pair: tuple[socket.socket, socket.socket] | None = None,
-) -> SealedLine:
-    """Connect an agent to the launcher; see `SealedLine` for the introduction and the pair."""
+) -> SealedChannel:
+    """Connect an agent to the launcher; see `SealedChannel` for the introduction and the pair."""
     # `server` names the launcher in messages.
     # Raises BootstrapError if the launcher cannot be reached, or refuses.
     connection, handshake = reach(server, address, job, number, Role.NODE, deadline)
     from_client, from_server = session_keys(job, handshake.transcript)
-    return SealedLine(connection, (from_server, from_client), _LAUNCHER_SILENCE, introduction, pair)
+    return SealedChannel(
+        connection, (from_server, from_client), _LAUNCHER_SILENCE, introduction, pair
+    )
 
 
 def introduction(nodes: int, ranks: int) -> bytes:
@@ -54,7 +56,7 @@ def introduction(nodes: int, ranks: int) -> bytes:
 
 
 class IncomingAgents(Service):
-    """The launcher's side of such agents: a part of a `ways.Way`."""
+    """The launcher's side of such agents: a part of a `channels.RemoteLauncher`."""
 
     role = Role.NODE
     name = "hvdlite-nodes"
@@ -79,8 +81,8 @@ class Node:
     number: int  # its number, from 1
     hostname: str  # the name of its host
     ranks: int  # how many ranks it runs
-    line: SealedLine  # the last line to its agent
-    opened: bool = False  # whether that line is in use, so that its user closes it
+    channel: SealedChannel  # the last channel to its agent
+    opened: bool = False  # whether that channel is in use, so that its user closes it
 
     @property
     def name(self) -> str:
@@ -93,12 +95,12 @@ class _Arrival:
     """A connection whose node has not been accepted."""
 
     number: int
-    line: SealedLine
+    channel: SealedChannel
     at: float = field(default_factory=time.monotonic)
 
 
-class NodeLines(IncomingAgents):
-    """The way to the other nodes; `conclude` ends it."""
+class NodeLauncher(IncomingAgents):
+    """The remote launcher of node mode; `conclude` ends it."""
 
     def __init__(
         self, listener: socket.socket, job: Job, nodes: int, connect_seconds: float, meet: str
@@ -123,31 +125,33 @@ class NodeLines(IncomingAgents):
                 raise LaunchError(self._wrong or self._missing())
             time.sleep(_LOOK_SECONDS)
             for node in list(self._nodes.values()):
-                if node.line.ended:
-                    raise LaunchError(f"lost {node.name} before the job began: {node.line.said()}")
+                if node.channel.ended:
+                    raise LaunchError(
+                        f"lost {node.name} before the job began: {node.channel.said()}"
+                    )
         self._gathered = True
         return sorted(self._nodes.values(), key=lambda node: node.number)
 
     def conclude(self, status: int, why: str) -> None:
         """Take no more nodes, and tell those without ranks how the job has ended."""
         self.close()
-        unused = [node.line for node in self._nodes.values() if not node.opened]
-        _tell([*unused, *(one.line for one in self._arrivals)], status, why)
+        unused = [node.channel for node in self._nodes.values() if not node.opened]
+        _tell([*unused, *(one.channel for one in self._arrivals)], status, why)
 
     # What the agents' side calls.
 
     def reachable(self, host: str) -> bool:
-        """Return whether a node is connected, and its line is not in use."""
+        """Return whether a node is connected, and its channel is not in use."""
         node = self._nodes[host]
-        return not node.opened and not node.line.ended
+        return not node.opened and not node.channel.ended
 
-    def open(self, host: str) -> SealedLine:
-        """Return the line to a node."""
+    def open(self, host: str) -> SealedChannel:
+        """Return the channel to a node."""
         node = self._nodes[host]
         if node.opened:
             raise LaunchError(f"{host} has not connected again")
         node.opened = True
-        return node.line
+        return node.channel
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why a node is not there any more."""
@@ -155,7 +159,7 @@ class NodeLines(IncomingAgents):
 
     def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the address from which the node has connected."""
-        return self._nodes[host].line.peer
+        return self._nodes[host].channel.peer
 
     # The service's thread.
 
@@ -163,24 +167,24 @@ class NodeLines(IncomingAgents):
         if number == 0:
             connection.close()
         else:
-            self._arrivals.append(_Arrival(number, SealedLine(connection, keys, NODE_SILENCE)))
+            self._arrivals.append(_Arrival(number, SealedChannel(connection, keys, NODE_SILENCE)))
 
     def _sleep_seconds(self, now: float) -> float:
         return _LOOK_SECONDS if self._arrivals else super()._sleep_seconds(now)
 
     def _tick(self, asleep: float) -> None:
         for one in list(self._arrivals):
-            said = one.line.introduction
-            if said is None and not one.line.ended:
+            said = one.channel.introduction
+            if said is None and not one.channel.ended:
                 continue
             there = next((n for n in self._nodes.values() if n.number == one.number), None)
-            # A node that comes back may be faster than the news that its first line has ended.
-            first_lives = there is not None and not there.line.ended
+            # A node that comes back may be faster than the news that its first channel has ended.
+            first_lives = there is not None and not there.channel.ended
             if self._gathered and first_lives and asleep < one.at + _SECOND_SECONDS:
                 continue
             self._arrivals.remove(one)
             if said is None:
-                _tell([one.line], 1, "")
+                _tell([one.channel], 1, "")
             else:
                 self._accept(one, there, said)
 
@@ -190,16 +194,16 @@ class NodeLines(IncomingAgents):
         except (ValueError, RecursionError):
             self._refuse(
                 one,
-                f"node {one.number} ({one.line.peer}) says what no node of this version of hvdlite "
-                "says; install the same version on all nodes",
+                f"node {one.number} ({one.channel.peer}) says what no node of this version of "
+                "hvdlite says; install the same version on all nodes",
             )
             return
-        new = Node(one.number, hostname, ranks, one.line)
-        if there is not None and not there.line.ended:
+        new = Node(one.number, hostname, ranks, one.channel)
+        if there is not None and not there.channel.ended:
             wrong = (
                 f"two nodes say that they are node {one.number}: {there.hostname} "
-                f"({there.line.peer}) and {hostname} ({one.line.peer}); give each one its own "
-                "--node-rank"
+                f"({there.channel.peer}) and {hostname} ({one.channel.peer}); give each one its "
+                "own --node-rank"
             )
         elif nodes != self._count:
             wrong = (
@@ -211,8 +215,8 @@ class NodeLines(IncomingAgents):
         else:
             if there is not None:
                 if not there.opened:
-                    _tell([there.line], 1, "")
-                there.line, there.opened = one.line, False
+                    _tell([there.channel], 1, "")
+                there.channel, there.opened = one.channel, False
             else:
                 self._nodes[new.name] = new
             return
@@ -221,7 +225,7 @@ class NodeLines(IncomingAgents):
     def _refuse(self, one: _Arrival, wrong: str) -> None:
         if not self._gathered:
             self._wrong = self._wrong or wrong
-        _tell([one.line], 1, wrong)
+        _tell([one.channel], 1, wrong)
 
     def _missing(self) -> str:
         there = {node.number for node in self._nodes.values()}
@@ -242,11 +246,11 @@ def _introduced(said: bytes) -> tuple[str, int, int]:
     raise ValueError("no introduction")
 
 
-def _tell(lines: list[SealedLine], status: int, why: str) -> None:
+def _tell(channels: list[SealedChannel], status: int, why: str) -> None:
     """Tell nodes how the job has ended, and hang up."""
-    for line in lines:
+    for channel in channels:
         with contextlib.suppress(OSError):
-            os.write(line.write_fd, data_frame(Kind.OUTCOME, 0, [status, why]))
-        line.hang_up()
-    for line in lines:
-        line.end()
+            os.write(channel.write_fd, data_frame(Kind.OUTCOME, 0, [status, why]))
+        channel.hang_up()
+    for channel in channels:
+        channel.end()

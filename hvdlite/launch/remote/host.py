@@ -1,6 +1,6 @@
-"""The launcher's side of one other host: the line to its agent (see `ways`), and two threads.
+"""The launcher's side of one other host: its agent's channel, and two threads.
 
-One thread reads, and one writes, so that a write to a stuck line holds nobody else up.
+One thread reads, and one writes, so that a write to a stuck channel holds nobody else up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import hvdlite
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.process.starts import Start
+from hvdlite.launch.remote.channels import AbsentError, LaunchError, RemoteLauncher, last_line
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
-from hvdlite.launch.remote.ways import AbsentError, LaunchError, Way, last_line
 from hvdlite.launch.remote.worker import LOST, RemoteWorker
 from hvdlite.rendezvous.deadline import is_never
 
@@ -31,20 +31,20 @@ _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LIVE}
 
 
-def connect_deadline(way: Way) -> float:
+def connect_deadline(remote_launcher: RemoteLauncher) -> float:
     """Return until when a host that is connected to now has to answer; monotonic, in seconds."""
-    seconds = way.connect_seconds
+    seconds = remote_launcher.connect_seconds
     return math.inf if is_never(seconds) else time.monotonic() + seconds + 5
 
 
 class RemoteHost:
     """The connection to the agent on one other host, and the processes there."""
 
-    # The loop's thread makes it, because the process of a line dies with the thread that started
+    # The loop's thread makes it, because the process of a channel dies with the thread that started
     # it, and calls all methods; the host's thread reads what the agent sends once `serve` was
     # called.
 
-    def __init__(self, name: str, way: Way) -> None:
+    def __init__(self, name: str, remote_launcher: RemoteLauncher) -> None:
         """Begin to connect to the agent of a host."""
         self.name = name
         # The agent's description of its host; empty until it arrives.
@@ -56,12 +56,13 @@ class RemoteHost:
         self.busy = False  # whether the host's thread waits for a slow console, not for the agent
         self.workers: dict[int, RemoteWorker] = {}  # the processes of this host, by number
         self.heard_at = time.monotonic()  # the monotonic time of the agent's last message
-        self.deadline = connect_deadline(way)  # until when it has to be ready, a monotonic time
+        # Until when it has to be ready, a monotonic time.
+        self.deadline = connect_deadline(remote_launcher)
         # Why the connection has ended.
         self.lost_because = "its agent sent something that is not a message"
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when `take` has events
-        self._way = way
-        self._line = way.open(name)
+        self._remote_launcher = remote_launcher
+        self._channel = remote_launcher.open(name)
         self._reader = FrameReader(after_greeting=True, longest=_LONGEST_FRAME)
         self._early: list[Frame] = []  # came before the host's thread ran
         self._events: deque[tuple[Kind, int]] = deque()
@@ -80,11 +81,11 @@ class RemoteHost:
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the agent has sent something."""
-        return self._line.read_fd
+        return self._channel.read_fd
 
     def address(self) -> str:
         """Return the host's IP address, once its agent has said hello."""
-        return self._way.host_address(self.name, self.hello)
+        return self._remote_launcher.host_address(self.name, self.hello)
 
     # Before the host's thread runs.
 
@@ -94,8 +95,10 @@ class RemoteHost:
         # Raises LaunchError if the agent refuses, or it has another version of hvdlite.
         data = self._read()
         if not data:
-            status = self._line.end()
-            raise AbsentError(self._way.explain(self.name, self._line.said(), status))
+            status = self._channel.end()
+            raise AbsentError(
+                self._remote_launcher.explain(self.name, self._channel.said(), status)
+            )
         try:
             for message in self._reader.feed(data):
                 self._take_before_start(message)
@@ -103,9 +106,9 @@ class RemoteHost:
             raise LaunchError(f"cannot start on host {self.name}: {_disturbed(error)}") from None
 
     def _read(self) -> bytes:
-        """Read what the agent has sent; nothing if the line is broken."""
+        """Read what the agent has sent; nothing if the channel is broken."""
         try:
-            return os.read(self._line.read_fd, 1 << 18)
+            return os.read(self._channel.read_fd, 1 << 18)
         except OSError:
             return b""
 
@@ -151,9 +154,9 @@ class RemoteHost:
             view = memoryview(data)
             try:
                 while view:
-                    view = view[os.write(self._line.write_fd, view) :]
+                    view = view[os.write(self._channel.write_fd, view) :]
             except OSError:
-                pass  # The line is broken, which the host's thread notices when it reads.
+                pass  # The channel is broken, which the host's thread notices when it reads.
 
     def launch(
         self, start: Start, environment: Mapping[str, str], more: Sequence[int]
@@ -237,7 +240,7 @@ class RemoteHost:
         self._settled.set()
 
     def _why_lost(self) -> str:
-        said = self._cut_because or last_line(self._line.said())
+        said = self._cut_because or last_line(self._channel.said())
         lost = "lost the connection to its host"
         self.lost_because = f"lost the connection to its host: {said}" if said else lost
         return self.lost_because
@@ -265,16 +268,16 @@ class RemoteHost:
     def cut(self, why: str) -> None:
         """Give the connection up; its processes then count as lost."""
         self._cut_because = why
-        self._line.cut()
+        self._channel.cut()
 
     def settle(self) -> None:
         """Wait until the agent has ended what is left there, at most for seconds."""
         if self.serves and not self._settled.wait(_LONGEST_GOODBYE):
-            self._line.cut()
+            self._channel.cut()
             self._settled.wait(_LONGEST_GOODBYE)
 
     def close(self) -> None:
-        """End the line, once the agent has ended what is left there; at most after seconds."""
+        """End the channel, once the agent has ended what is left there; at most after seconds."""
         if self._closed:
             return
         self._closed = True
@@ -283,12 +286,12 @@ class RemoteHost:
             self._thread.join(_LONGEST_GOODBYE)
         if not self._closed_well:
             self._writer.join(_LONGEST_FLUSH)  # What was sent last may tell why the job ends.
-            self._line.cut()
+            self._channel.cut()
         self._writer.join(_LONGEST_GOODBYE)
         if not (self._thread.is_alive() or self._writer.is_alive()):
-            self._line.hang_up()
+            self._channel.hang_up()
             os.close(self.fd)
-        self._line.end()
+        self._channel.end()
 
 
 def _disturbed(error: NoFrameError) -> str:

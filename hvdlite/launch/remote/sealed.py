@@ -1,9 +1,9 @@
-"""A line over TCP between two nodes: each block of bytes has a MAC, and a silent node is noticed.
+"""A channel over TCP between two nodes: each block has a MAC, and a silent node is noticed.
 
 After the handshake a thread relays bytes between the connection and a socket pair, whose other end
 its owner reads and writes as if it were the connection. The thread also sends a *beat*, an empty
 block, every few seconds. If nothing has come for the longest silence, the other node is stopped, or
-cut off, and the line ends. Nothing is encrypted.
+cut off, and the channel ends. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _HUNG_UP = "it has hung up"
 _CAPACITY = 1 << 20  # bytes that wait for one side; while there are more, the other is not read
 
 
-class SealedLine:
-    """One end of the line; see `ways.Line`."""
+class SealedChannel:
+    """One end of the channel; see `channels.Channel`."""
 
     pid: int | None = None  # None, since there is no process
 
@@ -45,7 +45,7 @@ class SealedLine:
         # `pair` has the sockets between this and the owner, whose end is the second; by default new
         # ones.
         self.peer = str(connection.getpeername()[0])  # the IP address of the other node
-        # The first block from the other node, if the line waits for one.
+        # The first block from the other node, if the channel waits for one.
         self.introduction: bytes | None = None
         self.ended = False  # whether the connection has ended
         self._waits = introduction is None
@@ -63,20 +63,20 @@ class SealedLine:
         self._to_inner = bytearray()
         self._owner_left_at = 0.0  # monotonic time; 0 while the owner has its end open
         self._heard_at = self._beat_at = time.monotonic()
-        self._thread = threading.Thread(target=self._relay, name="hvdlite-line", daemon=True)
+        self._thread = threading.Thread(target=self._relay, name="hvdlite-channel", daemon=True)
         self._thread.start()
 
     def said(self) -> str:
-        """Return why the line has ended."""
+        """Return why the channel has ended."""
         return self._why
 
     def cut(self) -> None:
-        """End the line at once for its owner; what the owner has written is still sent."""
+        """End the channel at once for its owner; what the owner has written is still sent."""
         with contextlib.suppress(OSError):
             self._owners.shutdown(socket.SHUT_RDWR)
 
     def hang_up(self) -> None:
-        """End the line for its owner; `end` closes the descriptor."""
+        """End the channel for its owner; `end` closes the descriptor."""
         self.cut()
 
     def end(self) -> None:
@@ -103,7 +103,7 @@ class SealedLine:
             self._inner.close()
 
     def _turn(self, selector: selectors.BaseSelector) -> bool:
-        """Move bytes that can be moved now; return whether the line goes on."""
+        """Move bytes that can be moved now; return whether the channel goes on."""
         reads = len(self._to_inner) < _CAPACITY
         takes = len(self._to_outer) < _CAPACITY and not self._owner_left_at
         _watch(selector, self._outer, reads, bool(self._to_outer))
@@ -151,7 +151,7 @@ class SealedLine:
             self._to_inner.clear()  # The owner does not read any more.
 
     def _goes_on(self, now: float, reads: bool) -> bool:
-        """Send a beat if one is due; return whether the line has to go on."""
+        """Send a beat if one is due; return whether the channel has to go on."""
         if not reads:
             self._heard_at = now  # The owner is slow, and the other node is not to blame.
         if now > self._heard_at + self._silence:

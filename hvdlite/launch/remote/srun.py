@@ -1,4 +1,4 @@
-"""The way by Slurm's srun: a step with one task, the agent, on each host of the allocation.
+"""srun as a remote launcher: a step with one task, the agent, on each host of the allocation.
 
 Slurm authenticates both sides. It encrypts nothing, neither here nor where srun itself passes the
 environment on, so the job's secret is as safe as Slurm's network.
@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host
+from hvdlite.launch.remote.channels import ProcessChannel, last_line
 from hvdlite.launch.remote.ssh import SAFE_PATH
-from hvdlite.launch.remote.ways import ProcessLine, last_line
 from hvdlite.rendezvous.launchers.known import tasks_of_node
 
 _LONGEST_QUESTION = 30.0  # seconds that Slurm's controller may take to answer
@@ -34,7 +34,7 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class Srun:
-    """The way by srun; see `ways.Way`."""
+    """How srun starts agents; see `channels.RemoteLauncher`."""
 
     python: str = sys.executable  # the Python with hvdlite on the hosts
     connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
@@ -44,11 +44,11 @@ class Srun:
         """Return True: only an attempt tells."""
         return True
 
-    def open(self, host: str) -> ProcessLine:
+    def open(self, host: str) -> ProcessChannel:
         """Start srun."""
         # When the launcher dies, SIGTERM has srun end its step at once. A killed srun cannot, and
         # the agent's stdin then ends up to 8 seconds later.
-        return ProcessLine(srun_command(host, self.python), death=signal.SIGTERM)
+        return ProcessChannel(srun_command(host, self.python), death=signal.SIGTERM)
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why srun ended, and what to do."""

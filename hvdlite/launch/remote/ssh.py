@@ -1,4 +1,4 @@
-"""The way by ssh: the command that starts an agent, and why it failed.
+"""ssh as a remote launcher: the command that starts an agent, and why it failed.
 
 The remote command is one fixed program with fixed arguments, so that no shell has to interpret
 anything of the user. The environment, the command and the secret of the job go through ssh's stdin.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hvdlite.launch.remote.ways import ProcessLine, last_line
+from hvdlite.launch.remote.channels import ProcessChannel, last_line
 from hvdlite.rendezvous.deadline import is_never
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -36,7 +36,7 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class Ssh:
-    """The way by ssh, with the user's choices; see `ways.Way`."""
+    """How ssh starts agents, with the user's choices; see `channels.RemoteLauncher`."""
 
     port: int | None = None  # the port of sshd on the other hosts; None leaves it to ssh
     identity_file: Path | None = None  # a private key
@@ -49,9 +49,9 @@ class Ssh:
         """Return True: only an attempt tells."""
         return True
 
-    def open(self, host: str) -> ProcessLine:
+    def open(self, host: str) -> ProcessChannel:
         """Start ssh."""
-        return ProcessLine(ssh_command(host, self))
+        return ProcessChannel(ssh_command(host, self))
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why ssh ended, and what to do."""

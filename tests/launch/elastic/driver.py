@@ -20,7 +20,7 @@ from hvdlite.launch.command.cli import main
 from hvdlite.launch.elastic import actions
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Evict, Leaving, Limits
 from hvdlite.launch.policies import elastic_run
-from hvdlite.launch.remote import first_meeting
+from hvdlite.launch.remote import arrival
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 
@@ -120,6 +120,6 @@ class FakeRegistrar:
 
 if __name__ == "__main__":
     if "TEST_PATIENCE" in os.environ:
-        first_meeting._PATIENCE = float(os.environ["TEST_PATIENCE"])
+        arrival._PATIENCE = float(os.environ["TEST_PATIENCE"])
     elastic_run.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
     sys.exit(main())

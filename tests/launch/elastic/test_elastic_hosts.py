@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fakes.ssh import agent_of, fake_ssh
+from hvdlite.launch.remote.channels import ProcessChannel
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.ssh import Ssh
-from hvdlite.launch.remote.ways import ProcessLine
 from launch.elastic.jobs import ElasticJob, rewrite, short_heartbeat
 from patience import HANG, Stopwatch, wait_until
 
@@ -198,8 +198,8 @@ def test_host_that_cannot_be_reached_later_is_named_and_tried_again(
 class StuckSsh(Ssh):
     """An ssh that never reads what is sent to its host."""
 
-    def open(self, host: str) -> ProcessLine:
-        return ProcessLine(["sleep", "600"])
+    def open(self, host: str) -> ProcessChannel:
+        return ProcessChannel(["sleep", "600"])
 
 
 def test_message_to_a_stuck_ssh_holds_nobody_up() -> None:

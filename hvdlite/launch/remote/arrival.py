@@ -10,18 +10,18 @@ import selectors
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from hvdlite.launch.remote.channels import AbsentError, RemoteLauncher
 from hvdlite.launch.remote.host import RemoteHost, connect_deadline
 from hvdlite.launch.remote.messages import Kind, frame
-from hvdlite.launch.remote.ways import AbsentError, Way
 
 ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _PATIENCE = 5.0  # seconds after enough hosts have come; as many as these took, if that is longer
 
 
-def meet(
+def await_hosts(
     hosts: Sequence[RemoteHost],
     enough: Callable[[Collection[str]], bool],
-    way: Way,
+    remote_launcher: RemoteLauncher,
     interrupted_fd: int,
     come: Callable[[RemoteHost], bool] = lambda host: bool(host.hello),
     what: str = "answered",
@@ -29,7 +29,7 @@ def meet(
     """Receive from the agents until all have come, or enough and the rest is late."""
     # The threads of `hosts` do not run yet.
     # `enough` returns whether the job can start with the hosts of these names.
-    # `way` says how long a host may take, and a byte at `interrupted_fd` ends the wait.
+    # `remote_launcher` says how long a host may take, and a byte at `interrupted_fd` ends the wait.
     # `come` returns whether a host has come as far as it should; by default, has said hello.
     # Returns, by name, why each host cannot be reached. Those that are late may still come.
     # Raises AbsentError if without a host there are not enough, and it cannot be reached, or takes
@@ -37,7 +37,7 @@ def meet(
     # Raises LaunchError if the job cannot run on a host, or one has another version of hvdlite.
     # Raises KeyboardInterrupt after such a byte.
     begun = time.monotonic()
-    deadline = connect_deadline(way)
+    deadline = connect_deadline(remote_launcher)
     leave_at: float | None = None
     left = {host.name: host for host in hosts}
     missed: dict[str, str] = {}

@@ -1,8 +1,9 @@
-"""Ways to reach the agents on other hosts, of which ssh is one.
+"""How the launcher reaches the agents on other hosts.
 
-A *way* opens a *line* to the agent on a host. The launcher reads and writes the line's two
-descriptors, and does not know what is between them and the agent. `ProcessLine` is the line of a
-way that runs a command here, such as ssh, whose stdin and stdout are those of the agent.
+A *remote launcher*, such as ssh, starts the agent on a host and opens a *channel* to it.
+The launcher reads and writes the channel's two descriptors, and does not know what is between them
+and the agent. `ProcessChannel` is the channel of a command that runs here, such as ssh's, whose
+stdin and stdout are those of the agent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hvdlite.launch.process import shim
 from hvdlite.launch.process.nameless import nameless_file
 from hvdlite.launch.process.orphan_reaper import signal_group
 
-_LONGEST_END = 5.0  # seconds that a command may take to end when its line has been closed
+_LONGEST_END = 5.0  # seconds that a command may take to end when its channel has been closed
 _MOST_SAID = 1 << 16  # bytes of its stderr that are read
 
 
@@ -29,7 +30,7 @@ class AbsentError(LaunchError):
     """A host cannot be reached, or has not answered in time."""
 
 
-class Line(Protocol):
+class Channel(Protocol):
     """The connection to the agent on one host; it may still be in the making."""
 
     # The launcher's threads call the methods; none is called after `hang_up` but `cut`, `end` and
@@ -37,7 +38,7 @@ class Line(Protocol):
 
     @property
     def read_fd(self) -> int:
-        """The descriptor of what the agent sends; at its end when the line is broken."""
+        """The descriptor of what the agent sends; at its end when the channel is broken."""
 
     @property
     def write_fd(self) -> int:
@@ -48,24 +49,24 @@ class Line(Protocol):
         """The process here, and its group, that has to die with the launcher; None without one."""
 
     def said(self) -> str:
-        """Return what the line has told about itself, as a failing ssh does on its stderr."""
+        """Return what the channel has told about itself, as a failing ssh does on its stderr."""
 
     def cut(self) -> None:
-        """Break the line at once; a thread that reads then finds the end."""
+        """Break the channel at once; a thread that reads then finds the end."""
 
     def hang_up(self) -> None:
         """Close the two descriptors."""
 
     def end(self) -> int | None:
-        """Wait until the line's process has ended; return its status, None without a process."""
+        """Wait until the channel's process has ended; return its status, None without a process."""
 
 
-class Way(Protocol):
+class RemoteLauncher(Protocol):
     """How the agents of a job are reached."""
 
     @property
     def carries_secrets(self) -> bool:
-        """Whether environment and secret of the job may travel on its lines."""
+        """Whether environment and secret of the job may travel on its channels."""
         # Otherwise the agents have their own.
 
     @property
@@ -75,12 +76,12 @@ class Way(Protocol):
     def reachable(self, host: str) -> bool:
         """Return whether it makes sense to connect to a host that was lost, or is new, now."""
 
-    def open(self, host: str) -> Line:
+    def open(self, host: str) -> Channel:
         """Begin to connect to the agent on a host; this does not wait for the host."""
         # Raises OSError if nothing can be started here.
 
     def explain(self, host: str, said: str, status: int | None) -> str:
-        """Describe why a line ended before its agent answered, and what to do."""
+        """Describe why a channel ended before its agent answered, and what to do."""
 
     def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the IP address by which this host reaches another one whose agent has answered."""
@@ -88,18 +89,18 @@ class Way(Protocol):
 
 
 def last_line(said: str) -> str:
-    """Return the last line that a line has told about itself; "" if it has told nothing."""
+    """Return the last line that a channel has told about itself; "" if it has told nothing."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
-class ProcessLine:
-    """The line of a command that runs here; the command ends with the thread that made this."""
+class ProcessChannel:
+    """The channel of a command that runs here; the command ends with the thread that made this."""
 
     def __init__(self, command: Sequence[str], *, death: signal.Signals = signal.SIGKILL) -> None:
         """Start the command in a session of its own. Raises OSError if it cannot be started."""
         # `death` is the signal that the command gets when this thread ends.
-        self._stderr = nameless_file("hvdlite-line-stderr")
+        self._stderr = nameless_file("hvdlite-channel-stderr")
         self._said: str | None = None
         try:
             self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The line between two nodes: all bytes arrive, in order, and whatever else happens ends it."""
+"""The channel between two nodes: all bytes arrive, in order, and whatever else happens ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvdlite.launch.remote import sealed
-from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.launch.remote.sealed import SealedChannel
 from hvdlite.rendezvous.frames import FrameWriter
 from patience import wait_until
 
@@ -27,24 +27,24 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.fixture
-def ends() -> Iterator[list[SealedLine]]:
-    """Give the line's two ends: the first one says something first."""
+def ends() -> Iterator[list[SealedChannel]]:
+    """Give the channel's two ends: the first one says something first."""
     client, server = connected()
-    made = [SealedLine(client, KEYS, 30, b"me"), SealedLine(server, KEYS[::-1], 30)]
+    made = [SealedChannel(client, KEYS, 30, b"me"), SealedChannel(server, KEYS[::-1], 30)]
     yield made
     for end in made:
         end.hang_up()
         end.end()
 
 
-def read_all(end: SealedLine) -> bytes:
+def read_all(end: SealedChannel) -> bytes:
     found = b""
     while data := os.read(end.read_fd, 1 << 16):
         found += data
     return found
 
 
-def test_bytes_and_introduction_arrive(ends: list[SealedLine]) -> None:
+def test_bytes_and_introduction_arrive(ends: list[SealedChannel]) -> None:
     first, second = ends
     wait_until(lambda: second.introduction is not None, "the introduction")
     assert (first.introduction, second.introduction) == (None, b"me")
@@ -55,7 +55,7 @@ def test_bytes_and_introduction_arrive(ends: list[SealedLine]) -> None:
     assert os.read(first.read_fd, 100) == b"to the first"
 
 
-def test_slow_reader_gets_everything(ends: list[SealedLine]) -> None:
+def test_slow_reader_gets_everything(ends: list[SealedChannel]) -> None:
     first, second = ends
     sent = secrets.token_bytes(9 << 20)
 
@@ -68,12 +68,12 @@ def test_slow_reader_gets_everything(ends: list[SealedLine]) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     time.sleep(0.5)
-    assert writer.is_alive(), "the line takes any number of bytes"
+    assert writer.is_alive(), "the channel takes any number of bytes"
     assert read_all(second) == sent
     writer.join()
 
 
-def test_what_was_written_before_the_end_arrives(ends: list[SealedLine]) -> None:
+def test_what_was_written_before_the_end_arrives(ends: list[SealedChannel]) -> None:
     """Even if this end has not read what the other one has sent."""
     first, second = ends
     os.write(second.write_fd, b"never read")
@@ -86,7 +86,7 @@ def test_what_was_written_before_the_end_arrives(ends: list[SealedLine]) -> None
     assert second.ended and second.said() == "it has hung up"
 
 
-def test_end_of_the_connection_reaches_a_reader(ends: list[SealedLine]) -> None:
+def test_end_of_the_connection_reaches_a_reader(ends: list[SealedChannel]) -> None:
     first, second = ends
     first.cut()
     assert read_all(first) == b""
@@ -96,29 +96,29 @@ def test_end_of_the_connection_reaches_a_reader(ends: list[SealedLine]) -> None:
 def test_silence_ends_the_line() -> None:
     client, server = connected()
     with client:
-        line = SealedLine(server, KEYS, 1.0)
-        assert read_all(line) == b""
-        assert line.said() == "it has said nothing for 1 s: it is stopped, or cut off"
-        line.hang_up()
-        line.end()
+        channel = SealedChannel(server, KEYS, 1.0)
+        assert read_all(channel) == b""
+        assert channel.said() == "it has said nothing for 1 s: it is stopped, or cut off"
+        channel.hang_up()
+        channel.end()
 
 
 def test_tampering_ends_the_line() -> None:
     client, server = connected()
     with client:
         client.sendall(FrameWriter(secrets.token_bytes(32)).wrap(b"me"))
-        line = SealedLine(server, KEYS[::-1], 30)
-        assert read_all(line) == b""
-        assert line.introduction is None
-        assert line.said() == "a frame was tampered with"
-        line.hang_up()
-        line.end()
+        channel = SealedChannel(server, KEYS[::-1], 30)
+        assert read_all(channel) == b""
+        assert channel.introduction is None
+        assert channel.said() == "a frame was tampered with"
+        channel.hang_up()
+        channel.end()
 
 
 def test_idle_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "_BEAT_SECONDS", 0.1)
     client, server = connected()
-    idle = [SealedLine(client, KEYS, 2.5, b"me"), SealedLine(server, KEYS[::-1], 2.5)]
+    idle = [SealedChannel(client, KEYS, 2.5, b"me"), SealedChannel(server, KEYS[::-1], 2.5)]
     time.sleep(3.0)
     assert not any(end.ended for end in idle)
     for end in idle:

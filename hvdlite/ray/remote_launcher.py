@@ -1,4 +1,4 @@
-"""The way to the agents of an elastic job on Ray: an actor on each node, which connects here.
+"""The remote launcher of an elastic job on Ray: an actor on each node, which connects here.
 
 The actor reserves what all workers of its node need. The job's secret travels to it by Ray, and it
 proves by the usual handshake that it knows the secret. The agent dies with its actor.
@@ -15,7 +15,7 @@ from typing import Any
 
 from hvdlite.launch import dialling
 from hvdlite.launch.remote.dial_in import NODE_SILENCE, IncomingAgents
-from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.launch.remote.sealed import SealedChannel
 from hvdlite.ray.cluster import import_ray, own_place, ray_says
 from hvdlite.ray.nodes import RayHosts, Share
 from hvdlite.rendezvous.address import listen
@@ -23,7 +23,7 @@ from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
 
 _LOOK_SECONDS = 0.1
-_LINES = 1 << 31  # so many lines may be opened in the life of a job
+_CHANNELS = 1 << 31  # so many channels may be opened in the life of a job
 # Variables of an actor that are not those of a rank: its place in Ray, Ray's debugger, and a number
 # of threads that is for all ranks of the node.
 _OF_THE_ACTOR = ("RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT", "OMP_NUM_THREADS")
@@ -39,13 +39,13 @@ class NodeActor:
         return dialling.serve(address, job, number, variables, _OF_THE_ACTOR, threads)
 
 
-class RayLine:
-    """The line to the agent of one node; see `ways.Line`. It exists before the node connects."""
+class RayChannel:
+    """The channel to the agent of one node, made before that connects; see `channels.Channel`."""
 
     pid: int | None = None
 
     def __init__(self, deadline: Deadline) -> None:
-        """Make the line."""
+        """Make the channel."""
         # `deadline` says until when the node has to connect.
         self._inner, self._owners = socket.socketpair()
         self.read_fd = self.write_fd = self._owners.fileno()
@@ -56,7 +56,7 @@ class RayLine:
         self.ref: Any = None
         self._why = ""
         self._lock = threading.Lock()
-        self._sealed: SealedLine | None = None
+        self._sealed: SealedChannel | None = None
         self._connection: socket.socket | None = None
         self._hung_up = False
 
@@ -70,10 +70,10 @@ class RayLine:
             self.peer = str(connection.getpeername()[0])
             self._connection = connection
             pair = (self._inner, self._owners)
-            self._sealed = SealedLine(connection, keys, NODE_SILENCE, pair=pair)
+            self._sealed = SealedChannel(connection, keys, NODE_SILENCE, pair=pair)
 
     def fail(self, why: str) -> None:
-        """End the line, unless the node has connected."""
+        """End the channel, unless the node has connected."""
         with self._lock:
             if self.pending:
                 self.pending = False
@@ -81,11 +81,11 @@ class RayLine:
                 self._inner.close()
 
     def said(self) -> str:
-        """Return why the line has ended."""
+        """Return why the channel has ended."""
         return self._why if self._sealed is None else self._sealed.said()
 
     def cut(self) -> None:
-        """Break the line at once, and with it the agent's."""
+        """Break the channel at once, and with it the agent's."""
         self.fail("it was given up")
         for end in (self._owners, self._connection):
             if end is not None:
@@ -93,7 +93,7 @@ class RayLine:
                     end.shutdown(socket.SHUT_RDWR)
 
     def hang_up(self) -> None:
-        """End the line; `end` closes the descriptor."""
+        """End the channel; `end` closes the descriptor."""
         self._hung_up = True
         with contextlib.suppress(OSError):
             self._owners.shutdown(socket.SHUT_RDWR)
@@ -111,8 +111,8 @@ class RayLine:
                 import_ray().kill(actor)
 
 
-class RayWay(IncomingAgents):
-    """How agents are reached; see `ways.Way`. A context manager, which ends all actors."""
+class RayLauncher(IncomingAgents):
+    """How Ray starts agents; see `channels.RemoteLauncher`. Leaving it ends all actors."""
 
     def __init__(
         self,
@@ -130,41 +130,43 @@ class RayWay(IncomingAgents):
         self._variables = dict(variables)
         host = own_place().address
         listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
-        super().__init__(job, _LINES, listener, room=0, peers_return=True)
+        super().__init__(job, _CHANNELS, listener, room=0, peers_return=True)
         self._numbers = itertools.count()
-        self._lines: dict[int, RayLine] = {}
-        self._of_host: dict[str, RayLine] = {}
+        self._channels: dict[int, RayChannel] = {}
+        self._of_host: dict[str, RayChannel] = {}
         self._start()
 
     def close(self) -> bool:
         """End what is left."""
         first = super().close()
-        for line in self._lines.values():
-            line.end()
+        for channel in self._channels.values():
+            channel.end()
         return first
 
     def reachable(self, host: str) -> bool:
         """Return True: only an attempt tells."""
         return True
 
-    def open(self, host: str) -> RayLine:
+    def open(self, host: str) -> RayChannel:
         """Have Ray start an actor on a node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         number = next(self._numbers)
-        line = self._of_host[host] = self._lines[number] = RayLine(Deadline(self.connect_seconds))
+        channel = self._of_host[host] = self._channels[number] = RayChannel(
+            Deadline(self.connect_seconds)
+        )
         there = NodeAffinitySchedulingStrategy(self._hosts.ids[host], soft=False)
         reserved = self._share.options(self._hosts.slots[host])
         threads = max(1, int(self._share.cpus))
         try:
             actor = import_ray().remote(NodeActor).options(scheduling_strategy=there, **reserved)
-            line.actor = actor.remote()
-            line.ref = line.actor.serve.remote(
+            channel.actor = actor.remote()
+            channel.ref = channel.actor.serve.remote(
                 self.address, self._job, number, self._variables, threads
             )
         except Exception as error:  # Ray raises many kinds while its head is away.
-            line.fail(ray_says(error))
-        return line
+            channel.fail(ray_says(error))
+        return channel
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why a node takes no part."""
@@ -175,31 +177,31 @@ class RayWay(IncomingAgents):
         return self._of_host[host].peer
 
     def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
-        line = self._lines.get(number)
-        if line is None:
+        channel = self._channels.get(number)
+        if channel is None:
             connection.close()
         else:
-            line.attach(connection, keys)
+            channel.attach(connection, keys)
 
     def _sleep_seconds(self, now: float) -> float:
         return _LOOK_SECONDS
 
     def _tick(self, asleep: float) -> None:
-        for line in list(self._lines.values()):
-            if line.pending:
-                self._look_after(line)
+        for channel in list(self._channels.values()):
+            if channel.pending:
+                self._look_after(channel)
 
-    def _look_after(self, line: RayLine) -> None:
-        """End a line whose actor has failed, or takes too long."""
+    def _look_after(self, channel: RayChannel) -> None:
+        """End a channel whose actor has failed, or takes too long."""
         ray = import_ray()
-        if line.deadline.passed:
-            line.fail(
+        if channel.deadline.passed:
+            channel.fail(
                 f"Ray has not started its actor within {self.connect_seconds:g} s; other work may "
                 "hold its CPUs or GPUs (`ray status` tells), or it cannot reach the driver at "
                 f"{self.address}; a longer start_timeout gives it more time"
             )
-        elif line.ref is not None and ray.wait([line.ref], timeout=0)[0]:
+        elif channel.ref is not None and ray.wait([channel.ref], timeout=0)[0]:
             try:
-                line.fail(f"its agent ended with status {ray.get(line.ref)}")
+                channel.fail(f"its agent ended with status {ray.get(channel.ref)}")
             except Exception as error:
-                line.fail(ray_says(getattr(error, "cause", None) or error))
+                channel.fail(ray_says(getattr(error, "cause", None) or error))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.launch.remote.dial_in import NodeLines, dial, introduction
-from hvdlite.launch.remote.sealed import SealedLine
-from hvdlite.launch.remote.ways import LaunchError
+from hvdlite.launch.remote.channels import LaunchError
+from hvdlite.launch.remote.dial_in import NodeLauncher, dial, introduction
+from hvdlite.launch.remote.sealed import SealedChannel
 from hvdlite.rendezvous.address import listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
@@ -22,44 +22,44 @@ RIGHT = introduction(nodes=2, ranks=1)
 
 
 @contextlib.contextmanager
-def node_0() -> Iterator[tuple[NodeLines, str]]:
+def node_0() -> Iterator[tuple[NodeLauncher, str]]:
     """Listen for one other node; give the address, too."""
     listener = listen("127.0.0.1:0")
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    way = NodeLines(listener, JOB, 2, HANG, address)
+    remote_launcher = NodeLauncher(listener, JOB, 2, HANG, address)
     try:
-        yield way, address
+        yield remote_launcher, address
     finally:
-        way.conclude(0, "")
+        remote_launcher.conclude(0, "")
 
 
-def connect(address: str, said: bytes) -> SealedLine:
+def connect(address: str, said: bytes) -> SealedChannel:
     return dial("node 0", address, JOB, 1, Deadline(HANG), said)
 
 
-def end(*lines: SealedLine) -> None:
-    for line in lines:
-        line.hang_up()
-        line.end()
+def end(*channels: SealedChannel) -> None:
+    for channel in channels:
+        channel.hang_up()
+        channel.end()
 
 
 @pytest.mark.parametrize(
     "said", [b"{", b"\xff", b"[" * 20_000, b"7", json.dumps(["host", 0, 2]).encode()]
 )
 def test_wrong_introduction_is_named_while_nodes_gather(said: bytes) -> None:
-    with node_0() as (way, address):
-        line = connect(address, said)
+    with node_0() as (remote_launcher, address):
+        channel = connect(address, said)
         with pytest.raises(LaunchError, match=r"node 1 \(127\.0\.0\.1\) says what no node"):
-            way.gather(Deadline(HANG))
-        end(line)
+            remote_launcher.gather(Deadline(HANG))
+        end(channel)
 
 
 def test_wrong_introduction_does_not_keep_a_lost_node_from_coming_back() -> None:
-    with node_0() as (way, address):
+    with node_0() as (remote_launcher, address):
         first = connect(address, RIGHT)
-        (node,) = way.gather(Deadline(HANG))
-        end(first, way.open(node.name))
+        (node,) = remote_launcher.gather(Deadline(HANG))
+        end(first, remote_launcher.open(node.name))
         wrong = connect(address, b"{")
         again = connect(address, RIGHT)
-        wait_until(lambda: way.reachable(node.name), "the node is there again")
-        end(wrong, again, way.open(node.name))
+        wait_until(lambda: remote_launcher.reachable(node.name), "the node is there again")
+        end(wrong, again, remote_launcher.open(node.name))

@@ -1,4 +1,4 @@
-"""A way to reach agents that is not ssh: sockets, and no process that the launcher has to end."""
+"""A remote launcher that is not ssh: sockets, and no process that the launcher has to end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class SocketLine:
-    """A line whose agent has dialled in: one socket for both directions."""
+class SocketChannel:
+    """A channel whose agent has dialled in: one socket for both directions."""
 
     pid = None
 
@@ -44,7 +44,7 @@ class SocketLine:
 
 
 class Sockets:
-    """The way; a host called "gone" ends its line at once."""
+    """The remote launcher; a host called "gone" ends its channel at once."""
 
     connect_seconds = 60.0
     carries_secrets = True
@@ -52,8 +52,8 @@ class Sockets:
     def reachable(self, host: str) -> bool:
         return True
 
-    def open(self, host: str) -> SocketLine:
-        return SocketLine(host != "gone")
+    def open(self, host: str) -> SocketChannel:
+        return SocketChannel(host != "gone")
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         return f"{host} has dialled off ({said!r}, {status})"

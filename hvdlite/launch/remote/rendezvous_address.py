@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+from hvdlite.launch.remote.channels import LaunchError
 from hvdlite.launch.remote.host import RemoteHost
-from hvdlite.launch.remote.ways import LaunchError
 from hvdlite.rendezvous.address import interface_address, interface_addresses
 
 
-def meeting_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> str | None:
+def rendezvous_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> str | None:
     """Choose the address of the store: the one from which this host reaches the other hosts."""
     # Returns "host:0", or None for a fresh Unix socket when there is no other host.
     # Raises LaunchError if this host reaches the others from different addresses, and `interfaces`
