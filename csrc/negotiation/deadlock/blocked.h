@@ -22,7 +22,7 @@ struct Blocked {
 };
 
 Bytes encode(const Blocked& blocked);
-// False: these bytes are no report.
+// False: these bytes are not a report.
 bool decode(std::span<const std::byte> bytes, Blocked& blocked);
 
 }  // namespace hvdlite
