@@ -2,7 +2,7 @@
 
 To the supervisor it looks like a local one: it has pipes with its output, and a descriptor that
 becomes readable when the process has ended. The thread of its host (`remote.host`) writes to them
-what the agent sends. The thread stops reading from the line while a pipe is full, so that a slow
+what the agent sends. The thread stops reading from the channel while a pipe is full, so that a slow
 console also slows down the processes of other hosts.
 """
 
@@ -47,9 +47,10 @@ class RemoteWorker:
         self.placement = placement
         self.number = number
         self.pid = 0  # its process id on its own host; 0 until the agent has told it
-        self.ending: Ending | None = None
+        self.ending: Ending | None = None  # as `look` has found it
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
         self._host = host
+        self._told: Ending | None = None  # how it ended, as the host's thread says
         self._lost = False
         self._lock = threading.Lock()  # held while the write ends are used
         self._read: dict[int, int] = {}
@@ -85,6 +86,8 @@ class RemoteWorker:
 
     def look(self) -> Ending | None:
         """Return how the process ended; None while it runs."""
+        # Nobody takes it for ended before the supervisor, which calls this, handles its end.
+        self.ending = self._told
         return self.ending
 
     def signal_group(self, number: int) -> None:
@@ -103,7 +106,7 @@ class RemoteWorker:
             self._write = {}
             os.close(self.pidfd)
             self.pidfd = -1
-        if not at_end or (self.ending is not None and not self._lost):
+        if not at_end or (self._told is not None and not self._lost):
             return None
         return (
             f"rank {self.number} on {self.host} may still run: the connection is lost; it ends "
@@ -124,8 +127,8 @@ class RemoteWorker:
         """Note how the process ended, and wake the supervisor; later calls do nothing."""
         # `lost` says whether this is a guess, because the connection to its host is lost.
         with self._lock:
-            if self.ending is None and self.pidfd >= 0:
-                self.ending, self._lost = ending, lost
+            if self._told is None and self.pidfd >= 0:
+                self._told, self._lost = ending, lost
                 os.eventfd_write(self.pidfd, 1)
 
 
