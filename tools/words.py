@@ -86,10 +86,14 @@ def fragments_in(name: str, text: str) -> Iterator[tuple[int, str, str]]:
             yield line, match[1], "write a whole sentence, with a subject and a verb"
 
 
-def tracked_files() -> Iterator[str]:
-    """Give the tracked files that may have sentences to check."""
+def own_files() -> Iterator[str]:
+    """Give the files that may have sentences to check: what git knows, or would add."""
     listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     for name in listed.splitlines():
         if Path(name).suffix in ENDINGS and name not in EXEMPT and (ROOT / name).is_file():
@@ -99,7 +103,7 @@ def tracked_files() -> Iterator[str]:
 def main(names: Iterable[str]) -> int:
     """Print the phrases and fragments in these files, or in all; return the exit status."""
     found = 0
-    for name in names or tracked_files():
+    for name in names or own_files():
         text = (ROOT / name).read_text(encoding="utf-8")
         if text.startswith("// Made by tools/"):
             continue

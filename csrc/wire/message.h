@@ -54,7 +54,6 @@ namespace hvdlite {
 
 inline constexpr std::uint32_t kMaxFrameBytes = 1 << 20;
 inline constexpr std::size_t kMaxNameBytes = 512;
-inline constexpr std::size_t kMaxKeyBytes = kMaxNameBytes + 64;
 inline constexpr std::size_t kMaxDimensions = 32;
 inline constexpr std::uint32_t kNotCached = UINT32_MAX;
 inline constexpr std::int64_t kMaxCacheIds = 1 << 22;

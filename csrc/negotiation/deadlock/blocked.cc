@@ -1,7 +1,5 @@
 #include "negotiation/deadlock/blocked.h"
 
-#include "wire/message.h"
-
 namespace hvdlite {
 
 Bytes encode(const Blocked& blocked) {

@@ -11,8 +11,11 @@
 #include <vector>
 
 #include "wire/bytes.h"
+#include "wire/message.h"
 
 namespace hvdlite {
+
+inline constexpr std::size_t kMaxKeyBytes = kMaxNameBytes + 64;  // bounds Request::key()
 
 struct Blocked {
   std::uint64_t submitted = 0;    // operations of this rank so far

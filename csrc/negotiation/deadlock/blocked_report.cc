@@ -28,9 +28,10 @@ std::optional<Bytes> BlockedReport::report(const Submissions& own) {
 }
 
 void BlockedReport::world_ended() {
+  std::optional<Noted> dropped;  // once the lock is released
   MutexLock lock(mutex_);
   ended_ = true;
-  noted_.reset();
+  dropped = std::exchange(noted_, std::nullopt);
 }
 
 Blocked BlockedReport::describe(const Noted& noted, const Submissions& own) {
