@@ -63,6 +63,12 @@ def python_with(*modules: str, **variables: str) -> str:
     return str(_servers[key].program)
 
 
+def forking_torchrun(python: str, ranks: int) -> list[str]:
+    """Return a torchrun whose agent and ranks are programs of such a `python`."""
+    agent = [python, "-c", "from torch.distributed.run import main; main()"]
+    return [*agent, "--standalone", "--nproc-per-node", str(ranks), "--no-python", python]
+
+
 def close_pythons() -> None:
     """End the processes that fork programs, with the programs."""
     while _servers:

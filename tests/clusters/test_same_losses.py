@@ -1,6 +1,6 @@
 """examples/torch_digits.py, unchanged, has the same losses to the bit under every launcher.
 
-Importing takes most of its time, so under mpirun and with TF_CONFIG it is forked.
+Importing takes most of its time, so under torchrun, mpirun and with TF_CONFIG it is forked.
 A launcher is a function in `LAUNCHERS`: it runs a script with two ranks. Rank 0 of the example
 writes the losses to a folder.
 """
@@ -25,7 +25,7 @@ from clusters.slurm import Slurm
 from harness import base_environment
 from hvdlite.emit.request import EmitRequest
 from multihost.bed import Bed, end, finish, why_not
-from pythons import python_with
+from pythons import forking_torchrun, python_with
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 # It compares itself with one process.
@@ -61,8 +61,7 @@ def run(*command: str, env: Mapping[str, str] | None = None) -> None:
 
 
 def torchrun(script: list[str], request: pytest.FixtureRequest) -> None:
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run(*agent, "--nproc-per-node", "2", *script)
+    run(*forking_torchrun(forking_python(), 2), *script)
 
 
 def mpirun(script: list[str], request: pytest.FixtureRequest) -> None:

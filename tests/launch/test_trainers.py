@@ -16,7 +16,7 @@ import pytest
 from harness import base_environment
 from launcher import run_launcher
 from patience import HANG
-from pythons import python_with
+from pythons import forking_torchrun, python_with
 
 SCRIPT = Path(__file__).with_name("trainers") / "train.py"
 # By trainer: what to import before it.
@@ -27,7 +27,6 @@ TRAINERS = {
     "lightning": "pytorch_lightning",
     "ignite": "ignite.distributed",
 }
-TORCHRUN = ("-c", "from torch.distributed.run import main; main()", "--no-python")
 pytestmark = pytest.mark.long  # test_strangers.py looks at the variables.
 
 
@@ -65,10 +64,7 @@ def test_trainer_finds_the_ranks_and_trains_as_one_process_does(
     env = {"OMP_NUM_THREADS": "1"}
     ours = run_launcher("-np", "2", python, *program, "2", cwd=tmp_path, env=env)
     assert ours.returncode == 0, ours.stdout + ours.stderr
-    torchruns = run(
-        *(forking, *TORCHRUN, "--standalone", "--nproc-per-node", "2", forking, *program, "2"),
-        folder=tmp_path,
-    )
+    torchruns = run(*forking_torchrun(forking, 2), *program, "2", folder=tmp_path)
     ranks = trained(ours.stdout)
     assert [size for size, _ in ranks] == [2, 2]
     assert ranks[0] == ranks[1]

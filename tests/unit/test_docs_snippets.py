@@ -7,9 +7,9 @@ HTML comment on the line before a fence changes that:
     <!-- snippet: file train.py -->   saved under that name, for a later bash snippet to start
     <!-- snippet: continues -->       run after the code of the python snippets before it
 
-Importing a framework takes most of the time of the programs. So the `python` of those that use an
-adapter of hvdlite forks from a process that has done so (see `forking_python`). The first bash and
-the first python snippet of some pages (AS_A_READER) start as the reader would start them.
+Importing a framework takes most of the time of the programs. So the `python` of those that use one
+forks from a process that has done so (see `forking_python`). The first bash and the first python
+snippet of some pages (AS_A_READER) start as the reader would start them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,13 @@ MAIN = ("README.md", "docs/quickstart.md")
 # A page on each adapter, or on another way to start programs. (On the page on Keras, a command of
 # the backend torch starts as the reader's, too.)
 AS_A_READER = ("README.md", "docs/tensorflow.md", "docs/elastic.md")
-# What is imported before the programs of an adapter.
-PRELOAD_OF = {"torch": "torch._dynamo", "tensorflow": "tensorflow", "keras": "tensorflow"}
+TRAINERS = ("pytorch_lightning", "accelerate", "transformers.trainer")
+# By words of a program: what is imported before it. The first pattern that is found decides.
+PRELOAD_OF = {
+    r"\bhvdlite\.(tensorflow|keras)\b": ("tensorflow",),
+    r"\b(pytorch_lightning|accelerate|transformers)\b": TRAINERS,
+    r"\b(hvdlite\.torch|import torch)\b": ("torch._dynamo",),
+}
 
 
 @dataclass(frozen=True)
@@ -111,11 +116,11 @@ class PageRun:
 
     def _forking_python(self, language: str, programs: str) -> str | None:
         """Return a `python` that forks, or None; the next ones of this language may fork."""
-        adapter = re.search(r"\bhvdlite\.(torch|tensorflow|keras)\b", programs)
-        if adapter is None or language not in self.forks:
+        found = [modules for words, modules in PRELOAD_OF.items() if re.search(words, programs)]
+        if not found or language not in self.forks:
             self.forks.add(language)
             return None
-        return python_with(PRELOAD_OF[adapter[1]])
+        return python_with(*found[0])
 
     def _start(self, command: list[str], python: str | None = None) -> None:
         """Run a command to its end, with this `python` in its PATH."""

@@ -44,23 +44,25 @@ def test_missing_libraries_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Copies:
-    """Copies of the fake NCCL, of different versions, in all locations where NCCL may be."""
+    """Copies of the fake NCCL in all locations where NCCL may be."""
 
     def __init__(self, folder: Path) -> None:
-        self.loaded = self._copy(folder / "framework", 22807)
-        self.too_old = self._copy(folder / "older framework", 21705)
-        self.named = self._copy(folder / "named", 22602)
-        self.wheel = self._copy(folder / "wheel", 22203)
-        self.system = self._copy(folder / "system", 21805)
+        self.loaded = self._copy(folder / "framework")
+        self.named = self._copy(folder / "named")
+        self.wheel = self._copy(folder / "wheel")
+        self.system = self._copy(folder / "system")
 
     @staticmethod
-    def _copy(folder: Path, version: int) -> Path:
-        shutil.copytree(fake_gpu.build(version), folder)
+    def _copy(folder: Path) -> Path:
+        folder.mkdir()
+        for library in ("libcuda.so.1", "libnccl.so.2"):
+            shutil.copy(fake_gpu.FOLDER / library, folder)
         return folder / "libnccl.so.2"
 
-    def search(self, *, loaded: Path | None, named: bool, wheel: bool) -> str:
+    def search(self, version: int, *, loaded: Path | None, named: bool, wheel: bool) -> str:
         """Return what a new process finds, where the system always has a copy."""
-        env = {**base_environment(), **fake_gpu.environment(self.system.parent)}
+        fakes = fake_gpu.environment(self.system.parent, FAKE_NCCL_VERSION=version)
+        env = {**base_environment(), **fakes}
         if named:
             env["HVDLITE_NCCL_LIBRARY"] = str(self.named)
         folders = [str(self.wheel.parent)] if wheel else []
@@ -74,22 +76,20 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
     return Copies(tmp_path_factory.mktemp("copies of NCCL"))
 
 
-@pytest.mark.long
 def test_first_place_that_has_a_copy_decides(copies: Copies) -> None:
-    found = copies.search(loaded=copies.loaded, named=True, wheel=True)
+    found = copies.search(22807, loaded=copies.loaded, named=True, wheel=True)
     assert found.startswith(f"NCCL|True|2.28.7, {copies.loaded} (loaded already by the framework)")
-    found = copies.search(loaded=None, named=True, wheel=True)
+    found = copies.search(22602, loaded=None, named=True, wheel=True)
     assert found.startswith(f"NCCL|True|2.26.2, {copies.named} (named by HVDLITE_NCCL_LIBRARY)")
-    found = copies.search(loaded=None, named=False, wheel=True)
+    found = copies.search(22203, loaded=None, named=False, wheel=True)
     assert found.startswith(f"NCCL|True|2.22.3, {copies.wheel} (of an nvidia-nccl wheel)")
-    found = copies.search(loaded=None, named=False, wheel=False)
+    found = copies.search(21805, loaded=None, named=False, wheel=False)
     assert found.startswith(f"NCCL|True|2.18.5, {copies.system} (of the system)")
 
 
-@pytest.mark.long
 def test_loaded_copy_that_is_too_old_is_not_passed_over(copies: Copies) -> None:
-    found = copies.search(loaded=copies.too_old, named=True, wheel=True)
+    found = copies.search(21705, loaded=copies.loaded, named=True, wheel=True)
     assert found == (
-        f"NCCL|False|{copies.too_old} (loaded already by the framework) is NCCL 2.17.5, "
+        f"NCCL|False|{copies.loaded} (loaded already by the framework) is NCCL 2.17.5, "
         "but 2.18 or newer is needed"
     )

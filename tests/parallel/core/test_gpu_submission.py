@@ -19,8 +19,6 @@ from patience import Stopwatch, wait_until
 
 PRELOAD = ("numpy",)
 
-pytestmark = pytest.mark.long
-
 FLOAT32 = 7
 SUM = 1
 
@@ -76,7 +74,7 @@ class Gpu:
 
 
 def _environment(**options: str) -> dict[str, str]:
-    return fake_gpu.environment(fake_gpu.build(), devices=4, **options)
+    return fake_gpu.environment(devices=4, **options)
 
 
 def reduce_on_gpus(ordinal: int | None) -> tuple[list[float], bool, bool]:

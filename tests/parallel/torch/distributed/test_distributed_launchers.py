@@ -1,4 +1,7 @@
-"""`dist.init_process_group("hvdlite")` under each launcher, and examples/torch_ddp.py."""
+"""`dist.init_process_group("hvdlite")` under each launcher, and examples/torch_ddp.py.
+
+A short script starts and ends as a user's does; the programs of the example are forked.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import base_environment
+from pythons import forking_torchrun, python_with
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_ddp.py"
 HVDLITE_RUN = [sys.executable, "-m", "hvdlite.launch", "-np", "2", sys.executable]
@@ -72,20 +76,15 @@ def test_no_import_is_needed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_example_learns_what_one_rank_learns(tmp_path: Path) -> None:
+    forking = python_with("torch._dynamo", "sklearn.datasets", "matplotlib.pyplot")
     curves = []
-    for command in (TORCHRUN, HVDLITE_RUN):
+    for command in (forking_torchrun(forking, 2), [*HVDLITE_RUN[:-1], forking]):
         done = run(command, str(EXAMPLE), "--epochs", "2", "--output", str(tmp_path))
         assert done.returncode == 0, done.stderr
         assert "on 2 rank(s)" in done.stdout
         curves.append(json.loads((tmp_path / "ddp.json").read_text()))
-    one = run(
-        [sys.executable],
-        str(EXAMPLE.with_name("torch_digits.py")),
-        "--epochs",
-        "2",
-        "--output",
-        str(tmp_path),
-    )
+    digits = str(EXAMPLE.with_name("torch_digits.py"))
+    one = run([forking], digits, "--epochs", "2", "--output", str(tmp_path))
     assert one.returncode == 0, one.stderr
     (alone,) = json.loads((tmp_path / "loss.json").read_text()).values()
     assert curves[0] == curves[1]
