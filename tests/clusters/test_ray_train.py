@@ -50,7 +50,8 @@ def train_in_steps(config: dict[str, Any]) -> None:
             train.report(metrics, checkpoint=own)
         if config.get("kills") and step == 1 and detect().epoch == 0:
             assert hvd.stop_requested() is None
-            train.get_all_reported_checkpoints()  # It waits until Ray knows the one of this step.
+            # Ray then knows the one of this step.
+            train.get_all_reported_checkpoints(timeout_s=120)
             if hvd.rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             hvd.barrier()
