@@ -17,13 +17,15 @@ from typing import Any
 import pytest
 
 _CLONE_NEWNET = 0x40000000
-# Ray Train looks at its workers every two seconds by default.
+# Ray Train looks at its workers every two seconds by default. Ray starts workers with a niceness of
+# 15, so that beside other busy processes a test would hardly get a core.
 _VARIABLES = {
     "RAY_AUTH_MODE": "disabled",  # else it writes a token to the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
 }
 _MEMORY = 100 << 20  # bytes of the object store of a node
