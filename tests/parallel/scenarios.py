@@ -62,6 +62,7 @@ def run_all(
     """
     start()
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # on a single core
     outcomes = {}
     for name in names_in(namespace):
         outcomes[name] = ""
