@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvdlite import operation_names, ops, sparse
+from hvdlite import ops, sparse
 from hvdlite.compression import NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.operation_names import next_name
@@ -201,7 +201,6 @@ class SparseWays:
         self._params = params
         self._names = names
         self._never_sparse = never_sparse  # Sparse gradients become dense permanently.
-        self._restarts = operation_names.restarts()
         self.by_rows: set[int] = set()  # Gradients at these positions travel as rows next.
         self.with_mask: set[int] = set()  # Those at these positions travel dense with a mask.
         # On a GPU a search for sparse gradients in each cycle would make the host wait; so once all
@@ -210,14 +209,11 @@ class SparseWays:
         self._dimensions = [1] * len(params)  # Each position has so many sparse dimensions.
         self._said: set[int] = set()  # The message of these positions was logged.
 
-    def begin(self) -> None:
-        """Begin a cycle."""
-        if self._restarts != operation_names.restarts():
-            # Joined ranks have missed cycles, so all ranks start anew.
-            self._restarts = operation_names.restarts()
-            self.by_rows = set()
-            self.with_mask = set()
-            self.dense_for_good = False
+    def begin_anew(self) -> None:
+        """Choose anew from the next cycle on, because some ranks have missed cycles."""
+        self.by_rows = set()
+        self.with_mask = set()
+        self.dense_for_good = False
 
     @property
     def as_dense(self) -> bool:

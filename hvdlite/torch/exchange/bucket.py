@@ -70,9 +70,12 @@ class Bucket(GradientBucket):
             return []
         return [sent.operation, *([] if sent.rows is None else [f"{self._name}.rows"])]
 
+    def begin_anew(self) -> None:
+        """Let all gradients travel dense next, with the numbers of their rows."""
+        self._ways.begin_anew()
+
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Submit the gradients; see `GradientBucket.submit`."""
-        self._ways.begin()
         if self._find_places is not None:
             places = self._find_places()
             if places is not self._places:

@@ -46,6 +46,9 @@ class GradientBucket(abc.ABC):
     def operations(self) -> list[str]:
         """The names of the operations that are in flight."""
 
+    def begin_anew(self) -> None:  # noqa: B027 (a bucket may remember nothing)
+        """Forget what other ranks may not remember alike, because some have missed steps."""
+
     @abc.abstractmethod
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Submit the gradients, and zeros for missing ones; if it raises, nothing was submitted."""

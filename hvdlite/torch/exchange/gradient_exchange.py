@@ -25,7 +25,7 @@ class GradientExchange:
     """The plain exchange. Used by the threads that use the reducer."""
 
     # In a cycle a reducer calls `begin`, `reduction` for each bucket that it submits, `advance`
-    # when it has submitted all, and `finish`.
+    # when it has submitted all, and `finish`. It calls `begin_anew` when ranks have missed steps.
 
     of_one_step = True  # It says whether all gradients that are reduced together are of one step.
     divides = False  # It says whether reduced gradients go to the owners of their parameters alone.
@@ -72,6 +72,9 @@ class GradientExchange:
 
     def _bucket(self, name: str, params: Sequence[torch.Tensor], *arguments: Any) -> GradientBucket:
         return Bucket(name, params, *arguments)
+
+    def begin_anew(self) -> None:
+        """Forget what other ranks may not remember alike; each bucket does the same."""
 
     def begin(self) -> None:
         """Begin a cycle."""

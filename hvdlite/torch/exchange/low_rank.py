@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdlite import operation_names
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.power_sgd import PowerSGD
 
@@ -44,19 +43,19 @@ class Schedule:
     def __init__(self, settings: PowerSGD, process_set: ProcessSet) -> None:
         self.settings = settings
         self._process_set = process_set
-        self._restarts = operation_names.restarts()
         self._agreed = False  # It says whether the ranks have agreed since the last restart.
         self.begun = False  # It says whether this rank has ever compressed.
 
     def compresses(self, step: int) -> bool:
         """Return whether the gradients of a step, counted from the last restart, are compressed."""
-        if self._restarts != operation_names.restarts():
-            self._restarts = operation_names.restarts()
-            self._agreed = False
         if self._process_set.size() == 1 or not (self._agreed or step >= self.settings.start):
             return False
         self.begun = True
         return True
+
+    def begin_anew(self) -> None:
+        """Count from zero, as all ranks do."""
+        self._agreed = False
 
     def agree(self, begun: float) -> None:
         """Take in how many ranks had begun, or their share, which all ranks see alike."""
@@ -97,7 +96,6 @@ class LowRank:
         self.schedule = schedule
         found = ((i, _matrix_of(param, schedule.settings)) for i, param in enumerate(params))
         self._matrices = {i: matrix for i, matrix in found if matrix is not None}
-        self._restarts = operation_names.restarts()
 
     def __bool__(self) -> bool:
         return bool(self._matrices)
@@ -107,13 +105,14 @@ class LowRank:
         for matrix in self._matrices.values():
             matrix.error = matrix.basis = None
 
+    def begin_anew(self) -> None:
+        """Forget all of earlier steps."""
+        self.forget()
+        for matrix in self._matrices.values():
+            matrix.dense = False
+
     def begin(self, step: int) -> set[int]:
         """Return the positions of the parameters that are compressed in a cycle."""
-        if self._restarts != operation_names.restarts():
-            self._restarts = operation_names.restarts()
-            self.forget()
-            for matrix in self._matrices.values():
-                matrix.dense = False
         for matrix in self._matrices.values():
             matrix.flight = None
         if not self.schedule.compresses(step):

@@ -53,6 +53,11 @@ class LowRankBucket(Bucket):
         """The names of the operations that are in flight."""
         return super().operations if self._leading is None else [self._name]
 
+    def begin_anew(self) -> None:
+        """Let all gradients travel as they are next."""
+        super().begin_anew()
+        self.low_rank.begin_anew()
+
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Submit the gradients; see `GradientBucket.submit`."""
         self._compressed = self.low_rank.begin(step)

@@ -68,6 +68,10 @@ class LowRankExchange(GradientExchange):
         self._buckets.append(bucket)
         return bucket
 
+    def begin_anew(self) -> None:
+        """Agree with the other ranks again when to compress."""
+        self._schedule.begin_anew()
+
     @property
     def leads(self) -> bool:
         """Whether left factors are in flight."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, ops
+from hvdlite import ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.modes import Mode, refusal
 from hvdlite.operation_names import next_object
@@ -28,7 +28,7 @@ from hvdlite.torch.exchange.bucket_plan import plan_buckets
 from hvdlite.torch.exchange.layout import differs, digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
-from hvdlite.torch.optimizers.transaction import StepTransaction
+from hvdlite.torch.optimizers.transaction import StepTransaction, step_transaction
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
@@ -42,7 +42,7 @@ class DistributedAdasum(Wrapping):
     _adasum_cap: int | None
     _adasum_set: ProcessSet
     _adasum_replicas: ReplicaCheck
-    _adasum_transaction: StepTransaction
+    _adasum_transaction: StepTransaction | None
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -79,11 +79,12 @@ class DistributedAdasum(Wrapping):
 
     def drop_accumulated(self) -> None:
         """Drop gradients that no step has used, at a boundary of an elastic job."""
-        if self._adasum_transaction.begun:
+        transaction = self._adasum_transaction
+        if transaction is not None and transaction.begun:
             for group in self.param_groups:
                 for param in group["params"]:
                     param.grad = None
-            self._adasum_transaction.drop()
+            transaction.drop()
 
     @own_step
     def step(self, closure: Any = None, **options: Any) -> Any:
@@ -93,7 +94,8 @@ class DistributedAdasum(Wrapping):
         registered_id(self._adasum_set)
         if not self._adasum_set.included():
             return super().step(*given, **options)
-        self._adasum_transaction.begin()
+        if self._adasum_transaction is not None:
+            self._adasum_transaction.begin()
         if self._adasum_set.size() == 1:
             return self._step_alone(given, options)
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
@@ -109,10 +111,12 @@ class DistributedAdasum(Wrapping):
     def _step_alone(self, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Step, and have the step counted in an elastic job."""
         result = super().step(*given, **options)
-        self._adasum_transaction.end()
-        failure = self._adasum_transaction.finish(dropped=False)
-        if failure is not None:
-            raise failure
+        transaction = self._adasum_transaction
+        if transaction is not None:
+            transaction.end()
+            failure = transaction.finish(dropped=False)
+            if failure is not None:
+                raise failure
         return result
 
     def _combine(
@@ -126,9 +130,9 @@ class DistributedAdasum(Wrapping):
         names = self._parameter_names
         named = [[(names[param], param) for param in bucket] for bucket in buckets]
         layout = digest([[name for name, _ in bucket] for bucket in named])
-        reduction = Reduction(
-            ops.Adasum, process_set=self._adasum_set, transaction=self._adasum_transaction.name
-        )
+        transaction = self._adasum_transaction
+        within = "" if transaction is None else transaction.name
+        reduction = Reduction(ops.Adasum, process_set=self._adasum_set, transaction=within)
         for number, bucket in enumerate(buckets):
             packed = [self._adasum_compression.compress(p - before[p]) for p in bucket]
             wires = [wire for wire, _ in packed]
@@ -137,8 +141,8 @@ class DistributedAdasum(Wrapping):
             sent = grouped("allreduce", wires, f"{self._adasum_name}.{number}", self._adasum_set)
             handle = start_reducing(sent, reduction, in_place=False)
             started.append((bucket, handle, [context for _, context in packed]))
-        if started:
-            self._adasum_transaction.end()
+        if transaction is not None and started:
+            transaction.end()
         failure: HvdliteError | None = None
         results: list[list[torch.Tensor]] = []
         for number, (_, handle, _) in enumerate(started):
@@ -156,8 +160,9 @@ class DistributedAdasum(Wrapping):
             differing = self._adasum_replicas.finish()
         except HvdliteError as error:
             failure = failure or error
-        ended = self._adasum_transaction.finish(dropped=failure is not None)
-        failure = failure or ended
+        if transaction is not None:
+            ended = transaction.finish(dropped=failure is not None)
+            failure = failure or ended
         if failure is not None:
             raise failure
         for (bucket, _, contexts), deltas in zip(started, results, strict=True):
@@ -175,10 +180,9 @@ class DistributedAdasum(Wrapping):
         return copied
 
 
-def _note_gradients(optimizer: DistributedAdasum) -> None:
-    """Begin each step of an elastic job with its first gradient, for the samples' sake."""
+def _note_gradients(optimizer: DistributedAdasum, transaction: StepTransaction) -> None:
+    """Begin each step with its first gradient, for the samples' sake."""
     # A parameter that the optimizer gets later begins the step in `step`.
-    transaction = optimizer._adasum_transaction
     hook = untraced(lambda _: transaction.begin())
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -207,8 +211,9 @@ def distribute_adasum(
     optimizer._adasum_replicas = ReplicaCheck(
         optimizer._adasum_name, process_set, lambda: numbers_of(kind, read_groups())
     )
-    optimizer._adasum_transaction = StepTransaction(optimizer._adasum_name, process_set)
-    if basics.in_elastic_job() and process_set.included():
-        _note_gradients(optimizer)
+    transaction = step_transaction(optimizer._adasum_name, process_set)
+    optimizer._adasum_transaction = transaction
+    if transaction is not None and process_set.included():
+        _note_gradients(optimizer, transaction)
     optimizer._adasum_cap = cap_bytes
     return optimizer

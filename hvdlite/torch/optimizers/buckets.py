@@ -20,7 +20,7 @@ from hvdlite.torch.exchange.layout import differs, explain, meet_without_paramet
 from hvdlite.torch.exchange.settings import Settings
 from hvdlite.torch.optimizers.exchange_choice import choose_exchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck
-from hvdlite.torch.optimizers.transaction import StepTransaction
+from hvdlite.torch.optimizers.transaction import step_transaction
 from hvdlite.torch.optimizers.watched import WatchedParameters
 
 
@@ -62,13 +62,13 @@ class Buckets:
         self.exchange: GradientExchange = choose_exchange(name, settings, failed)
         self.weighing = Weighing()
         self.observer: GradientObserver | None = None
-        self.steps = 0  # All ranks count steps alike.
+        self.steps = 0  # All ranks count steps alike, from the last `begin_anew`.
         self.all: Sequence[GradientBucket] = ()  # Backward completes the buckets in this order.
         self._by_param: dict[torch.Tensor, GradientBucket] = {}
         self._settings = settings
         self._watched = watched
         self._replicas = replicas
-        self._transaction = StepTransaction(name, settings.reduction.process_set)
+        self._transaction = step_transaction(name, settings.reduction.process_set)
         self._takes_part = False
 
     @property
@@ -104,10 +104,18 @@ class Buckets:
     def _counts(self) -> bool:
         return self.weighing.weight != 0
 
+    def begin_anew(self) -> None:
+        """Count steps from zero, and forget what other ranks may not remember alike."""
+        self.steps = 0
+        self.exchange.begin_anew()
+        for bucket in self.all:
+            bucket.begin_anew()
+
     def begin(self) -> None:
         """Begin a cycle."""
         self.exchange.begin()
-        self._transaction.begin()
+        if self._transaction is not None:
+            self._transaction.begin()
 
     def submit(self, bucket: GradientBucket, blocking: bool, fresh: bool) -> None:
         """Submit one bucket or raise; `fresh` says that this rank has a gradient in the cycle."""
@@ -121,8 +129,9 @@ class Buckets:
         if self.observer is not None:
             self.observer.sends(bucket.params)
         self._replicas.start(self._watched.params, self._watched.names)
-        reduction = self.reduction._replace(transaction=self._transaction.name)
-        reduction = self.exchange.reduction(reduction, fresh)
+        reduction = self.exchange.reduction(self.reduction, fresh)
+        if self._transaction is not None:
+            reduction = reduction._replace(transaction=self._transaction.name)
         bucket.submit(reduction, blocking, self.steps if self.exchange.of_one_step else 0)
 
     def advance(self) -> None:
@@ -131,7 +140,7 @@ class Buckets:
 
     def end_transaction(self) -> None:
         """Submit the commit of the step once nothing else will be submitted in it."""
-        if self.all and not self.exchange.leads:
+        if self._transaction is not None and self.all and not self.exchange.leads:
             self._transaction.end()
 
     def wait(
@@ -150,8 +159,9 @@ class Buckets:
             differing = self._replicas.finish()
         except HvdliteError as error:
             failure = failure or error
-        ended = self._transaction.finish(dropped or failure is not None)
-        failure = failure or ended
+        if self._transaction is not None:
+            ended = self._transaction.finish(dropped or failure is not None)
+            failure = failure or ended
         used = failure is None and not dropped
         self.exchange.finish(used, counts=self._counts)
         if used and self.observer is not None:
@@ -184,7 +194,8 @@ class Buckets:
         for bucket in self.all:
             bucket.reset()
         self._replicas.forget()
-        self._transaction.drop()
+        if self._transaction is not None:
+            self._transaction.drop()
         if self.observer is not None:
             self.observer.forget()
         self.weighing.chosen = False

@@ -59,25 +59,22 @@ class GivenUp:
 
     def __init__(self, reducer: GradientReducer) -> None:
         self._reducer = weakref.ref(reducer)
-        self._takers: dict[torch.Tensor, tuple[weakref.ref[GradientReducer], str]] = {}
-
-    def __contains__(self, param: torch.Tensor) -> bool:
-        return param in self._takers
+        self.by_param: dict[torch.Tensor, tuple[weakref.ref[GradientReducer], str]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._takers)
+        return bool(self.by_param)
 
     def add(self, params: Iterable[torch.Tensor], taker: GradientReducer) -> None:
         """Note that another reducer has them from now on."""
-        self._takers |= dict.fromkeys(params, (weakref.ref(taker), taker.title))
+        self.by_param |= dict.fromkeys(params, (weakref.ref(taker), taker.title))
 
     def concede(self, params: Iterable[torch.Tensor]) -> bool:
         """Leave new parameters that other reducers have to these; return whether there are any."""
-        before = len(self._takers)
+        before = len(self.by_param)
         for other in list(_reducers):
             if other is not self._reducer():
                 self.add([param for param in params if other.watches({param})], other)
-        return len(self._takers) > before
+        return len(self.by_param) > before
 
     def living(self) -> list[GradientReducer]:
         """Return the reducers that have them now."""
@@ -85,11 +82,11 @@ class GivenUp:
         return [taker for taker in found if taker is not None]
 
     def _by_title(self) -> dict[str, weakref.ref[GradientReducer]]:
-        return {title: reference for reference, title in self._takers.values()}
+        return {title: reference for reference, title in self.by_param.values()}
 
     def refuse_weight(self) -> None:
         """Refuse to weigh gradients that another reducer reduces, without that weight."""
-        if self._takers:
+        if self.by_param:
             title = next(iter(self._by_title()))
             raise HvdliteError(
                 f"the gradients are reduced by {title}, which was made later over the same "

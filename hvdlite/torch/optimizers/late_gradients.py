@@ -116,15 +116,16 @@ class LateExchange(GradientExchange):
 
     # These methods belong to a cycle.
 
+    def begin_anew(self) -> None:
+        """Count and measure anew."""
+        self._restarts = operation_names.restarts()
+        self._cycle, self._steps = -1, 0
+        self._settled = self.late.seconds is not None
+        self._durations.clear()
+        self._ended, self._reviewed = None, []
+
     def begin(self) -> None:
         """Begin a cycle."""
-        if self._restarts != operation_names.restarts():
-            # Joined ranks have missed steps, so all ranks count and measure anew.
-            self._restarts = operation_names.restarts()
-            self._cycle, self._steps = -1, 0
-            self._settled = self.late.seconds is not None
-            self._durations.clear()
-            self._ended, self._reviewed = None, []
         self._cycle += 1
 
     def reduction(self, reduction: Reduction, fresh: bool) -> Reduction:

@@ -57,7 +57,7 @@ class GradientReducer:
         self.settings, self.title = settings, title
         self._given_up = GivenUp(self)
         hook = untraced(calling(self, "_on_gradient"))
-        self._watched = WatchedParameters(read_groups, names, hook, self._given_up)
+        self._watched = WatchedParameters(read_groups, names, hook, self._given_up.by_param)
         process_set = settings.reduction.process_set
         replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
         failed = calling(self, "_on_failed_advance")
@@ -239,22 +239,28 @@ class GradientReducer:
     # These methods begin and end a cycle.
 
     def _open_cycle(self) -> None:
-        met_anew = self._restarts != operation_names.restarts()
-        if self._cycle.open and met_anew and basics.in_elastic_job():
-            self._end_cycle()  # It began before the ranks met at a boundary.
+        if self._restarts != operation_names.restarts():
+            self._begin_anew()
         if self._cycle.open:
             return
         self._update_layout()
         self._reduced.check(self._watched.params)
-        if met_anew:
-            # Joined ranks have missed steps, so all ranks start to count anew.
-            self._restarts = operation_names.restarts()
-            self.buckets.steps = 0
         self._cycle.open = True
         self._cycle.backwards = 0
         self._reduced.current = False
         self.buckets.begin()
         self._overlap.begin()
+
+    def _begin_anew(self) -> None:
+        """Count steps from zero, as all ranks do, because some have missed steps."""
+        if self._cycle.open and basics.in_elastic_job():
+            self._end_cycle()  # It began before the ranks met at a boundary.
+        elif self.in_flight:
+            return  # The next cycle begins anew.
+        self._restarts = operation_names.restarts()
+        self.buckets.begin_anew()
+        if self._cycle.open:
+            self.buckets.begin()  # What was accumulated before `join` belongs to the new count.
 
     def submit(self) -> None:
         """Start to reduce the gradients that are not under way; `synchronize` waits for them."""

@@ -1,8 +1,7 @@
 """A step's gradients as one transaction of an elastic job.
 
 The results of a transaction are handed out together, on all ranks or on none. So all gradients of a
-step come from the same ranks, also when a rank dies in the middle of it. In other jobs nothing here
-costs anything.
+step come from the same ranks, also when a rank dies in the middle of it.
 """
 
 from __future__ import annotations
@@ -18,30 +17,23 @@ class StepTransaction:
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         """Make it for a reducer, by its name, which is unique on this rank."""
-        self._name = name
+        self.name = name  # The collectives of a step have it, too.
         self._process_set = process_set
         self._commit: _core.Handle | None = None
         self.begun = False  # It says whether a step has gradients that are not used yet.
-        if basics.in_elastic_job():
-            steps.announced()
-
-    @property
-    def name(self) -> str:
-        """The name for the collectives of a step; empty outside elastic jobs."""
-        return self._name if basics.in_elastic_job() else ""
+        steps.announced()
 
     def begin(self) -> None:
         """Note the first gradient of a step."""
         self.begun = True
-        if basics.in_elastic_job():
-            steps.begun()
+        steps.begun()
 
     def end(self) -> None:
         """Submit the commit behind the step's collectives, or raise; later calls do nothing."""
         # It wakes the engine's thread: the first wait is for a bucket, which ends with the commit.
-        if self._commit is None and basics.in_elastic_job():
-            name, process_set = f"{self._name}.commit", member_id(self._process_set)
-            self._commit = basics.engine().commit(name, self._name, process_set)
+        if self._commit is None:
+            process_set = member_id(self._process_set)
+            self._commit = basics.engine().commit(f"{self.name}.commit", self.name, process_set)
 
     def finish(self, dropped: bool) -> HvdliteError | None:
         """Wait for the commit, and return its error."""
@@ -63,5 +55,9 @@ class StepTransaction:
     def drop(self) -> None:
         """Forget a step that was not finished."""
         self._commit, self.begun = None, False
-        if basics.in_elastic_job():
-            steps.dropped()
+        steps.dropped()
+
+
+def step_transaction(name: str, process_set: ProcessSet) -> StepTransaction | None:
+    """Make the transaction of a reducer; in a job that is not elastic there is none."""
+    return StepTransaction(name, process_set) if basics.in_elastic_job() else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -182,6 +184,62 @@ def scenario_async_operations_from_before_a_join_count() -> None:
     hvd.join()
     for handle in handles:
         assert hvd.synchronize(handle).tolist() == [hvd.size()] * 3
+
+
+# Of each kind the gradients of all ranks are needed: none may be left out as late.
+ACCUMULATING = {
+    "passes": {"backward_passes_per_step": 2},
+    "rows": {"backward_passes_per_step": 2},
+    "view": {"backward_passes_per_step": 2, "gradient_as_bucket_view": True},
+    "step": {"backward_passes_per_step": 2, "reduce_in": "step"},
+    "powersgd": {
+        "backward_passes_per_step": 2,
+        "compression": hvd.Compression.powersgd(rank=1, start=1, least_gain=1.0),
+    },
+    "late": {"backward_passes_per_step": 2, "late": hvd.Late(quorum=1.0)},
+    "no_sync": {},
+}
+
+
+def scenario_what_was_accumulated_before_join_is_reduced_after_it() -> None:
+    for kind in ACCUMULATING:
+        accumulate_before_join(kind)
+
+
+def accumulate_before_join(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Embedding(40, 3, sparse=True) if kind == "rows" else nn.Linear(6, 5, bias=False)
+    inputs = torch.tensor([hvd.rank(), 7]) if kind == "rows" else torch.randn(1, 6) + hvd.rank()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **ACCUMULATING[kind]
+    )
+
+    def accumulate() -> None:
+        with optimizer.no_sync() if kind == "no_sync" else contextlib.nullcontext():
+            model(inputs).sum().backward()
+
+    def end_step() -> torch.Tensor:
+        model(inputs).sum().backward()
+        optimizer.step()
+        gradient = model.weight.grad.to_dense().clone()
+        optimizer.zero_grad()
+        return gradient
+
+    wanted = None
+    for _ in range(3):
+        accumulate()
+        gradient = end_step()
+        wanted = gradient if wanted is None else wanted
+        torch.testing.assert_close(gradient, wanted, msg=lambda text: f"{kind}: {text}")
+    # The data of the first rank end in the middle of a step.
+    if hvd.rank() == 0:
+        accumulate()
+    hvd.join()
+    for step in range(3):
+        if hvd.rank() != 0 or step > 0:
+            accumulate()
+        gradient = end_step()
+        torch.testing.assert_close(gradient, wanted, msg=lambda text: f"{kind}: {text}")
 
 
 def scenario_what_only_a_joined_rank_could_give_is_an_error() -> None:
