@@ -5,9 +5,9 @@
 #include <span>
 #include <utility>
 
-#include "api/in_flight.h"
 #include "engine/engine.h"
 #include "entry/entry_builder.h"
+#include "negotiation/deadlock/in_flight.h"
 #include "os/fd.h"
 
 namespace hvdlite {

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "api/in_flight.h"
+#include "negotiation/deadlock/in_flight.h"
 #include "python/long_waits.h"
 
 namespace py = pybind11;

@@ -2,11 +2,11 @@
 // TensorFlow submit operations without Python, and wait for them without Handle.wait().
 //
 // Such a process is taken for blocked if operations are in flight and each of its threads sleeps
-// until another one wakes it (os/thread_states.h), has done so for three times the grace, and
-// nothing was submitted and nothing ended in that time. Only three kinds of threads do not count:
-// the engine's, those in long waits, and Python's threads that submit nothing (long_waits.h). So
-// what computes, reads a file, or waits for another process is never taken for blocked, nor is a
-// thread with Python frames that sleeps for some time.
+// until another one wakes it (negotiation/deadlock/thread_states.h), has done so for three times
+// the grace, and nothing was submitted and nothing ended in that time. Only three kinds of threads
+// do not count: the engine's, those in long waits, and Python's threads that submit nothing
+// (long_waits.h). So what computes, reads a file, or waits for another process is never taken for
+// blocked, nor is a thread with Python frames that sleeps for some time.
 //
 // Between two looks, the instant before the second look is when all threads slept. The operations
 // in flight are listed at that instant. If one of them ends later, the report that names it is
@@ -30,7 +30,7 @@
 #include <optional>
 #include <vector>
 
-#include "os/thread_states.h"
+#include "negotiation/deadlock/thread_states.h"
 #include "python/handle.h"
 
 namespace hvdlite {

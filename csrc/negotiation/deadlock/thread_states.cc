@@ -1,4 +1,4 @@
-#include "os/thread_states.h"
+#include "negotiation/deadlock/thread_states.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

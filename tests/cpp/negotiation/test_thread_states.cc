@@ -10,7 +10,7 @@
 #include "base/mutex.h"
 #include "base/thread.h"
 #include "check.h"
-#include "os/thread_states.h"
+#include "negotiation/deadlock/thread_states.h"
 
 using namespace hvdlite;
 
