@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from patience import HANG
+from pythons import python_with
 
 pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_modes.py"
-
-
+MODULES = ("torch._dynamo", "sklearn.datasets")  # What the example imports, apart from hvdlite.
 MODES = ["synchronous", "dropcompute", "late", "sharded", "powersgd", "localsgd", "diloco"]
 
 
 def test_digits_are_learnt_in_one_mode_after_the_other() -> None:
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", "3"]
     done = subprocess.run(
-        [*launcher, sys.executable, str(EXAMPLE), *MODES, "--straggler", "2"],
+        [*launcher, python_with(*MODULES), str(EXAMPLE), *MODES, "--straggler", "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
