@@ -202,6 +202,15 @@ class Distributed(VirtualStepping, Attending):
             raise HvdliteError("effective_speed_up() before the first loop over micro_batches()")
         return self._micro_batches.share_done() * synchronous / seconds
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
+
+        Raises:
+            HvdliteError: they have gradients, and those of the others are reduced already.
+        """
+        super().add_param_group(param_group)
+        self._reducer.check_added_group(self.__dict__["param_groups"])
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; see `torch.optim.Optimizer.zero_grad`.
 

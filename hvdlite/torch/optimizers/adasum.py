@@ -98,7 +98,9 @@ class DistributedAdasum(Wrapping):
             self._adasum_transaction.begin()
         if self._adasum_set.size() == 1:
             return self._step_alone(given, options)
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        every = [param for group in self.param_groups for param in group["params"]]
+        # One that was frozen after a backward moves, too.
+        params = [param for param in every if param.requires_grad or param.grad is not None]
         if params:
             self._adasum_replicas.start(params, self._parameter_names)
         with torch.no_grad():

@@ -19,11 +19,17 @@ class Cycle:
     passes: dict[torch.Tensor, int] = field(default_factory=dict)  # The keys are parameters.
     paused: set[int] = field(default_factory=set)  # Backwards of these numbers only accumulate.
     backwards: int = 0  # It counts those that have ended, without paused ones.
+    followed: int = 0  # So many backwards had ended when the parameter groups were last read.
     # It has the last backward of each parameter.
     seen_in: dict[torch.Tensor, int] = field(default_factory=dict)
     # It counts the gradients of each bucket.
     ready: dict[GradientBucket, int] = field(default_factory=dict)
     failure: HvdliteError | None = None  # The first submission that failed has this error.
+
+    @property
+    def ended(self) -> int:
+        """How many backwards have ended, with paused ones; the script may run between two."""
+        return self.backwards + len(self.paused)
 
     def count(self, param: torch.Tensor, paused: bool) -> tuple[int, bool]:
         """Return a parameter's passes with this gradient, and if it had one in this backward."""

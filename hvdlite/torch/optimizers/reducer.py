@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -125,6 +126,15 @@ class GradientReducer:
         """The names by parameter; more may be added."""
         return self._watched.names
 
+    def check_added_group(self, groups: list[dict[str, Any]]) -> None:
+        """Take back the last group, and raise, if this step would use its gradients unreduced."""
+        if self.reduced and any(param.grad is not None for param in groups[-1]["params"]):
+            groups.pop()
+            raise HvdliteError(
+                "add_param_group() between backward() and step(): the gradients that its "
+                "parameters have would not be reduced; call it after step() or zero_grad()"
+            )
+
     def may_synchronize(self) -> bool:
         """Return whether the training thread is calling, outside of backward."""
         return self._end.outside()
@@ -209,8 +219,12 @@ class GradientReducer:
         if again:
             return
         self._cycle.passes[param] = passes
-        full = passes == self.settings.passes and self._cycle.completes(bucket)
-        if full and self._sends_early:
+        if passes < self.settings.passes:
+            return
+        if self._cycle.backwards or self._cycle.paused:
+            self._follow_changes()
+            bucket = self.buckets.of(param)
+        if bucket is not None and self._cycle.completes(bucket) and self._sends_early:
             self._submit(bucket, blocking=False)
 
     def _on_backward_end(self) -> None:
@@ -219,9 +233,12 @@ class GradientReducer:
         # submit before the first one advances, and all advance before the first one waits. If
         # nothing was sent early, this thread runs the engine while it waits: to wake another one
         # costs more.
+        last = self._cycle.backwards + 1 >= self.settings.passes
+        reduces = self._cycle.open and self.settings.in_backward and last
+        if reduces and self._cycle.ended:
+            self._follow_changes()
         self._cycle.backwards += 1
-        reduces = self._cycle.open and self.settings.in_backward
-        if reduces and self._cycle.backwards >= self.settings.passes:
+        if reduces:
             self._submit_rest(blocking=not self._sends_early)
             queue(self._advance_in_backward)
 
@@ -266,6 +283,7 @@ class GradientReducer:
         """Start to reduce the gradients that are not under way; `synchronize` waits for them."""
         if not self._given_up and not self._reduced.current:
             self._open_cycle()
+            self._follow_changes()
             self._submit_rest(blocking=False)
 
     def synchronize(self) -> None:
@@ -300,6 +318,7 @@ class GradientReducer:
             self._update_layout()
 
     def _reduce_now(self, dropped: bool = False) -> None:
+        self._follow_changes()
         self._submit_rest(blocking=True)
         self._advance()
         self._wait(dropped)
@@ -384,13 +403,20 @@ class GradientReducer:
 
     # These methods follow the layout.
 
-    def _update_layout(self) -> None:
+    def _follow_changes(self) -> None:
+        """Follow what was added or thawed between two backwards of the cycle under way."""
+        # A parameter that was frozen meanwhile keeps the gradient of the earlier ones.
+        if self._cycle.ended != self._cycle.followed and not self.in_flight:
+            self._cycle.followed = self._cycle.ended
+            self._update_layout(keeps_frozen=True)
+
+    def _update_layout(self, keeps_frozen: bool = False) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
         watched = self._watched
         outdated = self.exchange.outdated(self.takes_part)
-        changed = watched.update(self.takes_part)
+        changed = watched.update(self.takes_part, keeps_frozen)
         if not changed and not outdated:
             return
         if changed and self._given_up.concede(watched.params):
-            watched.update(self.takes_part)
+            watched.update(self.takes_part, keeps_frozen)
         self.buckets.make()

@@ -53,12 +53,14 @@ class WatchedParameters:
         """Return all parameters of the groups, also those that are not trained."""
         return {param for group in self.read_groups() for param in group["params"]}
 
-    def update(self, any_at_all: bool) -> bool:
+    def update(self, any_at_all: bool, keeps_frozen: bool = False) -> bool:
         """Watch the groups' parameters, or none; return whether they have changed."""
+        # With `keeps_frozen` those that were frozen since the last call may still have gradients.
+        kept = set(self.params) if keeps_frozen else ()
         params = []
         for number, group in enumerate(self.read_groups() if any_at_all else ()):
             for index, param in enumerate(group["params"]):
-                if param.requires_grad and param not in self._skipped:
+                if (param.requires_grad or param in kept) and param not in self._skipped:
                     params.append(param)
                     if param not in self.names:
                         self.names[param] = f"parameter.{number}.{index}"

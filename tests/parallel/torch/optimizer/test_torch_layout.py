@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "in step, many buckets": {"reduce_in": "step", "bucket_cap_mb": TINY},
     "groups": {"num_groups": 2},
     "views": {"gradient_as_bucket_view": True, "bucket_cap_mb": TINY},
+    "overlap": {"overlap": True, "bucket_cap_mb": TINY},
     "fp16": {"compression": hvd.Compression.fp16},
     "Adasum": {"op": hvd.Adasum},
     "Adasum, many buckets": {"op": hvd.Adasum, "bucket_cap_mb": TINY},
@@ -118,6 +120,46 @@ def scenario_a_group_is_added(way: dict[str, Any]) -> None:
         step()
     assert_same_everywhere(model)
     assert_same_everywhere(late)
+
+
+def scenario_layers_change_between_two_backwards_of_a_step(way: dict[str, Any]) -> None:
+    for change in ("add", "thaw", "freeze"):
+        for paused in (False, True):
+            model = make_model(extra=True)
+            last = list(model[-1].parameters())
+            first = [param for layer in model[:-1] for param in layer.parameters()]
+            model[-1].requires_grad_(change != "thaw")
+            passes = {} if paused else {"backward_passes_per_step": 2}
+            sgd = torch.optim.SGD(first if change == "add" else [*first, *last], lr=0.1)
+            optimizer = hvd.DistributedOptimizer(sgd, **way, **passes)
+            for step in range(3):
+                with optimizer.no_sync() if paused else contextlib.nullcontext():
+                    backward(model)
+                if step == 1 and change == "add":
+                    optimizer.add_param_group({"params": last})
+                elif step == 1:
+                    model[-1].requires_grad_(change == "thaw")
+                backward(model)
+                optimizer.step()
+                optimizer.zero_grad()
+                assert_same_everywhere(model)
+
+
+def scenario_a_group_with_gradients_is_added_after_their_reduction() -> None:
+    model = make_model(extra=True)
+    last = list(model[-1].parameters())
+    first = [param for layer in model[:-1] for param in layer.parameters()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(first, lr=0.1))
+    backward(model)
+    with pytest.raises(hvd.HvdliteError, match="that its parameters have would not be"):
+        optimizer.add_param_group({"params": last})
+    assert len(optimizer.param_groups) == 1
+    optimizer.step()
+    optimizer.add_param_group({"params": last})
+    model.zero_grad()
+    for _ in range(2):
+        train_step(model, optimizer)
+        assert_same_everywhere(model)
 
 
 def scenario_another_model(way: dict[str, Any]) -> None:

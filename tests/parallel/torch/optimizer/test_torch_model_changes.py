@@ -103,6 +103,21 @@ def scenario_a_layer_is_taken_away() -> None:
     check(lambda model: model.pop(2))
 
 
+def scenario_a_layer_is_thawed_between_two_backwards_of_a_step() -> None:
+    wrapped = hvd.DistributedDataParallel(make())
+    wrapped.module[2].requires_grad_(False)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    data = torch.randn(5, 3, generator=torch.Generator().manual_seed(hvd.rank()))
+    for step in range(3):
+        with wrapped.no_sync():
+            wrapped(data).square().mean().backward()
+        wrapped.module[2].requires_grad_(step > 0)
+        wrapped(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert_same_everywhere(wrapped)
+
+
 def scenario_nothing_is_sent_for_a_model_that_stays() -> None:
     wrapped = hvd.DistributedDataParallel(make())
     before = wrapped._params
