@@ -41,8 +41,9 @@ class GradientReducer:
     """Reduces the gradients of one optimizer's parameters."""
 
     # It follows the optimizer's parameter groups: a parameter that is frozen, thawed or added
-    # between two cycles, on every rank, takes effect with the next cycle. On a rank that is not a
-    # member of the process set the reducer does nothing.
+    # between two cycles, on every rank, takes effect with the next cycle. One that is thawed or
+    # added between two backwards of a cycle is reduced in it. On a rank that is not a member of the
+    # process set the reducer does nothing.
 
     def __init__(
         self,
