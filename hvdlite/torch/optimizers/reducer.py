@@ -236,7 +236,7 @@ class GradientReducer:
         # costs more.
         last = self._cycle.backwards + 1 >= self.settings.passes
         reduces = self._cycle.open and self.settings.in_backward and last
-        if reduces and self._cycle.ended:
+        if reduces:
             self._follow_changes()
         self._cycle.backwards += 1
         if reduces:
