@@ -27,9 +27,6 @@ def create_segment(local_size: int) -> int:
 def utf8_of_name(name: str) -> bytes:
     """Encode the name of an operation or a tensor. Raises ArgumentError where UTF-8 has no such."""
 
-def threads_that_may_submit() -> list[int]:
-    """List Python's threads that may submit, besides those in long waits (see long_waits.h)."""
-
 def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
 

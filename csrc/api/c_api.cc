@@ -5,9 +5,9 @@
 #include <span>
 #include <utility>
 
+#include "api/wait_observer.h"
 #include "engine/engine.h"
 #include "entry/entry_builder.h"
-#include "negotiation/deadlock/in_flight.h"
 #include "os/fd.h"
 
 namespace hvdlite {
@@ -108,16 +108,17 @@ void submit(void* engine, const HvdliteCall* call) {
   const Result<EntryPtr> entry = make_entry(*call, self);
   Status status = entry.status();
   if (status.ok()) {
+    WaitObserver* const observer = wait_observer();
     // The continuation belongs to the completion, which the entry keeps until it has run.
     const Entry* own = entry.value().get();
     Completion* completion = own->completion.get();
-    completion->then([call = *call, completion, own] {
+    completion->then([call = *call, completion, own, observer] {
       report(call, completion->status(), completion);
-      InFlight::all().remove(own);  // Not before: the caller's threads are awake by now.
+      if (observer != nullptr) observer->told(*own);
     });
-    InFlight::all().add(entry.value());
+    if (observer != nullptr) observer->called(entry.value());
     status = self.enqueue(entry.value(), /*blocking=*/false);
-    if (!status.ok()) InFlight::all().remove(own);
+    if (!status.ok() && observer != nullptr) observer->told(*own);
   }
   if (!status.ok()) report(*call, status, nullptr);
 }

@@ -13,7 +13,6 @@
 #include "os/fd.h"
 #include "python/gradient_memory.h"
 #include "python/handle.h"
-#include "python/long_waits.h"
 #include "python/name.h"
 #include "python/native_waits.h"
 #include "python/pending_operations.h"
@@ -345,7 +344,7 @@ void register_engine(py::module_& module) {
   py::class_<CallTerms>(module, "Terms");
   register_gradient_memory(module);
   register_pending_operations(module);
-  register_native_waits(module);
+  register_deadlock_proof(module);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;
@@ -388,11 +387,7 @@ void register_engine(py::module_& module) {
       .def("shutdown", &shutdown)
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)
       .def("stop_trace", &stop_trace)
-      .def("core_table",
-           [](const EngineHolder& self) {
-             LongWait::note_native_submitters();
-             return self.core_table();
-           })
+      .def("core_table", &EngineHolder::core_table)
       .def("counters", &counters)
       .def("lateness", &lateness)
       .def("live", &live)

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "python/long_waits.h"
+#include "api/wait_observer.h"
 
 namespace py = pybind11;
 
@@ -138,7 +138,7 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
 
 void HandleObject::wait_until_done(const Deadline& deadline, bool fatal) {
   Engine& engine = holder_->engine();
-  LongWait wait(engine, entry_, /*returns=*/!deadline.is_never() && !fatal);
+  ObservedWait wait({engine, entry_, /*returns=*/!deadline.is_never() && !fatal});
   while (!done()) {
     if (deadline.passed()) raise_timeout();
     {

@@ -13,14 +13,6 @@ namespace py = pybind11;
 namespace hvdlite {
 namespace {
 
-bool g_native_submitters = false;
-
-// Never destroyed: Python may end before it.
-std::vector<LongWait*>& long_waits() {
-  static auto* const waits = new std::vector<LongWait*>;
-  return *waits;
-}
-
 // Modules whose functions begin threads that run no code of the user which could submit.
 constexpr const char* kQuietModules[] = {
     "multiprocessing.queues",                       // feeds what a process puts into a queue
@@ -78,52 +70,56 @@ bool is_quiet(const std::vector<std::string>& modules) {
 
 }  // namespace
 
-LongWait::~LongWait() {
-  if (thread_ == 0) return;
-  std::erase(long_waits(), this);
-  if (!entry_->completion->done()) report(engine_, {});
+LongWaits& LongWaits::all() {
+  static auto* const instance = new LongWaits;
+  return *instance;
 }
 
-std::optional<Patience> LongWait::long_wait(const Engine& engine) {
+std::optional<Patience> LongWaits::patience(const Engine& engine) {
   const auto* reporter = engine.find<BlockedReport>();
   return reporter == nullptr ? std::nullopt : std::optional(reporter->half_of_grace());
 }
 
-void LongWait::report(Engine& engine, std::vector<EntryPtr> waits) {
+void LongWaits::report(Engine& engine, std::vector<EntryPtr> waits) {
   engine.with_present([&](Engine& present) {
     if (auto* reporter = present.find<BlockedReport>()) reporter->note(std::move(waits));
   });
 }
 
-void LongWait::note_native_submitters() { g_native_submitters = true; }
-
-void LongWait::goes_on(std::chrono::nanoseconds slice) {
-  const auto enough = long_wait(engine_);
-  if (returns_ || !enough) return;
+void LongWaits::goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) {
+  const auto enough = patience(wait.engine);
+  if (wait.returns || !enough) return;
   const auto now = std::chrono::steady_clock::now();
-  if (!begun_) begun_ = now - slice;
-  if (now - *begun_ < *enough) return;
-  if (thread_ == 0) {
-    thread_ = PyThread_get_thread_ident();
-    long_waits().push_back(this);
-  }
-  if (g_native_submitters) return;
-  report(engine_,
-         threads_that_may_submit().empty() ? waits_of_all(engine_) : std::vector<EntryPtr>());
+  Since& since = waits_.try_emplace(&wait, Since{now - slice}).first->second;
+  if (now - since.begun < *enough) return;
+  since.thread = PyThread_get_thread_ident();
+  if (native_submitters_) return;
+  report(wait.engine,
+         threads_that_may_submit().empty() ? waits_of_all(wait.engine) : std::vector<EntryPtr>());
 }
 
-std::vector<EntryPtr> LongWait::waits_of_all(const Engine& engine) {
+void LongWaits::ended(const ThreadWait& wait) {
+  const auto node = waits_.extract(&wait);
+  const bool was_long = !node.empty() && node.mapped().thread != 0;
+  if (was_long && !wait.entry->completion->done()) report(wait.engine, {});
+}
+
+std::vector<EntryPtr> LongWaits::waits_of_all(const Engine& engine) const {
   std::vector<EntryPtr> entries;
-  for (const LongWait* wait : long_waits()) {
-    if (wait->entry_->completion->done() || !engine.shares_entries_with(wait->engine_)) return {};
-    entries.push_back(wait->entry_);
+  for (const auto& [wait, since] : waits_) {
+    if (since.thread == 0) continue;
+    if (wait->entry->completion->done() || !engine.shares_entries_with(wait->engine)) return {};
+    entries.push_back(wait->entry);
   }
   return entries;
 }
 
-bool LongWait::any() { return !long_waits().empty(); }
+bool LongWaits::any() const {
+  return std::any_of(waits_.begin(), waits_.end(),
+                     [](const auto& one) { return one.second.thread != 0; });
+}
 
-std::vector<unsigned long> LongWait::threads_that_may_submit() {
+std::vector<unsigned long> LongWaits::threads_that_may_submit() const {
   std::vector<unsigned long> threads;
   std::vector<unsigned long> in_backward;
   std::size_t backward_ends = 0;
@@ -131,8 +127,8 @@ std::vector<unsigned long> LongWait::threads_that_may_submit() {
       py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"));
   for (const auto& [identifier, frame] : py::dict(current_frames())) {
     const auto thread = identifier.cast<unsigned long>();
-    const bool waits = std::any_of(long_waits().begin(), long_waits().end(),
-                                   [&](const LongWait* wait) { return wait->thread_ == thread; });
+    const bool waits = std::any_of(waits_.begin(), waits_.end(),
+                                   [&](const auto& one) { return one.second.thread == thread; });
     const auto modules = modules_of(py::reinterpret_borrow<py::object>(frame));
     if (waits) {
       backward_ends += modules.front() == kBackwardEnd ? 1 : 0;

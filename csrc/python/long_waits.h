@@ -22,44 +22,51 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <optional>
 #include <vector>
 
+#include "api/wait_observer.h"
 #include "engine/engine.h"
+#include "negotiation/deadlock/in_flight.h"
 
 namespace hvdlite {
 
-// One wait of a thread, as long as this object lives.
-class LongWait {
+class LongWaits : public WaitObserver {
  public:
-  // `returns`: it may end by a timeout, after which the thread might submit something.
-  LongWait(Engine& engine, const EntryPtr& entry, bool returns)
-      : engine_(engine), entry_(entry), returns_(returns) {}
-  ~LongWait();
-  LongWait(const LongWait&) = delete;
-  LongWait& operator=(const LongWait&) = delete;
+  // Those of this process. Never destroyed: Python may end before it.
+  static LongWaits& all();
 
-  // The thread has waited for another slice of this length.
-  void goes_on(std::chrono::nanoseconds slice);
-  // How long waits of this engine last before they count; none: they never do.
-  static std::optional<Patience> long_wait(const Engine& engine);
+  void goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) override;
+  void ended(const ThreadWait& wait) override;
+  void called(const EntryPtr& entry) override { in_flight_.add(entry); }
+  // Not before: the caller's threads are awake by now.
+  void told(const Entry& entry) override { in_flight_.remove(&entry); }
+
+  // How long waits of this engine last before they are long; none: they never are.
+  static std::optional<Patience> patience(const Engine& engine);
   // Tells rank 0 what all threads that could submit wait for; with nothing: not any more. The GIL
   // was held since that was looked at.
   static void report(Engine& engine, std::vector<EntryPtr> waits);
   // From now on native threads may submit, and NativeWaits reports.
-  static void note_native_submitters();
+  void note_native_submitters() { native_submitters_ = true; }
+  // The operations of native threads that have not ended.
+  std::vector<EntryPtr> in_flight() const { return in_flight_.list(); }
   // The identifiers of Python's threads that may submit, besides those in long waits.
-  static std::vector<unsigned long> threads_that_may_submit();
+  std::vector<unsigned long> threads_that_may_submit() const;
   // What the threads in long waits wait for; nothing where this is not the engine's alone.
-  static std::vector<EntryPtr> waits_of_all(const Engine& engine);
-  static bool any();
+  std::vector<EntryPtr> waits_of_all(const Engine& engine) const;
+  bool any() const;
 
  private:
-  Engine& engine_;
-  const EntryPtr& entry_;
-  const bool returns_;
-  std::optional<std::chrono::steady_clock::time_point> begun_;
-  unsigned long thread_ = 0;  // once the wait is long
+  struct Since {
+    std::chrono::steady_clock::time_point begun;
+    unsigned long thread = 0;  // once the wait is long
+  };
+
+  std::map<const ThreadWait*, Since> waits_;
+  bool native_submitters_ = false;
+  InFlight in_flight_;
 };
 
 }  // namespace hvdlite

@@ -7,7 +7,6 @@
 #include <set>
 #include <utility>
 
-#include "negotiation/deadlock/in_flight.h"
 #include "python/long_waits.h"
 
 namespace py = pybind11;
@@ -46,7 +45,8 @@ std::set<unsigned long> threads_with_frames() {
 
 std::optional<double> NativeWaits::look() {
   Engine& engine = holder_->engine();
-  const auto half = LongWait::long_wait(engine);
+  const LongWaits& all = LongWaits::all();
+  const auto half = LongWaits::patience(engine);
   if (!half) return std::nullopt;
   const std::chrono::nanoseconds quiet = 2 * kGraces * *half;
   const auto seconds = [](std::chrono::nanoseconds time) {
@@ -54,11 +54,11 @@ std::optional<double> NativeWaits::look() {
   };
   const auto threads = python_threads();
   // From here on no Python code runs.
-  std::vector<EntryPtr> waits = InFlight::all().list();
+  std::vector<EntryPtr> waits = all.in_flight();
   const std::size_t native = waits.size();
-  const std::vector<EntryPtr> of_python = LongWait::waits_of_all(engine);
+  const std::vector<EntryPtr> of_python = all.waits_of_all(engine);
   waits.insert(waits.end(), of_python.begin(), of_python.end());
-  const bool mixed = LongWait::any() && of_python.empty();
+  const bool mixed = all.any() && of_python.empty();
   std::optional<Sleepers> now;
   // In training it seldom is the same operation twice, and the look at all threads costs something.
   if (!waits.empty() && !mixed && waits == waits_) now = sleepers(threads);
@@ -66,18 +66,18 @@ std::optional<double> NativeWaits::look() {
   sleepers_ = std::move(now);
   waits_ = waits;
   report(sleepers_ && Clock::now() - since_ >= quiet ? std::move(waits) : std::vector<EntryPtr>());
-  return seconds(native > 0 || LongWait::any() ? *half : quiet / 2);
+  return seconds(native > 0 || all.any() ? *half : quiet / 2);
 }
 
 void NativeWaits::report(std::vector<EntryPtr> waits) {
   if (waits.empty() && !reported_) return;
   reported_ = !waits.empty();
-  LongWait::report(holder_->engine(), std::move(waits));
+  LongWaits::report(holder_->engine(), std::move(waits));
 }
 
 std::optional<NativeWaits::Sleepers> NativeWaits::sleepers(
     const std::map<unsigned long, int>& python_threads) {
-  const std::vector<unsigned long> may_submit = LongWait::threads_that_may_submit();
+  const std::vector<unsigned long> may_submit = LongWaits::all().threads_that_may_submit();
   std::set<int> counting;  // threads with frames that sleep until they are woken, or not at all
   for (const unsigned long thread : may_submit) {
     const auto found = python_threads.find(thread);
@@ -104,11 +104,15 @@ std::optional<NativeWaits::Sleepers> NativeWaits::sleepers(
   return sleepers;
 }
 
-void register_native_waits(py::module_& module) {
+NativeWaits::NativeWaits(std::shared_ptr<EngineHolder> holder) : holder_(std::move(holder)) {
+  LongWaits::all().note_native_submitters();
+}
+
+void register_deadlock_proof(py::module_& module) {
+  wait_observer() = &LongWaits::all();
   py::class_<NativeWaits>(module, "NativeWaits", py::is_final())
       .def(py::init<std::shared_ptr<EngineHolder>>(), py::arg("engine"))
       .def("look", &NativeWaits::look);
-  module.def("threads_that_may_submit", &LongWait::threads_that_may_submit);
 }
 
 }  // namespace hvdlite

@@ -37,7 +37,7 @@ namespace hvdlite {
 
 class NativeWaits {
  public:
-  explicit NativeWaits(std::shared_ptr<EngineHolder> holder) : holder_(std::move(holder)) {}
+  explicit NativeWaits(std::shared_ptr<EngineHolder> holder);
 
   // Looks, and reports. Returns the seconds until the next look; nothing: there is none.
   std::optional<double> look();
@@ -58,6 +58,7 @@ class NativeWaits {
   bool reported_ = false;
 };
 
-void register_native_waits(pybind11::module_& module);
+// Also has the process's waits observed.
+void register_deadlock_proof(pybind11::module_& module);
 
 }  // namespace hvdlite

@@ -12,12 +12,6 @@ namespace hvdlite {
 
 class InFlight {
  public:
-  // Those of this process. Never destroyed: threads of TensorFlow may outlive main.
-  static InFlight& all() {
-    static auto* const instance = new InFlight;
-    return *instance;
-  }
-
   // Keeps no entry alive.
   void add(const EntryPtr& entry) {
     MutexLock lock(mutex_);

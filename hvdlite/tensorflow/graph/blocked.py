@@ -8,20 +8,30 @@ from hvdlite import _core
 
 
 class Watch:
-    """Looks at one engine's waits until it is stopped."""
+    """Looks at one engine's waits until it is told of another one."""
 
-    def __init__(self, engine: _core.Engine) -> None:
-        self._waits = _core.NativeWaits(engine)
+    def __init__(self) -> None:
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hvdlite-waits", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
-    def stop(self) -> None:
-        """Look no more, and let go of the engine."""
-        self._stopped.set()
-        self._thread.join()
+    def look_at(self, engine: _core.Engine | None) -> None:
+        """Let go of the engine, and look at this one, if there is one."""
+        if self._thread is not None:
+            self._stopped.set()
+            self._thread.join()
+            self._thread = None
+        if engine is not None:
+            self._stopped = threading.Event()
+            self._thread = threading.Thread(
+                target=self._run,
+                args=(_core.NativeWaits(engine), self._stopped),
+                name="hvdlite-waits",
+                daemon=True,
+            )
+            self._thread.start()
 
-    def _run(self) -> None:
-        while (pause := self._waits.look()) is not None:
-            if self._stopped.wait(pause):
+    @staticmethod
+    def _run(waits: _core.NativeWaits, stopped: threading.Event) -> None:
+        while (pause := waits.look()) is not None:
+            if stopped.wait(pause):
                 return

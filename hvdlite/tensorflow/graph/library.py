@@ -63,12 +63,9 @@ class _Library:
         self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
         self._attach.restype = ctypes.c_bool
         self._engine: _core.Engine | None = None  # This keeps the connected engine alive.
-        self._watch: Watch | None = None
 
     def attach(self, engine: _core.Engine | None) -> None:
         """Connect the operations to this engine, or disconnect them (None)."""
-        if self._watch is not None:
-            self._watch.stop()
         if engine is None:
             self._attach(None, None)
         else:
@@ -82,7 +79,6 @@ class _Library:
                     f"{_FILE.name} and hvdlite's core are of different versions; reinstall hvdlite"
                 )
         self._engine = engine
-        self._watch = None if engine is None else Watch(engine)
 
     def test(self) -> None:
         """Send one tensor through a core that only echoes, and raise if it came back changed."""
@@ -140,6 +136,7 @@ def _library() -> _Library:
             _warn_if_untested()
             library = _Library()
             library.test()
+            basics.watch(Watch().look_at)
             basics.watch(library.attach)
             _loaded = library
         return _loaded
