@@ -16,7 +16,10 @@ import pytest
 from harness import package_path
 from patience import HANG
 
+# Most of a JVM's time would go to compiling well what runs for seconds only.
+COMPILES_QUICKLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SETTINGS = {
+    "spark.executor.extraJavaOptions": COMPILES_QUICKLY,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
@@ -60,6 +63,7 @@ def spark(master: str, folder: Path, **settings: str) -> Iterator[Any]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder),
         "SPARK_WORKER_DIR": str(folder),
+        "SPARK_SUBMIT_OPTS": COMPILES_QUICKLY,
         "OMP_NUM_THREADS": "1",
     }
     before = dict(os.environ)

@@ -185,7 +185,7 @@ def test_exception_of_a_rank_is_raised_although_ray_still_lists_a_dead_node(
     nodes: Nodes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def raises() -> None:
-        import hvdlite.torch as hvd
+        import hvdlite.numpy as hvd
 
         hvd.init()
         raise KeyError("planted")  # on all: one that returned last would make the job a success

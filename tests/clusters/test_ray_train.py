@@ -29,11 +29,11 @@ def train_in_steps(config: dict[str, Any]) -> None:
     import signal
     import tempfile
 
-    import torch
+    import numpy as np
     from ray import train
     from ray.train.v2._internal.execution.context import get_train_context
 
-    import hvdlite.torch as hvd
+    import hvdlite.numpy as hvd
     from hvdlite.rendezvous.environment import detect
 
     hvd.init()
@@ -42,7 +42,7 @@ def train_in_steps(config: dict[str, Any]) -> None:
         with checkpoint.as_directory() as saved:
             first = int((Path(saved) / "step").read_text()) + 1
     for step in range(first, 4):
-        total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+        total = hvd.allreduce(np.array([hvd.rank() + 1.0]), op=hvd.Sum).item()
         with tempfile.TemporaryDirectory() as new:
             (Path(new) / "step").write_text(str(step))
             own = train.Checkpoint.from_directory(new) if hvd.rank() == 0 else None
@@ -84,14 +84,14 @@ def test_exception_of_the_training_thread_reaches_the_peers_and_ray(folder: Path
     from hvdlite.ray import HvdliteTrainer
 
     def fails() -> None:
-        import torch
+        import numpy as np
 
-        import hvdlite.torch as hvd
+        import hvdlite.numpy as hvd
 
         hvd.init()
         if hvd.rank() == 1:
             raise KeyError("planted")
-        hvd.allreduce(torch.ones(1))
+        hvd.allreduce(np.ones(1))
 
     trainer = HvdliteTrainer(
         fails,

@@ -70,6 +70,7 @@ def test_results_and_failures(tmp_path: Path) -> None:
     own = base_environment()
     own |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     own |= {"SPARK_LOCAL_DIRS": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    own |= {"SPARK_SUBMIT_OPTS": spark_sessions.COMPILES_QUICKLY}
     script = tmp_path / "connect.py"
     script.write_text(SCRIPT)
     done = subprocess.run(

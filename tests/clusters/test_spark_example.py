@@ -21,6 +21,7 @@ def test_digits_of_a_data_frame_are_learnt_on_two_ranks(tmp_path: Path) -> None:
     own = base_environment()
     own |= {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell", "SPARK_LOCAL_IP": "127.0.0.1"}
     own |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(tmp_path)}
+    own |= {"SPARK_SUBMIT_OPTS": spark_sessions.COMPILES_QUICKLY}
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--folder", str(tmp_path / "digits")],
         cwd=tmp_path,

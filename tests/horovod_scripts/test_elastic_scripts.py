@@ -7,7 +7,6 @@ joined; the script itself checks its losses, and that all ranks have the same we
 from __future__ import annotations
 
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,8 @@ SCRIPTS = {"elastic_torch": (3, "0.06"), "elastic_keras": (2, "0.04")}
 def test_elastic_script(name: str) -> None:
     ranks, rate = SCRIPTS[name]
     flags = ["--compat", "-np", str(ranks), "--min-np", "1"]
-    forking = python_with("torch._dynamo", "torch.utils.data", TF_CPP_MIN_LOG_LEVEL="3")
-    python = forking if name == "elastic_torch" else sys.executable
+    modules = ("torch._dynamo", "torch.utils.data") if name == "elastic_torch" else ("tensorflow",)
+    python = python_with(*modules, TF_CPP_MIN_LOG_LEVEL="3")
     command = [python, str(HERE / f"{name}.py")]
     result = run_launcher(*flags, *command, env=ENVIRONMENT)
     assert result.returncode == 0, result.stderr

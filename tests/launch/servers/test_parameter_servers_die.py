@@ -14,6 +14,7 @@ import pytest
 from harness import base_environment
 from launch.marked import MarkedJob, python
 from patience import HANG, wait_until
+from pythons import python_with
 
 ROOT = Path(__file__).resolve().parents[3]
 # A worker that hears of a failure says so and ends, also if SIGTERM of the launcher comes first.
@@ -96,11 +97,12 @@ def test_killed_server_ends_the_job_with_its_name_and_checkpoint(tmp_path: Path)
 
 
 def run_example(name: str, ranks: int, *arguments: str) -> str:
-    """Run an example with one server; return its output."""
+    """Run an example with one server, all forked; return its output."""
     example = str(ROOT / "examples" / name)
+    python = python_with("torch._dynamo", "sklearn.datasets")
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks), "--servers", "1"]
     done = subprocess.run(
-        [*launcher, sys.executable, example, *arguments],
+        [*launcher, python, example, *arguments],
         env={**base_environment(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
 """The benchmarks run and print their rows; no test checks their figures.
 
 Importing torch takes most of the time of such a run. So only some start as a user starts them; of
-the others, whose ranks `workers.run_ranks` starts, the driver and the ranks are forked.
+the others the driver and the ranks are forked.
 """
 
 from __future__ import annotations
@@ -22,18 +22,28 @@ from typing import Any
 import pytest
 
 from harness import base_environment, run_world
+from pythons import python_with
 
 PRELOAD = ("torch._dynamo",)
 TENSORFLOW = ("keras", "tensorflow")
 pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+# Runs a script as `python` does, but has it start its ranks by the Python of the first argument.
+BY_PYTHON = """
+import pathlib, runpy, sys
+sys.executable, *sys.argv = sys.argv[1:]
+sys.path[0] = str(pathlib.Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
-def rows_of(script: str, *arguments: str) -> list[dict[str, Any]]:
+def rows_of(script: str, *arguments: str, forks: bool = False) -> list[dict[str, Any]]:
+    python = python_with("torch") if forks else sys.executable
+    begin = ["-c", BY_PYTHON, python] if forks else []
     result = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), "--quick", *arguments],
-        env=base_environment(),
+        [python, *begin, str(BENCHMARKS / script), "--quick", *arguments],
+        env={**base_environment(), **({"OMP_NUM_THREADS": "1"} if forks else {})},
         capture_output=True,
         text=True,
         timeout=240,
@@ -70,7 +80,7 @@ def be_rank(script: str, store: str, arguments: list[str]) -> None:
 def forked_rows_of(
     script: str, *arguments: str, preload: Sequence[str] = PRELOAD
 ) -> list[dict[str, Any]]:
-    """Do what `rows_of` does, but fork the driver and the ranks."""
+    """Do what `rows_of` does where `workers.run_ranks` starts the ranks, without a launcher."""
     (driver,) = run_world(1, ranks_asked_for, script, "--quick", *arguments)
     ranks, passed_on = driver.value
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +110,7 @@ def test_allreduce_prints_a_row_per_size(allreduce_rows: list[dict[str, Any]]) -
 
 
 def test_parameter_server_prints_its_throughput() -> None:
-    (row,) = rows_of("parameter_server.py", "--part", "throughput")
+    (row,) = rows_of("parameter_server.py", "--part", "throughput", forks=True)
     assert row["bytes"] == 1_000_000
     assert row["hvdlite_ms"] > 0 and row["hvdlite_gigabytes_per_second"] > 0
 
@@ -211,13 +221,13 @@ def test_timeline_prints_a_row_per_kind_of_work() -> None:
 
 
 def test_blame_prints_how_often_the_view_is_right() -> None:
-    (row,) = rows_of("blame.py", "--np", "2")
+    (row,) = rows_of("blame.py", "--np", "2", forks=True)
     assert row["looks"] > 0
     assert 0 <= row["right"] <= 1
 
 
 def test_live_prints_what_the_view_costs() -> None:
-    (row,) = rows_of("live.py", "--np", "2")
+    (row,) = rows_of("live.py", "--np", "2", forks=True)
     assert row["tensors"] == 200 and row["turns"] == 1
     for figure in ("off_ms", "on_ms", "off_again_ms", "on_to_off", "noise"):
         assert row[figure] > 0
@@ -233,7 +243,7 @@ def test_gpu_step_runs_without_a_gpu() -> None:
 
 
 def test_autotune_prints_what_it_found() -> None:
-    (row,) = rows_of("autotune.py", "--np", "2", "--model", "transformer")
+    (row,) = rows_of("autotune.py", "--np", "2", "--model", "transformer", forks=True)
     assert row["finished"] is True and row["gain"] == 0
     assert row["samples"] == 2 and row["training_steps"] > 0
 

@@ -25,11 +25,12 @@ def run(
 ) -> tuple[str, dict[str, list[float]]]:
     """Run the example; return its output, and the curves that it saved.
 
-    One rank starts and ends as a user's does; two are forked.
+    One rank with TensorFlow starts and ends as a user's does; the others are forked.
     """
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks > 1 else []
     modules = ("keras", "sklearn.datasets")
-    python = sys.executable if ranks == 1 else python_with(*modules, **environment(backend))
+    as_users_do = ranks == 1 and backend == "tensorflow"
+    python = sys.executable if as_users_do else python_with(*modules, **environment(backend))
     command = [*launcher, python, str(EXAMPLE), "--output", str(folder), *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment(backend)}
     done = subprocess.run(

@@ -27,10 +27,10 @@ MODULES = ("torch._dynamo", "sklearn.datasets", "matplotlib.pyplot")
 def run(ranks: int, folder: Path, *arguments: str) -> tuple[str, dict[str, list[float]]]:
     """Run the example; return its output, and the curves that it saved.
 
-    Up to two ranks start and end as a user's do; more are forked.
+    Two ranks start and end as a user's do; the others are forked.
     """
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks > 1 else []
-    python = sys.executable if ranks < 4 else python_with(*MODULES)
+    python = sys.executable if ranks == 2 else python_with(*MODULES)
     command = [*launcher, python, str(EXAMPLE), "--output", str(folder), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder.parent)}
     done = subprocess.run(
