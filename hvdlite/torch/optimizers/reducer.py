@@ -294,6 +294,8 @@ class GradientReducer:
         if self._given_up:
             for taker in self._given_up.takers():
                 taker.synchronize()
+            if not self._cycle.open:
+                self._update_layout()  # A group may have been added since all were given up.
             if not self._watched.params:
                 return
         if self._reduced.current:

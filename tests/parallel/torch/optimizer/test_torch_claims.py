@@ -161,6 +161,24 @@ def scenario_a_parameter_that_is_added_later() -> None:
         first.step()
 
 
+def scenario_a_group_is_added_to_one_that_has_given_all_up() -> None:
+    for with_gradients in (False, True):
+        model = make_model()
+        early, late = list(model[0].parameters()), list(model[2].parameters())
+        first = hvd.DistributedOptimizer(SGD(early, lr=0.1))
+        second = hvd.DistributedOptimizer(SGD(early, lr=0.1))
+        if with_gradients:
+            backward(model)
+        first.add_param_group({"params": late})
+        for step in range(3):
+            if step > 0 or not with_gradients:
+                backward(model)
+            first.step()
+            assert_same_everywhere(model)
+            first.zero_grad()
+        del second
+
+
 def scenario_settings_that_disagree_are_named() -> None:
     for arguments, why in (
         ({"op": hvd.Sum}, "one of the two does not average"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,14 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
-from parallel.torch.small_models import assert_same_everywhere, backward, inputs, make, raises
+from parallel.torch.small_models import (
+    assert_close,
+    assert_same_everywhere,
+    backward,
+    inputs,
+    make,
+    raises,
+)
 
 PRELOAD = ("torch._dynamo",)
 
@@ -143,6 +151,49 @@ def scenario_layers_change_between_two_backwards_of_a_step(way: dict[str, Any]) 
                 optimizer.step()
                 optimizer.zero_grad()
                 assert_same_everywhere(model)
+
+
+def check_thaw(
+    members: hvd.ProcessSet, dtype: torch.dtype, scaler: torch.amp.GradScaler | None
+) -> None:
+    """Thaw a layer between the two backwards of a step, and compare with one process."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3, dtype=dtype), nn.Linear(3, 2, dtype=dtype))
+    model[1].requires_grad_(False)
+    alone = copy.deepcopy(model)
+    optimizer = make(model, lr=0.01, process_set=members)
+    reference = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
+    for step in range(3):
+        for half in range(2):
+            with optimizer.no_sync() if half == 0 else contextlib.nullcontext():
+                loss = model(inputs().to(dtype)).abs().square().sum()
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            for rank in members.ranks:
+                loss = alone(inputs(rank).to(dtype)).abs().square().sum()
+                (loss / members.size()).backward()
+            if step == 1:
+                model[1].requires_grad_(True)
+                alone[1].requires_grad_(True)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        reference.step()
+        optimizer.zero_grad()
+        reference.zero_grad()
+        if members.included():
+            assert_close(list(model.parameters()), list(alone.parameters()))
+
+
+def scenario_a_layer_thawed_between_two_backwards_counts_as_in_one_process() -> None:
+    everywhere = hvd.global_process_set
+    pair = hvd.add_process_set([0, 2]) if hvd.size() > 2 else everywhere
+    check_thaw(everywhere, torch.complex64, None)
+    check_thaw(everywhere, torch.float32, torch.amp.GradScaler("cpu", init_scale=64.0))
+    check_thaw(pair, torch.float32, None)
+    if hvd.size() > 2:
+        hvd.remove_process_set(pair)
 
 
 def scenario_a_group_with_gradients_is_added_after_their_reduction() -> None:
