@@ -26,6 +26,7 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.exchange.bucket_plan import plan_buckets
 from hvdlite.torch.exchange.layout import differs, digest, explain, meet_without_parameters
+from hvdlite.torch.optimizers.claims import refuse_reduced
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction, step_transaction
@@ -94,11 +95,12 @@ class DistributedAdasum(Wrapping):
         registered_id(self._adasum_set)
         if not self._adasum_set.included():
             return super().step(*given, **options)
+        every = [param for group in self.param_groups for param in group["params"]]
+        refuse_reduced(every, self._adasum_set.ranks)
         if self._adasum_transaction is not None:
             self._adasum_transaction.begin()
         if self._adasum_set.size() == 1:
             return self._step_alone(given, options)
-        every = [param for group in self.param_groups for param in group["params"]]
         # One that was frozen after a backward moves, too.
         params = [param for param in every if param.requires_grad or param.grad is not None]
         if params:

@@ -37,6 +37,16 @@ def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
     return found
 
 
+def refuse_reduced(params: Iterable[torch.Tensor], ranks: Iterable[int]) -> None:
+    """Raise if another optimizer reduces the gradients of these ranks, which Adasum combines."""
+    owner = owner_of(params)
+    if owner is not None and set(ranks) <= set(owner.settings.reduction.process_set.ranks):
+        raise HvdliteError(
+            f"{owner.title} reduces the same gradients, so that all ranks have equal ones and "
+            "op=hvd.Adasum has nothing to combine: use one of the two, and delete the other"
+        )
+
+
 def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
     """Drop gradients of these parameters that were accumulated and not sent, at a boundary."""
     # The samples of an elastic job that are in no finished step are distributed again.

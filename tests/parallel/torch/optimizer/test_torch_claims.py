@@ -179,6 +179,41 @@ def scenario_a_group_is_added_to_one_that_has_given_all_up() -> None:
         del second
 
 
+def scenario_adasum_beside_an_optimizer_that_reduces_the_same_gradients() -> None:
+    for plain_first in (True, False):
+        model = make_model()
+        params = list(model.parameters())
+        if plain_first:
+            plain = hvd.DistributedOptimizer(SGD(params, lr=0.0))
+        adasum = hvd.DistributedOptimizer(SGD(params, lr=0.1), op=hvd.Adasum)
+        if not plain_first:
+            plain = hvd.DistributedOptimizer(SGD(params, lr=0.0))
+        backward(model)
+        with raises("of SGD .* reduces the same gradients, so that"):
+            adasum.step()
+        plain.zero_grad()
+        del plain
+        backward(model)
+        adasum.step()
+        assert_same_everywhere(model)
+
+
+def scenario_adasum_over_gradients_that_fewer_ranks_have_reduced() -> None:
+    alone = hvd.add_process_set([0])
+    moved = []
+    for members in (None, alone):
+        model = make_model()
+        sgd = SGD(model.parameters(), lr=0.0)
+        plain = members and hvd.DistributedOptimizer(sgd, process_set=members)
+        adasum = hvd.DistributedOptimizer(SGD(model.parameters(), lr=0.1), op=hvd.Adasum)
+        backward(model)
+        adasum.step()
+        moved.append([param.detach().clone() for param in model.parameters()])
+        del plain
+    assert_close(*moved)
+    hvd.remove_process_set(alone)
+
+
 def scenario_settings_that_disagree_are_named() -> None:
     for arguments, why in (
         ({"op": hvd.Sum}, "one of the two does not average"),
