@@ -10,8 +10,11 @@
 
 #include "check.h"
 #include "coordinators.h"
+#include "execution/tensor_queue.h"
+#include "execution/timeline.h"
 #include "negotiation/late_gradients/late_gradients.h"
 #include "negotiation/late_gradients/late_results.h"
+#include "trace/trace.h"
 #include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients_model {
