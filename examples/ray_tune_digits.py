@@ -60,8 +60,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="search hyperparameters on a Ray cluster")
     parser.add_argument("--workers", type=int, default=2, help="ranks of each trial")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.1])
-    parser.add_argument("--batches", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     arguments = parser.parse_args()
     # A trial that waits for workers while it holds what other trials need, and they wait as well,
@@ -72,8 +70,8 @@ if __name__ == "__main__":
     tuner = tune.Tuner(
         tune.with_resources(trial, needs),
         param_space={
-            "rate": tune.grid_search(arguments.rates),
-            "batch": tune.grid_search(arguments.batches),
+            "rate": tune.grid_search([0.01, 0.1]),
+            "batch": tune.grid_search([32, 128]),
             "epochs": arguments.epochs,
             "workers": arguments.workers,
         },

@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
-def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
-    """Return the reducer of the gradient of one of these parameters, if there is one."""
-    wanted = set(params)
+def owner_of(params: Iterable[torch.Tensor], ranks: Iterable[int] = ()) -> GradientReducer | None:
+    """Return a reducer, over at least these ranks, of the gradient of one of the parameters."""
+    wanted, least = set(params), set(ranks)
+
+    def owns(reducer: GradientReducer) -> bool:
+        members = reducer.settings.reduction.process_set
+        return reducer.watches(wanted) and (not least or least.issubset(members.ranks))
+
     for _ in range(2):
-        found = next((one for one in _reducers if one.watches(wanted)), None)
+        found = next(filter(owns, _reducers), None)
         if found is None:
             break
         gc.collect()  # It may belong to an optimizer that is no longer used.
@@ -39,8 +44,8 @@ def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
 
 def refuse_reduced(params: Iterable[torch.Tensor], ranks: Iterable[int]) -> None:
     """Raise if another optimizer reduces the gradients of these ranks, which Adasum combines."""
-    owner = owner_of(params)
-    if owner is not None and set(ranks) <= set(owner.settings.reduction.process_set.ranks):
+    owner = owner_of(params, ranks)
+    if owner is not None:
         raise HvdliteError(
             f"{owner.title} reduces the same gradients, so that all ranks have equal ones and "
             "op=hvd.Adasum has nothing to combine: use one of the two, and delete the other"
