@@ -138,10 +138,11 @@ def fork_rank(
     outputs: Sequence[BinaryIO],
 ) -> ForkedRank:
     """Start a rank from a process that has imported these modules under this environment."""
+    # hvdlite and gloo read their variables when a rank begins, and not when they are imported.
     of_modules = {
         name: value
         for name, value in environment.items()
-        if not name.startswith(("HVDLITE_", "HOROVOD_"))
+        if not name.startswith(("HVDLITE_", "HOROVOD_", "GLOO_"))
     }
     key = (tuple(modules), tuple(sorted(of_modules.items())))
     if key not in _nurseries:

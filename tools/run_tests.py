@@ -172,7 +172,7 @@ def main() -> int:
     """Run the parts of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("name", choices=("test", "rest"))
-    parser.add_argument("--workers", type=int, default=1 + (os.cpu_count() or 1))
+    parser.add_argument("--workers", type=int, default=2 + (os.cpu_count() or 1))
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())

@@ -11,8 +11,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 # This prefix makes a flag's name from a key of the section.
 _PREFIXES = {
     "params": "",
@@ -31,6 +29,8 @@ class ConfigError(ValueError):
 def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
     """Turn the file's text into arguments, to be put before those of the command line."""
     # Raises ConfigError if the text is not YAML, or has a key that is not a flag.
+    import yaml  # which other command lines do not wait for
+
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:

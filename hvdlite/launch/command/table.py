@@ -111,10 +111,19 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "names": names,
     "port": port,
 }
+
+
+class _Version(argparse.Action):
+    """Print the version, which is read from the metadata of the package only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.exit(message=f"hvdlite {hvdlite.__version__}\n")
+
+
 _ACTIONS = {"switch": "store_true", "either": argparse.BooleanOptionalAction}
 # What a row cannot say, by the first name of its flag.
 _MORE: Mapping[str, Mapping[str, Any]] = {
-    "-v": {"action": "version", "version": f"hvdlite {hvdlite.__version__}"},
+    "-v": {"action": _Version, "nargs": 0, "default": argparse.SUPPRESS},
     "--grace": {"default": DEFAULT_GRACE},
     "--via": {"choices": ("ssh", "srun"), "default": "ssh"},
     "--remote-python": {"default": Ssh.python},

@@ -8,7 +8,7 @@ from harness import run_world
 
 pytestmark = pytest.mark.long
 
-PRELOAD = ("tensorflow",)
+PRELOAD = ("torch._dynamo",)
 OVER_ALL = {"HVDLITE_AVERAGE_OVER_JOINED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
@@ -82,7 +82,7 @@ def test_average_in_torch_divides_by_all_ranks(hosts: list[int]) -> None:
 
 
 def test_average_in_tensorflow_and_keras_divides_by_all_ranks() -> None:
-    results = run_world(3, in_tensorflow, env=OVER_ALL)
+    results = run_world(3, in_tensorflow, env=OVER_ALL, preload=("keras", "tensorflow"))
     assert results[0].value == {"of all": 1.0}
     for result in results[1:]:
         assert set(result.value.values()) == {1.0}, result.value

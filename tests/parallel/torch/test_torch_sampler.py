@@ -14,7 +14,7 @@ import pytest
 from harness import run_world
 from parallel.scenarios import Later
 
-PRELOAD = ("torch",)
+PRELOAD = ("torch._dynamo",)
 SAMPLES = 61
 KILLED_AT = 5  # batches, of which four are in the checkpoint
 hvd: Any = Later("hvdlite.torch")
