@@ -29,7 +29,7 @@ class ConfigError(ValueError):
 def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
     """Turn the file's text into arguments, to be put before those of the command line."""
     # Raises ConfigError if the text is not YAML, or has a key that is not a flag.
-    import yaml  # which other command lines do not wait for
+    import yaml  # Other command lines do not wait for it.
 
     try:
         content = yaml.safe_load(text) or {}
