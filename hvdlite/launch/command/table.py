@@ -117,7 +117,8 @@ class _Version(argparse.Action):
     """Print the version, which is read from the metadata of the package only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.exit(message=f"hvdlite {hvdlite.__version__}\n")
+        print(f"hvdlite {hvdlite.__version__}")
+        parser.exit()
 
 
 _ACTIONS = {"switch": "store_true", "either": argparse.BooleanOptionalAction}
