@@ -1,0 +1,33 @@
+"""The product and its tests only become smaller.
+
+A change that needs more lines or files removes as many elsewhere, or raises a number here and says
+in its commit why. A change that removes some lowers the numbers.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = {  # the most lines, and the most files
+    "hvdlite": (55_424, 423),
+    "csrc": (27_754, 309),
+    "tests": (85_923, 530),
+}
+
+
+@pytest.mark.parametrize("folder", MOST)
+def test_lines_and_files_only_go_down(folder: str) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", folder], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    # The PTX is generated. A file that the next commit deletes may still be listed.
+    files = [file for file in files if file.suffix != ".ptx" and file.exists()]
+    lines = sum(file.read_bytes().count(b"\n") for file in files)
+    most_lines, most_files = MOST[folder]
+    assert lines <= most_lines, f"{folder} has {lines:,} lines, more than {most_lines:,}"
+    assert len(files) <= most_files, f"{folder} has {len(files)} files, more than {most_files}"
