@@ -18,6 +18,8 @@ MOST_NAMES = 64
 _lock = threading.RLock()  # It guards the rest; a signal handler may observe, too.
 _samples = 0
 _values: dict[str, Any] = {}  # A value is a float, or `float` makes one of it.
+_fit_samples = 0
+_fit_values: dict[str, float] = {}
 
 
 def observe(samples: int | None = None, **values: Any) -> None:
@@ -57,10 +59,18 @@ def observe(samples: int | None = None, **values: Any) -> None:
         _values.update(kept)
 
 
-def figures() -> dict[str, Any]:
-    """Return what `observe` was told: `{"samples": total, "values": {name: last}}`."""
+def observe_fit(samples: int, values: dict[str, float]) -> None:
+    """Count what `fit` of Keras does; what the script itself observes comes before it."""
+    global _fit_samples
     with _lock:
-        samples, kept = _samples, dict(_values)
+        _fit_samples += samples
+        _fit_values.update(values)
+
+
+def figures() -> dict[str, Any]:
+    """Return what was observed: `{"samples": total, "values": {name: last}}`."""
+    with _lock:
+        samples, kept = _samples or _fit_samples, {**_fit_values, **_values}
     # Reading waits for values on a GPU. A value that cannot be read is left out.
     read: dict[str, float] = {}
     for name, value in kept.items():
@@ -102,7 +112,8 @@ def _kind(value: Any) -> str:
 
 def forget() -> None:
     """Forget everything, because the world has ended."""
-    global _samples
+    global _samples, _fit_samples
     with _lock:
-        _samples = 0
+        _samples = _fit_samples = 0
         _values.clear()
+        _fit_values.clear()

@@ -1,4 +1,4 @@
-"""What a sampler and a data set share that distribute the samples of an epoch to the ranks.
+"""How the samples of an epoch are distributed to the ranks, also in the middle of it.
 
 Rank r of n gets the positions r, r+n, r+2n, ... of the epoch's order. When each rank has done k of
 its samples, the first k*n positions are done: one number says what is left, whatever n was. What is

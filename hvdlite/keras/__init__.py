@@ -34,17 +34,12 @@ from hvdlite.keras.collectives import (
 )
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
-from hvdlite.keras.shards import Shards
-from hvdlite.keras.virtual.batches import VirtualBatches
-from hvdlite.keras.virtual.steps import virtual_steps
 from hvdlite.objects import allgather_object, broadcast_object
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
-    "Shards",
-    "VirtualBatches",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -58,7 +53,6 @@ __all__ = [
     "join",
     "load_model",
     "reducescatter",
-    "virtual_steps",
 ]
 __all__ += api.__all__
 

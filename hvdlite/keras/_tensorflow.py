@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
-import numpy as np
 import tensorflow as tf
 
-import hvdlite
-from hvdlite import basics
 from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet
@@ -21,21 +16,16 @@ from hvdlite.tensorflow.errors import collective_errors
 from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
 from hvdlite.tensorflow.graph import xla
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
-from hvdlite.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Compression",
     "allreduce_gradients",
     "call_with_arrays",
-    "check_machine",
     "collective_errors",
-    "describe_machine",
     "keep_apply",
     "outside_of_graphs",
-    "prepare_virtual_ranks",
     "refuse_strategy",
     "scale_gradient",
-    "seed_backend",
 ]
 
 
@@ -98,46 +88,3 @@ def keep_apply(optimizer: Any) -> None:
 def scale_gradient(gradient: Any, factor: float) -> Any:
     """Multiply a tensor or tf.IndexedSlices."""
     return tf.math.scalar_mul(factor, gradient)
-
-
-def prepare_virtual_ranks(model: Any, threads: int) -> None:
-    """Compare the number of threads; refuse what would not have the same bits."""
-    found = tf.config.threading.get_intra_op_parallelism_threads()
-    if found != threads:
-        raise ArgumentError(
-            f"virtual_steps(): TensorFlow has {found or 'as many threads as there are cores'}"
-            f"{' threads' if found else ''}, and threads={threads}: sums would have other bits; "
-            f"call tf.config.threading.set_intra_op_parallelism_threads({threads}) before the "
-            "first operation"
-        )
-    if basics.size() > 1 and tf.config.get_visible_devices("GPU"):
-        raise ArgumentError(
-            "virtual_steps(): gradients of GPUs are computed in an order of their own; train on "
-            "one GPU, or on CPUs"
-        )
-    if any(isinstance(layer, SyncBatchNormalization) for layer in model._flatten_layers()):
-        raise ArgumentError(
-            "virtual_steps() with SyncBatchNormalization: the layer sees the batches of ranks, "
-            "whose number may change; use keras.layers.BatchNormalization, whose moments "
-            "virtual_steps() averages"
-        )
-
-
-def check_machine(threads: int) -> None:
-    """Do nothing: TensorFlow keeps the threads with which it began."""
-
-
-def seed_backend(number: int) -> None:
-    """Do nothing: tf.random.set_seed would drop all compiled functions."""
-
-
-def describe_machine(threads: int) -> dict[str, str]:
-    """Return what decides the bits that this machine computes."""
-    simd = np.show_config(mode="dicts")["SIMD Extensions"]
-    return {
-        "processor": f"{platform.machine()}, {' '.join(simd['found'] or simd['baseline'])}",
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "hvdlite": hvdlite.__version__,
-        "threads": str(threads),
-    }

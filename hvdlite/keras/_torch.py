@@ -6,33 +6,24 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import torch
 
-from hvdlite import basics
 from hvdlite.compression import Compressor, cast_in_core
-from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import Named, readable
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.virtual.machine import describe
-from hvdlite.virtual.agreement import check_threads
 
 __all__ = [
     "Compression",
     "allreduce_gradients",
     "call_with_arrays",
-    "check_machine",
     "collective_errors",
-    "describe_machine",
     "keep_apply",
     "outside_of_graphs",
-    "prepare_virtual_ranks",
     "refuse_strategy",
     "scale_gradient",
-    "seed_backend",
 ]
 
 # PyTorch raises the errors of collectives as they are.
@@ -101,27 +92,3 @@ def keep_apply(optimizer: Any) -> None:
 def scale_gradient(gradient: Any, factor: float) -> Any:
     """Multiply a tensor."""
     return gradient * factor
-
-
-def prepare_virtual_ranks(model: Any, threads: int) -> None:
-    """Set the number of threads; refuse what would not have the same bits."""
-    if basics.size() > 1 and any(variable.value.is_cuda for variable in model.trainable_variables):
-        raise ArgumentError(
-            "virtual_steps(): gradients of GPUs are computed in an order of their own; train on "
-            "one GPU, or on CPUs"
-        )
-    torch.set_num_threads(threads)
-
-
-def check_machine(threads: int) -> None:
-    """Raise an error if the number of threads was changed in a loop."""
-    check_threads(torch.get_num_threads(), threads)
-
-
-# The layers draw from seeds that Keras keeps; this is for what is drawn from torch itself.
-seed_backend = torch.manual_seed
-
-
-def describe_machine(threads: int) -> dict[str, str]:
-    """Return what decides the bits that this machine computes."""
-    return {**describe(threads), "keras": keras.__version__}

@@ -28,10 +28,9 @@ from hvdlite.keras.fit_checks import (
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
-from hvdlite.keras.observing import ObserveCallback
 from hvdlite.keras.replica_check import check_of
 from hvdlite.keras.replica_watch import ReplicaWatchCallback
-from hvdlite.keras.resuming import RecordCallback, StopCallback
+from hvdlite.keras.resuming import StopCallback
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 
 __all__ = [
@@ -41,8 +40,6 @@ __all__ = [
     "LearningRateWarmupCallback",
     "LocalSGDCallback",
     "MetricAverageCallback",
-    "ObserveCallback",
-    "RecordCallback",
     "ReplicaWatchCallback",
     "StopCallback",
 ]

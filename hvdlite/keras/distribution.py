@@ -15,7 +15,6 @@ from typing import Any
 from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.keras.virtual.steps import loop_under_way
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import become, subclass_in_place
@@ -63,12 +62,6 @@ class Distribution:
     ) -> list[Any]:
         """Reduce the gradients of these variables over all ranks; None stays None."""
         self.reductions += 1
-        if loop_under_way():
-            raise ArgumentError(
-                "a DistributedOptimizer in a loop over virtual_steps(): the gradients are means "
-                "over all virtual ranks already; apply them with the plain optimizer, and close() "
-                "a loop that was left"
-            )
         if not self.process_set.included():
             return list(gradients)
         shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]

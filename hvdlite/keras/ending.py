@@ -20,6 +20,7 @@ from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import allreduce, describe_by_rank, exchange
 from hvdlite.keras.distribution import first_wire_name
 from hvdlite.keras.fit_checks import agree_on_fit, end_of_epoch, has_warned_of
+from hvdlite.keras.observing import observe_this_fit
 from hvdlite.keras.optimizer_options import rate_bits, rates_difference
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
@@ -37,6 +38,7 @@ def begin_fit(
     # in each epoch, and need the same batches, whatever their optimizers are. The numbers of
     # batches and epochs must not differ; if they do, every rank raises.
     process_set = callback.process_set
+    observe_this_fit(callback)
     found = _running_list()
     own = [] if found is None else list(found.callbacks)
     everyone = agree_on_fit(

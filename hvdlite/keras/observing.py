@@ -1,4 +1,4 @@
-"""A callback that tells the live view what `fit` does."""
+"""Tells the live view and the report what `fit` does."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from typing import Any
 
 import keras
 
-from hvdlite.keras.batch_hooks import Callback, Logs
-from hvdlite.observed import observe
+from hvdlite.keras.batch_hooks import Callback, Logs, last_callbacks
+from hvdlite.observed import observe_fit
 
 _APART = 0.5  # Two looks at the model, which wait for a GPU, are so many seconds apart.
 _MOST = 32  # So many numbers of the logs are kept at most.
 
 
-class ObserveCallback(Callback):
-    """Tells `hvd.observe` how many samples were trained on, and the numbers of the logs.
+def observe_this_fit(callback: Any) -> None:
+    """Observe the `fit` that has this callback from now on, if it is not observed already."""
+    last = last_callbacks(callback)
+    if last is not None and not any(isinstance(one, _Observer) for one in last):
+        observer = _Observer()
+        observer.set_model(callback.model)
+        last.append(observer)
 
-    Samples are those that the model's loss has counted: without a loss, in a custom `train_step`,
-    there are only the logs, of which the first 32 numbers are shown. It looks twice a second, and
-    at the end of each epoch, and sends nothing.
 
-    Example:
-        >>> model.fit(data, callbacks=[hvd.callbacks.ObserveCallback()])
-    """
+class _Observer(Callback):
+    """Tells how many samples were trained on, and the numbers of the logs."""
+
+    # Samples are those that the model's loss has counted: without a loss, in a custom `train_step`,
+    # there are only the logs. It looks twice a second, and at the end of each epoch.
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         super().__init__()
         self._looked = 0.0  # It looked last at this time.
         self._seen = 0  # So many samples of this epoch were reported.
@@ -50,7 +53,7 @@ class ObserveCallback(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Tell the rest of the epoch, if there was no validation, and the epoch's numbers."""
         if not self._trains:
-            observe(**_numbers(logs))
+            observe_fit(0, _numbers(logs))
         else:
             self._tell(logs)
         self._trains = False
@@ -58,7 +61,7 @@ class ObserveCallback(Callback):
     def _tell(self, logs: Logs) -> None:
         count = _samples_of(self.model)
         self._looked = time.monotonic()
-        observe(samples=max(0, count - self._seen), **_numbers(logs))
+        observe_fit(max(0, count - self._seen), _numbers(logs))
         self._seen = count
 
 
@@ -70,12 +73,11 @@ def _samples_of(model: Any) -> int:
     return 0
 
 
-def _numbers(logs: Logs) -> dict[str, Any]:
-    """Pick what `observe` takes."""
+def _numbers(logs: Logs) -> dict[str, float]:
+    """Pick the numbers of the logs."""
     found = {
-        name: value
+        name: float(value)
         for name, value in (logs or {}).items()
-        if name != "samples"
-        and (isinstance(value, int | float) or getattr(value, "shape", None) == ())
+        if isinstance(value, int | float) or getattr(value, "shape", None) == ()
     }
     return dict(list(found.items())[:_MOST])

@@ -1,7 +1,4 @@
-"""A distributed sampler that resumes in the middle of an epoch, also with another number of ranks.
-
-What it shares with other data sets is in `hvdlite.elastic.sharding`.
-"""
+"""A distributed sampler that resumes within an epoch, also with another number of ranks."""
 
 from __future__ import annotations
 

@@ -178,7 +178,6 @@ _CALLED_BY_HVDLITE = {
     *("Handle.first", "Handle.then", "Late.members", "Late.seconds"),
     *("NoiseScale.forget", "NoiseScale.received", "NoiseScale.sends"),
     *("Group.client", "Group.serve_storage", "ServerReport.as_json", "ServerReport.from_json"),
-    *("Shards.begin_fit", "Shards.begin_pass", "Shards.record_batches"),
     "State.forget_host_updates",
 }
 

@@ -1,4 +1,4 @@
-"""HVDLITE_CHECK_REPLICAS in `fit`, with no callback of its own; and the callback that observes."""
+"""HVDLITE_CHECK_REPLICAS in `fit`, with no callback of its own; and what `fit` observes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scenario_replicas_of_tf_keras() -> None:
     fit(model, callbacks(), samples=40)
     check(model, model.trainable_variables[0].name, k2.callbacks.LambdaCallback)
     observed.forget()
-    fit(model, [*callbacks(), hvd.callbacks.ObserveCallback()], samples=10)
+    fit(model, callbacks(), samples=10)
     assert observed.figures()["samples"] == 2 * 10
     assert "loss" in observed.figures()["values"]
 
@@ -73,14 +73,27 @@ def scenario_models_that_train_alone_are_not_compared() -> None:
 def scenario_observes_samples_and_logs() -> None:
     observed.forget()
     model = compiled(keras.optimizers.SGD(0.05), alike=True, metrics=["mae"])
-    watching = [hvd.callbacks.ObserveCallback()]
     inputs = np.ones((7, 5), "float32")
-    fit(model, watching, samples=10, validation_data=(inputs, inputs[:, :1]))
+    fit(model, callbacks(), samples=10, validation_data=(inputs, inputs[:, :1]))
     figures = observed.figures()
     assert figures["samples"] == 2 * 10
     assert set(figures["values"]) == {"loss", "mae", "val_loss", "val_mae"}
-    fit(model, watching, samples=6, epochs=1)
+    fit(model, callbacks()[:1], samples=6, epochs=1)
     assert observed.figures()["samples"] == 2 * 10 + 6
+    hvd.observe(samples=3, loss=9.0)
+    assert observed.figures()["samples"] == 3
+    assert observed.figures()["values"]["loss"] == 9.0
+    observed.forget()
+
+
+def scenario_a_history_that_is_used_again_is_observed_once() -> None:
+    observed.forget()
+    model = compiled(keras.optimizers.SGD(0.05), alike=True)
+    history = keras.callbacks.History()
+    for _ in range(2):
+        fit(model, [*callbacks(), history], samples=6, epochs=1)
+        assert not vars(history).keys() & {"on_train_batch_end", "on_train_end"}
+    assert observed.figures()["samples"] == 2 * 6
 
 
 def body() -> dict[str, str]:

@@ -1,1 +1,0 @@
-"""Virtual ranks for loops over `hvd.virtual_steps`."""
