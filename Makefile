@@ -32,7 +32,7 @@ help:
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make soak              elastic training and parameter servers for minutes: kills and chaos'
 	@echo 'make bench             benchmarks (JSON lines)'
-	@echo 'make docs              write docs/knobs.md, docs/options.md, the table of modes and that of error codes'
+	@echo 'make docs              write docs/knobs.md, docs/options.md and the table of modes'
 	@echo 'make docs-site         build the site from docs/ and the docstrings: build/site/html/index.html'
 	@echo 'make ptx               compile the GPU kernels (csrc/gpu/cuda/kernels/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
@@ -118,7 +118,6 @@ docs: $(DONE)/core
 	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
 	$(IN_VENV) python tools/options_doc.py docs/options.md
 	$(IN_VENV) python tools/modes_doc.py docs/modes.md
-	$(IN_VENV) python tools/error_codes.py hvdlite/errors/codes.txt
 
 docs-site: $(DONE)/docs
 	$(IN_VENV) python tools/build_site.py build/site

@@ -141,7 +141,7 @@ def _begin_elastic(
     if _left_elastic:
         raise ArgumentError(
             "init() was called after shutdown() in an elastic job, which this process has left for "
-            "good; hvd.elastic.run forms new worlds by itself"
+            "good; leave shutdown() out: hvd.elastic.run forms new worlds by itself"
         )
     member = MembershipThread(worker, agreed, follow)
     process_sets.keep_static(sets)

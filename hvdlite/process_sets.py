@@ -71,7 +71,9 @@ class ProcessSet:
         if self.process_set_id is None:
             return None
         if _world().rank not in self.ranks:
-            raise ArgumentError(f"rank {_world().rank} is not a member of {self}")
+            raise ArgumentError(
+                f"rank {_world().rank} is not a member of {self}; ask process_set.included() first"
+            )
         return self.ranks.index(_world().rank)
 
     def included(self) -> bool | None:

@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import observed
-from hvdlite.errors.codes import with_code
 from hvdlite.rendezvous.environment import host_name, live_pipe, live_service
 
 if TYPE_CHECKING:
@@ -79,4 +78,4 @@ def _pipe(rank: int, size: int) -> int | None:
 
 
 def _say(line: str) -> None:
-    print(f"hvdlite [0] {with_code(line)}", file=sys.stderr, flush=True)
+    print(f"hvdlite [0] {line}", file=sys.stderr, flush=True)

@@ -52,7 +52,8 @@ void Engine::shutdown() {
   world_->shutdown();
   if (pending_ == nullptr) return;
   pending_->close(*this, Status(StatusCode::kShutdown,
-                                "hvdlite was shut down on rank " + std::to_string(rank())));
+                                "hvdlite was shut down on rank " + std::to_string(rank()) +
+                                    "; wait for all handles before shutdown()"));
 }
 
 void Engine::with_present(const std::function<void(Engine&)>& call) {

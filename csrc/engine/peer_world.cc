@@ -160,7 +160,9 @@ bool PeerWorld::unless_out_of_memory(Work work) {
     waiter_.set_meanwhile(nullptr);
     const std::string rank = std::to_string(parts_.rank);
     request_end(Status(StatusCode::kRankFailed,
-                       "rank " + rank + " has no memory left for the engine's own work",
+                       "rank " + rank +
+                           " has no memory left for the engine's own work; "
+                           "use smaller batches, or fewer ranks per host",
                        parts_.rank));
     return true;
   }

@@ -63,7 +63,8 @@ std::vector<std::int64_t> scattered_rows(const Request& request, std::size_t ten
 Status no_memory(const Entry& entry, std::size_t bytes, int rank, const std::string& why = "") {
   return Status(StatusCode::kInternal, describe(entry.request) + ": no memory for the " +
                                            std::to_string(bytes) + " bytes of its result on rank " +
-                                           std::to_string(rank) + why);
+                                           std::to_string(rank) + why +
+                                           "; it holds the rows of every rank");
 }
 
 // This rank alone did not know how much it receives; the others have their results.

@@ -15,9 +15,11 @@ Status TensorQueue::push(EntryPtr entry) {
         closed_.failed_rank());
   }
   if (joining_) {
-    return Status(StatusCode::kInvalidArgument,
-                  describe(entry->request) +
-                      ": this rank has called join() and gives nothing more until it returns");
+    return Status(
+        StatusCode::kInvalidArgument,
+        describe(entry->request) +
+            ": this rank has called join() and gives nothing more until it returns; submit "
+            "it before that call, or after it");
   }
   if (!removed_.empty() && removed_.contains(entry->request.process_set)) {
     return Status(StatusCode::kInvalidArgument,

@@ -11,7 +11,9 @@ namespace hvdlite {
 // The rank's process or its connection is gone; `why` says more, where it is known.
 inline Status lost_peer(int rank, const char* operation, const std::string& why = "") {
   return Status(StatusCode::kRankFailed,
-                "rank " + std::to_string(rank) + " was lost during " + operation + why, rank);
+                "rank " + std::to_string(rank) + " was lost during " + operation + why +
+                    "; see the launcher's report",
+                rank);
 }
 
 // The rank is there, and what it owes has not come for collective_timeout.

@@ -4,9 +4,6 @@ Every error is an `HvdliteError`. Those that end the world (a peer died, a deadl
 `CollectiveError`s: no later collective of this world can succeed, and each raises the same root
 cause. Mistakes (`MismatchError`, `DuplicateNameError`, `ArgumentError`) leave the world usable.
 
-The text of an error or a warning ends in a code, such as [HVD012], if docs/troubleshooting.md has a
-row for it. `error.args[0]` is the text without the code.
-
 Example:
     >>> from hvdlite.errors import HvdliteError, MismatchError
     >>> issubclass(MismatchError, HvdliteError)
@@ -15,18 +12,10 @@ Example:
 
 from __future__ import annotations
 
-from hvdlite.errors.codes import with_code
 from hvdlite.errors.passing import passed_on
 
 
-class _Coded(Exception):
-    """An exception whose text ends in the code of its row in docs/troubleshooting.md."""
-
-    def __str__(self) -> str:
-        return with_code(super().__str__())
-
-
-class HvdliteError(_Coded, RuntimeError):
+class HvdliteError(RuntimeError):
     """Base of all errors of hvdlite.
 
     Attributes:
@@ -79,35 +68,35 @@ class DivergenceError(HvdliteError):
     ranks: tuple[int, ...] = ()
 
 
-class ReplicasDifferWarning(_Coded, UserWarning):
+class ReplicasDifferWarning(UserWarning):
     """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
 
 
-class UnreducedGradientsWarning(_Coded, UserWarning):
+class UnreducedGradientsWarning(UserWarning):
     """`step` reduces gradients, and somebody may have read this rank's own ones before."""
 
 
-class LateGradientsWarning(_Coded, UserWarning):
+class LateGradientsWarning(UserWarning):
     """Gradients of some rank are late in every step, or are forgotten; see `hvd.Late`."""
 
 
-class UndividedRateWarning(_Coded, UserWarning):
+class UndividedRateWarning(UserWarning):
     """Parameter servers apply every worker's push, and the rate is not divided by the workers."""
 
 
-class ElasticSamplerWarning(_Coded, UserWarning):
+class ElasticSamplerWarning(UserWarning):
     """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
 
 
-class UnrecordedSamplesWarning(_Coded, UserWarning):
+class UnrecordedSamplesWarning(UserWarning):
     """The state of a DistributedSampler is taken in an epoch, and nothing was recorded in it."""
 
 
-class VirtualRanksWarning(_Coded, UserWarning):
+class VirtualRanksWarning(UserWarning):
     """Virtual ranks are computed on different kinds of machines, or by other libraries."""
 
 
-class StopHandlerWarning(_Coded, UserWarning):
+class StopHandlerWarning(UserWarning):
     """A handler of `hvd.stop_on` was replaced, or replaced one that cannot be called."""
 
 

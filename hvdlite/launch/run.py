@@ -191,4 +191,4 @@ class Run:
         """Say how many threads the processes get, unless the user chose."""
         if thread_caps(self.what.environment, 1):
             for text in texts:
-                self.console.note(f"{text}; set OMP_NUM_THREADS to choose")
+                self.console.say(f"{text}; set OMP_NUM_THREADS to choose")

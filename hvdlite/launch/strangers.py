@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hvdlite.errors.codes import with_code
 from hvdlite.launch.description import Description
 from hvdlite.launch.output.console import Console
 
@@ -18,5 +17,5 @@ def status_of_strangers(what: Description, met: bool, console: Console) -> int:
     # `hvdlite.run` returns the results of a function, which may well train nothing.
     if met or what.ranks == 1 or what.independent or what.stdin is not None:
         return 0
-    console.say(with_code(_TEXT.format(what.ranks)))
+    console.say(_TEXT.format(what.ranks))
     return 1

@@ -156,7 +156,7 @@ class ClientHandshake(_Side):
         if status == Refusal.OTHER_EPOCH:
             raise OtherEpochError(
                 f"{self._name} belongs to epoch {self._job.epoch} of the job, its peer to "
-                f"epoch {epoch}; it is a leftover of an earlier start, or its peer is"
+                f"epoch {epoch}; it is a leftover of an earlier start, or its peer is: end it"
             )
         if status != Refusal.ACCEPTED:
             raise RefusedError("the peer sent an unknown reply")

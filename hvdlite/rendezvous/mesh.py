@@ -229,7 +229,10 @@ class Mesh:
     def _blame(self, peer: int, error: Exception) -> BootstrapError:
         """Name the peer in an error of the way to it."""
         if isinstance(error, OSError):
-            text = f"rank {self._rank} cannot reach rank {peer}: {error}"
+            text = (
+                f"rank {self._rank} cannot reach rank {peer}: {error}; "
+                "HVDLITE_NETWORK_INTERFACES chooses the network"
+            )
             silent = isinstance(error, TimeoutError) or _is_silence(error)
             return UnreachableError(text, peer, silent and not self._is_local(peer))
         text = f"rank {peer}: {error}"

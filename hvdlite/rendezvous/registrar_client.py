@@ -189,7 +189,7 @@ class RegistrarClient:
         except BaseException as error:  # With SystemExit, Python would end this thread silently.
             raise BootstrapError(
                 f"worker {self._worker} failed on message '{message['kind']}' of the registrar: "
-                f"{error!r}"
+                f"{error!r}; please report it"
             ) from error
         if message["kind"] == "refused":
             raise BootstrapError(
@@ -203,6 +203,7 @@ class RegistrarClient:
             message = None
         if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
             raise BootstrapError(
-                f"worker {self._worker} got something else than a message from the registrar"
+                f"worker {self._worker} got something else than a message from the registrar; does "
+                "another program, or another version of hvdlite, answer there?"
             )
         return message

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import errors
-from hvdlite.errors.codes import with_code
 
 # csrc/tensorflow/xla.cc ends a message with it if the call failed because the world has ended.
 MARK = "[hvdlite.errors.CollectiveError]"
@@ -52,10 +51,10 @@ _KINDS: tuple[Any, ...] = (
 def both(error: Any) -> Any:
     """Convert a tf.errors.OpError to one of the classes above, if there is one for it."""
     if type(error) is tf.errors.FailedPreconditionError and _DEADLOCK in error.message:
-        return DeadlockError(error.node_def, error.op, with_code(error.message))
+        return DeadlockError(error.node_def, error.op, error.message)
     for kind in _KINDS:
         if type(error) is kind.__base__:
-            return kind(error.node_def, error.op, with_code(error.message))
+            return kind(error.node_def, error.op, error.message)
     return error
 
 

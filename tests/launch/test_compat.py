@@ -184,7 +184,7 @@ except ArgumentError as error: print(error)
     lines = run(code, np=1)
     assert lines == [
         *["[5, 6]"] * 3,
-        "min-np 2 is more than np 1, with which the job starts [HVD420]",
+        "min-np 2 is more than np 1, with which the job starts",
     ]
 
 

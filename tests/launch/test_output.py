@@ -268,5 +268,5 @@ def test_last_words_of_the_launcher_are_written_by_a_thread_that_gets_no_core(
     monkeypatch.setattr(Console, "_write_all", late)
     with Console() as console:
         assert console.drained(0.0)
-        console.note("the job was none")
+        console.say("the job was none")
     assert capfd.readouterr().err == "hvdlite-run: the job was none\n"

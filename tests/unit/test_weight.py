@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (55_424, 423),
-    "csrc": (27_754, 309),
-    "tests": (85_923, 530),
+    "hvdlite": (55_166, 421),
+    "csrc": (27_764, 309),
+    "tests": (85_846, 530),
 }
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-sys.path.insert(0, str(_HERE.parent))  # Sphinx imports docs_site.anchors.
 _VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 _SETTINGS = (_HERE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -19,7 +17,7 @@ root_doc = "index"
 exclude_patterns = ["repository"]
 
 myst_heading_anchors = 4
-myst_heading_slug_func = "docs_site.anchors.slug_of"
+myst_heading_slug_func = "myst_parser.slugs.github_slugify"
 myst_enable_extensions = ["fieldlist"]
 myst_disable_syntax = ["myst_line_comment"]  # A line of a page may begin with "%".
 smartquotes_action = "D"  # Quotes stay straight; Sphinx writes dashes as --.

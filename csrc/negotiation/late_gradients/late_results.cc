@@ -113,7 +113,8 @@ Status LateResults::stand(Name& name, const Entry& late, std::uint64_t number) {
         return Status(StatusCode::kOutOfMemory,
                       describe(late.request) +
                           ": there is no memory for a gradient that is late, " +
-                          std::to_string(bytes) + " bytes, on rank " + std::to_string(rank_),
+                          std::to_string(bytes) + " bytes, on rank " + std::to_string(rank_) +
+                          "; choose a smaller bound=",
                       rank_);
       }
       std::memset(standing.sums.back().get(), 0, bytes);
@@ -194,7 +195,8 @@ void LateResults::deliver(Waiting& waiting) {
         Status(StatusCode::kMismatch,
                describe(late->request) + ": ranks disagree about the dtype, the shape or the " +
                    "late gradients: rank " + std::to_string(rank_) +
-                   ", which is late, submits others than the ranks that were in time",
+                   ", which is late, submits others than the ranks that were in time; build the "
+                   "model alike on every rank",
                rank_);
   }
   if (status.ok()) {

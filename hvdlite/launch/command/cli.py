@@ -17,7 +17,6 @@ from pathlib import Path
 
 from hvdlite.emit import emit
 from hvdlite.errors import ArgumentError, BootstrapError
-from hvdlite.errors.codes import with_code
 from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
 from hvdlite.launch.command.elastic_flags import describe_elastic
@@ -228,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ArgumentError, ConfigError, HostsError) as error:
-        parser.error(with_code(str(error)))
+        parser.error(str(error))
     except (BootstrapError, OSError) as error:
-        print(f"hvdlite-run: {with_code(str(error))}", file=sys.stderr)
+        print(f"hvdlite-run: {error}", file=sys.stderr)
         return 1

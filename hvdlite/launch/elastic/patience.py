@@ -37,7 +37,8 @@ class Patience:
         if complaint is None and self._limit is not None and self._resets >= self._limit:
             last = "; ".join(self._reasons) or reason
             complaint = (
-                f"--reset-limit {self._limit}: the ranks may not be formed anew once more; "
+                f"--reset-limit {self._limit}: the ranks may not be formed anew once more, unless "
+                "it is raised; "
                 f"last: {last}"
             )
         self._reasons.append(reason)

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from hvdlite.errors.codes import with_code
 from hvdlite.launch.output.region import Region
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 
@@ -78,11 +77,7 @@ class Console:
         return any(isinstance(self._failed.get(fd), BrokenPipeError) for fd in (STDOUT, STDERR))
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher itself to stderr, with the code of its message."""
-        self.note(with_code(text))
-
-    def note(self, text: str) -> None:
-        """Write a line of the launcher that says how things are, and has no code therefore."""
+        """Write a line of the launcher itself to stderr."""
         self.write(STDERR, f"hvdlite-run: {text}\n".encode())
 
     def write(self, fd: int, data: bytes) -> None:

@@ -168,7 +168,8 @@ class ElasticMembership(Policy):
 
     def _fail(self, reason: str) -> None:
         self._over = True
-        self.job.fail(reason)
+        again = "; start the job again from its checkpoint" if self._formed else ""
+        self.job.fail(reason + again)
 
     def take_events(self) -> None:
         """Do what the registrar has asked for since the last call."""

@@ -185,7 +185,10 @@ class ElasticRun(Run):
             self.console.say(f"host {name} takes no part now: {why}")
         for name in agents.hosts:
             if name not in present:
-                self.console.say(f"host {name} has not answered yet; the job starts without it")
+                self.console.say(
+                    f"host {name} has not answered yet; the job starts without it, and its ranks "
+                    "join when it does"
+                )
 
     def rendezvous(self, first: Sequence[Start]) -> Registrar:
         """Start the registrar."""

@@ -295,4 +295,4 @@ class RemoteHost:
 
 
 def _disturbed(error: NoFrameError) -> str:
-    return f"something besides hvdlite's agent writes to its stdout there: {error}"
+    return f"something besides hvdlite's agent writes to its stdout there: {error}; redirect it"

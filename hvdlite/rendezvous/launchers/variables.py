@@ -35,7 +35,7 @@ class Variables:
         if value is None:
             raise BootstrapError(
                 f"{name} is not set, although other variables say that a launcher started this "
-                "process; start it with hvdlite-run"
+                "process; start it with hvdlite-run, or clear all HVDLITE_ variables"
             )
         return value
 

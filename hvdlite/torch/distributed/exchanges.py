@@ -126,7 +126,7 @@ class Exchanges(Submissions):
             if arrived != list(wanted):
                 raise ArgumentError(
                     f"{verb}: {arrived} elements arrived from the ranks, and the outputs of rank "
-                    f"{self._own_rank} are for {list(wanted)}"
+                    f"{self._own_rank} are for {list(wanted)}; compare the split sizes of the ranks"
                 )
             deliver(target, place)
 

@@ -67,7 +67,7 @@ def raises(text: str) -> pytest.RaisesExc[hvd.HvdliteError]:
 
 
 def unreduced(optimizer: Any) -> Any:
-    """Expect the warning of a step that reduces what backward() should have; see HVD435."""
+    """Expect the warning of a step that reduces what backward() should have."""
     if optimizer._reducer.settings.in_backward:
         return pytest.warns(hvd.UnreducedGradientsWarning)
     return contextlib.nullcontext()
