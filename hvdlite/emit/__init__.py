@@ -16,7 +16,6 @@ KINDS: Mapping[str, str] = {
     "job": "kubernetes",
     "jobset": "kubernetes",
     "trainjob": "kubernetes_kubeflow",
-    "mpijob": "kubernetes_kubeflow",
 }
 
 

@@ -2,7 +2,7 @@
 
 Kubernetes' own kinds have published schemas (kubernetes-validate). Those of JobSet and Kubeflow
 Trainer are classes (kubeflow-trainer-api), which drop unknown fields in silence, so what they give
-back is compared. The fields of an MPIJob stand here, because no package has them.
+back is compared.
 """
 
 from __future__ import annotations
@@ -17,26 +17,6 @@ _CLASSES = {
     "JobSet": "JobsetV1alpha2JobSet",
     "TrainJob": "TrainerV1alpha1TrainJob",
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
-}
-# Of kubeflow.org/v2beta1: by field, its values, or the type of its value.
-_MPI_JOB: dict[str, Any] = {
-    "slotsPerWorker": int,
-    "runLauncherAsWorker": bool,
-    "launcherCreationPolicy": ("AtStartup", "WaitForWorkersReady"),
-    "sshAuthMountPath": str,
-    "mpiImplementation": ("OpenMPI", "Intel", "MPICH"),
-    "runPolicy": {
-        "cleanPodPolicy": ("None", "Running", "All"),
-        "ttlSecondsAfterFinished": int,
-        "activeDeadlineSeconds": int,
-        "backoffLimit": int,
-        "suspend": bool,
-        "managedBy": str,
-    },
-    "mpiReplicaSpecs": {
-        role: {"replicas": int, "restartPolicy": ("Never", "OnFailure"), "template": dict}
-        for role in ("Launcher", "Worker")
-    },
 }
 
 
@@ -56,8 +36,6 @@ def check(described: dict[str, Any]) -> None:
     kind = described["kind"]
     if kind in _CLASSES:
         _check_class(_CLASSES[kind], described)
-    elif kind == "MPIJob":
-        _check_mpi_job(described)
     else:
         _check_core(described)
     for name, template in enumerate(_job_templates(described)):
@@ -76,28 +54,6 @@ def _check_class(name: str, described: dict[str, Any]) -> None:
     models = importlib.import_module("kubeflow_trainer_api.models")
     given_back = getattr(models, name).from_dict(described).to_dict()
     assert given_back == described, f"{name} knows {given_back}"
-
-
-def _check_mpi_job(described: dict[str, Any]) -> None:
-    assert described.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    assert described["apiVersion"] == "kubeflow.org/v2beta1"
-    assert described["metadata"].keys() == {"name"}
-    _check_fields(described["spec"], _MPI_JOB)
-    for role in described["spec"]["mpiReplicaSpecs"].values():
-        assert role["template"].keys() == {"spec"}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
-        _check_core({**pod, "spec": role["template"]["spec"]})
-
-
-def _check_fields(given: dict[str, Any], known: dict[str, Any]) -> None:
-    for name, value in given.items():
-        allowed = known[name]
-        if isinstance(allowed, dict):
-            _check_fields(value, allowed)
-        elif isinstance(allowed, tuple):
-            assert value in allowed, f"{name}: {value}"
-        else:
-            assert isinstance(value, allowed), f"{name}: {value}"
 
 
 def _job_templates(described: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from launcher import run_launcher
 from multihost.bed import Bed, why_not
 from patience import HANG
 
-KINDS = ("job", "jobset", "trainjob", "mpijob")
+KINDS = ("job", "jobset", "trainjob")
 SHAPES = ((1, 1), (4, 4), (4, 2), (3, 1))  # ranks, ranks of a pod
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 REPORT = Path(__file__).parents[1] / "launch" / "other_launchers" / "report_placement.py"
@@ -97,7 +97,7 @@ def test_no_secret_is_printed_and_how_to_make_it_is_said(kind: str) -> None:
     text = emit(kind, request_of())
     assert not re.search(r"[0-9a-f]{32}", text)
     told = "kubectl create secret generic train-token --from-literal=token=$(openssl rand -hex 32)"
-    assert (told in text) == ("HVDLITE_TOKEN" in text) == (kind != "mpijob")
+    assert told in text and "HVDLITE_TOKEN" in text
     assert "HVDLITE_TOKEN" not in emit(kind, request_of(4, 4))  # One pod needs none.
 
 
@@ -131,8 +131,6 @@ def test_commands_of_pods_with_several_ranks() -> None:
     auto = "hvdlite-run --nodes auto --grace 30 -- python train.py"
     assert command("trainjob", 4, 2) == auto
     assert objects("trainjob", request_of(4, 2))[1]["spec"]["trainer"]["command"] == auto.split()
-    mpi = "hvdlite-run -np 4 --grace 30 --hostfile /etc/mpi/hostfile -- python train.py"
-    assert command("mpijob", 4, 2) == mpi
 
 
 def test_kubernetes_replaces_nothing_in_the_program() -> None:
