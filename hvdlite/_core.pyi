@@ -485,13 +485,5 @@ class Engine:
     def note(self, kind: str, name: str, text: str) -> None:
         """Add an event of this rank to `live`: its kind, the name of what it is about, a text."""
 
-    def lateness(self) -> dict[str, Any]:
-        """Tell how late the ranks are (csrc/negotiation/step_clock); only rank 0 sees any steps.
-
-        Returns:
-            "steps": how many; "step_seconds": their mean; "ranks": by rank, means of the seconds
-            after the median, of those before backward, and of the steps in which it was the last.
-        """
-
     def tunables(self) -> dict[str, int]:
         """List what autotune may change, by knob, as this rank's collectives use it now."""

@@ -52,7 +52,6 @@ from hvdlite.errors import (
     UnsupportedError,
     VirtualRanksWarning,
 )
-from hvdlite.lateness import RankLateness, lateness
 from hvdlite.mesh import Mesh, mesh
 from hvdlite.observed import observe
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
@@ -92,7 +91,6 @@ __all__ = [
     "ProcessSet",
     "Product",
     "RankFailedError",
-    "RankLateness",
     "ReplicasDifferWarning",
     "ShutdownError",
     "StalledError",
@@ -114,7 +112,6 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
-    "lateness",
     "local_rank",
     "local_size",
     "mesh",

@@ -34,14 +34,12 @@ class Mode(Enum):
     LOCAL_SGD_OVER = "LocalSGD(DistributedOptimizer(...))"
     START = "LocalSGD(start=...)"
     DISTRIBUTED = "DistributedOptimizer"
-    DATA_PARALLEL = "DistributedDataParallel"
     SHARDED = "ShardedOptimizer"
     STAGE_2 = "ShardedOptimizer(stage=2)"
     ONE_COPY = "ShardedOptimizer(copies=1)"
     COPIES = "ShardedOptimizer(copies=2)"
     SHARDED_IN_SET = "ShardedOptimizer(process_set=...)"
     SHARE_PARAMETERS = "ShardedOptimizer(share_parameters=True)"
-    NOISE_SCALE = "NoiseScale"
     REPLICA_WATCH = "ReplicaWatch"
     ELASTIC = "an elastic job"
     CLOSURE = "step(closure)"
@@ -64,14 +62,11 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.ADASUM,): "it packs what an average or a sum sends; use Compression.fp16 or bf16",
     },
     Mode.INT4: {
-        (Mode.DISTRIBUTED, Mode.DATA_PARALLEL): "four bits are too few for gradients; use "
-        "Compression.int8 or bf16",
+        (Mode.DISTRIBUTED,): "four bits are too few for gradients; use Compression.int8 or bf16",
     },
     Mode.POWERSGD: {
         (Mode.LOCAL_SGD,): "a round sends changes of parameters; use Compression.int8 or int4",
         _NOT_OF_A_MEAN: "the error that a rank keeps is a part of a mean; use op=hvd.Average",
-        (Mode.DATA_PARALLEL,): "what it keeps is cleared by the load_state_dict() of an optimizer; "
-        "use hvd.DistributedOptimizer instead of hvd.DistributedDataParallel",
     },
     Mode.MICRO_BATCHES: {
         _NOT_OF_A_MEAN: "it weighs the gradients of each rank by what was done; use op=hvd.Average",
@@ -114,8 +109,6 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.LATE,): "a step has the gradients of all virtual ranks; leave late= out",
         (Mode.SHARDED,): "norms and saved states would follow the division among ranks; use "
         "DistributedOptimizer",
-        (Mode.NOISE_SCALE,): "it needs the gradient of one rank's batch, and a rank sends the sum "
-        "of its block; measure in a run without virtual_size=",
         (Mode.CLOSURE,): "each evaluation would need the batches of all virtual ranks; call "
         "step() without a closure",
         (Mode.SYNC_BATCH_NORM,): "the layer sees the batches of ranks, whose number may change; "
@@ -124,10 +117,6 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
     Mode.LOCAL_SGD_OVER: {
         (Mode.ADASUM,): "both combine the changes of the parameters; pass the plain optimizer",
         (Mode.START,): "only the DistributedOptimizer averages gradients there; leave start= out",
-    },
-    Mode.DATA_PARALLEL: {
-        (Mode.DISTRIBUTED,): "both would reduce the same gradients; leave one of the two out, or "
-        "step with the plain optimizer, as under Lightning's strategy='ddp'",
     },
     Mode.SHARDED: {
         (Mode.ADASUM,): "it updates all parameters on every rank; use op=hvd.Average",
@@ -150,19 +139,6 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.ELASTIC,): "a rank that dies in step() leaves parameters half updated; leave "
         "share_parameters= out",
     },
-    Mode.NOISE_SCALE: {
-        _NOT_OF_A_MEAN: "it compares gradients of single ranks with their mean; use op=hvd.Average",
-        (Mode.WEIGHT, Mode.MICRO_BATCHES): "it needs gradients of ranks that count the same; "
-        "measure in a run without weights and without micro_batches()",
-        (Mode.LOCAL_SGD,): "the ranks average parameters there, and not gradients; measure in a "
-        "run with a DistributedOptimizer",
-        (Mode.POWERSGD,): "it needs the mean of the gradients, and gets an approximation of it; "
-        "measure in a run without powersgd",
-        (Mode.LATE,): "it compares gradients of one step, and these may come from several; measure "
-        "in a run without late=",
-        (Mode.STAGE_2,): "it needs the mean gradients of all parameters, and a rank has its share "
-        "of them; use stage=1",
-    },
     Mode.REPLICA_WATCH: {
         (Mode.LOCAL_SGD,): "each rank has parameters of its own between two rounds; "
         "call hvd.check_replicas(model.named_parameters()) after optimizer.average()",
@@ -182,7 +158,7 @@ _PAIRS = {
 
 # What is accepted, and then refused by the first step that uses it, with a message of its own.
 REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
-    Mode.SPARSE: (Mode.STAGE_2, Mode.NOISE_SCALE, Mode.VIRTUAL),
+    Mode.SPARSE: (Mode.STAGE_2, Mode.VIRTUAL),
 }
 
 # Parts and forms of another mode, which cannot be combined with what that one refuses, either.

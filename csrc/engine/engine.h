@@ -118,8 +118,6 @@ class Engine {
   // The sticky error, or OK.
   Status status() const { return world_->status(); }
   Counters counters() const { return parts_.counters; }
-  // How late each rank is; only rank 0 sees it.
-  Lateness::Report lateness() const { return parts_.live.steps.lateness().report(); }
   // For the live view. Takes microseconds, and waits for nobody.
   Live live();
   // Adds an event of this rank to those that live() tells.

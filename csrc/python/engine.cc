@@ -188,19 +188,6 @@ py::dict row_of_counters(const Counters& counters) {
 
 py::dict counters(const HolderPtr& self) { return row_of_counters(self->engine().counters()); }
 
-py::dict lateness(const HolderPtr& self) {
-  const Lateness::Report report = self->engine().lateness();
-  py::list ranks;
-  for (const Lateness::Rank& one : report.ranks) {
-    ranks.append(py::make_tuple(one.late, one.before_backward, one.last));
-  }
-  py::dict row;
-  row["steps"] = report.steps;
-  row["step_seconds"] = report.step_seconds;
-  row["ranks"] = ranks;
-  return row;
-}
-
 // Texts that come from programs and peers may be cut within a character.
 py::str text_of(const std::string& text) {
   PyObject* decoded =
@@ -389,7 +376,6 @@ void register_engine(py::module_& module) {
       .def("stop_trace", &stop_trace)
       .def("core_table", &EngineHolder::core_table)
       .def("counters", &counters)
-      .def("lateness", &lateness)
       .def("live", &live)
       .def("note_gradient", [](const HolderPtr& self) { self->engine().note_gradient(); })
       .def("note", &note, py::arg("kind"), py::arg("name"), py::arg("text"))

@@ -52,12 +52,10 @@ from hvdlite.torch.collectives.model_parallel import copy_to, reduce_from
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
 from hvdlite.torch.collectives.transfers import recv, recv_async, send, send_async
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.local import DiLoCo, LocalSGD
-from hvdlite.torch.noise_scale import NoiseScale
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.remote_embedding import RemoteEmbedding
 from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
@@ -70,13 +68,11 @@ from hvdlite_autoload import register
 __all__ = [
     "Compression",
     "DiLoCo",
-    "DistributedDataParallel",
     "DistributedOptimizer",
     "DistributedSampler",
     "Handle",
     "Late",
     "LocalSGD",
-    "NoiseScale",
     "RemoteEmbedding",
     "ReplicaWatch",
     "ShardedOptimizer",

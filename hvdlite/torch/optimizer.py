@@ -23,7 +23,6 @@ from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
-from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.late_gradients import Attending
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
@@ -465,9 +464,6 @@ def _check_options(
             "this optimizer averages parameters already (hvd.LocalSGD); make it a "
             "DistributedOptimizer over the ranks of one host first, and hvd.LocalSGD of that"
         )
-    owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
-    of_model = owner is not None and owner.settings.of_model
-    check_together({Mode.DISTRIBUTED: True, Mode.DATA_PARALLEL: of_model})
 
 
 def _names_of(

@@ -71,7 +71,7 @@ class ReplicaWatch:
         """Begin to watch.
 
         Args:
-            optimizer: a `DistributedOptimizer`, or the optimizer of a `DistributedDataParallel`;
+            optimizer: a `DistributedOptimizer`;
                 its process set compares. Of any other optimizer all ranks compare.
             every: steps from one comparison to the next.
             then: what happens when parameters differ. "raise" raises a `DivergenceError` on every

@@ -176,7 +176,6 @@ _CALLED_BY_FRAMEWORKS = {"after_create_session", "begin", "forward", "set_model"
 # Methods by which parts of hvdlite work together: they take no underscore, as they cross modules.
 _CALLED_BY_HVDLITE = {
     *("Handle.first", "Handle.then", "Late.members", "Late.seconds"),
-    *("NoiseScale.forget", "NoiseScale.received", "NoiseScale.sends"),
     *("Group.client", "Group.serve_storage", "ServerReport.as_json", "ServerReport.from_json"),
     "State.forget_host_updates",
 }

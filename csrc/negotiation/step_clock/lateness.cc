@@ -11,14 +11,11 @@ namespace {
 
 using TimePoint = Lateness::TimePoint;
 
-constexpr double kNewest = 0.01;  // weight of the newest step in a mean, after the first 100
 // A rank stands out where it is the last in so many of the steps, and so late.
 constexpr std::uint64_t kFewestSteps = 10;
 constexpr double kShareOfSteps = 0.6;
 constexpr double kShareOfTime = 0.1;
 constexpr double kLeastSeconds = 1e-3;
-
-void approach(double& mean, double value, double weight) { mean += weight * (value - mean); }
 
 std::string percent(double share) { return text_of_fixed(100 * share, 0) + " %"; }
 
@@ -46,7 +43,6 @@ std::size_t last_of(const std::vector<Lateness::Rank>& ranks, double Lateness::R
 Lateness::Lateness(int size, double interval)
     : interval_(interval), step_(static_cast<std::size_t>(size)) {
   window_.ranks.resize(step_.size());
-  report_.ranks.resize(step_.size());
 }
 
 void Lateness::arrived(std::span<const Arrival> arrivals, bool begins) {
@@ -65,17 +61,6 @@ void Lateness::arrived(std::span<const Arrival> arrivals, bool begins) {
 void Lateness::end_step(TimePoint next) {
   const std::size_t last = last_of(step_, &Rank::late);
   const double seconds = seconds_between(*begin_, next);
-  {
-    MutexLock lock(mutex_);
-    const double weight = std::max(kNewest, 1.0 / static_cast<double>(++report_.steps));
-    approach(report_.step_seconds, seconds, weight);
-    for (std::size_t rank = 0; rank < step_.size(); ++rank) {
-      Rank& mean = report_.ranks[rank];
-      approach(mean.late, step_[rank].late, weight);
-      approach(mean.before_backward, step_[rank].before_backward, weight);
-      approach(mean.last, rank == last ? 1.0 : 0.0, weight);
-    }
-  }
   if (window_.steps == 0) window_.begin = *begin_;
   ++window_.steps;
   window_.seconds += seconds;
@@ -113,10 +98,5 @@ std::optional<Lateness::Line> Lateness::describe(const Window& window) const {
 }
 
 std::optional<Lateness::Line> Lateness::take_line() { return std::exchange(line_, std::nullopt); }
-
-Lateness::Report Lateness::report() const {
-  MutexLock lock(mutex_);
-  return report_;
-}
 
 }  // namespace hvdlite

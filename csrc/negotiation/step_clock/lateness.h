@@ -1,5 +1,5 @@
 // Who makes the others wait: how much later than the median each rank submits, step by step, as
-// means over the steps of late and as lines for the log. It costs no message.
+// lines for the log. It costs no message.
 //
 // Words: a *step* is what StepClock says. In each all-reduce a rank is late by its arrival less
 // that of the median rank (of an even number, the earlier of the two in the middle). A rank's
@@ -9,8 +9,7 @@
 // The arrivals are moments at which the ranks' programs submitted, on rank 0's clock. Those that
 // travelled in one frame have the frame's first and last moment.
 //
-// The class is pure: it has no clock. StepClock owns it. Rank 0's runner calls arrived(), forget()
-// and take_line(); any thread calls report(), which the mutex guards.
+// The class is pure: it has no clock. StepClock owns it. Rank 0's runner calls it.
 #pragma once
 
 #include <chrono>
@@ -21,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "base/mutex.h"
 #include "negotiation/arrival.h"
 
 namespace hvdlite {
@@ -30,16 +28,11 @@ class Lateness {
  public:
   using TimePoint = Arrival::TimePoint;
 
-  // Means over the steps so far; those of long ago count less.
+  // Of one step, or sums over several.
   struct Rank {
     double late = 0;             // seconds after the median
     double before_backward = 0;  // seconds after the median in the first all-reduce of the step
-    double last = 0;             // share of the steps in which this rank was the last
-  };
-  struct Report {
-    std::uint64_t steps = 0;
-    double step_seconds = 0;  // from one step to the next
-    std::vector<Rank> ranks;
+    double last = 0;             // steps in which this rank was the last
   };
 
   // "rank 2 was last in ..."
@@ -58,7 +51,6 @@ class Lateness {
   // Returns the line that has become due, once: which rank was last in most of the steps since the
   // line before, and by how much. There is none where no rank stands out.
   std::optional<Line> take_line();
-  Report report() const;
 
  private:
   // Sums over the steps of one line.
@@ -72,16 +64,11 @@ class Lateness {
   std::optional<Line> describe(const Window& window) const;
 
   const double interval_;
-
-  // The runner's.
   std::vector<Rank> step_;          // They belong to this step; `last` is not used.
   std::optional<TimePoint> begin_;  // The median's first arrival began this step.
   std::vector<TimePoint> sorted_;   // kept for its capacity
   Window window_;
   std::optional<Line> line_;
-
-  mutable Mutex mutex_;
-  Report report_ HVDLITE_GUARDED_BY(mutex_);
 };
 
 }  // namespace hvdlite

@@ -84,7 +84,6 @@ class StepClock : public Extension {
 
   Report report() const;
   Lateness& lateness() { return lateness_; }
-  const Lateness& lateness() const { return lateness_; }
 
  private:
   struct Burst {

@@ -35,7 +35,6 @@ class Settings:
     overlap: bool | None = None
     late: Late | None = None
     virtual_size: int | None = None  # The mean is over so many virtual ranks.
-    of_model: bool = False  # A DistributedDataParallel reduces, rather than an optimizer.
 
     def modes(self) -> dict[Mode, bool]:
         """Return the modes that are chosen, for `check_together`."""

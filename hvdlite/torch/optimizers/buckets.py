@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -22,19 +21,6 @@ from hvdlite.torch.optimizers.exchange_choice import choose_exchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck
 from hvdlite.torch.optimizers.transaction import step_transaction
 from hvdlite.torch.optimizers.watched import WatchedParameters
-
-
-class GradientObserver(Protocol):
-    """Looks at gradients in backward or `step`, as `NoiseScale` does; never waits for ranks."""
-
-    def sends(self, params: Sequence[torch.Tensor]) -> None:
-        """Look at this rank's gradients before they are reduced; if it raises, none is sent."""
-
-    def received(self, params: Sequence[torch.Tensor]) -> None:
-        """Look at the gradients of a cycle after they were reduced."""
-
-    def forget(self) -> None:
-        """Forget the gradients of the cycle under way, which is over."""
 
 
 @dataclass
@@ -61,7 +47,6 @@ class Buckets:
         self.name = name  # All operations have this prefix, which is unique on this rank.
         self.exchange: GradientExchange = choose_exchange(name, settings, failed)
         self.weighing = Weighing()
-        self.observer: GradientObserver | None = None
         self.steps = 0  # All ranks count steps alike, from the last `begin_anew`.
         self.all: Sequence[GradientBucket] = ()  # Backward completes the buckets in this order.
         self._by_param: dict[torch.Tensor, GradientBucket] = {}
@@ -126,8 +111,6 @@ class Buckets:
             weighing.weight, weighing.scale = None if weight is None else float(weight), 1.0
             weighing.chosen = True
         bucket.scale(weighing.scale)
-        if self.observer is not None:
-            self.observer.sends(bucket.params)
         self._replicas.start(self._watched.params, self._watched.names)
         reduction = self.exchange.reduction(self.reduction, fresh)
         if self._transaction is not None:
@@ -164,8 +147,6 @@ class Buckets:
             failure = failure or ended
         used = failure is None and not dropped
         self.exchange.finish(used, counts=self._counts)
-        if used and self.observer is not None:
-            self.observer.received(self._watched.params)
         return failure, differing
 
     def explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
@@ -196,6 +177,4 @@ class Buckets:
         self._replicas.forget()
         if self._transaction is not None:
             self._transaction.drop()
-        if self.observer is not None:
-            self.observer.forget()
         self.weighing.chosen = False

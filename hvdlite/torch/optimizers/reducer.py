@@ -313,13 +313,6 @@ class GradientReducer:
             warn_of_unreduced(self.title, self.settings.passes)
         self.synchronize()
 
-    def before_forward(self, changed: bool) -> None:
-        """Finish the reductions of a backward that raised; follow the groups if they `changed`."""
-        if self._cycle.open and self.waiting and self.may_synchronize():
-            self._reduce_now(dropped=True)  # Other ranks wait for them.
-        if changed and not self._cycle.open:
-            self._update_layout()
-
     def _reduce_now(self, dropped: bool = False) -> None:
         self._follow_changes()
         self._submit_rest(blocking=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -97,11 +96,3 @@ def test_assignment_keeps_what_the_variables_say_of_its_own_host(
     assert (given.host_id, given.interfaces, given.start_timeout) == ("one", ("eth1",), 7.0)
     chosen = replace(assignment, host_id="two", interfaces=("lo",), start_timeout=3.0)
     assert with_own_settings(chosen) == chosen
-
-
-def test_the_names_until_0_1_0_still_work() -> None:
-    before = importlib.import_module("hvdlite.bootstrap.environment")
-    assert before.give_seat is assign_rank
-    before = importlib.import_module("hvdlite.bootstrap.meeting")
-    assert (before.seats, before.seat_for) == (assignments, assignment_for)
-    assert before.Place is Place

@@ -53,7 +53,6 @@ OF_SHARDED = {one for one in Mode if Mode.SHARDED in with_wholes(one)}
 IN_A_STEP = {Mode.MICRO_BATCHES, Mode.CLOSURE, Mode.SYNC_BATCH_NORM}
 TAKEN = {
     "LocalSGD": ("weight", "compression", "process_set", "start"),
-    "DistributedDataParallel": ("compression", "process_set", "gradient_as_bucket_view"),
 }
 
 
@@ -78,9 +77,7 @@ def is_local(modes: set[Mode]) -> bool:
 
 def is_distributed(modes: set[Mode]) -> bool:
     """Return whether there is a `DistributedOptimizer`, or a `ShardedOptimizer`."""
-    return not is_local(modes) and (
-        Mode.DATA_PARALLEL not in modes or bool(modes & (OF_DISTRIBUTED | OF_SHARDED))
-    )
+    return not is_local(modes)
 
 
 def arguments_of(modes: set[Mode], own: hvd.ProcessSet) -> dict[str, Any] | None:
@@ -92,13 +89,10 @@ def arguments_of(modes: set[Mode], own: hvd.ProcessSet) -> dict[str, Any] | None
                 return None
             arguments[key] = value
     if is_local(modes) and (
-        modes & (OF_DISTRIBUTED | OF_SHARDED | {Mode.DATA_PARALLEL})
-        or not {*arguments} <= {*TAKEN["LocalSGD"]}
+        modes & (OF_DISTRIBUTED | OF_SHARDED) or not {*arguments} <= {*TAKEN["LocalSGD"]}
     ):
         return None
     if {Mode.LOCAL_SGD, Mode.LOCAL_SGD_OVER} <= modes:
-        return None
-    if Mode.DATA_PARALLEL in modes and Mode.WEIGHT in modes:
         return None
     if "process_set" in arguments:
         arguments["process_set"] = own
@@ -106,16 +100,8 @@ def arguments_of(modes: set[Mode], own: hvd.ProcessSet) -> dict[str, Any] | None
 
 
 def optimizer_of(model: Any, modes: set[Mode], arguments: dict[str, Any]) -> Any:
-    """Make the optimizer, and the model of all ranks if that is a mode."""
+    """Make the optimizer."""
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    if Mode.DATA_PARALLEL in modes:
-        taken = TAKEN["DistributedDataParallel"]
-        wrapped = hvd.DistributedDataParallel(
-            model, **{key: value for key, value in arguments.items() if key in taken}
-        )
-        sgd.wrapped = wrapped  # lives as long as the optimizer
-        if not is_distributed(modes):
-            return sgd
     if is_local(modes):
         return hvd.LocalSGD(sgd, every=1, **arguments)
     start = arguments.pop("start", 0)
@@ -157,8 +143,6 @@ def message_of(modes: set[Mode], arguments: dict[str, Any], steps: bool) -> str 
             if Mode.ELASTIC in modes:
                 patch.setattr(basics, "in_elastic_job", lambda: True)
             optimizer = optimizer_of(model, modes, arguments)
-            if Mode.NOISE_SCALE in modes:
-                hvd.NoiseScale(optimizer, batch_size=4)
             if Mode.REPLICA_WATCH in modes:
                 hvd.ReplicaWatch(optimizer)
         if steps:

@@ -385,8 +385,6 @@ def scenario_refusals() -> None:
             sgd = torch.optim.SGD(model.parameters(), lr=0.1)
             hvd.ShardedOptimizer(sgd, stage=stage, late=late())
     optimizer = Run(model, late()).optimizer
-    with raises("NoiseScale cannot be combined with late="):
-        hvd.NoiseScale(optimizer, batch_size=4)
     with raises("with late= a rank that is behind computes nothing"):
         optimizer.step(lambda: None)
     with raises(r"late= cannot be combined with micro_batches\(\)"):

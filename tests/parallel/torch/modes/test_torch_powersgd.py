@@ -448,13 +448,8 @@ def scenario_refusals() -> None:
             compressed(model, op=op)
     with raises("make the compression: hvd.Compression.powersgd"):
         compressed(model, hvd.Compression.powersgd)
-    with raises("use hvd.DistributedOptimizer instead of hvd.DistributedDataParallel"):
-        hvd.DistributedDataParallel(model, compression=powersgd())
     with raises("is for the gradients of hvd.DistributedOptimizer, which keeps"):
         hvd.allreduce(torch.ones(4, 4), compression=powersgd())
-    optimizer = compressed(model)
-    with raises("NoiseScale cannot be combined with Compression.powersgd"):
-        hvd.NoiseScale(optimizer, batch_size=4)
     for arguments in ({"rank": 0}, {"start": 0}, {"rank": 1.5}, {"rank": True}):
         with raises("give a whole number, 1 or more"):
             hvd.Compression.powersgd(**arguments)

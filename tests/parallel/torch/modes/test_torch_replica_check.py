@@ -31,9 +31,6 @@ def train(way: dict[str, Any]) -> tuple[nn.Module, Any]:
     if way.get("sharded"):
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         return model, hvd.ShardedOptimizer(sgd, model.named_parameters(), stage=way["sharded"])
-    if way.get("model"):
-        wrapped = hvd.DistributedDataParallel(model)
-        return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     return model, make(model, **way)
 
 
@@ -42,7 +39,7 @@ def scenario_names_a_flipped_bit_at_the_next_check(way: dict[str, Any]) -> None:
     # A step of ShardedOptimizer gives all ranks the parameters of their owners.
     last = 0 if way.get("sharded") else 2
     steps(model, optimizer, 2 * EVERY - 1 - last)
-    flip(dict(model.named_parameters())[way.get("model", "") + "2.weight"], hvd.size() - 1)
+    flip(dict(model.named_parameters())["2.weight"], hvd.size() - 1)
     steps(model, optimizer, last)
     with pytest.raises(hvd.DivergenceError, match="HVDLITE_CHECK_REPLICAS, step 10 of") as caught:
         steps(model, optimizer, 1)
@@ -182,7 +179,6 @@ def body() -> dict[str, str]:
         {"gradient_as_bucket_view": True},
         {"sharded": 1},
         {"sharded": 2},
-        {"model": "module."},
     ]
     return run_all(globals(), hvd.init, forms=forms)
 

@@ -168,33 +168,6 @@ def scenario_bad_arguments() -> None:
         hvd.ReplicaWatch(make_model())
 
 
-def scenario_lateness_names_the_rank_that_sleeps() -> None:
-    import time
-
-    if hvd.rank() != 0:
-        with pytest.raises(hvd.ArgumentError, match="on rank 0 only"):
-            hvd.lateness()
-    model = make_model()
-    optimizer = make(model)
-    late = hvd.size() - 1
-    begun = time.monotonic()
-    steps(model, optimizer, 10)
-    usual = torch.tensor((time.monotonic() - begun) / 10)
-    # On a crowded machine other ranks are late, too, by about a step.
-    delay = max(0.005, 2 * float(hvd.allreduce(usual, op=hvd.Max)))
-    for _ in range(100):
-        if hvd.rank() == late:
-            time.sleep(delay)
-        steps(model, optimizer, 1)
-    if hvd.rank() == 0:
-        told = hvd.lateness()
-        assert max(told, key=lambda one: one.last).rank == late, told
-        assert told[late].last > 0.5, told
-        assert told[late].seconds > 0.002, told
-        assert told[late].before_backward > 0.002, told
-        assert told[late].step_seconds > 0.005, told
-
-
 def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=[{}, {"reduce_in": "step"}, {"op": hvd.Adasum}])
 

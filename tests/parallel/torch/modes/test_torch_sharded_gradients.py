@@ -387,8 +387,6 @@ def scenario_what_does_not_go_with_stage_2_is_refused() -> None:
         optimizer.weight = 2.0
     with raises(r"cannot be combined with micro_batches\(\)"):
         optimizer.micro_batches(iter([1]), most=1)
-    with raises(r"NoiseScale cannot be combined with ShardedOptimizer\(stage=2\)"):
-        hvd.NoiseScale(optimizer, batch_size=4)
 
 
 def body() -> dict[str, str]:

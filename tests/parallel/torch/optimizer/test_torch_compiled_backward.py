@@ -81,10 +81,6 @@ def distributed(**options: Any) -> Wrap:
     return wrap
 
 
-def like_ddp(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    return hvd.DistributedDataParallel(model), sgd(model)
-
-
 def alone(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, sgd(model)
 
@@ -112,7 +108,7 @@ def equal(mine: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 def scenario_as_one_process() -> None:
     expected = train(alone, plainly, share=False)
     for backward in (by_compiler, in_compiled_step):
-        for wrap in (distributed(overlap=True), distributed(), like_ddp):
+        for wrap in (distributed(overlap=True), distributed()):
             assert equal(train(wrap, backward), expected), backward
 
 

@@ -276,17 +276,6 @@ def scenario_joined_before_its_first_step(way: dict[str, Any]) -> None:
     assert texts == []
 
 
-def scenario_a_model_that_was_made_to_differ_later() -> None:
-    """DistributedDataParallel begins alike; a later change on one rank is noticed."""
-    inner = other_parameters(make_model(), "0.bias")
-    model = hvd.DistributedDataParallel(inner)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert said_by(model, optimizer) == []
-    model = hvd.DistributedDataParallel(make_model())
-    other_parameters(model, "module.2.bias")
-    expect(said_by(model, torch.optim.SGD(model.parameters(), lr=0.1)), "first '2.bias'")
-
-
 def scenario_later_steps_send_nothing_more() -> None:
     model = make_model()
     optimizer = make(model)
