@@ -11,7 +11,6 @@ than cores do not distort it. In units of a step's compute, with 5 % of noise, r
 
 Each mode is trained in turns with synchronous training:
 
-- `dropcompute`: `optimizer.micro_batches`, with a budget that it measures itself;
 - `localsgd`: `hvd.LocalSGD(every=16)`;
 - `late`: `late=hvd.Late()`, which measures the first 20 steps, and waits in them.
 
@@ -38,7 +37,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from workers import add_common_arguments, print_row, run_ranks
 
-MODES = ("dropcompute", "localsgd", "late")
+MODES = ("localsgd", "late")
 DELAYS = ("hiccup", "tail", "slow")
 TRAINED = 1440  # The model trains on so many digits.
 MICRO = 2  # A micro-batch has so many samples.
@@ -173,22 +172,6 @@ class Synchronous:
         }
 
 
-class DropCompute(Synchronous):
-    """Ranks stop when their time is up."""
-
-    def step(self) -> None:
-        """Train on the micro-batches for which there is time."""
-        compute = next(self._compute)
-        for micro in self.optimizer.micro_batches(self.batches, most=MICROS):
-            self.learn(micro, compute)
-        self.optimizer.step()
-
-    def share_done(self) -> float:
-        """Return the share of the micro-batches that were done, over all ranks."""
-        share: float = self.optimizer.effective_speed_up(1.0, 1.0)
-        return share
-
-
 class LocalSGD(Synchronous):
     """Ranks average parameters, once in so many steps."""
 
@@ -235,7 +218,7 @@ class LateGradients(Synchronous):
         return {**super().figures(), "late": round(late / self.steps / self.hvd.size(), 3)}
 
 
-CONTESTANTS = {"dropcompute": DropCompute, "localsgd": LocalSGD, "late": LateGradients}
+CONTESTANTS = {"localsgd": LocalSGD, "late": LateGradients}
 
 
 def compute_times(delay: str, seconds: float, rank: int) -> Iterator[float]:

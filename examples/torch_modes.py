@@ -26,7 +26,6 @@ POWERSGD = hvd.Compression.powersgd(rank=2, start=40)
 
 MODES = {
     "synchronous": lambda sgd, model: hvd.DistributedOptimizer(sgd, model.named_parameters()),
-    "dropcompute": lambda sgd, model: hvd.DistributedOptimizer(sgd, model.named_parameters()),
     "late": lambda sgd, model: hvd.DistributedOptimizer(sgd, late=hvd.Late()),
     "sharded": lambda sgd, model: hvd.ShardedOptimizer(sgd, model.named_parameters()),
     "powersgd": lambda sgd, model: hvd.DistributedOptimizer(sgd, compression=POWERSGD),
@@ -60,8 +59,6 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
         optimizer.zero_grad()
         if mode == "late" and optimizer.behind:
             step = iter(())  # The rank takes a result of the others, and computes nothing.
-        elif mode == "dropcompute":
-            step = optimizer.micro_batches(batches, most=MICRO_BATCHES)
         else:
             step = itertools.islice(batches, MICRO_BATCHES)
         for number, mine in enumerate(step, start=1):

@@ -27,7 +27,6 @@ class Mode(Enum):
     INT8 = "Compression.int8"
     INT4 = "Compression.int4"
     POWERSGD = "Compression.powersgd"
-    MICRO_BATCHES = "micro_batches()"
     LATE = "late="
     VIRTUAL = "virtual_size="
     LOCAL_SGD = "LocalSGD"
@@ -68,24 +67,11 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.LOCAL_SGD,): "a round sends changes of parameters; use Compression.int8 or int4",
         _NOT_OF_A_MEAN: "the error that a rank keeps is a part of a mean; use op=hvd.Average",
     },
-    Mode.MICRO_BATCHES: {
-        _NOT_OF_A_MEAN: "it weighs the gradients of each rank by what was done; use op=hvd.Average",
-        (Mode.PASSES,): "it counts the backward() calls of a step itself; leave "
-        "backward_passes_per_step at 1",
-        (Mode.WEIGHT,): "it sets the weight of this rank itself; set optimizer.weight to None, and "
-        "pass weigh= to count samples or tokens",
-        (Mode.CLOSURE,): "each evaluation would have another number of samples; call step() "
-        "without a closure",
-        (Mode.SYNC_BATCH_NORM,): "the layer waits for every rank, and ranks do different numbers "
-        f"of micro-batches; {_OTHER_NORM}",
-    },
     Mode.LATE: {
         _NOT_OF_A_MEAN: "a step divides by the number of gradients that are in it; use "
         "op=hvd.Average",
         (Mode.POWERSGD,): "its gradients travel in two phases; use Compression.fp16 or bf16",
-        (Mode.MICRO_BATCHES,): "both keep ranks from waiting for a slow one; leave one of them out",
-        (Mode.ELASTIC,): "the gradients of a step come from the same ranks there; use "
-        "micro_batches(), or leave late= out",
+        (Mode.ELASTIC,): "the gradients of a step come from the same ranks there; leave late= out",
         (Mode.CLOSURE,): "every rank evaluates the model there, and with late= a rank that is "
         "behind computes nothing; call step() without a closure",
         (Mode.SYNC_BATCH_NORM,): "the layer waits for every rank, and a rank that is behind "
@@ -104,8 +90,6 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         "leave process_set= and LocalSGD out",
         (Mode.COMPRESSION,): "what is rounded between ranks depends on their number; leave "
         "compression= out",
-        (Mode.MICRO_BATCHES,): "a step has the batches of all virtual ranks; loop over "
-        "virtual_steps()",
         (Mode.LATE,): "a step has the gradients of all virtual ranks; leave late= out",
         (Mode.SHARDED,): "norms and saved states would follow the division among ranks; use "
         "DistributedOptimizer",
@@ -127,8 +111,7 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.COPIES,): "a reduced gradient reaches one rank; use stage=1",
         (Mode.COMPRESSION,): "a reducescatter reduces gradients as they are; use stage=1",
         (Mode.BUCKET_VIEW,): "no rank keeps all gradients; use stage=1",
-        (Mode.WEIGHT, Mode.MICRO_BATCHES): "a reducescatter makes plain averages and sums; use "
-        "stage=1",
+        (Mode.WEIGHT,): "a reducescatter makes plain averages and sums; use stage=1",
     },
     Mode.SHARE_PARAMETERS: {
         (Mode.STAGE_2,): "all ranks of a host need the gradients of their common parameters; use "

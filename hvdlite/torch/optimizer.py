@@ -24,7 +24,6 @@ from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.late_gradients import Attending
-from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
@@ -43,7 +42,6 @@ class Distributed(VirtualStepping, Attending):
     _reducer: GradientReducer
     _skips_synchronize = False
     _shares_parameters = False  # The ranks of a host have them in common memory.
-    _micro_batches: MicroBatches | None = None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -135,72 +133,6 @@ class Distributed(VirtualStepping, Attending):
         """Make `passes` the number of backward() calls that add up before gradients are sent."""
         self._reducer.set_passes(passes)
 
-    def micro_batches(
-        self,
-        batches: Iterator[Any],
-        most: int,
-        seconds: float | None = None,
-        weigh: Weigh = None,
-    ) -> Iterator[Any]:
-        """Yield micro-batches of one step until the time is up (DropCompute, NeurIPS 2023).
-
-        The average over the ranks counts the micro-batches that were done, so a rank that is slow
-        in a step does fewer of them and nobody waits. Gradients are reduced when the loop ends.
-        What the loop does not draw stays in the iterator; a rank whose iterator has ended takes
-        part with weight 0. Inside of the loop no rank waits for another one: `SyncBatchNorm` and
-        other collectives cannot run there. Every rank loops equally often, before each `step`.
-
-        Args:
-            batches: an iterator, made once: `iter(loader)`.
-            most: the number of micro-batches of a step on a rank that has the time.
-            seconds: after so much time, counted from the first draw, no micro-batch begins. None:
-                the ranks do all micro-batches in 30 steps, choose the time with which most of them
-                are done per second, and do so again every 1,000 steps.
-            weigh: returns the samples or tokens of a micro-batch. Without it each micro-batch
-                counts the same, and losses are divided by `most`; with it losses are sums over
-                samples or tokens.
-
-        Raises:
-            ArgumentError: an argument cannot be used, or the optimizer weighs or accumulates.
-            MismatchError: ranks give different arguments.
-            HvdliteError: gradients are not zero before the loop.
-
-        Example:
-            >>> for micro in optimizer.micro_batches(batches, most=4, seconds=0.2):
-            ...     (loss_of(model, micro) / 4).backward()
-            >>> optimizer.step()
-            >>> optimizer.zero_grad()
-        """
-        if self._micro_batches is None:
-            self._micro_batches = MicroBatches(self._reducer)
-        return self._micro_batches.loop(batches, most, seconds, weigh)
-
-    @property
-    def done_micro_batches(self) -> list[int]:
-        """The number of micro-batches that this rank has done in each loop over `micro_batches`."""
-        return [] if self._micro_batches is None else list(self._micro_batches.done)
-
-    def effective_speed_up(self, synchronous: float, seconds: float) -> float:
-        """Return how much faster samples are used with `micro_batches` than without dropping any.
-
-        It is the share of the micro-batches that were done, over all ranks, times synchronous /
-        seconds. Every rank calls it.
-
-        Args:
-            synchronous: seconds of a step in which every rank does all micro-batches.
-            seconds: seconds of a step with `micro_batches`.
-
-        Raises:
-            HvdliteError: there was no loop over `micro_batches` yet.
-
-        Example:
-            >>> optimizer.effective_speed_up(synchronous=0.065, seconds=0.031)
-            1.6
-        """
-        if self._micro_batches is None or not self._micro_batches.done:
-            raise HvdliteError("effective_speed_up() before the first loop over micro_batches()")
-        return self._micro_batches.share_done() * synchronous / seconds
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
 
@@ -216,9 +148,8 @@ class Distributed(VirtualStepping, Attending):
         Raises:
             HvdliteError: gradients are not reduced yet.
         """
-        for loop in (self._micro_batches, self._virtual):
-            if loop is not None:
-                loop.before_zero_grad()
+        if self._virtual is not None:
+            self._virtual.before_zero_grad()
         self._reducer.before_zero_grad()
         super().zero_grad(set_to_none)
 
@@ -235,16 +166,14 @@ class Distributed(VirtualStepping, Attending):
             What the step of the wrapped class returns: the loss of the closure, or None.
 
         Raises:
-            ArgumentError: there is a closure, beside `late` or `micro_batches`.
+            ArgumentError: there is a closure, beside `late`.
             HvdliteError: a reduction has failed, or `skip_synchronize` left one in flight.
         """
         self._opt_called = True  # LR schedulers check this.
         if closure is not None:
-            drops, modes = self._micro_batches is not None, self._reducer.settings.modes()
-            check_together({Mode.CLOSURE: True, Mode.MICRO_BATCHES: drops, **modes})
-        for loop in (self._micro_batches, self._virtual):
-            if loop is not None:
-                loop.before_step()
+            check_together({Mode.CLOSURE: True, **self._reducer.settings.modes()})
+        if self._virtual is not None:
+            self._virtual.before_step()
         if self._skips_synchronize:
             if self._reducer.in_flight:
                 raise HvdliteError(

@@ -14,7 +14,7 @@ from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.optimizers.late_gradients import may_be_behind
-from hvdlite.torch.optimizers.micro_batches import loop_under_way
+from hvdlite.torch.virtual.steps import in_virtual_step
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
@@ -52,14 +52,12 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalize each channel of `inputs` [samples, channels, ...]."""
-        loop, late = loop_under_way(), may_be_behind()
-        virtual = self.training and loop is Mode.VIRTUAL
+        virtual = self.training and in_virtual_step()
         check_together({Mode.SYNC_BATCH_NORM: True, Mode.VIRTUAL: virtual})
         if self.process_set.size() == 1 or not self.training:
             result: torch.Tensor = super().forward(inputs)
             return result
-        drops = loop is Mode.MICRO_BATCHES
-        check_together({Mode.SYNC_BATCH_NORM: True, Mode.MICRO_BATCHES: drops, Mode.LATE: late})
+        check_together({Mode.SYNC_BATCH_NORM: True, Mode.LATE: may_be_behind()})
         self._check_input_dim(inputs)
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)
         wide = inputs.float() if narrow else inputs

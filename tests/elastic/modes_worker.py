@@ -8,7 +8,6 @@ SGD. Each worker writes a line at its end.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -28,7 +27,7 @@ COMMIT = 10
 DEATHS = {2: ("phase", 13), 1: ("round", 16)}  # by worker: where, and in which step
 STEPS = 80  # at least, and so many more as it takes until three ranks have met again
 WORKER = int(os.environ["HVDLITE_WORKER"])
-SYNCHRONOUS = ("dropped", "compressed", "measured")
+SYNCHRONOUS = ("compressed", "measured")
 
 torch.set_num_threads(1)
 warnings.simplefilter("error")
@@ -106,7 +105,6 @@ plain = {
     for name, model in models.items()
 }
 optimizers: dict[str, Any] = {
-    "dropped": hvd.DistributedOptimizer(plain["dropped"]),
     "compressed": hvd.DistributedOptimizer(
         plain["compressed"], compression=hvd.Compression.powersgd(rank=2, start=4, least_gain=1.0)
     ),
@@ -120,12 +118,7 @@ def step_all() -> None:
     """Make a step of each mode."""
     for name, optimizer in optimizers.items():
         optimizer.zero_grad()
-        if name == "dropped":
-            done = itertools.repeat(None, 1 + (Now.step + WORKER) % 3)
-            for _ in optimizer.micro_batches(done, most=3, seconds=1000.0):
-                (loss_of(models[name]) / 3).backward()
-        else:
-            loss_of(models[name]).backward()
+        loss_of(models[name]).backward()
         optimizer.step()
     for name in SYNCHRONOUS:
         hvd.check_replicas(models[name].named_parameters())

@@ -41,10 +41,9 @@ if hvd.rank() == 0:
 del optimizer
 
 optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()))
-for step in range(31):  # 30 are measured, and then the budget is agreed upon
+for step in range(2):
     optimizer.zero_grad()
-    for inputs in optimizer.micro_batches(batches, most=2):
-        model(inputs).square().sum().backward()
+    model(next(batches)).square().sum().backward()
     optimizer.step()
 hvd.broadcast_optimizer_state(optimizer, root_rank=1)
 assert hvd.broadcast_object({"rank": hvd.rank()}, root_rank=1) == {"rank": 1}

@@ -64,14 +64,6 @@ class GradientBucket(abc.ABC):
     def reset(self) -> None:
         """Forget what was submitted in this cycle."""
 
-    def scale(self, factor: float) -> None:
-        """Multiply this rank's gradients; unlike `prescale`, ranks may give different factors."""
-        if factor != 1.0:
-            with torch.no_grad():
-                for param in self.params:
-                    if param.grad is not None:
-                        param.grad.mul_(factor)
-
     def _check_step(self, step: int, flags: Sequence[float]) -> None:
         """Raise an error if gradients of different steps were reduced together."""
         # The flags are the means of the ranks' flags of their steps, and of ones.

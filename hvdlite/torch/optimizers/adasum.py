@@ -16,7 +16,6 @@ import torch
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
-from hvdlite.modes import Mode, refusal
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.subclass import subclass_in_place
@@ -70,10 +69,6 @@ class DistributedAdasum(Wrapping):
     def no_sync(self) -> Iterator[None]:
         """Do nothing: backward() sends nothing."""
         yield
-
-    def micro_batches(self, *args: Any, **options: Any) -> Iterator[Any]:
-        """Raise an error: deltas do not have weights."""
-        raise ArgumentError(refusal(Mode.MICRO_BATCHES, Mode.ADASUM))
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Do nothing: gradients accumulate on this rank until `step`."""

@@ -7,7 +7,6 @@ and in an elastic job the commit of the step's transaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -21,15 +20,6 @@ from hvdlite.torch.optimizers.exchange_choice import choose_exchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck
 from hvdlite.torch.optimizers.transaction import step_transaction
 from hvdlite.torch.optimizers.watched import WatchedParameters
-
-
-@dataclass
-class Weighing:
-    """How this rank's gradients count in the cycle under way, or did in the last one."""
-
-    weight: float | None = None
-    scale: float = 1.0  # This rank multiplies its gradients by it.
-    chosen: bool = False  # They are for this cycle, or for the next one.
 
 
 class Buckets:
@@ -46,7 +36,8 @@ class Buckets:
         """Make no buckets yet; `failed` gets the error of a bucket that could not advance."""
         self.name = name  # All operations have this prefix, which is unique on this rank.
         self.exchange: GradientExchange = choose_exchange(name, settings, failed)
-        self.weighing = Weighing()
+        self._weight: float | None = None  # This rank's gradients of the last cycle had it.
+        self._weighed = False  # The weight of this cycle is known.
         self.steps = 0  # All ranks count steps alike, from the last `begin_anew`.
         self.all: Sequence[GradientBucket] = ()  # Backward completes the buckets in this order.
         self._by_param: dict[torch.Tensor, GradientBucket] = {}
@@ -83,11 +74,11 @@ class Buckets:
     @property
     def reduction(self) -> Reduction:
         """How the gradients of this cycle are combined; between cycles, those of the last one."""
-        return self._settings.reduction._replace(weight=self.weighing.weight)
+        return self._settings.reduction._replace(weight=self._weight)
 
     @property
     def _counts(self) -> bool:
-        return self.weighing.weight != 0
+        return self._weight != 0
 
     def begin_anew(self) -> None:
         """Count steps from zero, and forget what other ranks may not remember alike."""
@@ -104,13 +95,11 @@ class Buckets:
 
     def submit(self, bucket: GradientBucket, blocking: bool, fresh: bool) -> None:
         """Submit one bucket or raise; `fresh` says that this rank has a gradient in the cycle."""
-        weighing = self.weighing
-        if not weighing.chosen:
+        if not self._weighed:
             weight = self._settings.weight
             weight = weight() if callable(weight) else weight
-            weighing.weight, weighing.scale = None if weight is None else float(weight), 1.0
-            weighing.chosen = True
-        bucket.scale(weighing.scale)
+            self._weight = None if weight is None else float(weight)
+            self._weighed = True
         self._replicas.start(self._watched.params, self._watched.names)
         reduction = self.exchange.reduction(self.reduction, fresh)
         if self._transaction is not None:
@@ -177,4 +166,4 @@ class Buckets:
         self._replicas.forget()
         if self._transaction is not None:
             self._transaction.drop()
-        self.weighing.chosen = False
+        self._weighed = False

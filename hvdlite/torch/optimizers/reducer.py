@@ -27,7 +27,7 @@ from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
-from hvdlite.torch.optimizers.buckets import Buckets, Weighing
+from hvdlite.torch.optimizers.buckets import Buckets
 from hvdlite.torch.optimizers.claims import GivenUp, claim
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.overlap import Overlap
@@ -187,19 +187,9 @@ class GradientReducer:
             self._given_up.refuse_weight()
         self.settings.weight = weight
 
-    def weigh_cycle(self, weight: float, scale: float) -> None:
-        """Scale and weigh this rank's next gradients; `before_zero_grad` takes it back."""
-        self._given_up.refuse_weight()
-        self.buckets.weighing = Weighing(weight, scale, chosen=True)
-
-    def expect_backwards(self, count: int, refusal: str | None) -> None:
-        """Reduce after so many backward() calls, and then refuse more: None for as many as come."""
-        self.settings.passes, self._reduced.refusal = count, refusal
-
-    @property
-    def paused_backwards(self) -> int:
-        """How many backward() calls of this cycle have only accumulated."""
-        return len(self._cycle.paused)
+    def refuse_backward(self, why: str) -> None:
+        """Refuse a backward() while the gradients are reduced and not yet used."""
+        self._reduced.refusal = why
 
     # The thread of backward calls the hook.
 
@@ -393,7 +383,6 @@ class GradientReducer:
             )
         if self._cycle.open:
             self._end_cycle()
-        self.buckets.weighing.chosen = False
         self.expect_gradients()
         self._reduced.forget()
 

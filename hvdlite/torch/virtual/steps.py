@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,6 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.gather_bytes import gather_in_epoch
 from hvdlite.modes import Mode, check_together
 from hvdlite.torch.collectives.allreduce import allreduce_async
-from hvdlite.torch.optimizers.micro_batches import StepLoop
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.virtual.buffers import Buffers
 from hvdlite.torch.virtual.generators import seed_all
@@ -35,6 +36,14 @@ _OUTSIDE = (
     "reduced: call it inside of the loop, or call optimizer.zero_grad() before it"
 )
 _NONE = -1  # No world has this number.
+
+# Whether this thread is in the loop over a step, where ranks cannot meet.
+_in_step: ContextVar[bool] = ContextVar("hvdlite_virtual_step", default=False)
+
+
+def in_virtual_step() -> bool:
+    """Return whether the caller is in the loop over a step of virtual ranks."""
+    return _in_step.get()
 
 
 @dataclass
@@ -90,11 +99,13 @@ class _Sums:
         self.buffers = Buffers(model)
 
 
-class VirtualSteps(StepLoop):
+class VirtualSteps:
     """The steps of one optimizer, and where it stands. Used by the training thread."""
 
     def __init__(self, reducer: GradientReducer, virtual_size: int) -> None:
-        super().__init__(reducer, Mode.VIRTUAL, "a step of virtual_steps()", "reduced")
+        self._reducer = reducer
+        self._running = False
+        self._unfinished = False  # A loop began and did not come to its end.
         self._size = virtual_size
         self._name = f"{reducer.name}.virtual"
         self._threads = 1
@@ -186,6 +197,33 @@ class VirtualSteps(StepLoop):
             if self._done != number + 1:
                 refuse_unfinished(number)
 
+    def _refuse_nested(self) -> None:
+        if self._running:
+            raise HvdliteError(
+                "a step of virtual_steps() inside of a loop over a step of virtual_steps(): use one"
+            )
+
+    @contextlib.contextmanager
+    def _loop_runs(self) -> Iterator[None]:
+        """Mark the loop, or raise an error."""
+        if any(_has_values(param.grad) for param in self._params() if param.grad is not None):
+            raise HvdliteError(
+                "a step of virtual_steps() with gradients that are not zero: they would be taken "
+                "for those of its batches; call optimizer.zero_grad() before it"
+            )
+        self._running = self._unfinished = True
+        around = _in_step.get()
+        _in_step.set(True)
+        try:
+            yield
+        finally:
+            _in_step.set(around)
+            self._running = False
+
+    def _params(self) -> Iterator[torch.Tensor]:
+        for group in self._reducer.read_groups():
+            yield from group["params"]
+
     def _run(self, step: VirtualStep, epoch: int) -> Iterator[Any]:
         """Give the batches of one step, and reduce gradients and buffers after the last one."""
         if step.number != self._done or epoch != self._epoch:
@@ -258,7 +296,7 @@ class VirtualSteps(StepLoop):
         if carried == self._size:
             sums.buffers.send(self._name, [one > 0 for one in changed])
         self._reducer.synchronize()
-        self._reducer.expect_backwards(1, _OUTSIDE)
+        self._reducer.refuse_backward(_OUTSIDE)
         with torch.no_grad():
             sums.buffers.finish(self._size)
         return loss / self._size if times == self._size else None, carried
@@ -293,12 +331,26 @@ class VirtualSteps(StepLoop):
 
     def before_step(self) -> None:
         """Refuse a step without gradients of all virtual ranks."""
-        super().before_step()
+        if self._unfinished:
+            raise HvdliteError(
+                "step() before the loop over a step of virtual_steps() has come to its end, so "
+                "that its gradients are not reduced; let the loop end by itself, and call step() "
+                "after it"
+            )
         if not self._reducer.reduced:
             raise HvdliteError(
                 "step() without a loop over a step of virtual_steps(): with virtual_size= the "
                 "gradients of a step come from all virtual ranks; see docs/modes/virtual_ranks.md"
             )
+
+    def before_zero_grad(self) -> None:
+        """Refuse to drop gradients that a running loop counts; forget a loop that was left."""
+        if self._running:
+            raise HvdliteError(
+                "zero_grad() inside of a loop over a step of virtual_steps() would drop gradients "
+                "that count; call it before the loop"
+            )
+        self._unfinished = False
 
     def state(self) -> dict[str, Any]:
         """Return where the training stands, for `load`."""
@@ -326,3 +378,7 @@ class VirtualSteps(StepLoop):
         """Go on after the last step, in the loops of a training function that is called again."""
         self._resumes = self._seed is not None
         self._machine_of_state = describe(self._threads)
+
+
+def _has_values(gradient: torch.Tensor) -> bool:
+    return bool((gradient._values() if gradient.is_sparse else gradient).any())

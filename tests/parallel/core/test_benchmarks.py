@@ -193,7 +193,7 @@ def test_modes_print_a_row_for_each_mode_and_delay() -> None:
     rows = forked_rows_of("modes.py", "--np", "2")
     delays = ("hiccup", "tail", "slow")
     named = [(row["delay"], row["mode"]) for row in rows]
-    modes = ("dropcompute", "localsgd", "late")
+    modes = ("localsgd", "late")
     assert named == [(delay, mode) for delay in delays for mode in modes]
     for row in rows:
         assert row["effective_speed_up"] > 0 and row["synchronous_step_ms"] > 0

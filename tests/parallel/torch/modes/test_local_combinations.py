@@ -6,7 +6,6 @@ the ranks of a host average their gradients.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -196,30 +195,6 @@ def scenario_accumulation_within_a_host() -> None:
         )
         optimizer = hvd.LocalSGD(optimizer, every=4, weight=1.0 / len(hosts()[host]))
         accumulate(model, optimizer)
-        assert_close(list(model.parameters()), expected[host])
-
-
-def scenario_dropped_micro_batches_within_a_host() -> None:
-    def done(rank: int, step: int) -> int:
-        return 1 + (step + rank) % 3
-
-    def loss_of_host(model: nn.Module, host: int, step: int) -> torch.Tensor:
-        micros = [
-            (rank, 3 * step + part) for rank in hosts()[host] for part in range(done(rank, step))
-        ]
-        return torch.stack([loss_of(model, rank, number) for rank, number in micros]).mean()
-
-    expected = replicas(len(hosts()), loss_of_host, every=4)
-    with Hosts() as (host, members):
-        model = make_model()
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), process_set=members)
-        optimizer = hvd.LocalSGD(optimizer, every=4, weight=1.0 / len(hosts()[host]))
-        for step in range(1, STEPS + 1):
-            optimizer.zero_grad()
-            mine = itertools.islice(itertools.count(3 * step), done(hvd.rank(), step))
-            for number in optimizer.micro_batches(mine, most=3, seconds=1000):
-                (loss_of(model, hvd.rank(), number) / 3).backward()
-            optimizer.step()
         assert_close(list(model.parameters()), expected[host])
 
 

@@ -6,9 +6,8 @@ same training without one of the modes, wherever docs/modes.md says that the mod
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -121,37 +120,6 @@ def scenario_sharded_with_a_scaler() -> None:
         assert_same_bits(trained[0][0], trained[1][0])
 
 
-def micro_batches(count: int, first: int = 0) -> Iterator[int]:
-    return itertools.islice(itertools.count(first), count)
-
-
-def drop(model: Model, optimizer: Any, steps: int = 4) -> None:
-    """Train with a number of micro-batches that depends on rank and step."""
-    for step in range(steps):
-        optimizer.zero_grad()
-        done = 1 + (step + hvd.rank()) % 3
-        for micro in optimizer.micro_batches(micro_batches(done, 3 * step), most=3, seconds=1000):
-            (loss_of(model, micro, hvd.rank()) / 3).backward()
-        optimizer.step()
-
-
-def scenario_drop_compute_over_sharded_state() -> None:
-    for distribute in (stage_1, copied):
-        for arguments in (
-            {},
-            {"compression": hvd.Compression.bf16},
-            {"compression": hvd.Compression.int8},
-            {"reduce_in": "step"},
-        ):
-            trained = make_pair(distribute, **arguments)
-            for model, optimizer in trained:
-                drop(model, optimizer)
-            assert_same_bits(trained[0][0], trained[1][0])
-            assert trained[0][1].done_micro_batches == trained[1][1].done_micro_batches
-    with raises("cannot be combined with micro_batches"):
-        drop(*make_pair(stage_2)[0])
-
-
 class Normalized(nn.Module):
     """Has a layer that waits for all ranks in forward and in backward."""
 
@@ -246,28 +214,6 @@ def scenario_powersgd_with_shards_and_accumulation() -> None:
             assert_same_everywhere(model)
 
 
-def scenario_powersgd_with_shards_and_dropped_micro_batches() -> None:
-    def done(step: int, rank: int) -> int:
-        return 1 + (step + rank) % 3
-
-    def mean(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        micros = range(3 * step, 3 * step + done(step, rank))
-        return torch.stack([normalized_loss(model, micro, rank) for micro in micros]).mean()
-
-    ranks = range(hvd.size())
-    expected = reference(mean, lambda step: [float(done(step, rank)) for rank in ranks], 8)
-    for distribute in (unsharded, stage_1):
-        model, optimizer = make_compressed(distribute)
-        for step in range(8):
-            optimizer.zero_grad()
-            batches = micro_batches(done(step, hvd.rank()), 3 * step)
-            for micro in optimizer.micro_batches(batches, most=3, seconds=1000):
-                (normalized_loss(model, micro, hvd.rank()) / 3).backward()
-            optimizer.step()
-        assert_close(list(model.parameters()), expected, 1e-9)
-        assert_same_everywhere(model)
-
-
 def scenario_powersgd_in_a_process_set() -> None:
     if hvd.size() == 2:
         return
@@ -324,11 +270,6 @@ def scenario_a_watch_over_each_mode() -> None:
             else:
                 optimizer.step()
         watch.close()
-    model = Model()
-    optimizer = unsharded(MAKES["SGD"](groups_of(model)), model.named_parameters())
-    watch = hvd.ReplicaWatch(optimizer, every=1)
-    drop(model, optimizer)
-    watch.close()
 
 
 def scenario_a_watch_repairs_and_state_stays_divided() -> None:
@@ -373,8 +314,6 @@ def scenario_what_the_table_refuses() -> None:
         unsharded(sgd, op=hvd.Adasum, compression=powersgd())
     with raises("cannot be combined with compression="):
         stage_2(sgd, compression=powersgd())
-    with raises("leave backward_passes_per_step at 1"):
-        drop(model, unsharded(sgd, backward_passes_per_step=2))
 
 
 def send_ones(optimizer: Any) -> None:

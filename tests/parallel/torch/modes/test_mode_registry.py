@@ -47,10 +47,10 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
 # What `DistributedOptimizer` alone has, and what the other functions take.
 OF_DISTRIBUTED = {
     *(Mode.SUM, Mode.ADASUM, Mode.PREDIVIDE, Mode.PASSES, Mode.REDUCE_IN_STEP, Mode.LATE),
-    *(Mode.MICRO_BATCHES, Mode.DISTRIBUTED, Mode.LOCAL_SGD_OVER, Mode.VIRTUAL),
+    *(Mode.DISTRIBUTED, Mode.LOCAL_SGD_OVER, Mode.VIRTUAL),
 }
 OF_SHARDED = {one for one in Mode if Mode.SHARDED in with_wholes(one)}
-IN_A_STEP = {Mode.MICRO_BATCHES, Mode.CLOSURE, Mode.SYNC_BATCH_NORM}
+IN_A_STEP = {Mode.CLOSURE, Mode.SYNC_BATCH_NORM}
 TAKEN = {
     "LocalSGD": ("weight", "compression", "process_set", "start"),
 }
@@ -122,13 +122,10 @@ def step(model: Any, optimizer: Any, modes: set[Mode]) -> None:
         loss.backward()
         return loss
 
-    if Mode.VIRTUAL in modes and Mode.MICRO_BATCHES not in modes:
+    if Mode.VIRTUAL in modes:
         sampler = hvd.VirtualBatchSampler(range(4), batch_size=1, virtual_size=4)
         loader = torch.utils.data.DataLoader(range(4), batch_sampler=sampler)
         for _ in next(optimizer.virtual_steps(loader, 0, model)):
-            closure()
-    elif Mode.MICRO_BATCHES in modes:
-        for _ in optimizer.micro_batches(iter([0]), most=1, seconds=60):
             closure()
     elif Mode.CLOSURE not in modes:
         closure()

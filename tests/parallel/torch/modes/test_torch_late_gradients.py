@@ -387,8 +387,6 @@ def scenario_refusals() -> None:
     optimizer = Run(model, late()).optimizer
     with raises("with late= a rank that is behind computes nothing"):
         optimizer.step(lambda: None)
-    with raises(r"late= cannot be combined with micro_batches\(\)"):
-        optimizer.micro_batches(iter([1]), most=1)
     with raises("late= cannot be combined with SyncBatchNorm"):
         hvd.SyncBatchNorm(3)(torch.ones(4, 3))
     del optimizer

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -139,36 +137,6 @@ def scenario_weights_that_change() -> None:
         loss_of(model, step, hvd.rank()).backward()
         optimizer.step()
     assert_equal(model, reference(weights=weights))
-
-
-def scenario_micro_batches() -> None:
-    def batches() -> Any:
-        for number in itertools.count():
-            yield number
-            if number % 5 == hvd.rank():
-                time.sleep(0.02)
-
-    model = model_of()
-    optimizer = compressed(model)
-    stream, drawn = batches(), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        mine = []
-        for number in optimizer.micro_batches(stream, most=3, seconds=0.01):
-            mine.append(number)
-            (loss_of(model, number, hvd.rank()) / 3).backward()
-        optimizer.step()
-        drawn.append(mine)
-    everyone = hvd.allgather_object(drawn)
-
-    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        mine = everyone[rank][step]
-        return torch.stack([loss_of(model, number, rank) for number in mine]).mean()
-
-    def weights(step: int) -> list[float]:
-        return [float(len(mine[step])) for mine in everyone]
-
-    assert_equal(model, reference(weights=weights, loss=loss))
 
 
 def scenario_same_bits_whatever_the_threads() -> None:

@@ -385,8 +385,6 @@ def scenario_what_does_not_go_with_stage_2_is_refused() -> None:
     optimizer = hvd.ShardedOptimizer(sgd, stage=2)
     with raises("cannot be combined with weight="):
         optimizer.weight = 2.0
-    with raises(r"cannot be combined with micro_batches\(\)"):
-        optimizer.micro_batches(iter([1]), most=1)
 
 
 def body() -> dict[str, str]:

@@ -1,0 +1,133 @@
+"""One parameter has one optimizer of hvdlite: a second one is refused while the first one lives."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hvdlite.torch as hvd
+from parallel.scenarios import make_tests, run_all, sizes
+from parallel.torch.small_models import assert_same_everywhere, backward, make_model, raises
+
+PRELOAD = ("torch._dynamo",)
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "average": hvd.DistributedOptimizer,
+    "adasum": functools.partial(hvd.DistributedOptimizer, op=hvd.Adasum),
+    "local": hvd.LocalSGD,
+    "sharded": hvd.ShardedOptimizer,
+}
+
+
+def step(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+def scenario_the_second_one_is_refused_whatever_both_are() -> None:
+    for first in KINDS.values():
+        for second in KINDS.values():
+            model = make_model()
+            one = first(SGD(model.parameters()))
+            with raises("of SGD .* and the .* of SGD .*, which was made before it, would both"):
+                second(SGD([{"params": [param]} for param in model.parameters()]))
+            step(model, one)
+
+
+def scenario_the_message_names_both_and_the_parameter() -> None:
+    model = make_model()
+    first = hvd.DistributedOptimizer(SGD(model.parameters()), model.named_parameters())
+    with raises(r"the DistributedOptimizer of Adam \(gradients.*of SGD \(gradients.* of 2.weight:"):
+        hvd.DistributedOptimizer(torch.optim.Adam([model[2].weight]))
+    with raises(r"of 2.weight: delete the earlier one first, and what holds it"):
+        hvd.LocalSGD(torch.optim.Adam([model[2].weight]))
+    del first
+
+
+def scenario_a_refused_optimizer_is_as_before() -> None:
+    model = make_model()
+    first = hvd.DistributedOptimizer(SGD(model.parameters()))
+    plain = SGD(model.parameters())
+    with pytest.raises(hvd.ArgumentError) as caught:
+        hvd.DistributedOptimizer(plain)
+    assert type(plain) is torch.optim.SGD
+    del first
+    second = hvd.DistributedOptimizer(plain)  # The error that is still there holds nothing.
+    step(model, second)
+    assert_same_everywhere(model)
+    del caught
+
+
+def scenario_one_that_is_garbage_blocks_nothing() -> None:
+    model = make_model()
+    gc.disable()
+    try:
+        first: Any = hvd.DistributedOptimizer(SGD(model.parameters()))
+        first.itself = first
+        del first
+        second = hvd.DistributedOptimizer(SGD(model.parameters()))
+    finally:
+        gc.enable()
+    step(model, second)
+    assert_same_everywhere(model)
+
+
+def scenario_a_group_that_another_one_has() -> None:
+    model = make_model()
+    for kind in KINDS.values():
+        first = kind(SGD(model[0].parameters()))
+        second = kind(SGD(model[2].parameters()))
+        with raises("would both reduce the gradient of"):
+            second.add_param_group({"params": model[0].parameters()})
+        assert len(second.param_groups) == 1
+        del first, second
+
+
+def scenario_each_has_its_own_parameters() -> None:
+    model = make_model()
+    both = [hvd.DistributedOptimizer(SGD(part.parameters())) for part in (model[0], model[2])]
+    for _ in range(2):
+        backward(model)
+        for optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_everywhere(model)
+
+
+def scenario_copies_have_their_own_parameters() -> None:
+    for kind in KINDS.values():
+        model = make_model()
+        optimizer = kind(SGD(model.parameters()))
+        other, copied = copy.deepcopy((model, optimizer))
+        for one, its in ((model, optimizer), (other, copied)):
+            step(one, its)
+
+
+def scenario_process_sets_that_have_no_rank_in_common() -> None:
+    halves = [hvd.add_process_set([0]), hvd.add_process_set(list(range(1, hvd.size())))]
+    model = make_model()
+    both = [hvd.DistributedOptimizer(SGD(model.parameters()), process_set=one) for one in halves]
+    step(model, both[0] if halves[0].included() else both[1])
+    del both
+    first = hvd.DistributedOptimizer(SGD(model.parameters()), process_set=halves[0])
+    if hvd.rank() == 0:
+        with raises("would both reduce"):
+            hvd.DistributedOptimizer(SGD(model.parameters()), process_set=halves[0])
+    del first
+    for one in halves:
+        hvd.remove_process_set(one)
+
+
+def body() -> dict[str, str]:
+    return run_all(globals(), hvd.init)
+
+
+test_two_optimizers = make_tests(body, sizes(2, 3))
