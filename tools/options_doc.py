@@ -20,7 +20,7 @@ follows it belongs to the program.
 """
 CLOSING = """
 Most [knobs](knobs.md) are flags, too: `HVDLITE_STALL_WARNING` is `--stall-warning`, and knobs of 0
-and 1 are switches, such as `--check-finite` and `--no-check-finite`. `--help-all` shows them.
+and 1 are switches, such as `--require-nccl` and `--no-require-nccl`. `--help-all` shows them.
 Horovod's flags are understood; [horovod.md](horovod.md) says which of them change something.
 """
 

@@ -73,8 +73,9 @@
     "1 divides an average by all ranks while some have joined, as Horovod does; 0 divides by the " \
     "ranks that have not joined")                                                                  \
   X(std::int64_t, check_finite, 0, "", "",                                                         \
-    "1 makes each rank warn, naming the tensors, when it gives infinities or NaN to an "           \
-    "allreduce or a reducescatter")                                                                \
+    "1 ends the job when a rank computes a gradient with a NaN or an infinity, and names the "     \
+    "rank, the gradient and the step; 2 warns and goes on, as with a loss scale, under which "     \
+    "infinities are normal")                                                                       \
   X(std::int64_t, check_replicas, 0, "steps", "",                                                  \
     "Compare the bits of the trained parameters of all ranks once in so many steps, and fail "     \
     "where they differ; 0 never")                                                                  \
@@ -101,7 +102,7 @@
   R(require_nccl, 0, 1)                                                                            \
   R(tensorflow_gpu, 0, 1)                                                                          \
   R(average_over_joined, 0, 1)                                                                     \
-  R(check_finite, 0, 1)                                                                            \
+  R(check_finite, 0, 2)                                                                            \
   R(check_replicas, 0, 1'000'000'000)
 
 namespace hvdlite {

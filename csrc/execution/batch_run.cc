@@ -10,10 +10,6 @@ bool on_gpu(const Request& request, const TensorRef& ref) {
          request.tensors[ref.tensor].device == DeviceType::kGpu;
 }
 
-const std::string& tensor_name(const Entry& entry, const TensorRef& ref) {
-  return entry.request.tensor_name(entry.request.tensors[ref.tensor]);
-}
-
 // After the negotiation the peers are committed to the collective, so any error ends the world.
 Status as_fatal(const Status& status) {
   if (status.ok() || status.sticky()) return status;
@@ -117,9 +113,6 @@ Status BatchRun::allreduce() {
     }
     pieces.back().prescale *= buffers_.weights[i] == 0 ? 0 : entry.weight / buffers_.weights[i];
   }
-  if (buffers_.finite.on() && !is_integer(batch_.types.memory)) {
-    HVDLITE_RETURN_IF_ERROR(check_finite());
-  }
   const ReduceOp op = batch_.weighted ? ReduceOp::kSum : batch_.op;
   return plane_of(batch_.device).allreduce({members_.group, batch_.types, op, pieces}, patience_);
 }
@@ -139,23 +132,6 @@ Status BatchRun::sum_weights() {
       {members_.group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience_);
 }
 
-Status BatchRun::check_finite() {
-  if (batch_.device == DeviceType::kGpu) {
-    Result<FiniteWord> word = gpu_->look_for_nonfinite();
-    HVDLITE_RETURN_IF_ERROR(word.status());
-    nonfinite_ = std::move(word.value());
-    return Status();
-  }
-  for (std::size_t i = 0; i < batch_.tensors.size(); ++i) {
-    const TensorRef& ref = batch_.tensors[i];
-    const Entry& entry = entry_of(ref);
-    if (entry.weight == 0) continue;
-    buffers_.finite.look(tensor_name(entry, ref), batch_.types, buffers_.pieces[i]);
-  }
-  buffers_.finite.report();
-  return Status();
-}
-
 Status BatchRun::close() {
   if (gpu_ == nullptr) return Status();
   const Result<CudaEventPtr> end = gpu_->record();
@@ -165,21 +141,7 @@ Status BatchRun::close() {
     // One stream: what the entry has on it already ends earlier.
     if (on_gpu(entry.request, ref)) entry.completion->on_device = end.value();
   }
-  if (nonfinite_ == nullptr) {
-    parts_.gpus.track(end.value());
-    return Status();
-  }
-  NameList names;
-  for (const TensorRef& ref : batch_.tensors) {
-    names.add("'" + tensor_name(entry_of(ref), ref) + "'");
-  }
-  // Called long after this batch: it may keep only what the executor owns.
-  parts_.gpus.track(end.value(), [&finite = buffers_.finite, names = std::move(names),
-                                  word = std::move(nonfinite_)] {
-    if (*word == 0) return;
-    finite.found_in(names);
-    finite.report();
-  });
+  parts_.gpus.track(end.value());
   return Status();
 }
 

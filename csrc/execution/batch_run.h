@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "entry/entry.h"
-#include "execution/finite_check.h"
 #include "execution/fusion_plan.h"
 #include "execution/kept_inputs.h"
 #include "execution/parts.h"
@@ -32,15 +31,10 @@ struct Members {
   Presence present;  // The index is a position in the set.
 };
 
-// What outlives a batch: the check that reports on several, and memory that is kept for its
-// capacity. Every batch fills the memory anew.
+// Memory that is kept for its capacity. Every batch fills it anew.
 struct BatchBuffers {
-  explicit BatchBuffers(EngineParts& parts)
-      : finite(parts.rank, parts.config.check_finite != 0, parts.counters.nonfinite,
-               parts.live.events),
-        kept(parts.gpus) {}
+  explicit BatchBuffers(EngineParts& parts) : kept(parts.gpus) {}
 
-  FiniteCheck finite;
   KeptInputs kept;
   std::vector<Piece> pieces;
   std::vector<double> weights;   // Each tensor has one; then they hold the sums.
@@ -79,9 +73,6 @@ class BatchRun {
   void note_change(const Group& group, const std::string& what);
   Status allreduce();
   Status sum_weights();
-  // Looks at what this rank gives to an all-reduce: on the host before it does, on a GPU as it
-  // does.
-  Status check_finite();
   // batch_run_rows.cc
   Status allgather();
   Status reducescatter();
@@ -103,7 +94,6 @@ class BatchRun {
   const std::vector<Agreed>& round_;
   const Patience patience_;
   DeviceBackend* gpu_ = nullptr;  // where the batch has GPU tensors, from open() on
-  FiniteWord nonfinite_;          // where these are looked at; read when the device has ended
 };
 
 }  // namespace hvdlite

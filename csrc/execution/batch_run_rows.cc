@@ -191,10 +191,6 @@ Status BatchRun::reducescatter() {
                       request.postscale};
     const Reducescatter call{group, reduced_as(tensor.dtype), reduced_by(tensor.dtype, request.op),
                              piece, counts};
-    if (tensor.device == DeviceType::kHost && buffers_.finite.on() && !is_integer(call.dtype)) {
-      buffers_.finite.look(request.tensor_name(tensor), call.dtype, piece);
-      buffers_.finite.report();
-    }
     HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).reducescatter(call, patience_));
   }
   settle_outputs(entry);

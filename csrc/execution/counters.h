@@ -14,7 +14,6 @@ struct Counters {
   Counter messages_sent;         // on the control plane
   Counter bytes_to_other_hosts;  // The host's data plane counts them (Backend::count_in).
   Counter bytes_unstaged;        // The host's data plane counts them, too.
-  Counter nonfinite;             // see finite_check.h
   Counter exchange_us;           // from the begin to the end here of batches that count in steps
 };
 

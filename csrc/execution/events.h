@@ -1,8 +1,8 @@
 // What has happened on this rank that people want to know of: the last events, until somebody takes
 // them. Any thread adds and takes. EngineParts owns the book through LiveFigures.
 //
-// The kinds: "stall", "nonfinite", "error" (it ended the world), "process set", "tuned", "epoch",
-// "late"; and those that Python adds by Engine::note(), such as "diverged".
+// The kinds: "stall", "error" (it ended the world), "process set", "tuned", "epoch", "late"; and
+// those that Python adds by Engine::note(), such as "diverged".
 #pragma once
 
 #include <chrono>

@@ -12,7 +12,6 @@
 
 #include "backend/backend.h"
 #include "gpu/cuda/cuda_device.h"
-#include "gpu/cuda/finite_words.h"
 
 namespace hvdlite {
 
@@ -30,11 +29,6 @@ class DeviceBackend : public Backend {
   Result<CudaEventPtr> record() { return device().record(device().stream()); }
   // Drops all knowledge of memory that is about to be freed. No work is under way.
   virtual void forget_memory(CudaPointer /*address*/) {}
-  // Makes the next allreduce, of floating-point tensors, set the word that this returns if this
-  // rank gives an infinity or a NaN (after scaling and casting). The kernels that pack do that. The
-  // word may be read when the event behind that allreduce has passed. A group of one rank does not
-  // look, and gets null.
-  virtual Result<FiniteWord> look_for_nonfinite() { return FiniteWord(); }
   // Returns an error that came after a call had returned. The runner asks while work is under way.
   virtual Status poll() { return Status(); }
   // Ends the work that is under way on the device, and lets go of the peers. The results of that

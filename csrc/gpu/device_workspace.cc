@@ -16,7 +16,6 @@ Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<c
   workspace->kept =
       std::make_shared<DeviceMemoryPool>(workspace->device, DeviceMemoryPool::kAllSpares);
   workspace->gradients = std::make_shared<GradientMemory>(workspace->device);
-  workspace->finite = std::make_unique<FiniteWords>(workspace->device);
   return workspace;
 }
 

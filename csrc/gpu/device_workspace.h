@@ -8,7 +8,6 @@
 
 #include "gpu/cuda/cuda_device.h"
 #include "gpu/cuda/device_memory_pool.h"
-#include "gpu/cuda/finite_words.h"
 #include "gpu/cuda/segment_copies.h"
 #include "gpu/gradient_memory.h"
 #include "gpu/nccl/nccl_api.h"
@@ -21,7 +20,6 @@ struct DeviceWorkspace {
   std::shared_ptr<DeviceMemoryPool> pool;  // Results lie in it.
   std::shared_ptr<DeviceMemoryPool> kept;  // The inputs that an elastic job keeps lie in it.
   std::shared_ptr<GradientMemory> gradients;
-  std::unique_ptr<FiniteWords> finite;
   DeviceMemory fusion;  // not valid() until reserve_fusion()
 
   static Result<std::unique_ptr<DeviceWorkspace>> open(std::shared_ptr<const CudaApi> cuda,

@@ -149,17 +149,13 @@ Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience 
   return plane.backend.get();
 }
 
-void GpuPlane::track(CudaEventPtr end, std::function<void()> then) {
+void GpuPlane::track(CudaEventPtr end) {
   if (fabric_ == nullptr) return;  // nobody to wait for
-  under_way_.push_back(
-      {std::move(end), Deadline::after_knob(config_.collective_timeout), std::move(then)});
+  under_way_.push_back({std::move(end), Deadline::after_knob(config_.collective_timeout)});
 }
 
 Status GpuPlane::poll() {
-  while (!under_way_.empty() && under_way_.front().end->reached()) {
-    if (under_way_.front().then) under_way_.front().then();
-    under_way_.pop_front();
-  }
+  while (!under_way_.empty() && under_way_.front().end->reached()) under_way_.pop_front();
   if (under_way_.empty()) {
     free_gradient_memory();
     return Status();

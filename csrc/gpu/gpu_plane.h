@@ -16,7 +16,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -75,9 +74,8 @@ class GpuPlane {
   // Allocates gradient memory, see gradient_memory.h.
   Result<GradientMemory::Holder> allocate_gradient_memory(int ordinal, std::size_t bytes);
 
-  // Notes work that ends at `end`. poll() calls `then` once the work has ended, but not after
-  // abort().
-  void track(CudaEventPtr end, std::function<void()> then = {});
+  // Notes work that ends at `end`.
+  void track(CudaEventPtr end);
   bool busy() const { return !under_way_.empty(); }
   // Returns an error of work under way; kTimeout when work was under way for collective_timeout.
   Status poll();
@@ -90,7 +88,6 @@ class GpuPlane {
   struct UnderWay {
     CudaEventPtr end;
     Deadline deadline;
-    std::function<void()> then;
   };
   struct Plane {
     std::unique_ptr<DeviceBackend> backend;

@@ -39,7 +39,6 @@ class NcclBackend : public DeviceBackend {
   Status reducescatter(const Reducescatter& call, Patience patience) override;
   Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
-  Result<FiniteWord> look_for_nonfinite() override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }
   void forget_memory(CudaPointer address) override { communicator_->forget_memory(address); }
@@ -92,8 +91,6 @@ class NcclBackend : public DeviceBackend {
   const bool fused_;
   const bool spans_hosts_;
   std::vector<CopySegment> segments_;
-  // The word that the next or current allreduce sets; null when it does not look.
-  FiniteWord nonfinite_;
 };
 
 }  // namespace hvdlite

@@ -40,7 +40,6 @@ Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
                                                  [](const Piece& piece) { return piece.packed; });
   if (op == ReduceOp::kAdasum || packs || !runs_on_device(group, types.memory, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
-    through_host.look_in(std::move(nonfinite_));
     return through_host.allreduce(call, patience);
   }
   if (is_complex(types.memory)) {
@@ -49,9 +48,7 @@ Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   if (op == ReduceOp::kAverage && group.average_over > 0) {
     return allreduce({group, types, ReduceOp::kSum, shares(group, pieces)}, patience);
   }
-  const Status status = reduce(widened(types), op, pieces, patience);
-  nonfinite_ = nullptr;
-  return status;
+  return reduce(widened(types), op, pieces, patience);
 }
 
 Status NcclBackend::reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
@@ -126,11 +123,11 @@ Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces, cons
       continue;
     }
     const CudaPointer from = address(piece.input) + part.begin * size_of(types.memory);
-    if (from != place || piece.prescale != 1.0 || nonfinite_ != nullptr) {
+    if (from != place || piece.prescale != 1.0) {
       segments_.push_back({from, place, part.count, piece.prescale});
     }
   }
-  return workspace_.copies->enqueue(types.memory, types.wire, segments_, nonfinite_.get());
+  return workspace_.copies->enqueue(types.memory, types.wire, segments_);
 }
 
 Status NcclBackend::unpack(ElementTypes types, std::span<const Piece> pieces,
@@ -192,11 +189,10 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
   // NCCL would round the factor to 16 bits.
   const bool wide = dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
   const bool by_op = scaled && linear && wide;
-  if (piece.input != nullptr && (nonfinite_ != nullptr || (scaled && !by_op))) {
+  if (piece.input != nullptr && scaled && !by_op) {
     const CopySegment moved{address(piece.input), address(piece.output), piece.count,
-                            by_op ? 1.0 : piece.prescale};
-    HVDLITE_RETURN_IF_ERROR(
-        workspace_.copies->enqueue(dtype, dtype, {&moved, 1}, nonfinite_.get()));
+                            piece.prescale};
+    HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&moved, 1}));
     call.input = piece.output;
   }
   if (!by_op) return call;
@@ -206,12 +202,6 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
   call.op = own.value();
   call.own_op = true;
   return call;
-}
-
-Result<FiniteWord> NcclBackend::look_for_nonfinite() {
-  Result<FiniteWord> word = workspace_.finite->take();
-  if (word.ok()) nonfinite_ = word.value();
-  return word;
 }
 
 Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces) {

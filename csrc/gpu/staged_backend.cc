@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "kernels/finite.h"
-
 namespace hvdlite {
 Status StagedBackend::wait_for_device(Patience patience) {
   const Result<CudaEventPtr> end = record();
@@ -55,12 +53,7 @@ Status StagedBackend::allreduce(const Allreduce& call, Patience patience) {
     rest = rest.subspan(block.size());
     HVDLITE_RETURN_IF_ERROR(fetch(piece.input, block, patience));
     piece.input = piece.output = block.data();
-    if (nonfinite_ != nullptr &&
-        first_nonfinite(types, piece.input, piece.count, piece.prescale) < piece.count) {
-      *nonfinite_ = 1;
-    }
   }
-  nonfinite_ = nullptr;
   HVDLITE_RETURN_IF_ERROR(host_.allreduce({group, types, op, staged}, patience));
   for (std::size_t i = 0; i < staged.size(); ++i) {
     const auto* result = static_cast<const std::byte*>(staged[i].output);

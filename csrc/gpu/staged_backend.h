@@ -4,7 +4,6 @@
 // Runner only.
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "gpu/device_backend.h"
@@ -25,11 +24,6 @@ class StagedBackend : public DeviceBackend {
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
   Status transfer(std::span<const Transfer> transfers, Patience patience) override;
-  Result<FiniteWord> look_for_nonfinite() override {
-    return nonfinite_ = std::make_shared<std::uint32_t>(0);
-  }
-  // Makes the next allreduce set this word, like look_for_nonfinite(); with null it does not look.
-  void look_in(FiniteWord word) { nonfinite_ = std::move(word); }
   Status barrier(const Group& group, Patience patience) override {
     return host_.barrier(group, patience);
   }
@@ -46,7 +40,6 @@ class StagedBackend : public DeviceBackend {
   const int rank_;                // This process has this rank in the world.
   std::vector<std::byte> input_;  // on the host
   std::vector<std::byte> output_;
-  FiniteWord nonfinite_;  // the word that the next allreduce sets; null: it does not look
 };
 
 }  // namespace hvdlite

@@ -181,7 +181,6 @@ py::dict row_of_counters(const Counters& counters) {
   row["messages_sent"] = counters.messages_sent.get();
   row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
   row["bytes_unstaged"] = counters.bytes_unstaged.get();
-  row["nonfinite"] = counters.nonfinite.get();
   row["exchange_us"] = counters.exchange_us.get();
   return row;
 }

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from hvdlite.compression import Compressor, cast_in_core
+from hvdlite.finite import level, look
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.collectives.tensors import Named, readable
+from hvdlite.torch.collectives.tensors import Named, is_finite, readable
 from hvdlite.torch.compression import Compression
 
 __all__ = [
@@ -46,6 +47,8 @@ def allreduce_gradients(
     """Reduce tensors or None, which stays None, over all ranks; the tensors keep their values."""
     # One tensor may stand for several variables. A gradient has the same wire name in every step.
     # Sparse gradients without `sparse_as_dense` are an error.
+    if level():
+        look(names[0], zip(names, map(is_finite, gradients), strict=True))
     cast, compression = cast_in_core(compression, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set, wire=cast)
     started: list[Any] = []

@@ -87,14 +87,6 @@ def _by_rank(totals: Totals) -> Iterator[Metric]:
     for rank, total in sorted(totals.bytes.items()):
         moved.add_metric([str(rank)], total.value)
     yield moved
-    nonfinite = CounterMetricFamily(
-        "hvdlite_nonfinite",
-        "Tensors with an infinite number or a NaN that HVDLITE_CHECK_FINITE has found.",
-        labels=["rank"],
-    )
-    for rank, total in sorted(totals.nonfinite.items()):
-        nonfinite.add_metric([str(rank)], total.value)
-    yield nonfinite
 
 
 def _of_now(figures: Figures | None) -> Iterator[Metric]:

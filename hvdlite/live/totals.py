@@ -38,7 +38,6 @@ class Totals:
     seconds: Total = field(default_factory=Total)  # The steps took so long.
     phases: dict[tuple[int, str], Total] = field(default_factory=dict)  # (rank, phase) has seconds.
     bytes: dict[int, Total] = field(default_factory=dict)  # The keys are ranks.
-    nonfinite: dict[int, Total] = field(default_factory=dict)  # HVDLITE_CHECK_FINITE, by rank.
     # A process, (host, pid), keeps its number of samples in the next epoch.
     samples: dict[tuple[str, int], Total] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)  # The keys are kinds.
@@ -49,9 +48,8 @@ class Totals:
         rank = sample.rank
         begins = self._epochs.get(rank, sample.epoch) != sample.epoch
         self._epochs[rank] = sample.epoch
-        for name, totals in (("bytes", self.bytes), ("nonfinite", self.nonfinite)):
-            if name in sample.counters:
-                totals.setdefault(rank, Total()).see(sample.counters[name], begins)
+        if "bytes" in sample.counters:
+            self.bytes.setdefault(rank, Total()).see(sample.counters["bytes"], begins)
         self.samples.setdefault((sample.host, sample.pid), Total()).see(sample.samples, False)
         self.count(sample.events)
         if sample.steps is None:

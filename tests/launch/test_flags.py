@@ -143,6 +143,8 @@ def test_mistake_in_the_file_is_named(text: str, message: str) -> None:
         (["--check-finite", "0"], "0"),
         (["--check-finite", "1", "-np", "2"], "1"),
         (["--check-finite=0"], "0"),
+        (["--check-finite", "2"], "2"),
+        (["--check-finite=2"], "2"),
         (["--check-finite", "--require-nccl", "0"], "1"),
         (["--no-check-finite", "--check-finite"], "1"),
     ],

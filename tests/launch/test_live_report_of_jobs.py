@@ -99,9 +99,9 @@ for step in range(12): large()
         ("communicating", "exchanging gradients takes ", "compression=hvd.Compression.bf16"),
     ),
     "a NaN": (
-        "train(20)\nmemory[7] = float('nan') if late else 1\nreduce('loss').wait()",
-        ("--check-finite", "1"),
-        ("nonfinite", "rank 1 gives infinities or NaN", "look at the data"),
+        "from hvdlite import finite\ntrain(20)\nfinite.look('g', [('w', not late)])",
+        ("--check-finite", "2"),
+        ("nonfinite", "rank 1: 'w' has a NaN or an infinity in step 1", "look at the data"),
     ),
 }
 

@@ -53,7 +53,7 @@ class MadeUpJob:
                 pid=100 + rank,
                 time=BEGAN + self.second,
                 began=BEGAN,
-                counters={"bytes": 100_000_000 * round(self._steps), "nonfinite": 0},
+                counters={"bytes": 100_000_000 * round(self._steps)},
                 cpu=self.second * (0.98 - 0.1 * rank),
                 rss=(1200 + 10 * rank) << 20,
                 switches=20 * self.second,

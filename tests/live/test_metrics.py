@@ -44,7 +44,6 @@ def test_the_figures_of_a_job_are_metrics() -> None:
             series = ("hvdlite_phase_seconds_total", (("phase", phase), ("rank", str(rank))))
             assert values[series] == pytest.approx(getattr(row, phase))
         assert values["hvdlite_bytes_total", (("rank", str(rank)),)] == 1e8 * steps.count
-        assert values["hvdlite_nonfinite_total", (("rank", str(rank)),)] == 0
     assert values["hvdlite_samples_total", ()] == sum(job._samples.values())
     assert values["hvdlite_stalled_tensors", ()] == 0
     assert values["hvdlite_epoch", ()] == 0

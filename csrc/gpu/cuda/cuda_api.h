@@ -62,8 +62,6 @@ inline constexpr int kOldestCudaDriver = 11000;
   X(priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))                    \
   X(memory_allocate, "cuMemAlloc_v2", (CudaPointer * memory, std::size_t bytes))                   \
   X(memory_free, "cuMemFree_v2", (CudaPointer memory))                                             \
-  X(host_memory_allocate, "cuMemAllocHost_v2", (void** memory, std::size_t bytes))                 \
-  X(host_memory_free, "cuMemFreeHost", (void* memory))                                             \
   X(pointer_attribute, "cuPointerGetAttribute", (void* value, int attribute, CudaPointer address)) \
   X(copy, "cuMemcpyAsync",                                                                         \
     (CudaPointer to, CudaPointer from, std::size_t bytes, CudaStream stream))                      \

@@ -8,16 +8,14 @@
 // device busy.
 //
 // One kernel serves one pair of types, one launch up to kMaxSegments segments:
-//  - hvdlite_copy_1, _2, _4, _8: elements of that many bytes, bit by bit; `scale` and `nonfinite`
-//    are ignored. For every type where nothing is to be computed.
+//  - hvdlite_copy_1, _2, _4, _8: elements of that many bytes, bit by bit; `scale` is ignored. For
+//    every type where nothing is to be computed.
 //  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: scaled, and cast between a wide type (f32
 //    or f64) and a narrow one, or to the same type. Where one of the two types is f64, the product
 //    is taken in float64 with the whole scale; else in float32 with the scale rounded to float32.
 //    The product is rounded to the target's type to nearest even (from float64 to a 16-bit type in
 //    two steps, through float32). Subnormals are kept; what is too large becomes infinite; a NaN
-//    stays a NaN with unspecified bits. Where `nonfinite` is not 0, the 32-bit word there gets bit
-//    0 set if a value was written that is infinite or NaN. Nothing clears it: the launcher does so
-//    before.
+//    stays a NaN with unspecified bits.
 //  - hvdlite_cast_i16_i32 and _i32_i16: sign extension, and the low 16 bits; no scale. NCCL lacks
 //    16-bit integers.
 //
@@ -44,13 +42,12 @@ struct CopySegment {
 
 // The one parameter of every kernel, by value. Made by clear() and add().
 struct CopyArgs {
-  unsigned long long nonfinite;  // device address of the word, or 0
-  unsigned count;                // There are so many segments.
+  unsigned count;  // There are so many segments.
   // Each segment has its first tile here; then the number of all tiles follows.
   unsigned first_tile[kMaxSegments + 1];
   CopySegment segments[kMaxSegments];
 };
-static_assert(sizeof(CopySegment) == 32 && sizeof(CopyArgs) == 4048,
+static_assert(sizeof(CopySegment) == 32 && sizeof(CopyArgs) == 4040,
               "one layout for both compilers, below the 4096 bytes that a kernel may take");
 
 constexpr unsigned tiles_of(unsigned long long elements) {
@@ -69,8 +66,7 @@ constexpr unsigned segment_of(const unsigned* first_tile, unsigned segments, uns
   return low;
 }
 
-constexpr void clear(CopyArgs& args, unsigned long long nonfinite) {
-  args.nonfinite = nonfinite;
+constexpr void clear(CopyArgs& args) {
   args.count = 0;
   args.first_tile[0] = 0;
 }

@@ -24,12 +24,10 @@ std::string short_name(DataType dtype) {
   }
 }
 
-std::string kernel_name(DataType source, DataType target, std::span<const CopySegment> segments,
-                        bool looks) {
+std::string kernel_name(DataType source, DataType target, std::span<const CopySegment> segments) {
   const bool scaled = std::any_of(segments.begin(), segments.end(),
                                   [](const CopySegment& segment) { return segment.scale != 1.0; });
-  if (source == target && !scaled && !looks)
-    return "hvdlite_copy_" + std::to_string(size_of(source));
+  if (source == target && !scaled) return "hvdlite_copy_" + std::to_string(size_of(source));
   return "hvdlite_cast_" + short_name(source) + "_" + short_name(target);
 }
 
@@ -43,16 +41,14 @@ Result<std::unique_ptr<SegmentCopies>> SegmentCopies::load(std::shared_ptr<CudaD
 }
 
 Status SegmentCopies::enqueue(DataType source, DataType target,
-                              std::span<const CopySegment> segments,
-                              const std::uint32_t* nonfinite) {
-  const std::string name = kernel_name(source, target, segments, nonfinite != nullptr);
-  const auto word = reinterpret_cast<CudaPointer>(nonfinite);  // pinned: the same on the device
+                              std::span<const CopySegment> segments) {
+  const std::string name = kernel_name(source, target, segments);
   CopyArgs args;
-  clear(args, word);
+  clear(args);
   for (const CopySegment& segment : segments) {
     if (add(args, segment)) continue;
     HVDLITE_RETURN_IF_ERROR(launch(name, args));
-    clear(args, word);
+    clear(args);
     (void)add(args, segment);
   }
   return launch(name, args);

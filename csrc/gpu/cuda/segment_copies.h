@@ -18,10 +18,8 @@ class SegmentCopies {
   static Result<std::unique_ptr<SegmentCopies>> load(std::shared_ptr<CudaDevice> device);
 
   // Gives the segments to the device's communication stream. Types are the same, a 16-bit float and
-  // a wider one, or int16 and int32; a scale other than 1 goes with floating-point types, and so
-  // does `nonfinite`, a word that is set where something written is infinite or NaN.
-  Status enqueue(DataType source, DataType target, std::span<const CopySegment> segments,
-                 const std::uint32_t* nonfinite = nullptr);
+  // a wider one, or int16 and int32; a scale other than 1 goes with floating-point types.
+  Status enqueue(DataType source, DataType target, std::span<const CopySegment> segments);
 
  private:
   explicit SegmentCopies(std::unique_ptr<KernelModule> kernels) : kernels_(std::move(kernels)) {}

@@ -51,7 +51,7 @@ def core_knobs() -> list[dict[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that lets 0 or 1 follow a switch, and an address `--live-page`."""
+    """A parser that lets 0, 1 or 2 follow a switch, and an address `--live-page`."""
 
     # In `--check-finite 1` argparse takes the 1 for the program to run, and in `--live-page python
     # train.py` it would take the program for an address. No program has such names as 1 or :9100.
@@ -61,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
         options = super().parse_args(args, namespace)
         while options.command:
             value, *rest = options.command
-            if options.switch and value in ("0", "1"):
+            if options.switch and value in ("0", "1", "2"):
                 options.knobs = {**options.knobs, options.switch: value}
                 options.switch = ""
             elif options.live_page is not None and IS_ADDRESS.fullmatch(value):
@@ -209,12 +209,12 @@ def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
 def _add_switch(
     group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
 ) -> None:
-    """Add --name and --no-name for a knob of 0 and 1."""
+    """Add --name and --no-name for a knob whose least value is 0."""
+    most = int(row["range"].rpartition(" ")[2])
     spellings = (
         (own, 1, _described(row)),
         (f"--no-{own[2:]}", 0, f"{own} 0"),
-        (f"{own}=1", 1, ""),
-        (f"{own}=0", 0, ""),
+        *((f"{own}={value}", value, "") for value in range(most + 1)),
     )
     for flag, value, text in spellings:
         group.add_argument(

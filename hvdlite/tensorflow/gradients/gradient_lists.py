@@ -13,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.compression import cast_in_core
+from hvdlite.errors import ArgumentError
+from hvdlite.finite import level, look
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.collectives import requests
 from hvdlite.tensorflow.collectives.requests import Reduction, check
@@ -35,11 +37,11 @@ def reduce_gradients(
     if process_set is not global_process_set and not process_set.included():
         return list(gradients)
     number = set_number(process_set)
-    results: list[Any] = list(gradients)
+    results: list[Any] = _checked(gradients, names) if level() else list(gradients)
     cast, by_hand = cast_in_core(compression, reduction.op)
     contexts: dict[int, Any] = {}
     received: list[tf.Tensor] = []
-    for i, gradient in enumerate(gradients):
+    for i, gradient in enumerate(results):
         if gradient is None:
             continue
         if isinstance(gradient, tf.IndexedSlices):
@@ -64,6 +66,21 @@ def reduce_gradients(
     if received:
         requests.take_turns(WireName(names[0], process_set=number), received)
     return results
+
+
+def _checked(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Return the gradients, which wait for the check of HVDLITE_CHECK_FINITE."""
+    if xla.in_xla_context():
+        raise ArgumentError("HVDLITE_CHECK_FINITE does not work in XLA; use jit_compile=False")
+    given = {name: one for name, one in zip(names, gradients, strict=True) if one is not None}
+    values = [getattr(one, "values", one) for one in given.values()]
+    check = tf.numpy_function(
+        lambda *finite: look(names[0], zip(given, finite, strict=True)),
+        [tf.reduce_all(tf.math.is_finite(one)) for one in values],
+        [],
+    )
+    with tf.control_dependencies([check]):
+        return list(tf.nest.map_structure(tf.identity, list(gradients), expand_composites=True))
 
 
 def _parts(

@@ -47,6 +47,14 @@ def check(tensor: torch.Tensor, name: str) -> None:
         dtype_number(str(tensor.dtype).removeprefix("torch."), name)
 
 
+def is_finite(gradient: torch.Tensor | None) -> bool:
+    """Return whether there is no NaN and no infinity; a missing gradient has none."""
+    if gradient is None:
+        return True
+    values = gradient._values() if gradient.is_sparse else gradient
+    return bool(values.isfinite().all())
+
+
 def lies_otherwise(tensor: torch.Tensor) -> bool:
     """Return whether the memory has other values than the tensor, like that of `x.conj().imag`."""
     otherwise: bool = tensor.is_neg() or tensor.is_conj()

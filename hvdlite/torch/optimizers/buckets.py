@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvdlite.errors import HvdliteError
+from hvdlite.finite import level, look
 from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.collectives.tensors import is_finite
 from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
@@ -46,6 +48,7 @@ class Buckets:
         self._replicas = replicas
         self._transaction = step_transaction(name, settings.reduction.process_set)
         self._takes_part = False
+        self._checks_finite = level() > 0
 
     @property
     def takes_part(self) -> bool:
@@ -100,6 +103,9 @@ class Buckets:
             weight = weight() if callable(weight) else weight
             self._weight = None if weight is None else float(weight)
             self._weighed = True
+        if self._checks_finite:
+            finite = ((name, is_finite(param.grad)) for name, param in bucket.named_parameters)
+            look(self.name, finite, self.steps + 1)
         self._replicas.start(self._watched.params, self._watched.names)
         reduction = self.exchange.reduction(self.reduction, fresh)
         if self._transaction is not None:

@@ -13,7 +13,7 @@ struct FakeCounters {
   std::int64_t live_allocations;
   std::int64_t live_bytes;
   std::int64_t allocations;            // made so far
-  std::int64_t live_host_allocations;  // cuMemAllocHost and cuMemHostRegister
+  std::int64_t live_host_allocations;  // cuMemHostRegister
   std::int64_t live_streams;           // default streams are not counted
   std::int64_t live_events;
   std::int64_t live_modules;

@@ -63,13 +63,6 @@ __device__ inline void narrow(double value, Target& result) {
   narrow(static_cast<float>(value), result);
 }
 
-__device__ inline bool is_finite(f16 value) { return (value.bits & 0x7c00) != 0x7c00; }
-__device__ inline bool is_finite(bf16 value) { return (value.bits & 0x7f80) != 0x7f80; }
-__device__ inline bool is_finite(float value) {
-  return (bits_of(value) & 0x7f800000) != 0x7f800000;
-}
-__device__ inline bool is_finite(double value) { return value - value == 0; }
-
 // What is done with one element. The scale becomes a Factor once for each tile.
 
 template <typename Element>
@@ -77,10 +70,7 @@ struct Copy {
   using Source = Element;
   using Target = Element;
   using Factor = float;
-  static __device__ inline bool apply(Source source, Factor, Target& target) {
-    target = source;
-    return true;
-  }
+  static __device__ inline void apply(Source source, Factor, Target& target) { target = source; }
 };
 
 template <typename From, typename To>
@@ -88,9 +78,8 @@ struct Width {
   using Source = From;
   using Target = To;
   using Factor = float;
-  static __device__ inline bool apply(Source source, Factor, Target& target) {
+  static __device__ inline void apply(Source source, Factor, Target& target) {
     target = static_cast<Target>(source);
-    return true;
   }
 };
 
@@ -116,10 +105,8 @@ struct Cast {
   using Source = From;
   using Target = To;
   using Factor = typename Product<From, To>::Type;
-  // False when the result is not finite.
-  static __device__ inline bool apply(Source source, Factor factor, Target& target) {
+  static __device__ inline void apply(Source source, Factor factor, Target& target) {
     narrow(static_cast<Factor>(wide(source)) * factor, target);
-    return is_finite(target);
   }
 };
 
@@ -151,11 +138,10 @@ struct ChunkShape {
 
 // The chunks `first`, `first` + blockDim.x...: kCount of them.
 template <typename Move, u32 kCount>
-__device__ inline bool move_chunks(const Vector* in, Vector* out, u32 first,
+__device__ inline void move_chunks(const Vector* in, Vector* out, u32 first,
                                    typename Move::Factor factor) {
   using Shape = ChunkShape<Move>;
   Chunk<typename Move::Source, Shape::kElements> loaded[kCount];
-  bool finite = true;
 #pragma unroll
   for (u32 i = 0; i < kCount; ++i) {
     const Vector* from = in + (first + i * blockDim.x) * Shape::kSourceVectors;
@@ -167,36 +153,33 @@ __device__ inline bool move_chunks(const Vector* in, Vector* out, u32 first,
     Chunk<typename Move::Target, Shape::kElements> result;
 #pragma unroll
     for (u32 e = 0; e < Shape::kElements; ++e) {
-      finite &= Move::apply(loaded[i].elements[e], factor, result.elements[e]);
+      Move::apply(loaded[i].elements[e], factor, result.elements[e]);
     }
     Vector* to = out + (first + i * blockDim.x) * Shape::kTargetVectors;
 #pragma unroll
     for (u32 v = 0; v < Shape::kTargetVectors; ++v) to[v] = result.vectors[v];
   }
-  return finite;
 }
 
 // `moved` becomes the number of elements moved: whole chunks.
 template <typename Move>
-__device__ inline bool move_vectors(const Vector* in, Vector* out, u32 count,
+__device__ inline void move_vectors(const Vector* in, Vector* out, u32 count,
                                     typename Move::Factor factor, u32& moved) {
   using Shape = ChunkShape<Move>;
   const u32 chunks = count / Shape::kElements;
   moved = chunks * Shape::kElements;
-  bool finite = true;
   u32 first = threadIdx.x;
   for (; first + (Shape::kInFlight - 1) * blockDim.x < chunks;
        first += Shape::kInFlight * blockDim.x) {
-    finite &= move_chunks<Move, Shape::kInFlight>(in, out, first, factor);
+    move_chunks<Move, Shape::kInFlight>(in, out, first, factor);
   }
   for (; first < chunks; first += blockDim.x) {
-    finite &= move_chunks<Move, 1>(in, out, first, factor);
+    move_chunks<Move, 1>(in, out, first, factor);
   }
-  return finite;
 }
 
 template <typename Move>
-__device__ inline bool move_tile(const CopySegment& segment, u32 tile) {
+__device__ inline void move_tile(const CopySegment& segment, u32 tile) {
   using Source = typename Move::Source;
   using Target = typename Move::Target;
   const u64 begin = static_cast<u64>(tile) * kTileElements;
@@ -205,28 +188,24 @@ __device__ inline bool move_tile(const CopySegment& segment, u32 tile) {
   const auto factor = static_cast<typename Move::Factor>(segment.scale);
   const auto* source = reinterpret_cast<const Source*>(segment.source) + begin;
   auto* target = reinterpret_cast<Target*>(segment.target) + begin;
-  bool finite = true;
   u32 moved = 0;
   if (((segment.source | segment.target) % sizeof(Vector)) == 0) {
-    finite = move_vectors<Move>(reinterpret_cast<const Vector*>(source),
-                                reinterpret_cast<Vector*>(target), count, factor, moved);
+    move_vectors<Move>(reinterpret_cast<const Vector*>(source), reinterpret_cast<Vector*>(target),
+                       count, factor, moved);
   }
 #pragma unroll 4
   for (u32 i = moved + threadIdx.x; i < count; i += blockDim.x) {
-    finite &= Move::apply(source[i], factor, target[i]);
+    Move::apply(source[i], factor, target[i]);
   }
-  return finite;
 }
 
 template <typename Move>
 __device__ inline void move(const CopyArgs& args) {
   const u32 tiles = args.first_tile[args.count];
-  bool finite = true;
   for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const u32 index = segment_of(args.first_tile, args.count, tile);
-    finite &= move_tile<Move>(args.segments[index], tile - args.first_tile[index]);
+    move_tile<Move>(args.segments[index], tile - args.first_tile[index]);
   }
-  if (!finite && args.nonfinite != 0) atomicOr(reinterpret_cast<u32*>(args.nonfinite), 1u);
 }
 
 using bytes_1 = unsigned char;

@@ -56,12 +56,12 @@ void insert(const Block& block) {
 
 // Removes and returns the block that begins there, if it is of that kind; otherwise alias is
 // nullptr.
-Block take(std::uint64_t address, bool host, bool mapped) {
+Block take(std::uint64_t address, bool host) {
   hvdlite::MutexLock lock(memory().mutex);
   const auto found = memory().blocks.find(address);
   if (found == memory().blocks.end()) return {};
   const Block block = found->second;
-  if (block.host != host || (block.mapped != 0) != mapped) return {};
+  if (block.host != host) return {};
   memory().blocks.erase(found);
   return block;
 }
@@ -169,7 +169,7 @@ FAKE_API CUresult cuMemFree_v2(CUdeviceptr address) {
     Device& owner = *device_at(block.device);
     FAKE_COUNT(owner, host_syncs, 1);  // the driver waits for the device here, too
     wait_for_device(owner.ordinal);
-    take(address, false, true);
+    take(address, false);
     ::munmap(pointer_of(block.address), block.mapped);
     ::munmap(block.alias, block.mapped);
     FAKE_COUNT(owner, live_bytes, -static_cast<std::int64_t>(block.bytes));
@@ -189,30 +189,6 @@ FAKE_API CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_by
   });
 }
 
-FAKE_API CUresult cuMemAllocHost_v2(void** out, std::size_t bytes) {
-  return in_context("cuMemAllocHost_v2", [&](Device& device) -> CUresult {
-    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    const std::size_t mapped = (bytes + 4095) / 4096 * 4096;
-    void* address =
-        ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (address == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-    insert({number_of(address), static_cast<char*>(address), bytes, mapped, device.ordinal, true});
-    FAKE_COUNT(device, live_host_allocations, 1);
-    *out = address;
-    return CUDA_SUCCESS;
-  });
-}
-
-FAKE_API CUresult cuMemFreeHost(void* address) {
-  return in_context("cuMemFreeHost", [&](Device&) -> CUresult {
-    const Block block = take(number_of(address), true, true);
-    if (block.alias == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    ::munmap(address, block.mapped);
-    FAKE_COUNT(*device_at(block.device), live_host_allocations, -1);
-    return CUDA_SUCCESS;
-  });
-}
-
 FAKE_API CUresult cuMemHostRegister_v2(void* address, std::size_t bytes, unsigned) {
   return in_context("cuMemHostRegister_v2", [&](Device& device) -> CUresult {
     if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -227,7 +203,7 @@ FAKE_API CUresult cuMemHostRegister_v2(void* address, std::size_t bytes, unsigne
 
 FAKE_API CUresult cuMemHostUnregister(void* address) {
   return in_context("cuMemHostUnregister", [&](Device&) -> CUresult {
-    const Block block = take(number_of(address), true, false);
+    const Block block = take(number_of(address), true);
     if (block.alias == nullptr) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     FAKE_COUNT(*device_at(block.device), live_host_allocations, -1);
     return CUDA_SUCCESS;
