@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import threading
 import warnings
 from pathlib import Path
@@ -80,39 +79,9 @@ class _Library:
                 )
         self._engine = engine
 
-    def test(self) -> None:
-        """Send one tensor through a core that only echoes, and raise if it came back changed."""
-        echo = self.native.hvdlite_tensorflow_echo
-        echo.restype = ctypes.c_void_p
-        self._attach(echo(), None)
-        try:
-            value = self._send_to_itself(2.5)
-        finally:
-            self.native.hvdlite_tensorflow_end_self_test()
-            self._attach(None, None)
-        if value != 2.5:
-            raise HvdliteError(
-                f"hvdlite's operations do not work with TensorFlow {tf.__version__}: "
-                f"the self-test sent 2.5 and received {value}"
-            )
-
-    def _send_to_itself(self, value: float) -> float:
-        def send() -> Any:
-            call_scalars = tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
-            sent = tf.constant(value, tf.float64)
-            return self.ops.hvdlite_allreduce([sent], call_scalars, tensor_name="self-test")[0]
-
-        with tf.init_scope(), tf.device("CPU:0"):  # The echo can reach the CPU's memory.
-            if tf.executing_eagerly():
-                return float(send().numpy())
-        # TensorFlow 1: use a separate session that leaves the GPUs to the user's first session.
-        no_gpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-        with tf.Graph().as_default(), tf.compat.v1.Session(config=no_gpu) as session:
-            return float(session.run(send()))
-
 
 def raw_ops() -> Any:
-    """Return the operations; load, test and attach the library at first use, which may raise."""
+    """Return the operations; load and attach the library at first use, which may raise."""
     return _library().ops
 
 
@@ -135,7 +104,6 @@ def _library() -> _Library:
         if _loaded is None:
             _warn_if_untested()
             library = _Library()
-            library.test()
             basics.watch(Watch().look_at)
             basics.watch(library.attach)
             _loaded = library
