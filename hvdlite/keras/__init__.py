@@ -45,7 +45,6 @@ __all__ = [
     "allreduce",
     "allreduce_buffers",
     "broadcast",
-    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
@@ -57,28 +56,6 @@ __all__ = [
 __all__ += api.__all__
 
 import_adapter()
-
-
-def broadcast_global_variables(root_rank: int = 0) -> None:
-    """Raise an error: Keras 3 keeps no list of global variables.
-
-    Args:
-        root_rank: the rank whose values all would receive.
-
-    Raises:
-        ArgumentError: always; the message says what to use.
-
-    Example:
-        >>> try:
-        ...     hvd.broadcast_global_variables(0)
-        ... except hvd.ArgumentError as error:
-        ...     print(error)  # names the callback that does it
-    """
-    raise ArgumentError(
-        "Keras 3 has no global variables; use hvd.callbacks.BroadcastGlobalVariablesCallback"
-        f"({root_rank}) in fit(), or hvd.broadcast_variables(model.weights, root_rank={root_rank}) "
-        "and hvd.broadcast_variables(optimizer.variables, ...)"
-    )
 
 
 def __getattr__(name: str) -> Any:

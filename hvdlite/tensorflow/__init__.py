@@ -58,9 +58,7 @@ from hvdlite.tensorflow.collectives.transfers import recv, send
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.device import take_own_gpu
 from hvdlite.tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
     broadcast_,
-    broadcast_global_variables,
     broadcast_variables,
 )
 from hvdlite.tensorflow.gradients.gradient_tape import (
@@ -76,7 +74,6 @@ from hvdlite.tensorflow.optimizer import DistributedOptimizer
 from hvdlite.tensorflow.replicas import check_replicas
 
 __all__ = [
-    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -90,7 +87,6 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
-    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",

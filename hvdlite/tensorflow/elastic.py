@@ -76,14 +76,11 @@ class TensorFlowState(VariableState):
             kwargs: further attributes; they travel pickled.
 
         Raises:
-            UnsupportedError: a session, or a graph of TensorFlow 1.
+            UnsupportedError: a session, or it is made in a function.
             ArgumentError: no variables; or a value cannot be pickled.
         """
         if session is not None or not tf.executing_eagerly():
-            raise UnsupportedError(
-                "TensorFlowState works eagerly, without a session; elastic training of graphs of "
-                "TensorFlow 1 is not supported"
-            )
+            raise UnsupportedError("TensorFlowState works eagerly, without a session")
         if variables is None:
             raise ArgumentError(
                 "TensorFlow 2 has no global variables; give TensorFlowState those of the training: "

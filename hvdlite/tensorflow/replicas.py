@@ -28,7 +28,7 @@ def check_replicas(variables: Iterable[Any], process_set: ProcessSet = global_pr
     Raises:
         DivergenceError: they differ; `tensors` has their names, `ranks` the ranks of the minority.
         MismatchError: the ranks give other variables.
-        ArgumentError: it is called in a function or in a graph of TensorFlow 1.
+        ArgumentError: it is called in a function.
 
     Example:
         >>> if step % 100 == 0:
@@ -37,7 +37,7 @@ def check_replicas(variables: Iterable[Any], process_set: ProcessSet = global_pr
     if not tf.executing_eagerly():
         raise ArgumentError(
             "check_replicas() reads the values of variables: call it between two steps, outside of "
-            "tf.function and sessions"
+            "tf.function"
         )
     listed = list(variables)
     names = [str(getattr(one, "path", one.name)) for one in listed]

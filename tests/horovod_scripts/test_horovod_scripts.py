@@ -40,7 +40,6 @@ PYTORCH = {
     "torch_trainer": (2, 1e-5),
 }
 TENSORFLOW = {"keras_callbacks": 1e-4, "tensorflow_tape": 1e-4}
-SESSION = {"tensorflow_session": 1e-10}
 
 Losses = dict[str, list[list[float]]]
 
@@ -112,19 +111,18 @@ def test_gradient_scaler_skips_the_same_step_on_all_ranks(pytorch_alone: Losses)
 
 
 @pytest.fixture(scope="module")
-def tensorflow_runs() -> dict[tuple[int, bool], Losses]:
-    """Run one process and two, eager programs and one of sessions, all at the same time."""
+def tensorflow_runs() -> dict[int, Losses]:
+    """Run one process and two, at the same time."""
     runs = {}
     for ranks in (1, 2):
-        for scripts in (TENSORFLOW, SESSION):
-            command = command_of(ranks, list(scripts))
-            runs[ranks, scripts is SESSION] = start_launcher(*command, env=ENVIRONMENT)
+        command = command_of(ranks, list(TENSORFLOW))
+        runs[ranks] = start_launcher(*command, env=ENVIRONMENT)
     found = {}
     try:
-        for key, process in runs.items():
+        for ranks, process in runs.items():
             stdout, stderr = process.communicate(timeout=SECONDS)
             assert process.returncode == 0, stderr.decode()
-            found[key] = losses_in(stdout.decode(), list(SESSION if key[1] else TENSORFLOW))
+            found[ranks] = losses_in(stdout.decode(), list(TENSORFLOW))
     finally:
         for process in runs.values():
             end_launcher(process)
@@ -132,11 +130,9 @@ def tensorflow_runs() -> dict[tuple[int, bool], Losses]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*TENSORFLOW, *SESSION])
-def test_tensorflow(tensorflow_runs: dict[tuple[int, bool], Losses], name: str) -> None:
-    in_session = name in SESSION
-    found, alone = (tensorflow_runs[ranks, in_session] for ranks in (2, 1))
-    check_same(found, alone, name, {**TENSORFLOW, **SESSION}[name])
+@pytest.mark.parametrize("name", TENSORFLOW)
+def test_tensorflow(tensorflow_runs: dict[int, Losses], name: str) -> None:
+    check_same(tensorflow_runs[2], tensorflow_runs[1], name, TENSORFLOW[name])
 
 
 @pytest.mark.long
@@ -149,4 +145,4 @@ def test_other_losses_are_noticed(pytorch_alone: Losses) -> None:
 def test_every_script_is_run() -> None:
     scripts = {file.stem for file in HERE.glob("*.py") if not file.stem.startswith("test_")}
     elastic = {"elastic_torch", "elastic_keras"}  # test_elastic_scripts.py runs these
-    assert scripts - {"in_turn"} == {*PYTORCH, *TENSORFLOW, *SESSION, *elastic}
+    assert scripts - {"in_turn"} == {*PYTORCH, *TENSORFLOW, *elastic}

@@ -172,7 +172,7 @@ def called_by_users(member: Public) -> bool:
     return bool(member.docstring) and not internal
 
 
-_CALLED_BY_FRAMEWORKS = {"after_create_session", "begin", "forward", "set_model"}
+_CALLED_BY_FRAMEWORKS = {"forward", "set_model"}
 # Methods by which parts of hvdlite work together: they take no underscore, as they cross modules.
 _CALLED_BY_HVDLITE = {
     *("Handle.first", "Handle.then", "Late.members", "Late.seconds"),

@@ -16,9 +16,9 @@ from hvdlite.compression import cast_in_core, send_compressed, travels_as
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
 from hvdlite.process_sets import process_set_by_id
-from hvdlite.tensorflow.graph import loops, xla
+from hvdlite.tensorflow.graph import xla
 from hvdlite.tensorflow.graph.library import raw_ops
-from hvdlite.tensorflow.graph.names import WireName, call_scalars, in_session_graph, is_nested
+from hvdlite.tensorflow.graph.names import WireName, call_scalars, is_nested
 from hvdlite.tensorflow.graph.ordering import turn
 
 
@@ -85,10 +85,7 @@ def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
     # Each run uses the same names, and two operations of one name cannot be in flight together.
     # TensorFlow runs operations that touch one variable in the order of the program. So each run
     # ends with a write to a variable of that name and process set, when all of `results` are ready.
-    # Calls that XLA compiles order themselves. `loops` orders the graphs of TensorFlow 1.
-    if in_session_graph():
-        loops.order_iterations(wire.text, results)
-        return
+    # Calls that XLA compiles order themselves.
     if not is_nested() or xla.in_xla_context():
         return
     with tf.control_dependencies(results):
@@ -259,7 +256,8 @@ def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor
     if tf.executing_eagerly():
         basics.engine()
     what = what if what == "included" else f"set_{what}"
-    return raw_ops().hvdlite_query(call_scalars(), what=what, process_set=process_set, name=name)
+    last = call_scalars()
+    return raw_ops().hvdlite_query(last, what=what, process_set=process_set, name=name)
 
 
 def query(what: str, name: str | None = None) -> tf.Tensor:
@@ -270,4 +268,5 @@ def query(what: str, name: str | None = None) -> tf.Tensor:
         return tf.constant(getattr(basics, what)(), tf.int32)
     if tf.executing_eagerly():
         basics.engine()
-    return raw_ops().hvdlite_query(call_scalars(), what=what, name=name)
+    last = call_scalars()
+    return raw_ops().hvdlite_query(last, what=what, name=name)

@@ -1,4 +1,4 @@
-"""Reduces gradients by source, for a tape and for an optimizer of TensorFlow 1.
+"""Reduces gradients by source, for a tape.
 
 Sources may be local to this rank: their gradients are not reduced.
 """

@@ -1,1 +1,1 @@
-"""Operations in graphs: their library and names, tracing, loops, order, XLA."""
+"""Operations in graphs: their library and names, tracing, order, XLA."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hvdlite.errors import ArgumentError
 from hvdlite.operation_names import next_number
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id, registered_id
 
@@ -84,23 +85,10 @@ def _count(graph: Any, name: str, process_set: int) -> int:
 
 def outermost_graph() -> Any:
     """Return the outermost function: its branches, loops and inner functions share its counts."""
-    if in_session_graph():
-        with tf.init_scope():
-            # Names of the branches of a TensorFlow 1 graph differ between ranks.
-            return tf.compat.v1.get_default_graph()
     graph = tf.compat.v1.get_default_graph()
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
     return graph
-
-
-def in_session_graph() -> bool:
-    """Return whether new operations belong to a graph of TensorFlow 1, which a session runs."""
-    if tf.executing_eagerly():
-        return False
-    # From branches and loops of such a graph, init_scope leads to that graph.
-    with tf.init_scope():
-        return not tf.executing_eagerly()
 
 
 def is_nested() -> bool:
@@ -118,8 +106,9 @@ def call_scalars(
     # constants of the graph, TensorFlow's graph optimizer would run the operation once and fold it
     # away. The number is -1 for a call without one; the weight, a number or a scalar tensor, None
     # for a plain average.
+    _refuse_session_graph()
     if weight is None or isinstance(weight, int | float):
-        make = _make_call_scalars if number >= 0 else _constant_call_scalars
+        make = _make_call_scalars if number >= 0 else _kept_call_scalars
         constant = math.nan if weight is None else float(weight)
         return make(float(number), prescale, postscale, constant)
     head = call_scalars(number, prescale, postscale)[:3]
@@ -127,18 +116,19 @@ def call_scalars(
 
 
 def _make_call_scalars(*values: float) -> tf.Tensor:
-    if in_session_graph():
-        # A graph of TensorFlow 1 cannot capture; its optimizer does not fold this placeholder.
-        constant = tf.constant(values, tf.float64)
-        return tf.compat.v1.placeholder_with_default(constant, [4])
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.constant(values, tf.float64)
 
 
-@functools.lru_cache(maxsize=256)
-def _kept_call_scalars(*values: float) -> tf.Tensor:
-    return _make_call_scalars(*values)
+_kept_call_scalars = functools.lru_cache(maxsize=256)(_make_call_scalars)
 
 
-def _constant_call_scalars(*values: float) -> tf.Tensor:
-    return _make_call_scalars(*values) if in_session_graph() else _kept_call_scalars(*values)
+def _refuse_session_graph() -> None:
+    if tf.executing_eagerly():
+        return
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            raise ArgumentError(
+                "a graph that a session runs cannot call hvdlite; call it eagerly, or in a "
+                "tf.function"
+            )

@@ -367,13 +367,42 @@ def scenario_broadcast_variables(form: Form) -> None:
     hvd.broadcast_variables([], 0)
     with raises(hvd.ArgumentError, "not a variable"):
         hvd.broadcast_variables([tf.ones(2)], 0)
-    with raises(hvd.ArgumentError, r"use hvd.broadcast_variables\(model.weights"):
-        hvd.broadcast_global_variables(0)
 
 
 def scenario_objects() -> None:
     assert hvd.broadcast_object({"seed": hvd.rank()}, hvd.size() - 1) == {"seed": hvd.size() - 1}
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+def scenario_eager_forms_of_horovod() -> None:
+    last = hvd.size() - 1
+    variable = tf.Variable([hvd.rank(), 3])
+    assert hvd.broadcast_variables([variable], 0, inplace=True) is None
+    assert variable.numpy().tolist() == [0, 3]
+    variable.assign([hvd.rank(), 4])
+    assert hvd.broadcast_([variable], last, name="again")[0] is variable
+    assert variable.numpy().tolist() == [last, 4]
+    first = hvd.broadcast_object_fn(root_rank=last, session=None)
+    assert first({"rank": hvd.rank()}) == {"rank": last}
+    assert hvd.broadcast_object(hvd.rank(), last, None, "one") == last
+    assert hvd.allgather_object(hvd.rank(), None, "all") == list(range(hvd.size()))
+    with tf.GradientTape() as tape:
+        weight = tf.Variable(2.0)
+        loss = weight * float(hvd.rank())
+    gradient = hvd.DistributedGradientTape(tape).gradient(loss, weight, None, True)
+    assert float(gradient) == last / 2
+
+
+def scenario_a_graph_that_a_session_runs_is_refused() -> None:
+    with tf.Graph().as_default():
+        for call in (
+            lambda: hvd.allreduce(tf.ones([2])),
+            lambda: hvd.allreduce(tf.ones([2]), name="named"),
+            lambda: hvd.broadcast(tf.ones([2]), 0),
+            hvd.rank_op,
+        ):
+            with raises(hvd.ArgumentError, "call it eagerly, or in a tf.function"):
+                call()
 
 
 def scenario_misuse_says_what_to_do() -> None:

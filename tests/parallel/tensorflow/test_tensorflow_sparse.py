@@ -308,7 +308,6 @@ def scenario_what_rows_have_no_reduction_for_is_not_implemented(form: Form) -> N
 
 
 def scenario_groups_of_gradients_with_slices_among_them(form: Form) -> None:
-    """With the tape, and with the optimizers of TensorFlow 1."""
     table, layer = tf.Variable(tf.ones([WORDS, WIDTH])), tf.Variable(tf.ones([3]))
     other = tf.Variable(tf.ones([2]))
     words = CASES["different rows"][0]

@@ -378,24 +378,6 @@ def scenario_misuse_says_what_to_do() -> None:
             hvd.DistributedGradientTape(tf.GradientTape(), **arguments)
 
 
-def scenario_an_optimizer_of_tensorflow_1_sums_or_averages_passes(form: Form) -> None:
-    for average, expected in ((False, -3.0), (True, -1.5)):
-        plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-        optimizer = hvd.DistributedOptimizer(
-            plain, backward_passes_per_step=2, average_aggregated_gradients=average
-        )
-        variable = tf.Variable(0.0)
-
-        def step(value: Any, optimizer: Any = optimizer, variable: Any = variable) -> None:
-            pairs = optimizer.compute_gradients(lambda: variable * value, [variable])
-            optimizer.apply_gradients(pairs)
-
-        run = form(step)
-        for value in (1.0, 2.0):
-            run(tf.constant(value))
-        assert variable.numpy() == expected
-
-
 def body() -> dict[str, str]:
     return run_scenarios(globals())
 
