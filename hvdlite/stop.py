@@ -18,9 +18,7 @@ Example:
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
-import os
 import signal
 import threading
 import warnings
@@ -30,7 +28,6 @@ from typing import Any
 
 from hvdlite import _core, basics, operation_names
 from hvdlite.errors import ArgumentError, StopHandlerWarning
-from hvdlite.stop_marks import watch_name
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -108,9 +105,6 @@ def _install(number: int, before: Handler) -> None:
         ) from error
     if not _earlier:
         atexit.register(_ignore_late_ones)
-    if number not in _earlier:
-        with contextlib.suppress(OSError):  # A container may refuse it; the signal is noted anyway.
-            os.memfd_create(watch_name(number, os.getpid()))  # The launcher looks for it.
     chain = _earlier.setdefault(number, [])
     if before is None:
         warnings.warn(

@@ -7,8 +7,3 @@ EXIT_STOPPED = 75
 
 It is EX_TEMPFAIL of sysexits.h.
 """
-
-
-def watch_name(number: int, pid: int) -> str:
-    """Return the name of the memfd of a process that watches for a signal."""
-    return f"hvdlite-stop-{number}-{pid}"

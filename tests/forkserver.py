@@ -114,13 +114,13 @@ class ForkedRank:
             self.ending = self._nursery.ending(self.pid)
         return self.ending
 
-    def signal_group(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the rank and its children."""
         signal_group(self.pid, number)
 
     def reap(self) -> None:
         """Kill what is left of the rank, and reap it."""
-        self.signal_group(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # The rank may not have a group yet.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)

@@ -244,7 +244,7 @@ class World:
         # A rank that was killed could not end its children, so this kills them first.
         for worker in self._workers:
             if worker.ending is not None and worker.ending.by_signal:
-                worker.signal_group(signal.SIGKILL)
+                worker.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + _SETTLE
         while True:
             ours = {*processes_with(job_mark(self.job_id)), *_in_sessions_of(self._workers)}
@@ -288,7 +288,7 @@ class World:
 
     def _end_processes(self) -> None:
         for worker in self._workers:
-            worker.signal_group(signal.SIGKILL)
+            worker.send_signal(signal.SIGKILL)
         kill_processes(job_mark(self.job_id))
 
     def close(self) -> None:

@@ -264,9 +264,9 @@ class Agent(JobLoop[Worker]):
         self._channel.send(data_frame(Kind.STARTED, worker.number, worker.pid))
 
     def _signal_one(self, workers: list[Worker], number: int) -> None:
-        """Send a signal to a process and its children; after CLOSE, SIGKILL ends all there."""
+        """Send a signal to a process; after CLOSE, SIGKILL ends all there."""
         for worker in workers:
-            worker.signal_group(number)
+            worker.send_signal(number)
         self._asked |= number not in (signal.SIGKILL, PASSED_ON)
         if number == signal.SIGKILL and self._closing:
             self.stop_now(0, signal.SIGKILL, grace=0.0)

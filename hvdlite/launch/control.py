@@ -99,7 +99,7 @@ class Control(JobLoop[AnyRank]):
     def kill(self, worker: AnyRank, why: str) -> None:
         """Kill a process; `why` is for the report."""
         self._killed[worker.number] = why
-        worker.signal_group(signal.SIGKILL)
+        worker.send_signal(signal.SIGKILL)
 
     def end_in(self, seconds: float = 0.0, grace: float = GRACE) -> None:
         """End all processes, unless that has been decided already."""
@@ -135,7 +135,7 @@ class Control(JobLoop[AnyRank]):
                 raised = self._raised.get(number)
                 if raised:
                     self._killed[number] = f"{raised}, and did not end within {seconds:g} s"
-                worker.signal_group(signal.SIGKILL)
+                worker.send_signal(signal.SIGKILL)
 
 
 class Next(Enum):

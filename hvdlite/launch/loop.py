@@ -50,8 +50,8 @@ class Watched(Protocol):
         """Return how the rank ended; None while it runs."""
         ...
 
-    def signal_group(self, number: int) -> None:
-        """Send a signal to the rank and its children."""
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the rank; SIGKILL goes to its children, too."""
         ...
 
     def reap(self, at_end: bool = False) -> str | None:
@@ -144,7 +144,7 @@ class JobLoop(Generic[AnyWorker]):
         """Kill the group of a rank that has ended, take its last output, and reap it."""
         # Its process id may then belong to a foreign process, so nothing signals its group again.
         # The orphan reaper learns this first: the rank's process id is in use until `reap`.
-        worker.signal_group(signal.SIGKILL)
+        worker.send_signal(signal.SIGKILL)
         self.streams.release(worker.number)
         if worker.group:
             self._reaper.forget(worker.group)
@@ -225,7 +225,7 @@ class JobLoop(Generic[AnyWorker]):
         # A signal takes longer to reach other hosts, and the last ranks are usually there. So the
         # last ranks get it first: then fewer ranks see others die before their own signal arrives.
         for worker in reversed(self._workers):
-            worker.signal_group(number)
+            worker.send_signal(number)
 
     def _kill(self) -> None:
         """Kill every rank's group, and all processes with the mark in the environment."""

@@ -132,7 +132,7 @@ class Supervisor(Control):
         if number != PASSED_ON and name in self._taken_away:
             for worker in self._workers:
                 if worker.host == name and worker.ending is None:
-                    worker.signal_group(signal.SIGTERM)
+                    worker.send_signal(signal.SIGTERM)
                     self.expect_end(worker.number, GRACE)
         elif number != PASSED_ON and self._policy.taken_away(name):
             self._taken_away.add(name)
@@ -164,7 +164,7 @@ class Supervisor(Control):
         """Note how a rank ended, and do what the policy says."""
         policy, number = self._policy, worker.number
         if policy.recovers and not ending.well:
-            worker.signal_group(signal.SIGKILL)  # Its children would live on.
+            worker.send_signal(signal.SIGKILL)  # Its children would live on.
         killed, raised = self._killed.pop(number, ""), self._raised.pop(number, "")
         if raised and (killed or self.told):  # It failed before, with the status that Python has.
             ending = Ending(1, by_signal=False, why=killed or raised)
@@ -321,7 +321,7 @@ class Supervisor(Control):
             return
         for worker in reversed(self._workers):
             if not self._policy.spares(worker.number):
-                worker.signal_group(number)
+                worker.send_signal(number)
         self._policy.judge()
 
     def killing(self) -> None:

@@ -157,15 +157,13 @@ def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
         "say('ready', child.pid)\nloop()\ntime.sleep(0.3)\nsay('child', child.poll())\n"
         "sys.exit(EXIT_STOPPED)"
     )
-    shell = ["sh", "-c", f'"{python("")[0]}" -c "$CODE"; exit $?']
-    for command in (python(code), shell):
-        with MarkedJob(2, *command, env={**ENV, "CODE": code}) as job:
-            job.wait_until_ready(4)
-            job.signal(signal.SIGTERM)
-            status, stdout, _, _ = job.finish()
-            assert job.alive() == []
-        assert status == 75
-        assert stdout.count("child None") == 2, stdout
+    with MarkedJob(2, *python(code), env=ENV) as job:
+        job.wait_until_ready(4)
+        job.signal(signal.SIGTERM)
+        status, stdout, _, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75
+    assert stdout.count("child None") == 2, stdout
 
 
 def test_function_that_stops_by_request_has_no_result() -> None:

@@ -16,7 +16,6 @@ import pytest
 from hvdlite import basics, stop
 from hvdlite.errors import ArgumentError, StopHandlerWarning
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.signal_target import signalled
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 
@@ -156,14 +155,6 @@ def test_signal_that_nobody_can_catch_is_refused() -> None:
     with pytest.raises(ArgumentError, match="SIGKILL cannot be caught"):
         stop.stop_on([signal.SIGKILL])
     assert stop.watched() is False
-
-
-def test_parents_and_children_of_a_process_that_watches_are_not_told() -> None:
-    # A shell (2) runs the rank (3), which has a fork server (4) with a worker (5), and a sleep (6).
-    family = {2: 1, 3: 2, 4: 3, 5: 4, 6: 2}
-    assert signalled(family, watching={3}) == [3, 6]
-    assert signalled(family, watching={3, 4}) == [3, 6]
-    assert signalled(family, watching=set()) == [2, 3, 4, 5, 6]
 
 
 def test_status_of_a_stop_is_not_a_failure() -> None:

@@ -162,7 +162,7 @@ class RestartingWorkers(Policy):
         elif job.signalled:
             for worker in job.workers:
                 if worker.number < self._servers and worker.ending is None:
-                    worker.signal_group(signal.SIGTERM)
+                    worker.send_signal(signal.SIGTERM)
         else:
             job.end_in(_PATIENCE, job.grace)
 

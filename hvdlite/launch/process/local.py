@@ -22,9 +22,8 @@ from typing import IO, Any
 from hvdlite.launch.process import orphan_reaper, shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.nameless import nameless_file
-from hvdlite.launch.process.orphan_reaper import signal_group
+from hvdlite.launch.process.orphan_reaper import signal_group, signal_processes
 from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.signal_target import ask_group
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.rendezvous.handshake import Job
 
@@ -151,17 +150,18 @@ class Worker:
                 self.ending = Ending(info.si_status, by_signal)
         return self.ending
 
-    def signal_group(self, number: int) -> None:
-        """Send a signal to the worker's group, which may outlive it; see `signal_target`."""
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the worker; SIGKILL goes to its group, which may outlive it."""
+        # The worker may want to finish a step when it is asked to end, and needs its children.
         if number == signal.SIGKILL:
             signal_group(self.pid, number)
         else:
-            ask_group(self.pid, number)
+            signal_processes([self.pid], number)
 
     def reap(self, at_end: bool = False) -> str | None:
         """Kill what is left of the group, and reap the worker; complain if it does not die."""
         self.look()
-        self.signal_group(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         for pipe in self.take_pipes().values():
             os.close(pipe)
         os.close(self.pidfd)

@@ -39,7 +39,7 @@ class Kind(enum.IntEnum):
     LIVE = 9  # agent: bytes of a process's samples for a view of the job
     START = 10  # launcher: start this process
     STARTED = 11  # agent: it runs; carries its process id
-    SIGNAL = 12  # launcher: send this signal to a process and its children
+    SIGNAL = 12  # launcher: send this signal to a process, and SIGKILL to its children, too
     STOPPED = 13  # agent: a process has been stopped (SIGSTOP) for a while
     ENDED = 14  # agent: a process has ended; carries how
     FINISH = 15  # launcher: end what a process that has ended has left, and forget it

@@ -90,8 +90,8 @@ class RemoteWorker:
         self.ending = self._told
         return self.ending
 
-    def signal_group(self, number: int) -> None:
-        """Tell the agent to send a signal to the process and its children."""
+    def send_signal(self, number: int) -> None:
+        """Have the agent send a signal to the process; SIGKILL goes to its children, too."""
         self._host.send(data_frame(Kind.SIGNAL, self.number, int(number)))
 
     def reap(self, at_end: bool = False) -> str | None:
