@@ -1,7 +1,7 @@
 """The parameter server: asynchronous training, beside the engine and without a world of ranks.
 
 The first ranks of the job are *servers*, the others *workers*. A *collection* is a list of named
-tensors that a worker registers: the parameters of a model, or a table of an embedding. `placement`
+tensors that a worker registers: the parameters of a model. `placement`
 cuts it into *parts*, whole tensors or rows of large ones; one server holds each part. A worker
 *pushes* gradients, which a server applies at once, and *pulls* values. The number of pushes that a
 server has applied to a collection is the *version* of the collection there; the *age* of a push is

@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from hvdlite.errors import (
@@ -183,7 +183,6 @@ class _Share:
     parts: list[Part]  # The server numbers them in this order.
     number: int = -1  # The collection has this number on the server.
     seen: int = 0  # This worker has the values of this version.
-    index_of: dict[int, int] = field(default_factory=dict)  # A tensor's part has this number.
 
 
 class Client:
@@ -218,12 +217,11 @@ class Client:
         return [future.result() for future in futures]
 
     def register(
-        self, name: str, specs: Sequence[TensorSpec], values: Sequence[memoryview | None]
+        self, name: str, specs: Sequence[TensorSpec], values: Sequence[memoryview]
     ) -> RemoteCollection:
         """Register a collection, and send its first values if this worker is to."""
-        # A value is None if servers fill the tensor. The call raises MismatchError if other
-        # workers, or the checkpoint, have other tensors under this name, and HvdliteError if a
-        # server has refused this worker, or is gone.
+        # The call raises MismatchError if other workers, or the checkpoint, have other tensors
+        # under this name, and HvdliteError if a server has refused this worker, or is gone.
         return RemoteCollection(self, name, specs, values)
 
     def report(self) -> Report:
@@ -251,7 +249,7 @@ class RemoteCollection:
         client: Client,
         name: str,
         specs: Sequence[TensorSpec],
-        values: Sequence[memoryview | None],
+        values: Sequence[memoryview],
     ) -> None:
         self._client = client
         parts = place(specs, len(client.links))
@@ -259,8 +257,6 @@ class RemoteCollection:
             _Share(link, [part for part in parts if part.server == link.index])
             for link in client.links
         ]
-        for share in self._shares:
-            share.index_of = {part.tensor: index for index, part in enumerate(share.parts)}
         said: dict[str, Any] = {
             "name": name,
             "tensors": encode(specs),
@@ -286,9 +282,8 @@ class RemoteCollection:
         share.link.checkpoint = answer["checkpoint"]
         return frame.kind == Status.FILL_IN, answer["clock"]
 
-    def _fill(self, share: _Share, values: Sequence[memoryview | None]) -> None:
-        some = [part for part in share.parts if part.spec.filling is None]
-        pieces = [_of_part(values[part.tensor], part) for part in some]
+    def _fill(self, share: _Share, values: Sequence[memoryview]) -> None:
+        pieces = [_of_part(values[part.tensor], part) for part in share.parts]
         body = sum(len(piece) for piece in pieces)
         share.link.send([Frame(Operation.FILL, share.number, body=body).pack(), *pieces])
         share.seen = share.link.answer().version
@@ -323,33 +318,8 @@ class RemoteCollection:
 
         self._client.on_all(exchange, self._shares)
 
-    def pull_rows(
-        self, tensor: int, rows: Rows, clock: int = 0, staleness: int | None = None
-    ) -> None:
-        """Pull rows of one tensor into `rows.values`; arguments and errors as in `step`."""
-        bound = 0 if staleness is None else staleness + 1
 
-        def exchange(share: _Share) -> None:
-            index = share.index_of.get(tensor)
-            if index is None:
-                return
-            some = _rows_of_part(rows, share.parts[index])
-            if not some.numbers:
-                return
-            entry = Entry(index, Layout.ROWS, len(some.numbers)).pack()
-            numbers = some.numbers.cast("B")
-            body = len(entry) + len(numbers)
-            frame = Frame(Operation.PULL, share.number, 1, clock, bound, body)
-            share.link.send([frame.pack(), entry, numbers])
-            answer = share.link.answer()
-            share.link.body(answer, [some.values])
-            share.seen = answer.version
-
-        self._client.on_all(exchange, self._shares)
-
-
-def _of_part(memory: memoryview | None, part: Part) -> memoryview:
-    assert memory is not None
+def _of_part(memory: memoryview, part: Part) -> memoryview:
     begin = part.first * part.spec.row_bytes
     return memory[begin : begin + part.nbytes]
 

@@ -53,11 +53,6 @@ class Collection:
         self._log = log
         self.offsets, self.staging_bytes = _layout(parts)
 
-    @property
-    def filled_by_worker(self) -> list[int]:
-        """The indexes of the parts whose first values come from a worker."""
-        return [index for index, part in enumerate(self.parts) if part.spec.filling is None]
-
     def check(self, specs: Sequence[TensorSpec], worker: int) -> None:
         """Raise MismatchError if a worker registers other tensors under this name."""
         what = difference(specs, self.specs)

@@ -196,17 +196,16 @@ class Session:
         )
 
     def _fill(self, frame: Frame) -> None:
-        """Take the first values of the parts that a worker fills."""
+        """Take the first values of all parts."""
         collection = self._own(frame)
         if not collection.is_filled_by(self.worker):
             raise ArgumentError(f"worker {self.worker} sends values that nobody asked for")
-        some = collection.filled_by_worker
-        expected = sum(collection.parts[index].nbytes for index in some)
-        self._check_body(frame, expected)
-        receive(self._connection, [self._staged(collection, index) for index in some])
+        self._check_body(frame, sum(part.nbytes for part in collection.parts))
+        values = self._staged_parts(collection)
+        receive(self._connection, values)
         with collection.lock:
-            for index in some:
-                collection.storage.write(index, self._staged(collection, index))
+            for index, one in enumerate(values):
+                collection.storage.write(index, one)
         collection.fill()
         self._answer(Status.DONE, collection.number, collection.version)
 
@@ -231,31 +230,18 @@ class Session:
         self._answer(Status.DONE, collection.number, version)
 
     def _pull(self, frame: Frame) -> None:
-        """Send all parts, or those that the entries name, or rows of them."""
+        """Send all parts."""
         collection = self._own(frame)
         self._check_filled(collection)
-        entries = self._entries(frame, collection)
-        numbers = sum(entry.rows for entry in entries) * ROW_NUMBER_BYTES
-        self._check_body(frame, numbers + len(entries) * ENTRY_BYTES)
-        rows = receive_bytes(self._connection, numbers)
+        self._check_body(frame, 0)
         staleness = None if frame.version == 0 else frame.version - 1
         waited = collection.wait(self.worker, frame.clock, staleness, self._look_alive)
-        entries = entries or [Entry(index) for index in range(len(collection.parts))]
-        pieces, at = [], 0
+        values = self._staged_parts(collection)
         with collection.lock:
-            for entry in entries:
-                if entry.layout == Layout.DENSE:
-                    pieces.append(self._staged(collection, entry.part))
-                    collection.storage.read(entry.part, pieces[-1])
-                    continue
-                end = at + entry.rows * ROW_NUMBER_BYTES
-                size = entry.rows * collection.parts[entry.part].spec.row_bytes
-                pieces.append(memoryview(bytearray(size)))
-                numbers_of = memoryview(rows)[at:end].cast("q")
-                collection.storage.read_rows(entry.part, numbers_of, pieces[-1])
-                at = end
+            for index, one in enumerate(values):
+                collection.storage.read(index, one)
             version = collection.version
-        count = self._answer(Status.DONE, collection.number, version, pieces)
+        count = self._answer(Status.DONE, collection.number, version, values)
         collection.pulled(self.worker, frame.clock, count, waited)
 
     def _report(self, frame: Frame) -> None:
@@ -296,6 +282,9 @@ class Session:
     def _check_filled(self, collection: Collection) -> None:
         if not collection.filled:
             raise ArgumentError(f"worker {self.worker} asks for values before they are there")
+
+    def _staged_parts(self, collection: Collection) -> list[memoryview]:
+        return [self._staged(collection, index) for index in range(len(collection.parts))]
 
     def _staged(self, collection: Collection, part: int) -> memoryview:
         """Return this session's own memory for a part; pages that nobody touches cost nothing."""

@@ -40,9 +40,6 @@ class Storage(Protocol):
     def read(self, part: int, into: memoryview) -> None:
         """Copy the values of a part."""
 
-    def read_rows(self, part: int, rows: memoryview, into: memoryview) -> None:
-        """Copy rows by their numbers in the whole tensor; ArgumentError if one is not here."""
-
     def write(self, part: int, values: memoryview) -> None:
         """Set the values of a part."""
 

@@ -23,21 +23,12 @@ _MAX_ELEMENTS = 1 << 48
 
 
 @dataclass(frozen=True)
-class Filling:
-    """How servers fill a tensor that is too large for a worker: normally distributed values."""
-
-    std: float  # The standard deviation is 0 for zeros.
-    seed: int  # The values depend on it alone, not on the number of servers.
-
-
-@dataclass(frozen=True)
 class TensorSpec:
     """One tensor of a collection."""
 
     name: str
     dtype: str  # It is a key of `ITEM_BYTES`.
     shape: tuple[int, ...]
-    filling: Filling | None = None  # None means that the first worker sends the values.
 
     @property
     def rows(self) -> int:
@@ -60,11 +51,7 @@ class TensorSpec:
 
 def encode(specs: Sequence[TensorSpec]) -> list[Any]:
     """Return the specs as a value of JSON."""
-    return [
-        [one.name, one.dtype, list(one.shape)]
-        + ([] if one.filling is None else [[one.filling.std, one.filling.seed]])
-        for one in specs
-    ]
+    return [[one.name, one.dtype, list(one.shape)] for one in specs]
 
 
 def decode(said: Any) -> list[TensorSpec]:
@@ -80,9 +67,9 @@ def decode(said: Any) -> list[TensorSpec]:
 
 
 def _decode_one(said: Any) -> TensorSpec:
-    if not isinstance(said, list) or len(said) not in (3, 4):
+    if not isinstance(said, list) or len(said) != 3:
         raise ValueError(f"{json.dumps(said)[:80]} does not describe a tensor")
-    name, dtype, shape = said[:3]
+    name, dtype, shape = said
     if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
         raise ValueError(f"a name of a tensor has 1 to {MAX_NAME_BYTES} bytes")
     if dtype not in ITEM_BYTES:
@@ -91,11 +78,7 @@ def _decode_one(said: Any) -> TensorSpec:
         raise ValueError(f"tensor {name!r} has a shape that is not a list of numbers")
     if math.prod(shape) > _MAX_ELEMENTS:
         raise ValueError(f"tensor {name!r} has more than {_MAX_ELEMENTS} elements")
-    filling = None
-    if len(said) == 4:
-        std, seed = said[3]
-        filling = Filling(float(std), int(seed))
-    return TensorSpec(name, dtype, tuple(shape), filling)
+    return TensorSpec(name, dtype, tuple(shape))
 
 
 def difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:

@@ -57,7 +57,6 @@ from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.local import DiLoCo, LocalSGD
 from hvdlite.torch.optimizer import DistributedOptimizer
-from hvdlite.torch.remote_embedding import RemoteEmbedding
 from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sharded import ShardedOptimizer
@@ -73,7 +72,6 @@ __all__ = [
     "Handle",
     "Late",
     "LocalSGD",
-    "RemoteEmbedding",
     "ReplicaWatch",
     "ShardedOptimizer",
     "SyncBatchNorm",

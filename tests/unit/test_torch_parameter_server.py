@@ -17,9 +17,8 @@ import torch
 from hvdlite.errors import ArgumentError, MismatchError, RankFailedError, UndividedRateWarning
 from hvdlite.parameter_server import server
 from hvdlite.parameter_server.placement import place
-from hvdlite.parameter_server.tensors import Filling, TensorSpec
+from hvdlite.parameter_server.tensors import TensorSpec
 from hvdlite.rendezvous.environment import WorkerEnvironment
-from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.parameter_server.group import Group
 from hvdlite.torch.parameter_server.replica import Replica
@@ -397,19 +396,6 @@ def test_a_gradient_that_cannot_be_applied_changes_nothing() -> None:
         words(torch.tensor([1, 2])).sum().backward()
         with pytest.raises(ArgumentError, match="Adam cannot apply this push.*sparse"):
             replica.step()
-
-
-def test_servers_fill_a_table_alike_at_any_number() -> None:
-    spec = [TensorSpec("table", "float32", (9000, 16), Filling(0.5, 3))]
-    tables = []
-    for servers in (1, 3):
-        into = torch.zeros(9000, 16)
-        with Servers(servers, storage_of(OPTIMIZERS["sgd"])) as running:
-            remote = running.client().register("table", spec, [None])
-            remote.step(1, None, [bytes_of(into)])
-        tables.append(into)
-    assert torch.equal(*tables)
-    assert abs(float(tables[0].std()) - 0.5) < 0.01 and tables[0].unique().numel() > 140_000
 
 
 @pytest.mark.parametrize(("divided", "count"), [(True, 0), (False, 1)])

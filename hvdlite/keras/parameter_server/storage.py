@@ -31,11 +31,6 @@ class KerasStorage:
         self._variables: list[Any] = []
         self._optimizers: list[Any] = []
         for part in parts:
-            if part.spec.filling is not None:
-                raise ArgumentError(
-                    f"tensor {part.spec.name!r} is a table that only servers hold, which servers "
-                    "of Keras cannot fill; serve with hvdlite.torch"
-                )
             zeros: Any = np.zeros(part.shape, "float32")
             with keras.device("cpu"):
                 variable = keras.Variable(zeros, dtype=part.spec.dtype, name="parameter")
@@ -50,11 +45,6 @@ class KerasStorage:
     def read(self, part: int, into: memoryview) -> None:
         """Copy the values of a part."""
         into[:] = _bytes(_array(self._variables[part]))
-
-    def read_rows(self, part: int, rows: memoryview, into: memoryview) -> None:
-        """Copy rows of a part by their numbers in the whole tensor; raise if one is elsewhere."""
-        values = _array(self._variables[part])
-        into[:] = _bytes(values[self._own_rows(part, rows)])
 
     def write(self, part: int, values: memoryview) -> None:
         """Set the values of a part."""

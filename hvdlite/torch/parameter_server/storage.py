@@ -14,7 +14,6 @@ from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Gradient, Slot
 from hvdlite.torch.collectives.memory import DTYPES, bytes_of, tensor_over
 from hvdlite.torch.optimizers.wrapping import Wrapping
-from hvdlite.torch.parameter_server.filling import fill
 from hvdlite.torch.parameter_server.trial import trial_of
 
 _JSON = "json"  # A state that is not a tensor has this dtype.
@@ -42,8 +41,6 @@ class TorchStorage:
             torch.nn.Parameter(torch.zeros(part.shape, dtype=DTYPES[part.spec.dtype], device="cpu"))
             for part in parts
         ]
-        for part, parameter in zip(parts, self.parameters, strict=True):
-            fill(part, parameter.detach())
         self.optimizer = _checked(make_optimizer, self.parameters) if parts else None
         self._check_division()
 
@@ -57,13 +54,6 @@ class TorchStorage:
         """Copy the values of a part."""
         values = self.parameters[part].detach()
         tensor_over(into, values.dtype, values.shape).copy_(values)
-
-    def read_rows(self, part: int, rows: memoryview, into: memoryview) -> None:
-        """Copy rows of a part."""
-        values = self.parameters[part].detach()
-        index = self._index(part, rows)
-        found = tensor_over(into, values.dtype, (len(index), *values.shape[1:]))
-        torch.index_select(values, 0, index, out=found)
 
     def write(self, part: int, values: memoryview) -> None:
         """Set the values of a part."""

@@ -120,11 +120,3 @@ def test_digits_are_learned() -> None:
     accuracy = re.search(r"test accuracy ([\d.]+)%", output)
     assert accuracy and float(accuracy[1]) >= 95.0, output
     assert "server 0: " in output and " pushes/s, age " in output
-
-
-@pytest.mark.long
-def test_table_is_larger_than_a_worker_may_hold() -> None:
-    flags = ("--rows", "2000000", "--memory", "64", "--steps", "150")
-    output = run_example("parameter_server_embedding.py", 2, *flags)
-    loss = re.search(r"a table of 122 MiB; loss of frequent words ([\d.]+)", output)
-    assert loss and float(loss[1]) < 0.1, output  # It is 0.67 at first.

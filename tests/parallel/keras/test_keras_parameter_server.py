@@ -83,13 +83,12 @@ def scenario_other_servers_go_on_from_the_state_of_these() -> None:
         memory = bytearray(24)
         storage.read(0, memoryview(memory))
         read.append(bytes(memory))
-        storage.read_rows(0, memoryview(np.array([1, 2])).cast("B"), memoryview(memory)[:16])
-        assert bytes(memory[:16]) == read[-1][8:]
     assert read[0] == read[1]
     with pytest.raises(hvd.ArgumentError, match="the optimizer has none: use the optimizer that"):
         second.restore(0, "9.other", "float32", (3, 2), bytearray(24))
+    elsewhere = Gradient(0, rows.values, memoryview(np.array([3])).cast("B"))
     with pytest.raises(hvd.ArgumentError, match="rows of 'kernel' must be from 0 to 2"):
-        first.read_rows(0, memoryview(np.array([3])).cast("B"), memoryview(bytearray(8)))
+        first.apply([elsewhere])
 
 
 def scenario_what_would_depend_on_the_number_of_servers_is_refused() -> None:
