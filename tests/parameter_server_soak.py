@@ -32,7 +32,7 @@ from hvdlite.rendezvous.store import Store
 SERVERS = 2
 WORKERS = 4
 RANKS = SERVERS + WORKERS
-ELEMENTS = 60_000  # small enough for a tensor not to be cut by rows
+ELEMENTS = 60_000
 WARM_UP = 0.25  # share of the time after which figures count
 MOST_GROWTH_KIB = 24 << 10
 HALF_A_PUSH = 3
@@ -56,7 +56,7 @@ def work() -> None:
         specs = [TensorSpec(f"w{one}", "float32", (ELEMENTS,)) for one in range(SERVERS)]
         values = [memoryview(bytearray(4 * ELEMENTS)) for _ in specs]
         ones = memoryview(bytearray(struct.pack("f", -1.0) * ELEMENTS))
-        remote = group.client.register("", specs, values)
+        remote = group.client.register(specs, values)
         for clock in range(remote.clock + 1, 1 << 40):
             remote.step(clock, dict.fromkeys(range(SERVERS), ones), values, staleness=5)
             for one in values:

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from hvdlite.parameter_server.client import Client, Link
-from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.storage import MakeStorage, Storage
+from hvdlite.parameter_server.tensors import TensorSpec
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.dial import introduce
@@ -29,8 +29,8 @@ def storage_of(make_optimizer: Callable[..., Any], **options: Any) -> MakeStorag
     """Return what makes torch's storage with this optimizer."""
     from hvdlite.torch.parameter_server.storage import TorchStorage
 
-    def make(name: str, parts: Sequence[Part]) -> Storage:
-        return TorchStorage(name, parts, make_optimizer, **options)
+    def make(tensors: Sequence[TensorSpec]) -> Storage:
+        return TorchStorage(tensors, make_optimizer, **options)
 
     return make
 
@@ -48,7 +48,6 @@ class Servers:
     ) -> None:
         """Start `count` servers."""
         self.job = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
-        self.lines: list[dict[str, Any]] = []
         self._clients: list[Client] = []
         self._next = count
         listeners = [listen(fresh_unix_address()) for _ in range(count)]
@@ -62,7 +61,6 @@ class Servers:
                 [listener],
                 make_storage,
                 saving=Saving(index, count, save, save_every),
-                log=self.lines.append if index == 0 else None,
             )
             for index, listener in enumerate(listeners)
         ]

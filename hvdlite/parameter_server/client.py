@@ -6,7 +6,6 @@ server that has died names it and its last checkpoint.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
 import socket
@@ -24,9 +23,8 @@ from hvdlite.errors import (
     MismatchError,
     RankFailedError,
 )
-from hvdlite.parameter_server.placement import Part, place
 from hvdlite.parameter_server.report import Report, ServerReport
-from hvdlite.parameter_server.tensors import TensorSpec, encode
+from hvdlite.parameter_server.tensors import TensorSpec, encode, place
 from hvdlite.parameter_server.wire import (
     MAX_TEXT_BYTES,
     Entry,
@@ -164,7 +162,7 @@ class Link:
         if self.checkpoint and self._saved:
             last = f"its last checkpoint is number {self._saved} in {self.checkpoint}"
         failure = RankFailedError(
-            f"{self.name} {why}; {last}. Start the job again, with any number of servers, and "
+            f"{self.name} {why}; {last}. Start the job again, with the same number of servers, and "
             "serve(save=...) goes on from the checkpoint"
         )
         failure.failed_rank = self.index
@@ -177,11 +175,10 @@ class Link:
 
 @dataclass
 class _Share:
-    """What one server has of a collection."""
+    """What one server has of the model."""
 
     link: Link
-    parts: list[Part]  # The server numbers them in this order.
-    number: int = -1  # The collection has this number on the server.
+    tensors: list[int]  # The indexes of its tensors; the server numbers them in this order.
     seen: int = 0  # This worker has the values of this version.
 
 
@@ -217,21 +214,21 @@ class Client:
         return [future.result() for future in futures]
 
     def register(
-        self, name: str, specs: Sequence[TensorSpec], values: Sequence[memoryview]
+        self, specs: Sequence[TensorSpec], values: Sequence[memoryview]
     ) -> RemoteCollection:
-        """Register a collection, and send its first values if this worker is to."""
-        # The call raises MismatchError if other workers, or the checkpoint, have other tensors
-        # under this name, and HvdliteError if a server has refused this worker, or is gone.
-        return RemoteCollection(self, name, specs, values)
+        """Register the tensors of a model, and send their first values if this worker is to."""
+        # The call raises MismatchError if other workers, or the checkpoint, have other tensors,
+        # and HvdliteError if a server has refused this worker, or is gone.
+        return RemoteCollection(self, specs, values)
 
     def report(self) -> Report:
         """Ask all servers for their figures."""
 
-        def ask(link: Link) -> list[ServerReport]:
+        def ask(link: Link) -> ServerReport:
             link.send([Frame(Operation.REPORT).pack()])
-            return [ServerReport.from_json(one) for one in link.text(link.answer())]
+            return ServerReport.from_json(link.text(link.answer()))
 
-        return Report([one for some in self.on_all(ask, self.links) for one in some])
+        return Report(self.on_all(ask, self.links))
 
     def close(self, goodbye: bool = True) -> None:
         """End the connections."""
@@ -242,27 +239,18 @@ class Client:
 
 
 class RemoteCollection:
-    """A collection that servers hold, as a worker sees it. One thread at a time uses it."""
+    """The tensors that servers hold, as a worker sees them. One thread at a time uses it."""
 
     def __init__(
-        self,
-        client: Client,
-        name: str,
-        specs: Sequence[TensorSpec],
-        values: Sequence[memoryview],
+        self, client: Client, specs: Sequence[TensorSpec], values: Sequence[memoryview]
     ) -> None:
         self._client = client
-        parts = place(specs, len(client.links))
+        server_of = place(specs, len(client.links))
         self._shares = [
-            _Share(link, [part for part in parts if part.server == link.index])
+            _Share(link, [index for index, one in enumerate(server_of) if one == link.index])
             for link in client.links
         ]
-        said: dict[str, Any] = {
-            "name": name,
-            "tensors": encode(specs),
-            "clock": None,
-            "fills": False,
-        }
+        said: dict[str, Any] = {"tensors": encode(specs), "clock": None, "fills": False}
         first = self._shares[0]
         # This worker begins at this clock.
         fills, self.clock = self._register(first, said)
@@ -277,15 +265,15 @@ class RemoteCollection:
         body = json.dumps(said).encode()
         share.link.send([Frame(Operation.REGISTER, body=len(body)).pack(), body])
         frame = share.link.answer()
-        share.number, share.seen = frame.collection, frame.version
+        share.seen = frame.version
         answer = share.link.text(frame)
         share.link.checkpoint = answer["checkpoint"]
         return frame.kind == Status.FILL_IN, answer["clock"]
 
     def _fill(self, share: _Share, values: Sequence[memoryview]) -> None:
-        pieces = [_of_part(values[part.tensor], part) for part in share.parts]
+        pieces = [values[index] for index in share.tensors]
         body = sum(len(piece) for piece in pieces)
-        share.link.send([Frame(Operation.FILL, share.number, body=body).pack(), *pieces])
+        share.link.send([Frame(Operation.FILL, body=body).pack(), *pieces])
         share.seen = share.link.answer().version
 
     def step(
@@ -307,47 +295,31 @@ class RemoteCollection:
                 share.link.send(_push_request(share, clock, gradients))
             if into is not None:
                 bound = 0 if staleness is None else staleness + 1
-                share.link.send([Frame(Operation.PULL, share.number, 0, clock, bound).pack()])
+                share.link.send([Frame(Operation.PULL, 0, clock, bound).pack()])
             if gradients is not None:
                 share.link.answer()
             if into is not None:
                 frame = share.link.answer()
-                pieces = [_of_part(into[part.tensor], part) for part in share.parts]
-                share.link.body(frame, pieces)
+                share.link.body(frame, [into[index] for index in share.tensors])
                 share.seen = frame.version
 
         self._client.on_all(exchange, self._shares)
 
 
-def _of_part(memory: memoryview, part: Part) -> memoryview:
-    begin = part.first * part.spec.row_bytes
-    return memory[begin : begin + part.nbytes]
-
-
-def _rows_of_part(rows: Rows, part: Part) -> Rows:
-    """Return the rows that a part has."""
-    begin = bisect.bisect_left(rows.numbers, part.first)
-    end = bisect.bisect_left(rows.numbers, part.first + part.rows)
-    size = part.spec.row_bytes
-    return Rows(rows.numbers[begin:end], rows.values[begin * size : end * size])
-
-
 def _push_request(
     share: _Share, clock: int, gradients: dict[int, memoryview | Rows]
 ) -> list[bytes | memoryview]:
-    """Build the request that pushes what one server has a part of."""
+    """Build the request that pushes the gradients of one server's tensors."""
     entries: list[bytes] = []
     pieces: list[bytes | memoryview] = []
-    for index, part in enumerate(share.parts):
-        gradient = gradients.get(part.tensor)
+    for own, index in enumerate(share.tensors):
+        gradient = gradients.get(index)
         if isinstance(gradient, Rows):
-            some = _rows_of_part(gradient, part)
-            # Also a part that has none of the rows, so that its optimizer counts the step.
-            entries.append(Entry(index, Layout.ROWS, len(some.numbers)).pack())
-            pieces += [some.numbers.cast("B"), some.values]
+            entries.append(Entry(own, Layout.ROWS, len(gradient.numbers)).pack())
+            pieces += [gradient.numbers.cast("B"), gradient.values]
         elif gradient is not None:
-            entries.append(Entry(index).pack())
-            pieces.append(_of_part(gradient, part))
+            entries.append(Entry(own).pack())
+            pieces.append(gradient)
     body = sum(map(len, entries)) + sum(map(len, pieces))
-    frame = Frame(Operation.PUSH, share.number, len(entries), clock, share.seen, body)
+    frame = Frame(Operation.PUSH, len(entries), clock, share.seen, body)
     return [frame.pack(), *entries, *pieces]

@@ -1,18 +1,15 @@
-"""One collection on one server: its values, version, clocks and figures, and who may touch them."""
+"""The tensors of one server: their values, version, clocks and figures, and who may touch them."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hvdlite.errors import ArgumentError, MismatchError
 from hvdlite.parameter_server.clocks import Clocks
-from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.report import ServerReport, Tally
-from hvdlite.parameter_server.storage import Gradient, Storage
-from hvdlite.parameter_server.tensors import TensorSpec, difference
+from hvdlite.parameter_server.storage import Gradient, MakeStorage, Storage
+from hvdlite.parameter_server.tensors import TensorSpec, difference, place
 
 _LOOK_SECONDS = 0.25  # A waiting session looks so often whether its worker lives.
 _MOST_GONE = 256  # So many workers that have gone are still in reports.
@@ -20,7 +17,7 @@ ALIGNMENT = 64
 
 
 class Collection:
-    """The parts that this server holds of one collection. Any session's thread uses it."""
+    """The tensors of the model that this server holds. Any session's thread uses it."""
 
     # `lock` guards the values and the version; `moved` guards the other fields that change. A push
     # is applied, and a pull copied, under `lock`, so that both are atomic on this server.
@@ -30,31 +27,27 @@ class Collection:
 
     def __init__(
         self,
-        number: int,
-        name: str,
         specs: Sequence[TensorSpec],
-        parts: Sequence[Part],
-        storage: Storage,
-        log: Callable[[dict[str, Any]], None] | None,
+        server: int,
+        servers: int,
+        make_storage: MakeStorage,
     ) -> None:
-        """Begin a collection without values; `log` is told each push and each pull."""
-        self.number = number
-        self.name = name
+        """Begin without values; `specs` are all tensors of the model."""
         self.specs = list(specs)
-        self.parts = list(parts)
+        pairs = zip(specs, place(specs, servers), strict=True)
+        self.tensors = [spec for spec, holder in pairs if holder == server]
         self.lock = threading.Lock()
         self.version = 0
-        self.storage = storage
+        self.storage: Storage = make_storage(self.tensors)
         self.moved = threading.Condition()
         self.filled = False  # It is set when the values are there.
         self._filler: int | None = None  # This worker sends them.
         self.clocks = Clocks()
         self.tallies: dict[int, Tally] = {}
-        self._log = log
-        self.offsets, self.staging_bytes = _layout(parts)
+        self.offsets, self.staging_bytes = _layout(self.tensors)
 
     def check(self, specs: Sequence[TensorSpec], worker: int) -> None:
-        """Raise MismatchError if a worker registers other tensors under this name."""
+        """Raise MismatchError if a worker registers other tensors."""
         what = difference(specs, self.specs)
         if what is not None:
             raise MismatchError(
@@ -112,14 +105,11 @@ class Collection:
                 self._filler = None
             self.moved.notify_all()
 
-    def push(
-        self, worker: int, clock: int, seen: int, gradients: Sequence[Gradient], count: int
-    ) -> int:
+    def push(self, worker: int, clock: int, seen: int, gradients: Sequence[Gradient]) -> int:
         """Apply a push, and return the version that it makes."""
-        # `clock` counts the steps of the worker, `seen` is the version that the gradients were
-        # computed on, and `count` the number of bytes that came. Without gradients only the clock
-        # advances. If the gradients cannot be applied, it raises ArgumentError, and nothing has
-        # changed.
+        # `clock` counts the steps of the worker, and `seen` is the version that the gradients were
+        # computed on. Without gradients only the clock advances. If the gradients cannot be
+        # applied, it raises ArgumentError, and nothing has changed.
         with self.lock:
             if seen > self.version:
                 raise ArgumentError(
@@ -131,20 +121,17 @@ class Collection:
                 self.storage.apply(gradients)
                 self.version += 1
             version = self.version
-            if self._log is not None and gradients:
-                self._log(self._line("push", worker, clock, version=version, seen=seen))
         with self.moved:
-            self.tallies[worker].pushed(clock, age if gradients else 0, count)
+            self.tallies[worker].pushed(clock, age if gradients else 0)
             self.clocks.advance(worker, clock)
             self.moved.notify_all()
         return version
 
     def wait(
         self, worker: int, clock: int, staleness: int | None, alive: Callable[[], None]
-    ) -> float:
-        """Wait until a worker may pull, and return for how many seconds it waited."""
+    ) -> None:
+        """Wait until a worker may pull."""
         # The worker may be `staleness` steps ahead of the others; None waits for nobody.
-        begun = time.monotonic()
         with self.moved:
             self.clocks.advance(worker, clock)
             self.moved.notify_all()
@@ -152,30 +139,23 @@ class Collection:
                 if not self.moved.wait(_LOOK_SECONDS):
                     # `alive` raises if the worker has gone.
                     alive()
-            if self._log is not None and staleness is not None:
-                self._log(self._line("pull", worker, clock, least=self.clocks.least))
-        return time.monotonic() - begun
 
-    def pulled(self, worker: int, clock: int, count: int, waited: float) -> None:
+    def pulled(self, worker: int, clock: int) -> None:
         """Count a pull."""
         with self.moved:
-            self.tallies[worker].pulled(clock, count, waited)
+            self.tallies[worker].pulled(clock)
 
-    def report(self, server: int, checkpoint: str | None) -> ServerReport:
+    def report(self, server: int) -> ServerReport:
         """Return the figures until now."""
         with self.moved:
             workers = {worker: tally.report() for worker, tally in sorted(self.tallies.items())}
-        nbytes = sum(part.nbytes for part in self.parts)
-        return ServerReport(server, self.name, self.version, nbytes, checkpoint, workers)
-
-    def _line(self, what: str, worker: int, clock: int, **more: int) -> dict[str, Any]:
-        return {"what": what, "collection": self.name, "worker": worker, "clock": clock, **more}
+        return ServerReport(server, self.version, workers)
 
 
-def _layout(parts: Sequence[Part]) -> tuple[list[int], int]:
-    """Return where each part begins in memory for all of them, and the size of that memory."""
+def _layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
+    """Return where each tensor begins in memory for all of them, and the size of that memory."""
     offsets, end = [], 0
-    for part in parts:
+    for one in tensors:
         offsets.append(end)
-        end += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        end += -(-one.nbytes // ALIGNMENT) * ALIGNMENT
     return offsets, end

@@ -8,22 +8,20 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from os import PathLike, fspath
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from hvdlite import reporting
+from hvdlite import observed, reporting
 from hvdlite.errors import ArgumentError
-from hvdlite.parameter_server.checkpoint import file_of
 from hvdlite.parameter_server.client import Client
-from hvdlite.parameter_server.log import Log
 from hvdlite.parameter_server.meeting import publish, reach_servers
-from hvdlite.parameter_server.report import Report
+from hvdlite.parameter_server.report import Report, ServerReport
 from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.storage import MakeStorage
-from hvdlite.parameter_server.view import Watched, figures_of
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.endpoint import Endpoint
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect
@@ -82,7 +80,7 @@ class Group:
         return self._client
 
     def report(self) -> Report:
-        """Ask all servers for their figures: ages of gradients, rates and bytes by worker.
+        """Ask all servers for their figures: pushes, pulls and ages of gradients by worker.
 
         Raises:
             ArgumentError: this process is a server.
@@ -109,11 +107,10 @@ class Group:
         save: str | PathLike[str] | None = None,
         save_every: float = 60.0,
         load: str | PathLike[str] | None = None,
-        log: str | PathLike[str] | None = None,
     ) -> None:
         """Serve until the workers have ended, or SIGTERM asks this process to end."""
-        # `save`, `load` and `log` are paths as in `serve`; `save_every` is in seconds. The call
-        # raises ArgumentError if this process is a worker, or has served already.
+        # `save` and `load` are paths as in `serve`; `save_every` is in seconds. The call raises
+        # ArgumentError if this process is a worker, or has served already.
         if self._store is None:
             why = "has served already" if self.serves else "is a worker: train with a replica"
             raise ArgumentError(f"this process cannot serve, because it {why}")
@@ -121,10 +118,6 @@ class Group:
         store, self._store = self._store, None
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(Endpoint(self._environment, store.local_host, {}))
-            write = None
-            if log is not None:
-                file = file_of(fspath(log), self.index, self.servers)
-                write = stack.enter_context(Log(file)).write
             server = Server(
                 self.index,
                 self.servers,
@@ -133,11 +126,10 @@ class Group:
                 endpoint.listeners(),
                 make_storage,
                 saving,
-                write,
                 self._environment.start_timeout,
             )
             publish(store, self.index, endpoint)
-            self._show(Watched(lambda: figures_of(server.report())))
+            self._show(Watched(server.report))
             with _stopped_by_sigterm(server):
                 server.run()
 
@@ -169,6 +161,36 @@ class Group:
         assert address is not None
         client = StoreClient(address, self._job, environment.rank, deadline)
         return self._open.enter_context(client)
+
+
+class Watched:
+    """Stands where ranks have an engine: a view of the job asks it once a second."""
+
+    def __init__(self, report: Callable[[], ServerReport] | None = None) -> None:
+        # Any thread may call `report`, which a worker does not have.
+        self._report = report
+        self._began = time.monotonic()
+
+    def live(self) -> dict[str, Any]:
+        """Return what `_core.Engine.live` returns, for a process without collectives."""
+        if self._report is not None:
+            said = self._report()
+            everything = Report([said])
+            observed.observe(
+                workers=sum(one.live for one in said.workers.values()),
+                pushes=said.version,
+                mean_age=everything.age_mean,
+                largest_age=everything.age_max,
+            )
+        return {
+            "time": time.monotonic(),
+            "began": self._began,
+            "counters": {},
+            "events": [],
+            "dropped_events": 0,
+            "steps": None,
+            "stalled": [],
+        }
 
 
 def environment_of_this_process() -> WorkerEnvironment:

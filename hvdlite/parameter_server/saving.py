@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.parameter_server import checkpoint
@@ -26,26 +26,24 @@ class Saving:
     ) -> None:
         """Find the checkpoint to begin with: that of `load`, or else of `save`, if there is one."""
         # `every` is in seconds; without a path `save`, no checkpoints are written. The call raises
-        # ArgumentError if there is no checkpoint in `load`.
+        # ArgumentError if there is no checkpoint in `load`, or one of another number of servers.
         if not every > 0:
             raise ArgumentError(f"save_every={every!r} is not a number of seconds above 0")
-        self._server, self._servers = server, servers
-        self._path = save
+        self._server = server
         self._every = every
-        self._begun = _begin_with(save, load)
-        self._generation = 0 if self._begun is None else self._begun.generation + 1
+        self._begun = _begin_with(save, load, server, servers)
         # The number of the last checkpoint counts those of all jobs that trained this model.
         self.number = 0 if self._begun is None else self._begun.number
         self.file = None if save is None else checkpoint.file_of(save, server, servers)
-        self._versions: list[int] = []
-        self._collections: Callable[[], Sequence[Collection]] = list
+        self._version: int | None = None  # The last checkpoint has this version.
+        self._collection: Callable[[], Collection | None] = lambda: None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvdlite-saving", daemon=True)
 
-    def start(self, collections: Callable[[], Sequence[Collection]]) -> None:
-        """Write checkpoints from now on, of what `collections` returns."""
-        self._collections = collections
-        if self._path is not None:
+    def start(self, collection: Callable[[], Collection | None]) -> None:
+        """Write checkpoints from now on, of what `collection` returns."""
+        self._collection = collection
+        if self.file is not None:
             self._thread.start()
 
     def close(self) -> None:
@@ -56,27 +54,23 @@ class Saving:
             self._save()
 
     def restore(self, collection: Collection) -> None:
-        """Set a collection to what the checkpoint has of it; new collections stay as they are."""
-        # The call raises ArgumentError if the files lack rows.
-        begun, name = self._begun, collection.name
-        specs = None if begun is None else begun.specs(name)
-        if begun is None or specs is None:
+        """Set a new collection to what the checkpoint has, if there is one."""
+        # The call raises MismatchError if the checkpoint has other tensors.
+        begun = self._begun
+        if begun is None:
             return
-        what = difference(collection.specs, specs)
+        what = difference(collection.specs, begun.specs)
         if what is not None:
             raise MismatchError(
-                f"the checkpoint {begun.files[0]} is of another model: {what}; train the same "
+                f"the checkpoint {begun.path} is of another model: {what}; train the same "
                 "model, or give serve() another path"
             )
         try:
-            for index, part in enumerate(collection.parts):
-                for one in begun.slots(name, part):
-                    collection.storage.restore(index, *one)
+            for slot in begun.slots(collection.tensors):
+                collection.storage.restore(slot)
         except OSError as error:
-            raise HvdliteError(
-                f"the checkpoint {begun.files[0]} cannot be read: {error}"
-            ) from error
-        collection.begin_at(begun.version(name), begun.clock(name))
+            raise HvdliteError(f"the checkpoint {begun.path} cannot be read: {error}") from error
+        collection.begin_at(begun.version, begun.clock)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every):
@@ -84,16 +78,13 @@ class Saving:
 
     def _save(self) -> None:
         """Write a checkpoint if something has changed; a failure does not end the service."""
-        some = self._collections()
-        versions = [one.version for one in some]
-        if not some or versions == self._versions:
+        collection = self._collection()
+        if collection is None or collection.version == self._version:
             return
-        assert self._path is not None
-        number = self.number + 1
+        assert self.file is not None
         try:
-            snapshots = [_snapshot(one) for one in some]
-            where = (self._server, self._servers, self._generation, number)
-            checkpoint.write(self._path, *where, snapshots)
+            snapshot = _snapshot(collection)
+            checkpoint.write(self.file, self.number + 1, snapshot)
         except (OSError, HvdliteError) as error:
             print(
                 f"hvdlite: parameter server {self._server} cannot write its checkpoint "
@@ -101,26 +92,20 @@ class Saving:
                 file=sys.stderr,
             )
             return
-        self._versions, self.number = [one.version for one in snapshots], number
+        self._version, self.number = snapshot.version, self.number + 1
 
 
 def _snapshot(collection: Collection) -> Snapshot:
     with collection.lock:
         slots = list(collection.storage.slots())
         version = collection.version
-    return Snapshot(
-        collection.name,
-        version,
-        collection.clocks.least,
-        collection.specs,
-        collection.parts,
-        slots,
-    )
+    least = collection.clocks.least
+    return Snapshot(version, least, collection.specs, collection.tensors, slots)
 
 
-def _begin_with(save: str | None, load: str | None) -> Checkpoint | None:
+def _begin_with(save: str | None, load: str | None, server: int, servers: int) -> Checkpoint | None:
     path = save if load is None else load
-    found = None if path is None else checkpoint.find(path)
+    found = None if path is None else checkpoint.find(path, server, servers)
     if load is not None and found is None:
         raise ArgumentError(
             f"there is no complete checkpoint {load!r}: one file of each server that wrote it, "

@@ -1,4 +1,4 @@
-"""A parameter server: it accepts workers, holds collections, and ends when the workers have ended.
+"""A parameter server: it accepts workers, holds tensors, and ends when the workers have ended.
 
 One thread accepts connections, and each worker has a thread of its own (`session`).
 """
@@ -10,13 +10,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.collection import Collection
-from hvdlite.parameter_server.placement import place
-from hvdlite.parameter_server.report import Report
+from hvdlite.parameter_server.report import ServerReport
 from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.session import Session
 from hvdlite.parameter_server.storage import MakeStorage
@@ -28,7 +25,6 @@ from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS, Job, Role, ServerHandshake
 
 _TICK_SECONDS = 0.25
-_MAX_COLLECTIONS = 256
 _ROOM = 1024  # So many handshakes may run at once.
 _LINGER_SECONDS = 3.0  # For so long a dead worker's successor may come.
 
@@ -36,7 +32,7 @@ _LINGER_SECONDS = 3.0  # For so long a dead worker's successor may come.
 class Server:
     """One parameter server; `run` serves until the workers have ended."""
 
-    # `_lock` guards the collections, the sessions and the counts.
+    # `_lock` guards the collection, the sessions and the counts.
 
     def __init__(
         self,
@@ -47,21 +43,18 @@ class Server:
         listeners: Sequence[socket.socket],
         make_storage: MakeStorage,
         saving: Saving | None = None,
-        log: Callable[[dict[str, Any]], None] | None = None,
         patience: float = 60.0,
     ) -> None:
         """Make a server, which owns the listeners; only workers of `job` may connect."""
-        # The job begins with so many `workers`. `make_storage` makes the storage of a collection
-        # when a worker registers it. By default there are no checkpoints. Several threads tell
-        # `log` each push and each pull that has a bound. Where no workers are left, the server
-        # waits `patience` seconds for those that have never come.
+        # The job begins with so many `workers`. `make_storage` makes the storage when the first
+        # worker registers its tensors. By default there are no checkpoints. Where no workers are
+        # left, the server waits `patience` seconds for those that have never come.
         self.index = index
         self._saving = saving or Saving(index, servers)
         self._servers = servers
         self._workers = workers
         self._patience = math.inf if is_never(patience) else patience
         self._make_storage = make_storage
-        self._log = log
         self._listeners = list(listeners)
         self._selector = selectors.DefaultSelector()
         self._acceptors = [
@@ -69,7 +62,7 @@ class Server:
             for one in listeners
         ]
         self._lock = threading.Lock()
-        self._collections: list[Collection] = []
+        self._collection: Collection | None = None
         self._sessions: dict[Session, threading.Thread] = {}
         self._came: set[int] = set()
         self._gone_at = 0.0  # The last session ended at this time.
@@ -84,7 +77,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until the workers have ended, or `stop` is called."""
-        self._saving.start(self.collections)
+        self._saving.start(self._filled)
         try:
             while not self._stopping.is_set() and not self._over():
                 for key, _ in self._selector.select(_TICK_SECONDS):
@@ -105,35 +98,23 @@ class Server:
         for session in list(self._sessions):
             session.close_in_child()
 
-    def collections(self) -> list[Collection]:
-        """Return the collections that have values."""
+    def open(self, specs: Sequence[TensorSpec], worker: int) -> Collection:
+        """Return the collection; the first worker that registers its tensors makes it."""
+        # The call raises MismatchError if another worker has registered other tensors, and
+        # ArgumentError if the storage cannot be made.
         with self._lock:
-            return [one for one in self._collections if one.filled]
+            if self._collection is None:
+                made = Collection(specs, self.index, self._servers, self._make_storage)
+                self._saving.restore(made)
+                self._collection = made
+            else:
+                self._collection.check(specs, worker)
+            return self._collection
 
-    def open(self, name: str, specs: Sequence[TensorSpec], worker: int) -> Collection:
-        """Return the collection of this name; the first worker that registers it makes it."""
-        # The call raises MismatchError if another worker has registered other tensors under this
-        # name, and ArgumentError if the storage cannot be made.
-        with self._lock:
-            for one in self._collections:
-                if one.name == name:
-                    one.check(specs, worker)
-                    return one
-            if len(self._collections) == _MAX_COLLECTIONS:
-                raise ArgumentError(f"there are {_MAX_COLLECTIONS} collections already")
-            parts = [part for part in place(specs, self._servers) if part.server == self.index]
-            storage = self._make_storage(name, parts)
-            made = Collection(len(self._collections), name, specs, parts, storage, self._log)
-            self._saving.restore(made)
-            self._collections.append(made)
-            return made
-
-    def report(self) -> Report:
-        """Return the figures of all collections."""
-        with self._lock:
-            some = list(self._collections)
-        file = self.checkpoint_file() if self.saved else None
-        return Report([one.report(self.index, file) for one in some])
+    def report(self) -> ServerReport:
+        """Return the figures of this server."""
+        collection = self._collection
+        return ServerReport(self.index) if collection is None else collection.report(self.index)
 
     def checkpoint_file(self) -> str | None:
         """Return the file of checkpoints; None if this server does not write any."""
@@ -145,6 +126,11 @@ class Server:
             del self._sessions[session]
             self._died = self._died or not well
             self._gone_at = time.monotonic()
+
+    def _filled(self) -> Collection | None:
+        """Return the collection if it has values."""
+        collection = self._collection
+        return collection if collection is not None and collection.filled else None
 
     def _over(self) -> bool:
         """Return whether all workers have come and gone."""

@@ -15,11 +15,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.parameter_server.collection import Collection
-from hvdlite.parameter_server.report import Report
+from hvdlite.parameter_server.report import ServerReport
 from hvdlite.parameter_server.storage import Gradient
 from hvdlite.parameter_server.tensors import TensorSpec, decode
 from hvdlite.parameter_server.wire import (
@@ -53,11 +54,11 @@ class Owner(Protocol):
     def saved(self) -> int:
         """The number of the last checkpoint; 0 for none."""
 
-    def open(self, name: str, specs: Sequence[TensorSpec], worker: int) -> Collection:
-        """Return the collection of this name, which the first worker makes."""
+    def open(self, specs: Sequence[TensorSpec], worker: int) -> Collection:
+        """Return the collection, which the first worker makes."""
 
-    def report(self) -> Report:
-        """Return the figures of all collections."""
+    def report(self) -> ServerReport:
+        """Return the figures of this server."""
 
     def checkpoint_file(self) -> str | None:
         """Return the file of checkpoints; None if the server does not write any."""
@@ -74,8 +75,8 @@ class Session:
         self.worker = worker
         self._connection = connection
         self._owner = owner
-        self._staging: dict[int, mmap.mmap] = {}
-        self._joined: list[Collection] = []
+        self._staging: mmap.mmap | None = None
+        self._joined: Collection | None = None
         self._alive_at = 0.0
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Operation.REGISTER: self._register,
@@ -100,9 +101,9 @@ class Session:
             traceback.print_exc()
             self._refuse(HvdliteError(f"{type(error).__name__}: {error}"))
         finally:
-            for collection in self._joined:
-                collection.leave(self.worker)
-            self._staging.clear()
+            if self._joined is not None:
+                self._joined.leave(self.worker)
+            self._staging = None
             self._connection.close()
             self._owner.ended(self, well)
 
@@ -124,13 +125,12 @@ class Session:
     def _answer(
         self,
         status: Status,
-        collection: int = 0,
         version: int = 0,
         pieces: Sequence[memoryview | bytes] = (),
-    ) -> int:
+    ) -> None:
         body = sum(len(piece) for piece in pieces)
-        frame = Frame(status, collection, 0, self._owner.saved, version, body)
-        return send(self._connection, [frame.pack(), *pieces])
+        frame = Frame(status, 0, self._owner.saved, version, body)
+        send(self._connection, [frame.pack(), *pieces])
 
     def _refuse(self, error: HvdliteError) -> None:
         """Tell the worker why the session ends; it may still be sending."""
@@ -156,7 +156,7 @@ class Session:
             self._answer(Status.WAIT)
 
     def _register(self, frame: Frame) -> None:
-        """Let the worker take part in a collection: {name, tensors, clock, fills}."""
+        """Let the worker take part: {tensors, clock, fills}."""
         if frame.body > MAX_TEXT_BYTES:
             raise ArgumentError(
                 f"worker {self.worker} announces a list of tensors of {frame.body} bytes, which is "
@@ -164,7 +164,7 @@ class Session:
             )
         try:
             said = json.loads(receive_bytes(self._connection, frame.body))
-            name, clock, told = str(said["name"]), said["clock"], bool(said["fills"])
+            clock, told = said["clock"], bool(said["fills"])
             specs = decode(said["tensors"])
             if clock is not None and type(clock) is not int:
                 raise ValueError("a clock is a number")
@@ -172,9 +172,9 @@ class Session:
             raise ArgumentError(
                 f"worker {self.worker} does not describe its tensors as it should: {error}"
             ) from None
-        collection = self._owner.open(name, specs, self.worker)
+        collection = self._owner.open(specs, self.worker)
         with collection.moved:
-            self._joined.append(collection)
+            self._joined = collection
             while (fills := collection.may_fill(self.worker, told, self._owner.index == 0)) is None:
                 if not collection.moved.wait(0.25):
                     self._look_alive()
@@ -184,33 +184,30 @@ class Session:
             "checkpoint": self._owner.checkpoint_file(),
         }
         body = json.dumps(answer).encode()
-        self._answer(status, collection.number, collection.version, [body])
+        self._answer(status, collection.version, [body])
 
-    def _own(self, frame: Frame) -> Collection:
+    def _own(self) -> Collection:
         """Return the collection that a request is about."""
-        for collection in self._joined:
-            if collection.number == frame.collection:
-                return collection
-        raise ArgumentError(
-            f"worker {self.worker} has not registered collection {frame.collection}"
-        )
+        if self._joined is None:
+            raise ArgumentError(f"worker {self.worker} has not registered its tensors")
+        return self._joined
 
     def _fill(self, frame: Frame) -> None:
-        """Take the first values of all parts."""
-        collection = self._own(frame)
+        """Take the first values of all tensors."""
+        collection = self._own()
         if not collection.is_filled_by(self.worker):
             raise ArgumentError(f"worker {self.worker} sends values that nobody asked for")
-        self._check_body(frame, sum(part.nbytes for part in collection.parts))
-        values = self._staged_parts(collection)
+        self._check_body(frame, sum(one.nbytes for one in collection.tensors))
+        values = self._staged_all(collection)
         receive(self._connection, values)
         with collection.lock:
             for index, one in enumerate(values):
                 collection.storage.write(index, one)
         collection.fill()
-        self._answer(Status.DONE, collection.number, collection.version)
+        self._answer(Status.DONE, collection.version)
 
     def _push(self, frame: Frame) -> None:
-        collection = self._own(frame)
+        collection = self._own()
         self._check_filled(collection)
         entries = self._entries(frame, collection)
         sizes = [_entry_bytes(collection, entry) for entry in entries]
@@ -218,52 +215,52 @@ class Session:
         gradients, pieces = [], []
         for entry, size in zip(entries, sizes, strict=True):
             if entry.layout == Layout.DENSE:
-                gradients.append(Gradient(entry.part, self._staged(collection, entry.part)))
+                gradients.append(Gradient(entry.tensor, self._staged(collection, entry.tensor)))
                 pieces.append(gradients[-1].values)
                 continue
             memory = memoryview(bytearray(size))
             split = entry.rows * ROW_NUMBER_BYTES
-            gradients.append(Gradient(entry.part, memory[split:], memory[:split].cast("q")))
+            gradients.append(Gradient(entry.tensor, memory[split:], memory[:split].cast("q")))
             pieces.append(memory)
         receive(self._connection, pieces)
-        version = collection.push(self.worker, frame.clock, frame.version, gradients, frame.body)
-        self._answer(Status.DONE, collection.number, version)
+        version = collection.push(self.worker, frame.clock, frame.version, gradients)
+        self._answer(Status.DONE, version)
 
     def _pull(self, frame: Frame) -> None:
-        """Send all parts."""
-        collection = self._own(frame)
+        """Send all values."""
+        collection = self._own()
         self._check_filled(collection)
         self._check_body(frame, 0)
         staleness = None if frame.version == 0 else frame.version - 1
-        waited = collection.wait(self.worker, frame.clock, staleness, self._look_alive)
-        values = self._staged_parts(collection)
+        collection.wait(self.worker, frame.clock, staleness, self._look_alive)
+        values = self._staged_all(collection)
         with collection.lock:
             for index, one in enumerate(values):
                 collection.storage.read(index, one)
             version = collection.version
-        count = self._answer(Status.DONE, collection.number, version, values)
-        collection.pulled(self.worker, frame.clock, count, waited)
+        self._answer(Status.DONE, version, values)
+        collection.pulled(self.worker, frame.clock)
 
     def _report(self, frame: Frame) -> None:
         self._check_body(frame, 0)
-        said = [one.as_json() for one in self._owner.report().servers]
-        self._answer(Status.DONE, pieces=[json.dumps(said).encode()])
+        body = json.dumps(asdict(self._owner.report())).encode()
+        self._answer(Status.DONE, pieces=[body])
 
     def _entries(self, frame: Frame, collection: Collection) -> list[Entry]:
         """Receive the entries of a body, and check each of them."""
-        if frame.entries > len(collection.parts):
+        if frame.entries > len(collection.tensors):
             raise ArgumentError(
-                f"worker {self.worker} names {frame.entries} parts, and there are "
-                f"{len(collection.parts)}"
+                f"worker {self.worker} names {frame.entries} tensors, and there are "
+                f"{len(collection.tensors)}"
             )
         if frame.body < frame.entries * ENTRY_BYTES:
             self._check_body(frame, frame.entries * ENTRY_BYTES)
         entries = receive_entries(self._connection, frame.entries)
-        if len({entry.part for entry in entries}) < len(entries):
-            raise ArgumentError(f"worker {self.worker} names a part twice")
+        if len({entry.tensor for entry in entries}) < len(entries):
+            raise ArgumentError(f"worker {self.worker} names a tensor twice")
         for entry in entries:
-            known = entry.part < len(collection.parts) and entry.layout in set(Layout)
-            if not known or entry.rows > collection.parts[entry.part].rows:
+            known = entry.tensor < len(collection.tensors) and entry.layout in set(Layout)
+            if not known or entry.rows > collection.tensors[entry.tensor].rows:
                 raise ArgumentError(
                     f"worker {self.worker} asks for what this server does not have: {entry}"
                 )
@@ -283,21 +280,19 @@ class Session:
         if not collection.filled:
             raise ArgumentError(f"worker {self.worker} asks for values before they are there")
 
-    def _staged_parts(self, collection: Collection) -> list[memoryview]:
-        return [self._staged(collection, index) for index in range(len(collection.parts))]
+    def _staged_all(self, collection: Collection) -> list[memoryview]:
+        return [self._staged(collection, index) for index in range(len(collection.tensors))]
 
-    def _staged(self, collection: Collection, part: int) -> memoryview:
-        """Return this session's own memory for a part; pages that nobody touches cost nothing."""
-        memory = self._staging.get(collection.number)
-        if memory is None:
-            memory = mmap.mmap(-1, max(1, collection.staging_bytes))
-            self._staging[collection.number] = memory
-        begin = collection.offsets[part]
-        return memoryview(memory)[begin : begin + collection.parts[part].nbytes]
+    def _staged(self, collection: Collection, tensor: int) -> memoryview:
+        """Return this session's own memory for a tensor; pages that nobody touches cost nothing."""
+        if self._staging is None:
+            self._staging = mmap.mmap(-1, max(1, collection.staging_bytes))
+        begin = collection.offsets[tensor]
+        return memoryview(self._staging)[begin : begin + collection.tensors[tensor].nbytes]
 
 
 def _entry_bytes(collection: Collection, entry: Entry) -> int:
-    part = collection.parts[entry.part]
+    spec = collection.tensors[entry.tensor]
     if entry.layout == Layout.DENSE:
-        return part.nbytes
-    return entry.rows * (ROW_NUMBER_BYTES + part.spec.row_bytes)
+        return spec.nbytes
+    return entry.rows * (ROW_NUMBER_BYTES + spec.row_bytes)

@@ -1,4 +1,4 @@
-"""What a worker says of its tensors when it registers a collection.
+"""What a worker says of its tensors when it registers a model, and which server holds which.
 
 Example:
     >>> spec = TensorSpec("weight", "float32", (10, 3))
@@ -6,6 +6,8 @@ Example:
     (10, 12, 120)
     >>> decode(encode([spec])) == [spec]
     True
+    >>> place([TensorSpec("bias", "float32", (3,)), spec], servers=2)
+    [1, 0]
 """
 
 from __future__ import annotations
@@ -79,6 +81,17 @@ def _decode_one(said: Any) -> TensorSpec:
     if math.prod(shape) > _MAX_ELEMENTS:
         raise ValueError(f"tensor {name!r} has more than {_MAX_ELEMENTS} elements")
     return TensorSpec(name, dtype, tuple(shape))
+
+
+def place(specs: Sequence[TensorSpec], servers: int) -> list[int]:
+    """Return the server of each tensor; from the largest on, that with the fewest bytes."""
+    # Every process computes this from the tensors alone, so nobody has to be told.
+    load = [0] * servers
+    server_of = [0] * len(specs)
+    for index in sorted(range(len(specs)), key=lambda one: (-specs[one].nbytes, one)):
+        server_of[index] = load.index(min(load))
+        load[server_of[index]] += specs[index].nbytes
+    return server_of
 
 
 def difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:

@@ -1,9 +1,9 @@
 """Frames between a worker and a server: a header of fixed size, entries of fixed size, raw bytes.
 
-    request   operation, collection, entries, clock, version that the worker has, bytes of the body
-    answer    status, collection, entries, number of the last checkpoint, version, bytes of the body
+    request   operation, entries, clock, version that the worker has, bytes of the body
+    answer    status, entries, number of the last checkpoint, version, bytes of the body
 
-A body begins with its entries, one for each part that it is about, and their bytes follow in that
+The body of PUSH begins with its entries, one for each gradient, and their bytes follow in that
 order. An entry of rows has 8 bytes per row number, then the rows themselves. Both sides compute the
 size that a body must have from what they know of the tensors, before they take memory for it. Only
 the body of REGISTER, and texts, are JSON or UTF-8. Nothing is unpickled.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from hvdlite.errors import HvdliteError
 
-_FRAME = struct.Struct("<BBHIqQQ")
+_FRAME = struct.Struct("<B3xIqQQ")
 _ENTRY = struct.Struct("<IIQ")
 ENTRY_BYTES = _ENTRY.size
 ROW_NUMBER_BYTES = 8
@@ -62,7 +62,6 @@ class Frame(NamedTuple):
     """The header of a request or an answer."""
 
     kind: int  # It is an `Operation` or a `Status`.
-    collection: int = 0  # The collection has this number on this server.
     entries: int = 0
     clock: int = 0  # It is the worker's; an answer has the number of the server's last checkpoint.
     # The worker has, or gets, values of this version. A PULL has the bound of staleness plus 1; 0
@@ -72,14 +71,13 @@ class Frame(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the bytes of the header."""
-        kind, collection, entries, clock, version, body = self
-        return _FRAME.pack(kind, collection, 0, entries, clock, version, body)
+        return _FRAME.pack(*self)
 
 
 class Entry(NamedTuple):
-    """What a body has of one part."""
+    """What a body has of one tensor."""
 
-    part: int  # This is its index among the server's parts of this collection.
+    tensor: int  # This is its index among the server's tensors.
     layout: int = Layout.DENSE
     rows: int = 0  # So many row numbers follow; a dense gradient has none.
 
@@ -105,22 +103,17 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost)
 
 
-def send(connection: socket.socket, pieces: Iterable[bytes | memoryview]) -> int:
-    """Send all pieces of memory, and return the number of bytes."""
-    total = 0
+def send(connection: socket.socket, pieces: Iterable[bytes | memoryview]) -> None:
+    """Send all pieces of memory."""
     rest = iter(pieces)
     while some := list(itertools.islice(rest, _AT_ONCE)):
         views = [memoryview(one).cast("B") for one in some if len(one)]
         while views:
-            sent = connection.sendmsg(views)
-            total += sent
-            views = _after(views, sent)
-    return total
+            views = _after(views, connection.sendmsg(views))
 
 
-def receive(connection: socket.socket, pieces: Iterable[memoryview]) -> int:
-    """Fill all pieces of memory, and return the number of bytes; HungUpError at the end."""
-    total = 0
+def receive(connection: socket.socket, pieces: Iterable[memoryview]) -> None:
+    """Fill all pieces of memory; HungUpError at the end."""
     rest = iter(pieces)
     while some := list(itertools.islice(rest, _AT_ONCE)):
         views = [one.cast("B") for one in some if len(one)]
@@ -128,9 +121,7 @@ def receive(connection: socket.socket, pieces: Iterable[memoryview]) -> int:
             got = connection.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
             if got == 0:
                 raise HungUpError("the other side closed the connection")
-            total += got
             views = _after(views, got)
-    return total
 
 
 def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
@@ -150,8 +141,7 @@ def receive_bytes(connection: socket.socket, count: int) -> bytearray:
 
 def receive_frame(connection: socket.socket) -> Frame:
     """Receive a header; raise as `receive` does."""
-    kind, collection, _, *rest = _FRAME.unpack(receive_bytes(connection, _FRAME.size))
-    return Frame(kind, collection, *rest)
+    return Frame(*_FRAME.unpack(receive_bytes(connection, _FRAME.size)))
 
 
 def receive_entries(connection: socket.socket, count: int) -> list[Entry]:

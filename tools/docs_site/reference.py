@@ -176,7 +176,7 @@ _CALLED_BY_FRAMEWORKS = {"forward", "set_model"}
 # Methods by which parts of hvdlite work together: they take no underscore, as they cross modules.
 _CALLED_BY_HVDLITE = {
     *("Handle.first", "Handle.then", "Late.members", "Late.seconds"),
-    *("Group.client", "Group.serve_storage", "ServerReport.as_json", "ServerReport.from_json"),
+    *("Group.client", "Group.serve_storage", "ServerReport.from_json"),
     "State.forget_host_updates",
 }
 

@@ -22,9 +22,9 @@ from typing import Any
 from hvdlite.keras.parameter_server.remote_optimizer import RemoteOptimizer
 from hvdlite.keras.parameter_server.storage import KerasStorage
 from hvdlite.parameter_server import group as neutral
-from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.report import Report, ServerReport, WorkerReport
 from hvdlite.parameter_server.storage import Storage
+from hvdlite.parameter_server.tensors import TensorSpec
 
 __all__ = ["Group", "RemoteOptimizer", "Report", "ServerReport", "WorkerReport", "connect"]
 
@@ -38,7 +38,6 @@ class Group(neutral.Group):
         save: str | PathLike[str] | None = None,
         save_every: float = 60.0,
         load: str | PathLike[str] | None = None,
-        log: str | PathLike[str] | None = None,
     ) -> None:
         """Serve until all workers have ended, or SIGTERM asks this process to end.
 
@@ -48,10 +47,9 @@ class Group(neutral.Group):
                 step.
             save: the path of checkpoints, of which each server writes its own file: `ps.ckpt` is
                 `ps.ckpt.0-of-2` and `ps.ckpt.1-of-2`. If there is one at the start, the servers go
-                on from it, also if their number is another one now.
+                on from it; their number must be the same.
             save_every: seconds between two checkpoints; the last one is written at the end.
             load: the path of another checkpoint to begin with.
-            log: the path of a log of the pushes that each server applies.
 
         Raises:
             ArgumentError: an argument cannot be used, or this process is a worker, or has served
@@ -61,10 +59,10 @@ class Group(neutral.Group):
             group.serve(lambda: keras.optimizers.SGD(0.1 / group.workers), save="ps.ckpt")
         """
 
-        def make_storage(name: str, parts: Sequence[Part]) -> Storage:
-            return KerasStorage(make_optimizer, parts)
+        def make_storage(tensors: Sequence[TensorSpec]) -> Storage:
+            return KerasStorage(make_optimizer, tensors)
 
-        self.serve_storage(make_storage, save, save_every, load, log)
+        self.serve_storage(make_storage, save, save_every, load)
 
     def optimizer(
         self,

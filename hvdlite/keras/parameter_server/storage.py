@@ -1,7 +1,7 @@
 """What a parameter server of Keras holds: variables, and an optimizer of Keras for each of them.
 
-Every part has an optimizer of its own, so that a part whose gradient is missing stays as it is, and
-so that all of an optimizer's variables belong to one part of a checkpoint.
+Every tensor has an optimizer of its own, so that one whose gradient is missing stays as it is, and
+so that all of an optimizer's variables belong to one tensor of a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,97 +13,86 @@ import keras
 import numpy as np
 
 from hvdlite.errors import ArgumentError
-from hvdlite.parameter_server.division import Tensor, check_rows, check_tensors
-from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Gradient, Slot
+from hvdlite.parameter_server.tensors import TensorSpec
 
 MakeOptimizer = Callable[[], Any]
 
 
 class KerasStorage:
-    """One server's parts of a collection, see `hvdlite.parameter_server.storage`."""
+    """The tensors of one server, see `hvdlite.parameter_server.storage`."""
 
     # The server calls one method at a time.
 
-    def __init__(self, make_optimizer: MakeOptimizer, parts: Sequence[Part]) -> None:
-        """Make a variable of zeros, and a checked optimizer, for each part of this server."""
-        self._parts = list(parts)
+    def __init__(self, make_optimizer: MakeOptimizer, tensors: Sequence[TensorSpec]) -> None:
+        """Make a variable of zeros, and a checked optimizer, for each tensor of this server."""
+        self._specs = list(tensors)
         self._variables: list[Any] = []
         self._optimizers: list[Any] = []
-        for part in parts:
-            zeros: Any = np.zeros(part.shape, "float32")
+        for spec in tensors:
+            zeros: Any = np.zeros(spec.shape, "float32")
             with keras.device("cpu"):
-                variable = keras.Variable(zeros, dtype=part.spec.dtype, name="parameter")
+                variable = keras.Variable(zeros, dtype=spec.dtype, name="parameter")
                 optimizer = make_optimizer()
                 _check(optimizer)
                 optimizer.build([variable])
             self._variables.append(variable)
             self._optimizers.append(optimizer)
-        if len(parts) > 1 or any(part.servers > 1 for part in parts):
-            _check_division(make_optimizer, self._parts, type(self._optimizers[0]).__name__)
 
-    def read(self, part: int, into: memoryview) -> None:
-        """Copy the values of a part."""
-        into[:] = _bytes(_array(self._variables[part]))
+    def read(self, tensor: int, into: memoryview) -> None:
+        """Copy the values of a tensor."""
+        into[:] = _bytes(_array(self._variables[tensor]))
 
-    def write(self, part: int, values: memoryview) -> None:
-        """Set the values of a part."""
-        self._variables[part].assign(self._as_array(part, values, self._parts[part].shape))
+    def write(self, tensor: int, values: memoryview) -> None:
+        """Set the values of a tensor."""
+        self._variables[tensor].assign(self._as_array(tensor, values, self._specs[tensor].shape))
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Apply one push, each gradient with its part's optimizer, or raise and change nothing."""
+        """Apply the gradients of one push, each with its own optimizer, or change nothing."""
         dense = [self._dense(one) for one in gradients]
         with keras.device("cpu"):
             for one, gradient in zip(gradients, dense, strict=True):
                 tensor = keras.ops.convert_to_tensor(gradient)
-                self._optimizers[one.part].apply([tensor], [self._variables[one.part]])
+                self._optimizers[one.tensor].apply([tensor], [self._variables[one.tensor]])
 
     def slots(self) -> Iterator[Slot]:
         """Copy the values, and the variables of the optimizers, one by one."""
-        for index, part in enumerate(self._parts):
-            yield _slot(index, "", self._variables[index], part)
-            for name, variable in self._states(index).items():
-                yield _slot(index, name, variable, part)
+        for index, variable in enumerate(self._variables):
+            yield _slot(index, "", variable)
+            for name, state in self._states(index).items():
+                yield _slot(index, name, state)
 
-    def restore(
-        self, part: int, name: str, dtype: str, shape: Sequence[int], data: bytearray
-    ) -> None:
+    def restore(self, slot: Slot) -> None:
         """Set what `slots` has copied; raise if the optimizer does not have such a state."""
-        variable = self._states(part).get(name) if name else self._variables[part]
-        if variable is None or tuple(variable.shape) != tuple(shape):
+        states = self._states(slot.tensor)
+        variable = states.get(slot.name) if slot.name else self._variables[slot.tensor]
+        if variable is None or tuple(variable.shape) != slot.shape:
             raise ArgumentError(
-                f"the checkpoint has a state {name!r} of shape {list(shape)} for tensor "
-                f"{self._parts[part].spec.name!r}, and the optimizer has none: use the optimizer "
+                f"the checkpoint has a state {slot.name!r} of shape {list(slot.shape)} for tensor "
+                f"{self._specs[slot.tensor].name!r}, and the optimizer has none: use the optimizer "
                 "that wrote it, or delete the file"
             )
-        variable.assign(np.frombuffer(data, dtype=np.dtype(dtype)).reshape(tuple(shape)))
+        variable.assign(np.frombuffer(slot.data, dtype=np.dtype(slot.dtype)).reshape(slot.shape))
 
-    def _states(self, part: int) -> dict[str, Any]:
+    def _states(self, tensor: int) -> dict[str, Any]:
         """Name the optimizer's variables by their order and their own names."""
-        variables = self._optimizers[part].variables
+        variables = self._optimizers[tensor].variables
         return {f"{i}.{one.path.rpartition('/')[2]}": one for i, one in enumerate(variables)}
 
-    def _own_rows(self, part: int, rows: memoryview) -> Any:
-        of = self._parts[part]
-        own = np.frombuffer(rows, np.int64) - of.first
-        if own.size and not (own.min() >= 0 and own.max() < of.rows):
-            raise ArgumentError(
-                f"rows of {of.spec.name!r} must be from {of.first} to {of.first + of.rows - 1}"
-            )
-        return own
-
-    def _as_array(self, part: int, values: memoryview, shape: Sequence[int]) -> Any:
-        dtype = np.dtype(self._parts[part].spec.dtype)
+    def _as_array(self, tensor: int, values: memoryview, shape: Sequence[int]) -> Any:
+        dtype = np.dtype(self._specs[tensor].dtype)
         return np.frombuffer(values, dtype).reshape(tuple(shape))
 
     def _dense(self, gradient: Gradient) -> Any:
-        """Return a gradient as an array of the shape of its part."""
-        part = self._parts[gradient.part]
+        """Return a gradient as an array of the shape of its tensor."""
+        spec = self._specs[gradient.tensor]
         if gradient.rows is None:
-            return self._as_array(gradient.part, gradient.values, part.shape)
-        rows = self._own_rows(gradient.part, gradient.rows)
-        values = self._as_array(gradient.part, gradient.values, (len(rows), *part.shape[1:]))
-        dense = np.zeros(part.shape, values.dtype)
+            return self._as_array(gradient.tensor, gradient.values, spec.shape)
+        rows = np.frombuffer(gradient.rows, np.int64)
+        if rows.size and not (rows.min() >= 0 and rows.max() < spec.rows):
+            raise ArgumentError(f"rows of {spec.name!r} must be from 0 to {spec.rows - 1}")
+        values = self._as_array(gradient.tensor, gradient.values, (len(rows), *spec.shape[1:]))
+        dense = np.zeros(spec.shape, values.dtype)
         dense[rows] = values
         return dense
 
@@ -116,34 +105,18 @@ def _check(optimizer: Any) -> None:
             "group.serve() takes a function that returns a new optimizer of Keras without loss "
             f"scaling, such as lambda: keras.optimizers.SGD(0.1 / group.workers), not {optimizer!r}"
         )
+    if optimizer.global_clipnorm:
+        raise ArgumentError(
+            f"{type(optimizer).__name__} looks at all tensors together, as global_clipnorm does, "
+            "and a server updates each by itself: clip on the workers, by "
+            "group.optimizer(global_clipnorm=...)"
+        )
 
 
-def _check_division(make_optimizer: MakeOptimizer, parts: Sequence[Part], name: str) -> None:
-    """Refuse an optimizer to which other rows, or other tensors, matter; `name` is its class."""
-
-    def update(tensors: Sequence[Tensor]) -> list[list[float]]:
-        with keras.device("cpu"):
-            variables = [keras.Variable(np.asarray(one.values, "float32")) for one in tensors]
-            optimizer = make_optimizer()
-            optimizer.build(variables)
-            for gradients in zip(*(one.gradients for one in tensors), strict=True):
-                arrays = [np.asarray(one, "float32") for one in gradients]
-                optimizer.apply([keras.ops.convert_to_tensor(one) for one in arrays], variables)
-            rows: list[list[float]] = [row for one in variables for row in _array(one).tolist()]
-        return rows
-
-    clip = "clip on the workers, by group.optimizer(global_clipnorm=...)"
-    check_tensors(
-        update, name, f"as global_clipnorm does, and a server updates each by itself: {clip}"
-    )
-    check_rows(parts, update, name)
-
-
-def _slot(index: int, name: str, variable: Any, part: Part) -> Slot:
+def _slot(index: int, name: str, variable: Any) -> Slot:
     shape = tuple(int(one) for one in variable.shape)
-    by_rows = shape == part.shape and bool(shape)
     data = memoryview(_array(variable).tobytes())
-    return Slot(index, name, str(variable.dtype), shape, by_rows, data)
+    return Slot(index, name, str(variable.dtype), shape, data)
 
 
 def _array(variable: Any) -> Any:

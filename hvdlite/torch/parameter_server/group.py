@@ -8,8 +8,8 @@ from os import PathLike
 
 from hvdlite.errors import UndividedRateWarning
 from hvdlite.parameter_server import group as neutral
-from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Storage
+from hvdlite.parameter_server.tensors import TensorSpec
 from hvdlite.torch.parameter_server.replica import NamedParameters, Replica
 from hvdlite.torch.parameter_server.storage import MakeOptimizer, TorchStorage
 
@@ -23,7 +23,6 @@ class Group(neutral.Group):
         save: str | PathLike[str] | None = None,
         save_every: float = 60.0,
         load: str | PathLike[str] | None = None,
-        log: str | PathLike[str] | None = None,
         check_finite: bool = False,
     ) -> None:
         """Serve until all workers have ended, or SIGTERM asks this process to end.
@@ -33,10 +32,9 @@ class Group(neutral.Group):
                 optimizer. Divide the rate by `group.workers`: every worker's push is one step.
             save: the path of checkpoints, of which each server writes its own file: `ps.ckpt` is
                 `ps.ckpt.0-of-2` and `ps.ckpt.1-of-2`. If there is one at the start, the servers go
-                on from it, also if their number is another one now.
+                on from it; their number must be the same.
             save_every: seconds between two checkpoints; the last one is written at the end.
             load: the path of another checkpoint to begin with.
-            log: the path of a log of the pushes that each server applies.
             check_finite: whether to refuse a push with a NaN or an infinity; its worker gets an
                 ArgumentError.
 
@@ -51,12 +49,12 @@ class Group(neutral.Group):
             group.serve(make_optimizer, save="ps.ckpt", save_every=600)
         """
 
-        def make_storage(name: str, parts: Sequence[Part]) -> Storage:
-            storage = TorchStorage(name, parts, make_optimizer, check_finite)
+        def make_storage(tensors: Sequence[TensorSpec]) -> Storage:
+            storage = TorchStorage(tensors, make_optimizer, check_finite)
             self._warn_of_the_rate(storage)
             return storage
 
-        self.serve_storage(make_storage, save, save_every, load, log)
+        self.serve_storage(make_storage, save, save_every, load)
 
     def _warn_of_the_rate(self, storage: TorchStorage) -> None:
         """Warn once of a momentum at a rate that does not depend on the number of workers."""

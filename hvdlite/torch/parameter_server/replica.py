@@ -59,7 +59,7 @@ class Replica:
         # parameter.
         self._hosts = [_host_memory(one) for one in self._parameters]
         self._memory = [bytes_of(one) for one in self._hosts]
-        self._collection = client.register("", specs, self._memory)
+        self._collection = client.register(specs, self._memory)
         self.clock = self._collection.clock
         self._exchange(None, pull=True, staleness=None)
 

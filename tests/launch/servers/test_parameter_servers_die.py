@@ -119,4 +119,4 @@ def test_digits_are_learned() -> None:
     output = run_example("parameter_server.py", 4, *flags)
     accuracy = re.search(r"test accuracy ([\d.]+)%", output)
     assert accuracy and float(accuracy[1]) >= 95.0, output
-    assert "server 0: " in output and " pushes/s, age " in output
+    assert "server 0: " in output and " pulls, age " in output

@@ -30,7 +30,7 @@ def served(make_optimizer: Any, servers: int = 2, workers: int = 1) -> Servers:
     """Start servers as threads of this process."""
     from hvdlite.keras.parameter_server.storage import KerasStorage
 
-    return Servers(servers, lambda name, parts: KerasStorage(make_optimizer, parts), workers)
+    return Servers(servers, lambda tensors: KerasStorage(make_optimizer, tensors), workers)
 
 
 def remote(servers: Servers, **options: Any) -> Any:
@@ -64,19 +64,18 @@ def scenario_one_worker_has_the_weights_of_plain_training() -> None:
 def scenario_other_servers_go_on_from_the_state_of_these() -> None:
     """Values and the optimizer's state travel in slots, as in a checkpoint."""
     from hvdlite.keras.parameter_server.storage import KerasStorage
-    from hvdlite.parameter_server.placement import place
-    from hvdlite.parameter_server.storage import Gradient
+    from hvdlite.parameter_server.storage import Gradient, Slot
     from hvdlite.parameter_server.tensors import TensorSpec
 
-    parts = place([TensorSpec("kernel", "float32", (3, 2))], 1)
+    tensors = [TensorSpec("kernel", "float32", (3, 2))]
     gradient = Gradient(0, memoryview(np.full((3, 2), 0.5, "float32")).cast("B"))
     rows = Gradient(
         0, memoryview(np.ones((1, 2), "float32")).cast("B"), memoryview(np.array([2])).cast("B")
     )
-    first, second = (KerasStorage(lambda: keras.optimizers.Adam(0.1), parts) for _ in range(2))
+    first, second = (KerasStorage(lambda: keras.optimizers.Adam(0.1), tensors) for _ in range(2))
     first.apply([gradient])
     for slot in first.slots():
-        second.restore(slot.part, slot.name, slot.dtype, slot.shape, bytearray(slot.data))
+        second.restore(slot)
     read = []
     for storage in (first, second):
         storage.apply([rows])
@@ -85,33 +84,20 @@ def scenario_other_servers_go_on_from_the_state_of_these() -> None:
         read.append(bytes(memory))
     assert read[0] == read[1]
     with pytest.raises(hvd.ArgumentError, match="the optimizer has none: use the optimizer that"):
-        second.restore(0, "9.other", "float32", (3, 2), bytearray(24))
+        second.restore(Slot(0, "9.other", "float32", (3, 2), memoryview(bytearray(24))))
     elsewhere = Gradient(0, rows.values, memoryview(np.array([3])).cast("B"))
     with pytest.raises(hvd.ArgumentError, match="rows of 'kernel' must be from 0 to 2"):
         first.apply([elsewhere])
 
 
-def scenario_what_would_depend_on_the_number_of_servers_is_refused() -> None:
+def scenario_a_server_does_not_clip_by_the_norm_of_all_tensors() -> None:
     from hvdlite.keras.parameter_server.storage import KerasStorage
-    from hvdlite.parameter_server.placement import place
     from hvdlite.parameter_server.tensors import TensorSpec
 
-    large, small = TensorSpec("w", "float32", (1024, 128)), TensorSpec("b", "float32", (8,))
-    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
-    cases: tuple[tuple[Any, int, str | None], ...] = (
-        (lambda: sgd(0.1, global_clipnorm=1.0), 1, "clip on the workers, by group.optimizer"),
-        (lambda: sgd(0.1, clipnorm=1.0), 1, None),
-        (lambda: sgd(0.1, clipnorm=1.0), 2, "SGD looks at a tensor as a whole, and 'w'"),
-        (lambda: keras.optimizers.Adafactor(0.1), 2, "Adafactor looks at a tensor as a whole"),
-        (lambda: adam(0.1, clipvalue=0.5), 2, None),
-    )
-    for make, servers, message in cases:
-        parts = [one for one in place([large, small], servers) if one.server == 0]
-        if message is None:
-            KerasStorage(make, parts)
-            continue
-        with pytest.raises(hvd.ArgumentError, match=message):
-            KerasStorage(make, parts)
+    tensors = [TensorSpec("w", "float32", (4, 2))]
+    KerasStorage(lambda: keras.optimizers.SGD(0.1, clipnorm=1.0), tensors)
+    with pytest.raises(hvd.ArgumentError, match="clip on the workers, by group.optimizer"):
+        KerasStorage(lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0), tensors)
 
 
 def scenario_workers_clip_as_a_plain_optimizer_does() -> None:

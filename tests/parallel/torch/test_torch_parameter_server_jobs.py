@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import signal
 import time
 from pathlib import Path
@@ -30,7 +29,7 @@ def train(folder: str, endless: bool = False) -> Any:
 
     with hvd.parameter_server.connect() as group:
         if group.serves:
-            group.serve(make_optimizer, save=f"{folder}/ps", save_every=0.2, log=f"{folder}/log")
+            group.serve(make_optimizer, save=f"{folder}/ps", save_every=0.2)
             return "served"
         torch.manual_seed(group.index)
         model = torch.nn.Linear(4, 1)
@@ -83,10 +82,4 @@ def test_deaths_of_a_worker_and_of_a_server(tmp_path: Path) -> None:
     for result in results[3:]:
         assert "parameter server 1 died" in result.value
         assert f"{tmp_path}/ps.1-of-2" in result.value
-    lines = [json.loads(one) for one in read_lines(tmp_path / "log.0-of-2")]
-    for worker in (3, 4):
-        clocks = [
-            one["clock"] for one in lines if one["what"] == "push" and one["worker"] == worker
-        ]
-        assert clocks == list(range(clocks[0], clocks[0] + len(clocks)))
     assert (tmp_path / "ps.0-of-2").exists()
