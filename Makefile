@@ -104,7 +104,6 @@ bench: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python benchmarks/autotune.py
 	$(IN_VENV) python benchmarks/tensorflow_ops.py
 	$(IN_VENV) python benchmarks/keras_step.py
-	$(IN_VENV) python benchmarks/transfers.py
 	$(IN_VENV) python benchmarks/live.py
 	$(IN_VENV) python benchmarks/blame.py
 

@@ -19,8 +19,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import hvdlite.torch as hvd
-
 WIDTH, HEAD, BLOCKS = 32, 8, 4
 BATCH, MICRO_BATCHES = 128, 4  # BATCH is that of all replicas together
 TEST_IMAGES = 3 * BATCH  # of 1,797; a pipeline takes batches of one size
@@ -63,12 +61,12 @@ def load() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(epochs: int) -> None:
-    hvd.init()
     dist.init_process_group("hvdlite")
-    mesh = hvd.mesh(tp=2, pp=2) if hvd.size() > 1 else hvd.mesh()
-    replica, _, stage = mesh.coordinates
-    sizes = stages, replicas, _ = [len(axis.ranks) for axis in (mesh.pp, mesh.dp, mesh.tp)]
+    world = dist.get_world_size()
+    sizes = stages, replicas, _ = (2, world // 4, 2) if world > 1 else (1, 1, 1)
     ranks = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "tp"))
+    stage, replica, column = (ranks[axis].get_local_rank() for axis in ("pp", "dp", "tp"))
+    first, last = stage == 0, stage == stages - 1
     layers = make_stage(stage, stages)
     for block in (layer for layer in layers if isinstance(layer, Block)):
         columns = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
@@ -87,17 +85,18 @@ def train(epochs: int) -> None:
         batches = (torch.arange(TEST_IMAGES + 1) if testing else order).split(BATCH)[:-1]
         for batch in batches:
             mine, losses = batch.chunk(replicas)[replica], []
-            inputs = (images[mine],) if mesh.previous is None else ()
-            targets = {"target": labels[mine], "losses": losses} if mesh.next is None else {}
+            inputs = (images[mine],) if first else ()
+            targets = {"target": labels[mine], "losses": losses} if last else {}
             optimizer.zero_grad()
             outputs = (schedule.eval if testing else schedule.step)(*inputs, **targets)
             if not testing:
                 optimizer.step()
-            if mesh.next is None:
+            if last:
                 right = (outputs.argmax(1) == labels[mine]).float().mean()
                 results += torch.stack([torch.stack(losses).mean().detach(), right]) / len(batches)
-        loss, accuracy = hvd.allreduce(results, process_set=mesh.dp).tolist()
-        if mesh.next is None and mesh.dp.rank() == mesh.tp.rank() == 0:
+        dist.all_reduce(results, dist.ReduceOp.AVG, group=ranks.get_group("dp"))
+        loss, accuracy = results.tolist()
+        if last and replica == column == 0:
             title = "test:" if testing else f"epoch {epoch}:"
             print(title, f"loss {loss:.4f}, accuracy {accuracy:.1%}")
     dist.destroy_process_group()

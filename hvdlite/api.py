@@ -52,7 +52,6 @@ from hvdlite.errors import (
     UnsupportedError,
     VirtualRanksWarning,
 )
-from hvdlite.mesh import Mesh, mesh
 from hvdlite.observed import observe
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
@@ -83,7 +82,6 @@ __all__ = [
     "HvdliteError",
     "LateGradientsWarning",
     "Max",
-    "Mesh",
     "Min",
     "MismatchError",
     "NotInitializedError",
@@ -114,7 +112,6 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
-    "mesh",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

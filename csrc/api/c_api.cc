@@ -32,23 +32,15 @@ Result<int> gpu_of(const HvdliteCall& call, Engine& engine) {
 
 Result<EntryPtr> make_entry(const HvdliteCall& call, Engine& engine) {
   HVDLITE_RETURN_IF_ERROR(check_not_forked());
-  if (call.kind < 0 || call.kind > static_cast<int>(kLastKind)) {
+  // A call has no room for the two ranks of a send.
+  if (call.kind < 0 || call.kind >= static_cast<int>(Kind::kSend)) {
     return Status(StatusCode::kInvalidArgument,
                   "kind " + std::to_string(call.kind) + " is unknown");
   }
   EntryBuilder builder(static_cast<Kind>(call.kind), call.name, call.process_set);
   builder.root(call.root).reduce(call.op, call.prescale, call.postscale);
   if (!std::isnan(call.weight)) builder.weigh(call.weight);
-  const std::vector<std::int64_t> numbers(call.splits, call.splits + call.split_count);
-  if (call.kind == static_cast<int>(Kind::kSend)) {
-    if (numbers.size() != 2) return Status(StatusCode::kInternal, "a send without its two ranks");
-    const auto rank = [&](std::int64_t number) {
-      return number == kThisRank ? engine.rank() : static_cast<int>(number);
-    };
-    builder.ends(rank(numbers[0]), rank(numbers[1]));
-  } else {
-    builder.splits(numbers);
-  }
+  builder.splits({call.splits, call.splits + call.split_count});
   const Result<int> gpu = gpu_of(call, engine);
   if (!gpu.ok()) return builder.refused(gpu.status());
   for (const HvdliteTensor& tensor : tensors_of(call)) {

@@ -14,8 +14,6 @@ class Engine;
 
 inline constexpr std::uint32_t kCoreTableVersion = 6;
 
-inline constexpr std::int64_t kThisRank = -1;
-
 extern "C" {
 
 // One tensor; `name` is for messages. `output` is unused where the result comes with
@@ -64,8 +62,7 @@ struct HvdliteCall {
   // Tensors on a GPU are all on the same one. They are ready at the point that this CUstream has
   // come to, and it waits for the results, and for the memory to be free, from `done` on.
   void* stream;
-  // Alltoall and reducescatter: see Request::splits. A send: source and destination, where
-  // kThisRank stands for the rank of the engine.
+  // Alltoall and reducescatter: see Request::splits.
   std::int32_t split_count;
   const std::int64_t* splits;
   // Called exactly once: by submit() itself when the call is refused or the world has one rank,

@@ -186,9 +186,6 @@ void register_kernels() {
   register_op<&Pending::alltoall>({kAlltoallOp,
                                    &create_node<Attributes::kNone, false>,
                                    {"terms", "splits", "received_splits"}});
-  register_op<&Pending::send>(
-      {kSendOp, &create_node<Attributes::kRoot, false>, {"terms", "token"}});
-  register_op<&Pending::recv>({kRecvOp, &create_node<Attributes::kRoot, false>, {"terms"}});
   register_query("CPU");
   if (has_kernels_for_gpus()) register_query("GPU");
 }

@@ -12,8 +12,6 @@ inline constexpr const char* kAllgatherOp = "HvdliteAllgather";
 inline constexpr const char* kBroadcastOp = "HvdliteBroadcast";
 inline constexpr const char* kReducescatterOp = "HvdliteReducescatter";
 inline constexpr const char* kAlltoallOp = "HvdliteAlltoall";
-inline constexpr const char* kSendOp = "HvdliteSend";
-inline constexpr const char* kRecvOp = "HvdliteRecv";
 inline constexpr const char* kQueryOp = "HvdliteQuery";
 
 // Registers all kernels. Called once, while tf.load_op_library opens the library.

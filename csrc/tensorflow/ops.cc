@@ -124,21 +124,6 @@ void register_ops() {
   TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
   finish(op, kAlltoallOp, &alltoall_shapes);
 
-  op = TF_NewOpDefinitionBuilder(kSendOp);
-  TF_OpDefinitionBuilderAddInput(op, "tensor: T");
-  TF_OpDefinitionBuilderAddInput(op, "terms: double");
-  TF_OpDefinitionBuilderAddOutput(op, "token: float");
-  TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string");
-  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
-  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
-  TF_OpDefinitionBuilderAddAttr(op, "root: int = 0");  // the other rank
-  finish(op, kSendOp, &scalar_shape);
-
-  op = begin(kRecvOp, /*list=*/false);
-  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
-  TF_OpDefinitionBuilderAddAttr(op, "root: int = 0");  // the other rank
-  finish(op, kRecvOp, &same_shapes);
-
   op = TF_NewOpDefinitionBuilder(kQueryOp);
   TF_OpDefinitionBuilderAddInput(op, "terms: double");
   TF_OpDefinitionBuilderAddOutput(op, "value: int32");

@@ -191,18 +191,6 @@ void Pending::alltoall(std::unique_ptr<Pending> self) {
   ready ? submit(std::move(self), Kind::kAlltoall) : finish(std::move(self));
 }
 
-void Pending::send(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_inputs(1);
-  self->splits_ = {kThisRank, self->node_.root};
-  ready ? submit(std::move(self), Kind::kSend) : finish(std::move(self));
-}
-
-void Pending::recv(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_tensors();
-  self->splits_ = {self->node_.root, kThisRank};
-  ready ? submit(std::move(self), Kind::kSend) : finish(std::move(self));
-}
-
 void Pending::submit(std::unique_ptr<Pending> self, Kind kind) {
   const bool scales = kind == Kind::kAllreduce || kind == Kind::kReducescatter;
   self->kind_ = kind;
@@ -231,18 +219,8 @@ void Pending::on_result(void* self, const HvdliteResult* result) {
     pending->fail(code_of(*result), result->message);
   } else if (result->count > 0) {
     pending->write_received(*result);
-  } else if (pending->kind_ == Kind::kSend && pending->splits_[0] == kThisRank) {
-    pending->write_token();
   }
   finish(std::move(pending));
-}
-
-void Pending::write_token() {
-  const OwnedStatus status = new_status();
-  const OwnedTensor token(
-      TF_AllocateOutput(context_, 0, TF_FLOAT, nullptr, 0, sizeof(float), status.get()));
-  if (token == nullptr) return fail(TF_GetCode(status.get()), TF_Message(status.get()));
-  *static_cast<float*>(TF_TensorData(token.get())) = 0.0F;
 }
 
 void Pending::write_received(const HvdliteResult& result) {

@@ -26,7 +26,7 @@ struct Node {
   std::vector<std::string> names;  // Each tensor has one, for messages.
   std::int32_t op = 0;
   std::int32_t wire = -1;  // An allreduce gives TensorShape::wire; -1: the dtype itself.
-  std::int32_t root = 0;   // A send gives the other rank.
+  std::int32_t root = 0;
   std::int32_t process_set = 0;
 };
 
@@ -58,8 +58,6 @@ class Pending {
   static void allgather(std::unique_ptr<Pending> self);
   static void reducescatter(std::unique_ptr<Pending> self);
   static void alltoall(std::unique_ptr<Pending> self);
-  static void send(std::unique_ptr<Pending> self);
-  static void recv(std::unique_ptr<Pending> self);
 
  private:
   bool read_terms();  // the last input
@@ -69,7 +67,6 @@ class Pending {
   void add_tensor(int index, const void* input, void* output);
   static void submit(std::unique_ptr<Pending> self, Kind kind);
   static void on_result(void* self, const HvdliteResult* result);
-  void write_token();  // the output of a send
   void write_received(const HvdliteResult& result);
   bool write_rows(const HvdliteResult& result, int index);
   void fail(TF_Code code, const std::string& message);

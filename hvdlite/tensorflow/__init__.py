@@ -32,7 +32,6 @@ from typing import Any
 from hvdlite import api, basics
 from hvdlite.api import *
 from hvdlite.tensorflow import elastic
-from hvdlite.tensorflow.collectives.model_parallel import copy_to, reduce_from
 from hvdlite.tensorflow.collectives.ops import (
     allreduce,
     barrier,
@@ -54,7 +53,6 @@ from hvdlite.tensorflow.collectives.rows import (
     grouped_reducescatter,
     reducescatter,
 )
-from hvdlite.tensorflow.collectives.transfers import recv, send
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.device import take_own_gpu
 from hvdlite.tensorflow.functions import (
@@ -91,7 +89,6 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "check_replicas",
-    "copy_to",
     "cross_rank_op",
     "cross_size_op",
     "elastic",
@@ -103,10 +100,7 @@ __all__ = [
     "local_size_op",
     "process_set_included_op",
     "rank_op",
-    "recv",
-    "reduce_from",
     "reducescatter",
-    "send",
     "size_op",
 ]
 __all__ += api.__all__

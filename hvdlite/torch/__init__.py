@@ -48,9 +48,7 @@ from hvdlite.torch.collectives.gather import (
     reducescatter_async,
 )
 from hvdlite.torch.collectives.handle import Handle, poll, synchronize
-from hvdlite.torch.collectives.model_parallel import copy_to, reduce_from
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
-from hvdlite.torch.collectives.transfers import recv, recv_async, send, send_async
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.exchange.late import Late
@@ -95,7 +93,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check_replicas",
-    "copy_to",
     "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -107,13 +104,8 @@ __all__ = [
     "grouped_reducescatter_async",
     "join",
     "poll",
-    "recv",
-    "recv_async",
-    "reduce_from",
     "reducescatter",
     "reducescatter_async",
-    "send",
-    "send_async",
     "sparse_allreduce_async",
     "synchronize",
 ]

@@ -23,7 +23,7 @@ std::string advice_for(const std::vector<Wait>& waits) {
   }
   if (std::all_of(waits.begin(), waits.end(), sends)) {
     return "ranks that send to each other submit both transfers before they wait, with "
-           "hvd.send_async() or hvd.recv_async()";
+           "dist.isend() or dist.irecv()";
   }
   return std::string("call the same operations in the same order on all ranks; ") + kJoinAtTheEnd;
 }

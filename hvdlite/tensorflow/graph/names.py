@@ -72,11 +72,6 @@ def graph_name(kind: str, process_set: int) -> str:
     return f"{name}.{_count(graph, name, process_set)}"
 
 
-def count_in_graph(kind: str, process_set: int) -> int:
-    """Return how many operations of this kind the function that is being traced has had before."""
-    return _count(outermost_graph(), kind, process_set)
-
-
 def _count(graph: Any, name: str, process_set: int) -> int:
     counts = _used.setdefault(graph, Counter())
     counts[process_set, name] += 1

@@ -199,32 +199,6 @@ def start_broadcast(
     return _submit(enqueue, specs, process_set, keep, blocking)
 
 
-def start_send(
-    name: str,
-    tensor: _core.Tensor,
-    to: int,
-    process_set: ProcessSet,
-    keep: object,
-    blocking: bool,
-) -> Submission:
-    """Submit a tensor that one rank receives."""
-    enqueue = partial(basics.engine().send, name, tensor, to)
-    return _submit(enqueue, [tensor], process_set, keep, blocking)
-
-
-def start_recv(
-    name: str,
-    tensor: _core.Tensor,
-    source: int,
-    process_set: ProcessSet,
-    keep: object,
-    blocking: bool,
-) -> Submission:
-    """Submit a tensor that one rank sends, for the memory that `tensor` writes to."""
-    enqueue = partial(basics.engine().recv, name, tensor, source)
-    return _submit(enqueue, [tensor], process_set, keep, blocking)
-
-
 class Received(NamedTuple):
     """The result of a completed collective for one tensor."""
 

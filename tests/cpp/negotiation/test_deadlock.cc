@@ -144,7 +144,7 @@ TEST(deadlock_of_transfers_goes_round_and_says_what_to_do) {
             "waits for rank 0 in send 's2' from rank 0 to rank 2, and rank 0 waits for rank "
             "1 in send 's0'"));
   CHECK(has(text, "; also waiting: rank 3 in send 'tail'"));
-  CHECK(has(text, "submit both transfers before they wait, with hvd.send_async()"));
+  CHECK(has(text, "submit both transfers before they wait, with dist.isend()"));
   CHECK(has(failed.at("tail").message(), "deadlock: rank 3 waits for rank 0 in send 'tail'"));
 }
 

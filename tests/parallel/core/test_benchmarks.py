@@ -142,13 +142,6 @@ def test_peers_prints_rows_of_libraries_that_take_turns() -> None:
             assert row[f"{contestant}_us"] >= row[f"{contestant}_best_us"] > 0
 
 
-def test_transfers_print_a_row_per_size() -> None:
-    rows = forked_rows_of("transfers.py")
-    assert [row["bytes"] for row in rows] == [1024, 65536]
-    for row in rows:
-        assert row["one_way_us"] > 0 and row["gloo_us"] > 0 and row["faster_than_gloo"] > 0
-
-
 def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
     assert [(row["model"], row["tensors"]) for row in step_rows] == [
         ("mlp", 10),

@@ -273,37 +273,6 @@ def scenario_sets_come_and_go_under_functions() -> None:
                 reduce()
 
 
-def scenario_layers_that_ranks_share(form: Form) -> None:
-    up, down, x = (tf.random.stateless_normal([4, 4], seed=[0, n]) for n in range(3))
-
-    def gradients(enter: Any, leave: Any, up: Any, down: Any) -> Any:
-        """Return the gradients of a loss, and those of the square of one of them."""
-        with tf.GradientTape() as outer, tf.GradientTape() as inner:
-            for tape in (outer, inner):
-                tape.watch([x, up, down])
-            y = leave(tf.tanh(enter(x) @ up) @ down)
-            loss = tf.reduce_sum(tf.square(y))
-            first = inner.gradient(loss, [x, up, down])
-            penalty = tf.reduce_sum(tf.square(first[0]))
-        return [*first, *outer.gradient(penalty, [x, up, down])]
-
-    whole = gradients(tf.identity, tf.identity, up, down)
-    for tp in (2, 4):
-        mesh = hvd.mesh(tp=tp)
-        units = slice(4 // tp * mesh.tp.rank(), 4 // tp * (mesh.tp.rank() + 1))
-        shared = form(
-            lambda up, down, tp=mesh.tp: gradients(
-                lambda x: hvd.copy_to(x, tp), lambda y: hvd.reduce_from(y, tp), up, down
-            )
-        )
-        for _ in range(2):
-            parts = shared(up[:, units], down[units])
-            for index, (part, right) in enumerate(zip(parts, whole, strict=True)):
-                expected = [right, right[:, units], right[units]][index % 3]
-                tolerance = 1e-4 * float(tf.reduce_max(abs(right)))
-                assert same(part, tf.cast(expected, tf.float64), tolerance), index
-
-
 def _scenarios() -> dict[str, str]:
     return run_all(globals(), start, forms=(eagerly, in_graph))
 

@@ -1,4 +1,4 @@
-"""Layers that ranks share, by hand and with DTensor, train as in one process."""
+"""Layers that ranks share with DTensor train as in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
-from hvdlite.mesh import Mesh
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.distributed.distributed_worlds import start
 from parallel.torch.models.references import (
@@ -66,25 +65,6 @@ class Network(nn.Module):
         return x + self.down(functional.gelu(self.up(x)))
 
 
-class SharedByHand(nn.Module):
-    """Holds this rank's hidden units of a Network."""
-
-    def __init__(self, network: Network, shared: hvd.ProcessSet) -> None:
-        super().__init__()
-        self.shared = shared
-        units = torch.arange(16).chunk(len(shared.ranks))[shared.ranks.index(hvd.rank())]
-        self.up = nn.Parameter(network.up.weight.detach()[units].clone())
-        self.up_bias = nn.Parameter(network.up.bias.detach()[units].clone())
-        self.down = nn.Parameter(network.down.weight.detach()[:, units].clone())
-        self.down_bias = nn.Parameter(network.down.bias.detach().clone())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        entered = hvd.copy_to(x, self.shared)
-        hidden = functional.gelu(functional.linear(entered, self.up, self.up_bias))
-        left = hvd.reduce_from(functional.linear(hidden, self.down), self.shared)
-        return x + left + self.down_bias
-
-
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
     x, y = inputs_and_targets(step, WIDTH)
     return functional.mse_loss(model(x), y)
@@ -95,64 +75,6 @@ def loss_of_replica(model: nn.Module, step: int, replica: int, replicas: int) ->
     return functional.mse_loss(model(x), y)
 
 
-def meshes() -> list[Mesh]:
-    """Return the meshes of this world that share layers."""
-    size = hvd.size()
-    return [hvd.mesh(tp=tp) for tp in {2, size}]
-
-
-def scenario_by_hand() -> None:
-    network = Network()
-    expected = trained_alone(network, loss_of)
-    for mesh in meshes():
-        model = SharedByHand(network, mesh.tp)
-        optimizer = hvd.DistributedOptimizer(
-            descent(model.parameters()), model.named_parameters(), process_set=mesh.dp
-        )
-        replica, replicas = mesh.coordinates.dp, len(mesh.dp.ranks)
-        train(model, lambda m, s, r=replica, n=replicas: loss_of_replica(m, s, r, n), optimizer)
-        assert distance(model, SharedByHand(expected, mesh.tp)) < 1e-6
-
-
-def scenario_by_hand_the_input_has_its_gradient() -> None:
-    network = Network()
-    for mesh in meshes():
-        gradients, penalties = [], []
-        for model in (network, SharedByHand(network, mesh.tp)):
-            x = inputs_and_targets(0, WIDTH)[0].requires_grad_()
-            (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-            gradients.append(gradient)
-            penalties.append(torch.autograd.grad(gradient.square().sum(), x)[0])
-        assert torch.allclose(*gradients, atol=1e-5)
-        assert torch.allclose(*penalties, rtol=1e-4, atol=1e-4)
-
-
-def scenario_no_gradient_is_needed_and_the_copy_is_not_overwritten() -> None:
-    everyone = hvd.global_process_set
-    x = torch.ones(3)
-    assert torch.equal(hvd.copy_to(x, everyone), x)
-    assert not hvd.reduce_from(x, everyone).requires_grad
-    assert torch.equal(hvd.reduce_from(x, everyone, name="again"), x * hvd.size())
-    copied = hvd.copy_to(x.clone().requires_grad_(), everyone)
-    try:
-        copied += 1
-    except RuntimeError as error:
-        assert "view" in str(error)
-    else:
-        raise AssertionError("the input was overwritten")
-
-
-def scenario_device_mesh_has_the_same_ranks() -> None:
-    mesh = hvd.mesh(tp=2)
-    device_mesh = init_device_mesh(
-        "cpu", (1, hvd.size() // 2, 2), mesh_dim_names=("pp", "dp", "tp")
-    )
-    for axis in ("dp", "tp", "pp"):
-        ours = getattr(mesh, axis)
-        assert dist.get_process_group_ranks(device_mesh[axis].get_group()) == ours.ranks
-        assert device_mesh[axis].get_local_rank() == ours.rank()
-
-
 def scenario_plain_collectives_refuse_a_dtensor() -> None:
     mesh = init_device_mesh("cpu", (hvd.size(),))
     split = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
@@ -160,8 +82,6 @@ def scenario_plain_collectives_refuse_a_dtensor() -> None:
         hvd.allreduce,
         hvd.allreduce_,
         hvd.allgather,
-        lambda tensor: hvd.send(tensor, to=(hvd.rank() + 1) % hvd.size()),
-        lambda tensor: hvd.copy_to(tensor, hvd.global_process_set),
         lambda tensor: hvd.broadcast_parameters({"split": tensor}, root_rank=0),
     ):
         with pytest.raises(hvd.ArgumentError, match="is a DTensor, which has no memory of its own"):
