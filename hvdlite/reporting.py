@@ -1,8 +1,8 @@
 """Whether this rank tells a view of the job (`hvdlite-run --live`) what it does.
 
 Without a view nothing here starts a thread or imports anything. With one, `hvdlite.live.reporter`
-writes to the pipe that the launcher has made. Under another launcher, rank 0 serves a page by
-itself if HVDLITE_LIVE_SERVE says where.
+writes to the pipe that the launcher has made. Under another launcher, rank 0 writes a report by
+itself if HVDLITE_REPORT names its file.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import observed
-from hvdlite.rendezvous.environment import host_name, live_pipe, live_service
+from hvdlite.rendezvous.environment import host_name, live_pipe, report_file
 
 if TYPE_CHECKING:
     from hvdlite.live.reporter import Reporter
 
 _reporter: Reporter | None = None
-_decided = False  # It is set when it is known if this process serves a page.
+_decided = False  # It is set when it is known if this process writes a report.
 
 
 def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:
@@ -59,22 +59,19 @@ def _pipe(rank: int, size: int) -> int | None:
     if rank != 0 or not first:  # A later engine may be that of a process group.
         return pipe
     try:
-        service = live_service()
-        if service is None or pipe is not None:
+        path = report_file()
+        if path is None or pipe is not None:
             return pipe
-        from hvdlite.live.serve import Service
+        from hvdlite.live.report import OwnReport
         from hvdlite.live.viewer import About
 
-        page = Service(*service, _say)
-    except ImportError as error:
-        _say(f"warning: no live page: {error}; pip install 'hvdlite[live]'")
-        return pipe
+        report = OwnReport(path, _say)
     except Exception as error:  # It must not end the training.
-        _say(f"warning: no live page: {error}")
+        _say(f"warning: no report: {error}")
         return pipe
-    page.start(About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
-    atexit.register(page.stop)  # It is registered before `end`, and runs after it.
-    return page.pipe
+    report.start(About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
+    atexit.register(report.stop)  # It is registered before `end`, and runs after it.
+    return report.pipe
 
 
 def _say(line: str) -> None:

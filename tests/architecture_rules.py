@@ -118,7 +118,7 @@ FACES = {
 PACKAGES_OF_PART = {
     "hvdlite.emit": {"yaml"},
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
-    "hvdlite.live": {"matplotlib", "prometheus_client", "rich", "starlette", "uvicorn"},
+    "hvdlite.live": {"rich"},
     "hvdlite.numpy": {"numpy"},
     "hvdlite.ray": {"ray"},
     "hvdlite.spark": {"pyarrow", "pyspark"},

@@ -72,9 +72,8 @@ def build_wheel(folder: Path) -> Path:
         "hvdlite/_core.pyi",
         "hvdlite/basics.py",
         "hvdlite/compat/horovod/__init__.py",
-        "hvdlite/live/static/page.html",
-        "hvdlite/live/static/live.js",
-        "hvdlite/live/static/live.css",
+        "hvdlite/live/report.css",
+        "hvdlite/live/report.js",
         "hvdlite_autoload/__init__.py",
         "hvdlite/tensorflow/libhvdlite_tensorflow.so",
     ):

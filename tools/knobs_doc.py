@@ -40,8 +40,7 @@ PYTHON = {
     "ALLOW_PICKLE": "0 refuses collectives of Python objects, which travel pickled",
     "ELASTIC_SNAPSHOT": "0 keeps elastic states from copying tensors at commits",
     "ELASTIC_VERIFY": "1 makes elastic ranks compare their parameters before a sync",
-    "LIVE_SERVE": "`host:port` of rank 0's live page, under other launchers",
-    "LIVE_TOKEN_FILE": "The file with the token of that page",
+    "REPORT": "The HTML file to which rank 0 writes a report, under other launchers",
     "INDEPENDENT": "1: it is not an error if no rank joins a world (`--independent`)",
 }
 HEAD = (

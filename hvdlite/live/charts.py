@@ -1,49 +1,40 @@
-"""The charts of a report: one SVG by matplotlib, its text kept as text."""
+"""The charts of a report: SVGs without text, which fit any width, and their words beside them."""
 
 from __future__ import annotations
 
-import io
-import warnings
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
-
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure as Drawing
 
 from hvdlite.live.record import Record
 from hvdlite.live.run import RankFigures
 from hvdlite.live.sample import Sample
+from hvdlite.live.words import bytes_text, clock, number, time_text
 
+PHASES = ("backward", "waiting", "communicating", "between")
 MOST_RANKS = 32  # The first chart has so many bars, for the ranks that are the last most often.
-_MOST_LINES = 8  # So many ranks have a line of their own.
-PHASES = {  # The file static/live.css has the same colours.
-    "backward": "#0072b2",
-    "waiting": "#e69f00",
-    "communicating": "#009e73",
-    "between": "#8c959f",
-}
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # Text stays text: it can be searched and read aloud.
-    "svg.hashsalt": "hvdlite",
-    "text.parse_math": False,  # A host may be called "$x".
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10.0,
-}
+_MOST_POINTS = 120
+_WIDTH, _HEIGHT = 1000, 100  # An SVG has this size in units of its own.
+_TOPS = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)  # An axis ends at one of these, times 10^n.
 
 
-def draw(record: Record) -> str:
-    """Draw the charts of a job as one `<svg>` element."""
-    with rc_context(_STYLE), warnings.catch_warnings():
-        # Names in a script that the font does not have are drawn by the reader's own font.
-        warnings.filterwarnings("ignore", message=".*missing from.*font", category=UserWarning)
-        return _svg(_drawing(record))
+def draw(record: Record) -> list[str]:
+    """Draw the charts of a job, each as a `<figure>`."""
+    told = curves(record.history)
+    times = [time - record.origin for time in told.time]
+    marks = [event.time - record.origin for event in record.events]
+    if any(told.samples):
+        rate = ("Samples a second", told.samples)
+    else:
+        rate = ("Steps a second", [1 / step if step else 0.0 for step in told.step])
+    return [
+        _bars(record),
+        _plot("Step time", times, told.phases, time_text, marks),
+        _plot(rate[0], times, {"accent": rate[1]}, number, marks),
+        _plot("Bytes a second, by rank 0", times, {"accent": told.bytes}, bytes_text, marks),
+    ]
 
 
 def chosen(record: Record) -> list[RankFigures]:
@@ -53,133 +44,188 @@ def chosen(record: Record) -> list[RankFigures]:
     return sorted(latest[:MOST_RANKS], key=lambda rank: rank.rank)
 
 
-def _drawing(record: Record) -> Drawing:
-    bars = 0.8 + 0.22 * max(2, len(chosen(record)))
-    heights = [bars, 1.6, 1.6, 1.6]
-    drawing = Drawing(figsize=(9, sum(heights) + 1.2), layout="constrained")
-    FigureCanvasSVG(drawing)
-    phases, step, rate, moved = drawing.subplots(4, 1, gridspec_kw={"height_ratios": heights})
-    _phases(phases, chosen(record))
-    clock = next((points for points in record.history.values() if points[-1].steps), [])
-    _steps(step, record, clock)
-    _rates(rate, moved, record, clock)
-    times = [points[-1].time for points in record.history.values()]
-    for axes in (step, rate, moved):
-        _events(axes, record)
-        axes.set_xlim(0.0, max(1.0, max(times, default=0.0) - record.origin))
-        axes.set_ylim(bottom=0.0)
-        axes.grid(axis="y", alpha=0.3)
-    step.sharex(rate)
-    moved.sharex(rate)
-    moved.set_xlabel("seconds since hvd.init()")
-    return drawing
+def _bars(record: Record) -> str:
+    """Draw the phases of each rank's mean step."""
+    ranks = chosen(record)
+    is_choice = record.figures is not None and len(ranks) < len(record.figures.ranks)
+    sums = [sum(max(0.0, getattr(rank, phase)) for phase in PHASES) for rank in ranks]
+    most = _round_up(max(sums, default=0.0))
+    drawn = []
+    for row, rank in enumerate(ranks):
+        x = 0.0
+        for phase in PHASES:
+            seconds = max(0.0, getattr(rank, phase))
+            width = _WIDTH * seconds / most
+            drawn.append(
+                f'<rect class="{phase}" x="{x:.1f}" y="{row + 0.1:.1f}" width="{width:.1f}" '
+                f'height=".8"><title>rank {rank.rank}, {phase}: {time_text(seconds)}</title></rect>'
+            )
+            x += width
+    height = max(160, 18 * len(ranks))
+    return _figure(
+        "Phases by rank",
+        "those that were the last most often" if is_choice else "",
+        f'<div class="names">{_spans(f"rank {rank.rank}" for rank in ranks)}</div>'
+        f'<svg role="img" aria-label="Phases of a step by rank; the table has the numbers" '
+        f'viewBox="0 0 {_WIDTH} {max(1, len(ranks))}" preserveAspectRatio="none" '
+        f'style="height:{height}px">{"".join(drawn)}</svg>',
+        ("0", time_text(most / 2), time_text(most)),
+    )
 
 
-def _svg(drawing: Drawing) -> str:
-    text = io.StringIO()
-    drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
+def _plot(
+    title: str,
+    times: Sequence[float],
+    layers: Mapping[str, Sequence[float | None]],
+    text: Callable[[float], str],
+    marks: Sequence[float],
+) -> str:
+    """Draw layers, each upon the one before, over time; a single one is a line with an area."""
+    if len(times) < 2:
+        return _figure(title, "after some seconds", "", ())
+    begin, end = times[0], times[-1]
+    sums = [sum(layer[i] or 0.0 for layer in layers.values()) for i in range(len(times))]
+    most = _round_up(max(sums))
 
+    def x(time: float) -> float:
+        return _WIDTH * (time - begin) / (end - begin)
 
-def _phases(axes: Axes, ranks: Sequence[RankFigures]) -> None:
-    labels = [f"{_plain(rank.host)}  rank {rank.rank}" for rank in ranks]
-    before = [0.0] * len(ranks)
-    for phase, colour in PHASES.items():
-        widths = [max(0.0, 1e3 * getattr(rank, phase)) for rank in ranks]
-        axes.barh(range(len(ranks)), widths, left=before, color=colour, label=phase, height=0.7)
-        before = [start + width for start, width in zip(before, widths, strict=True)]
-    axes.set_yticks(range(len(ranks)), labels)
-    axes.invert_yaxis()
-    axes.set_title("a step of each rank, ms")
-    if ranks:
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False)
+    def points(values: Sequence[float], order: Iterable[int]) -> str:
+        return " ".join(f"{x(times[i]):.1f},{_HEIGHT * (1 - values[i] / most):.1f}" for i in order)
 
-
-def _steps(axes: Axes, record: Record, clock: Sequence[Sample]) -> None:
-    """Draw the time of a step, and how much of it each rank computes."""
-    axes.set_title("time of a step, and what each rank computes of it, ms")
-    spans = [(a, b) for a, b in pairwise(clock) if _count(b) > _count(a)]
-    times = [b.time - record.origin for _, b in spans]
-    steps = [1e3 * (_seconds(b) - _seconds(a)) / (_count(b) - _count(a)) for a, b in spans]
-    axes.plot(times, steps, color="black", linewidth=1.2, label="step", marker=_mark(times))
-    size = len(clock[-1].steps.ranks) if clock and clock[-1].steps else 0
-    for rank in range(size if size <= _MOST_LINES else 0):
-        own = [1e3 * _computing(a, b, rank) for a, b in spans]
-        axes.plot(times, own, linewidth=0.9, label=f"rank {rank}", marker=_mark(times))
-    if spans:
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
-
-
-def _rates(rate: Axes, moved: Axes, record: Record, clock: Sequence[Sample]) -> None:
-    """Draw what all ranks do in a second."""
-    has_samples = any(points[-1].samples for points in record.history.values())
-    rate.set_title("samples/s of all ranks" if has_samples else "steps/s")
-    histories = list(record.history.values()) if has_samples else [clock] if clock else []
-    _line(rate, record, histories, _samples if has_samples else _count)
-    moved.set_title("MB/s that a rank gives to collectives, the mean of all")
-    histories = list(record.history.values())
-    _line(moved, record, histories, _bytes, 1e-6 / max(1, len(histories)))
-
-
-def _line(
-    axes: Axes,
-    record: Record,
-    histories: Sequence[Sequence[Sample]],
-    read: Callable[[Sample], float],
-    scale: float = 1.0,
-) -> None:
-    if not histories:
-        return
-    moments = [sample.time for sample in histories[0]]
-    totals = [sum(_at(points, moment, read) for points in histories) for moment in moments]
-    rates = [
-        scale * (b - a) / max(1e-9, end - begin)
-        for (begin, end), (a, b) in zip(pairwise(moments), pairwise(totals), strict=True)
+    drawn = [f'<path class="grid" d="M0 {y}H{_WIDTH}"/>' for y in (0, _HEIGHT / 2, _HEIGHT)]
+    below = [0.0] * len(times)
+    for name, layer in layers.items():
+        above = [one + (more or 0.0) for one, more in zip(below, layer, strict=True)]
+        for piece in _pieces(layer):
+            line = points(above, piece)
+            area = f"{line} {points(below, reversed(piece))}"
+            drawn.append(f'<polygon class="{name}" points="{area}"/>')
+            if len(layers) == 1:
+                drawn.append(f'<polyline points="{line}"/>')
+        below = above
+    drawn += [
+        f'<path class="event" d="M{x(mark):.1f} 0V{_HEIGHT}"/>'
+        for mark in marks
+        if begin <= mark <= end
     ]
-    times = [moment - record.origin for moment in moments[1:]]
-    axes.plot(times, rates, color="#4477aa", linewidth=1.2, marker=_mark(times))
+    gone = [all(layer[i] is None for layer in layers.values()) for i in range(len(times))]
+    said = [
+        f"{'no step' if gone[i] else text(sums[i])} at {clock(time)}"
+        for i, time in enumerate(times)
+    ]
+    edges = [0.0, *(x((a + b) / 2) for a, b in pairwise(times)), float(_WIDTH)]
+    drawn += [  # What a pointer is above tells its value.
+        f'<rect class="at" x="{a:.1f}" width="{b - a:.1f}" height="{_HEIGHT}">'
+        f"<title>{words}</title></rect>"
+        for (a, b), words in zip(pairwise(edges), said, strict=True)
+    ]
+    return _figure(
+        title,
+        said[-1],
+        f'<div class="scale">{_spans((text(most), text(most / 2), "0"))}</div>'
+        f'<svg role="img" aria-label="{title}, over time" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'preserveAspectRatio="none">{"".join(drawn)}</svg>',
+        (clock(begin), clock(end)),
+    )
 
 
-def _at(points: Sequence[Sample], moment: float, read: Callable[[Sample], float]) -> float:
-    """Return a number that grows, at a moment: on the line between the samples around it."""
-    after = bisect_right(points, moment, key=lambda sample: sample.time)
-    if after in (0, len(points)):
-        return read(points[0] if after == 0 else points[-1])
-    a, b = points[after - 1], points[after]
-    share = (moment - a.time) / max(1e-9, b.time - a.time)
-    return read(a) + share * (read(b) - read(a))
+def _figure(title: str, now: str, drawing: str, below: Sequence[str]) -> str:
+    plot = f'<div class="plot">{drawing}<div class="below">{_spans(below)}</div></div>'
+    return (
+        f'<figure class="box"><figcaption><b>{title}</b> <span class="small">{now}</span>'
+        f"</figcaption>{plot if drawing else ''}</figure>"
+    )
 
 
-def _events(axes: Axes, record: Record) -> None:
-    for event in record.events:
-        axes.axvline(event.time - record.origin, color="#aa3377", alpha=0.5, linewidth=0.8)
+def _spans(texts: Iterable[str]) -> str:
+    return "".join(f"<span>{text}</span>" for text in texts)
 
 
-def _mark(times: Sequence[float]) -> str:
-    return "." if len(times) < 40 else ""
+def _pieces(values: Sequence[float | None]) -> list[range]:
+    """Return the ranges of a curve's points that have no gap."""
+    found: list[range] = []
+    for i, one in enumerate(values):
+        if one is None:
+            continue
+        if found and found[-1].stop == i:
+            found[-1] = range(found[-1].start, i + 1)
+        else:
+            found.append(range(i, i + 1))
+    return found
 
 
-def _plain(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:40])
+def _round_up(most: float) -> float:
+    """Return a round number at or above `most`: the end of an axis."""
+    if most <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(most))
+    return next((top * power for top in _TOPS if top * power >= 0.999 * most), 10 * power)
 
 
-def _count(sample: Sample) -> float:
-    return sample.steps.count if sample.steps is not None else 0
+@dataclass(frozen=True)
+class Curves:
+    """What a job did in each of some intervals, in turn."""
+
+    time: list[float]  # Each interval ends at this second of rank 0's clock.
+    step: list[float | None]  # This is the mean time of a step in seconds; None without steps.
+    phases: dict[str, list[float | None]]  # By name, the step's parts are means of all ranks.
+    samples: list[float]  # All ranks together train on so many per second.
+    bytes: list[float]  # One rank gives so many to collectives per second.
 
 
-def _seconds(sample: Sample) -> float:
-    return sample.steps.seconds if sample.steps is not None else 0.0
+def curves(history: Mapping[int, Sequence[Sample]], most: int = _MOST_POINTS) -> Curves:
+    """Return what `Run.history()` tells, in at most `most` intervals."""
+    found = Curves([], [], {name: [] for name in PHASES}, [], [])
+    points = next(
+        (samples for samples in history.values() if samples[-1].steps is not None),
+        next(iter(history.values()), ()),
+    )
+    apart = max(1, -(-(len(points) - 1) // most))
+    kept = points[::-1][::apart][::-1]  # The newest one stays.
+    samples = _samples(history.values(), [point.time for point in kept])
+    for (first, last), (before, after) in zip(pairwise(kept), pairwise(samples), strict=True):
+        seconds = last.time - first.time
+        if seconds <= 0:
+            continue
+        step, phases = _steps_between(first, last)
+        found.time.append(last.time)
+        found.step.append(step)
+        for name in PHASES:
+            found.phases[name].append(phases.get(name))
+        found.samples.append((after - before) / seconds)
+        moved = last.counters.get("bytes", 0) - first.counters.get("bytes", 0)
+        found.bytes.append(max(0, moved) / seconds)  # Another engine counts from 0.
+    return found
 
 
-def _computing(a: Sample, b: Sample, rank: int) -> float:
-    rows: list[Any] = [one.steps.ranks[rank] if one.steps is not None else None for one in (a, b)]
-    before, after = (0.0 if row is None else row.backward + row.between for row in rows)
-    return (after - before) / max(1.0, _count(b) - _count(a))
+def _steps_between(first: Sample, last: Sample) -> tuple[float | None, dict[str, float]]:
+    """Return the mean step between two samples of rank 0, and its phases as means of the ranks."""
+    if first.steps is None or last.steps is None:
+        return None, {}
+    count = last.steps.count - first.steps.count
+    if count <= 0:
+        return None, {}
+    ranks = len(last.steps.ranks)
+    phases = {
+        name: sum(getattr(row, name) for row in last.steps.ranks)
+        - sum(getattr(row, name) for row in first.steps.ranks)
+        for name in PHASES
+    }
+    return (
+        (last.steps.seconds - first.steps.seconds) / count,
+        {name: seconds / count / ranks for name, seconds in phases.items()},
+    )
 
 
-def _samples(sample: Sample) -> float:
-    return sample.samples
-
-
-def _bytes(sample: Sample) -> float:
-    return sample.counters.get("bytes", 0)
+def _samples(history: Iterable[Sequence[Sample]], times: Sequence[float]) -> list[float]:
+    """Return how many samples all ranks had at each time, which may lie between two lines."""
+    sums = [0.0] * len(times)
+    for points in history:
+        said = [point.time for point in points]
+        for i, time in enumerate(times):
+            after = bisect_left(said, time)
+            one, other = points[max(0, after - 1)], points[min(after, len(points) - 1)]
+            share = (time - one.time) / (other.time - one.time) if other is not one else 0.0
+            sums[i] += one.samples + min(1.0, max(0.0, share)) * (other.samples - one.samples)
+    return sums

@@ -101,6 +101,18 @@ def _gets_late(figures: Figures, suspects: list[RankFigures]) -> bool:
     return late.late_between >= late.late_backward and longer >= BY_EXCHANGE * late.late_between > 0
 
 
+def note(one: RankFigures, late: Straggler | None) -> str:
+    """Say what is the matter with a rank, which may be the straggler `late`; "" if nothing is."""
+    if one.silent:
+        return f"silent for {one.silent:.0f} s"
+    if late is not None and late.rank == one.rank:
+        share = f"{percent(late.share)} of steps"
+        return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
+    if is_preempted(one):
+        return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
+    return ""
+
+
 def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
     """Say what limits a job: at least one finding, the most important one first."""
     # The baseline is the same training on fewer ranks, mostly on one. Without it, a rank that has

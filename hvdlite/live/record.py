@@ -1,4 +1,4 @@
-"""What is kept of a job after its end: `Record`, and the JSON file beside its report."""
+"""What a report tells of a job: `Record`, and the JSON file beside the report."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from hvdlite.live.sample import Event, Sample, Stall
 from hvdlite.live.viewer import About, End
 
 _VERSION = 1
+_SPAN = 60.0  # seconds that the figures of a job that runs are about
 _F = TypeVar("_F", Figures, RankFigures)
 
 
 @dataclass(frozen=True)
 class Record:
-    """A job that has ended."""
+    """A job that runs or has ended."""
 
     about: About
-    end: End
-    seconds: float  # The job ran so long.
-    # They are of the last epoch, without the first second in which there were steps, unless that
-    # second has most of them; None where no rank has said anything.
+    end: End | None  # None while the job runs.
+    seconds: float  # The job has run so long.
+    # They are of the last minute while the job runs. At its end they are of the last epoch, without
+    # the first second in which there were steps, unless that second has most of them. None where no
+    # rank has said anything.
     figures: Figures | None
     baseline: Figures | None
     findings: list[Finding]  # It is empty without figures.
@@ -37,11 +39,17 @@ class Record:
 
     @classmethod
     def of(
-        cls, run: Run, about: About, end: End, now: float, seconds: float, baseline: Figures | None
+        cls,
+        run: Run,
+        about: About,
+        end: End | None,
+        now: float,
+        seconds: float,
+        baseline: Figures | None,
     ) -> Record:
         """Take what is to be kept of a run; `now` is a monotonic time of this process."""
-        figures = _figures_of(run, now)
-        if figures is not None and not end.status:
+        figures = run.figures(_SPAN, now) if end is None else _figures_of(run, now)
+        if figures is not None and end is not None and not end.status:
             # A rank that ended before the others did is not silent.
             ranks = tuple(dataclasses.replace(rank, silent=0.0) for rank in figures.ranks)
             figures = dataclasses.replace(figures, ranks=ranks)
@@ -63,7 +71,7 @@ class Record:
         fields = {
             "hvdlite_report": _VERSION,
             "about": dataclasses.asdict(self.about),
-            "end": dataclasses.asdict(self.end),
+            "end": None if self.end is None else dataclasses.asdict(self.end),
             "seconds": self.seconds,
             "figures": None if self.figures is None else dataclasses.asdict(self.figures),
             "findings": [dataclasses.asdict(finding) for finding in self.findings],

@@ -1,52 +1,53 @@
-"""`hvdlite-run --report`: one HTML file without script, made when a job has ended, well or badly.
+"""The report of a job: one HTML file, written anew every few seconds while the job runs.
 
-What comes from ranks and scripts (names of hosts, tensors and values, texts of events, the command)
-is escaped: it is text, and never markup.
+The file needs nothing besides itself. What comes from ranks and scripts (names of hosts, tensors
+and values, texts of events, the command) is escaped: it is text, and never markup.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import shlex
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import hvdlite
 from hvdlite.errors import ArgumentError
+from hvdlite.live.charts import PHASES, draw
+from hvdlite.live.findings import note, straggler
 from hvdlite.live.record import Record
 from hvdlite.live.run import Figures, RankFigures, Run
-from hvdlite.live.sample import Event
+from hvdlite.live.sample import Event, Sample
 from hvdlite.live.viewer import About, End
-from hvdlite.live.words import bytes_text, percent, time_text
+from hvdlite.live.words import bytes_text, clock, names, number, percent, time_text
 
+_PERIOD = 3.0  # seconds between two states
+_MOST_WORK = 0.03  # Writing takes at most this share of the time; with many ranks the period grows.
+_LATE = 15.0  # seconds without a new state, besides the period, after which a page says so
+_UNKNOWN = "an unknown host"
+_LONGEST_END = 0.5  # seconds until the last sample of this process has been read
 _MOST_EVENTS = 200  # The table has so many; the JSON file has all.
 _MOST_VALUES = 8  # The table of ranks has so many columns for `hvd.observe`.
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 62rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-ol.findings { padding: 0; list-style: none; }
-ol.findings li { margin: 0.8rem 0; padding-left: 0.8rem; border-left: 4px solid #4477aa; }
-ol.findings b { display: block; }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd;
-  white-space: nowrap; }
-th { font-weight: 600; } .text { text-align: left; white-space: normal; }
-code { overflow-wrap: anywhere; }
-.charts { overflow-x: auto; } svg { max-width: 100%; min-width: 40rem; height: auto; }
-footer { color: #666; font-size: 0.85rem; margin-top: 2rem; }
-"""
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect "
+    "width='16' height='16' rx='3' fill='%231f6fb2'/%3E%3Cpath d='M3 12V7m3.3 5V4m3.4 8V9m3.3 3V5' "
+    "stroke='white' stroke-width='2'/%3E%3C/svg%3E"
+)
 
 
 class Report:
-    """Writes the report of a job when it has ended; a `Viewer`."""
+    """Writes the report of a job; a `Viewer`."""
 
     def __init__(self, path: Path, baseline: Figures | None, say: Callable[[str], None]) -> None:
         """Make a viewer that writes nothing yet; `path` names the HTML file."""
@@ -55,53 +56,136 @@ class Report:
         self._shown = path
         self._baseline = baseline
         self._say = say
+        self._failed = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="hvdlite-report", daemon=True)
 
     def start(self, run: Run, about: About) -> None:
-        """Keep the run until its end."""
+        """Begin to write."""
         self._run, self._about = run, about
         self._began = time.monotonic()
+        self._thread.start()
 
     def stop(self, end: End) -> None:
-        """Write the files, and say where they are; say in one line why not, if that fails."""
+        """Write the last state and the JSON file, and say where they are."""
+        self._over.set()
+        self._thread.join()
+        record = self._write(end, 0.0)
+        if record is not None:
+            says = f": {record.findings[0].says}" if record.findings else ""
+            self._say(f"report in {self._shown}{says}")
+
+    def _keep(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # They are for the others.
+        wait = 0.0
+        while not self._over.wait(wait):
+            began = time.thread_time()
+            self._write(None, max(_PERIOD, wait) + _LATE)
+            wait = max(_PERIOD, (time.thread_time() - began) / _MOST_WORK)
+
+    def _write(self, end: End | None, late: float) -> Record | None:
+        """Write the files; if that fails, say so in one line for all of the job."""
         now = time.monotonic()
-        record = Record.of(self._run, self._about, end, now, now - self._began, self._baseline)
         try:
-            write(record, self._path)
-        except OSError as error:
-            self._say(f"there is no report in {self._shown}: {error.strerror or error}")
-            return
-        says = f": {record.findings[0].says}" if record.findings else ""
-        self._say(f"report in {self._shown}{says}")
+            record = Record.of(self._run, self._about, end, now, now - self._began, self._baseline)
+            write(record, self._path, late)
+        except Exception as error:  # The job does not need its report.
+            if not self._failed:
+                self._failed = True
+                why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+                self._say(f"there is no report in {self._shown}: {why}")
+            return None
+        return record
 
 
-def check_path(path: Path) -> None:
+class OwnReport:
+    """The report of a job whose launcher is not hvdlite-run: rank 0 alone writes it."""
+
+    # Rank 0 knows the phases of all ranks. What their processes use, and on which hosts they are,
+    # it does not know.
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        """Make a report that is not begun; raise ArgumentError if it cannot be written."""
+        check_path(path, "HVDLITE_REPORT")
+        self._report = Report(path, None, say)
+        self._run = Run()
+        self._process = os.getpid()
+        # A `Reporter` gets the write end, `pipe`.
+        self._source, self.pipe = os.pipe()
+        self._reader = threading.Thread(target=self._read, name="hvdlite-samples", daemon=True)
+
+    def start(self, about: About) -> None:
+        """Begin to write."""
+        self._reader.start()
+        self._report.start(self._run, about)
+
+    def stop(self) -> None:
+        """Write the last state, when this process ends."""
+        if os.getpid() != self._process:
+            return  # This is a child of fork().
+        os.close(self.pipe)
+        self._reader.join(_LONGEST_END)  # A child may hold the pipe open.
+        error = getattr(sys, "last_value", None)  # No code has caught this exception.
+        why = "" if error is None else f"rank 0: {type(error).__name__}: {error}"
+        self._report.stop(End(int(error is not None), why))
+
+    def _read(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # They are for the script.
+        with open(self._source, "rb") as lines:
+            for line in lines:
+                try:
+                    sample = Sample.parse(line)
+                except ValueError:
+                    self._run.lose()
+                    continue
+                for one in (sample, *_others(sample)):
+                    self._run.add(one, time.monotonic())
+
+
+def _others(sample: Sample) -> Iterator[Sample]:
+    """Give samples of the ranks that rank 0 has timed; they say nothing of their processes."""
+    if sample.steps is not None:
+        unknown = Sample(
+            rank=0,
+            size=sample.size,
+            epoch=sample.epoch,
+            host=_UNKNOWN,
+            pid=0,
+            time=sample.time,
+            began=sample.began,
+            counters={},
+        )
+        for rank in range(1, len(sample.steps.ranks)):
+            yield replace(unknown, rank=rank)
+
+
+def check_path(path: Path, asked_by: str = "--report") -> None:
     """Raise ArgumentError, before a job starts, if its report cannot be written."""
     if path.suffix not in (".html", ".htm"):
-        raise ArgumentError(f"--report {path}: the name has to end with .html")
+        raise ArgumentError(f"{asked_by} {path}: the name has to end with .html")
     if path.is_dir():
-        raise ArgumentError(f"--report {path}: this is a folder")
+        raise ArgumentError(f"{asked_by} {path}: this is a folder")
     try:
         with TemporaryFile(dir=path.absolute().parent):
             pass
     except OSError as error:
         raise ArgumentError(
-            f"--report {path}: no file can be written there: {error.strerror}"
+            f"{asked_by} {path}: no file can be written there: {error.strerror}"
         ) from None
 
 
-def write(record: Record, path: Path) -> None:
-    """Write the HTML file, and the JSON file beside it, each of them whole or not at all."""
-    _replace(path.with_suffix(".json"), record.to_json())
-    _replace(path, page(record))
+def write(record: Record, path: Path, late: float = 0.0) -> None:
+    """Write the HTML file, and at the end of a job the JSON file beside it."""
+    # Each of them is written whole or not at all.
+    if record.end is not None:
+        _replace(path.with_suffix(".json"), record.to_json())
+    _replace(path, page(record, late))
 
 
 def _replace(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with part.open("wb") as file:
-            file.write(text.encode(errors="replace"))
-            file.flush()
-            os.fsync(file.fileno())
+        part.write_bytes(text.encode(errors="replace"))
         part.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -109,89 +193,163 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def page(record: Record) -> str:
-    """Return the report as HTML."""
-    title = f"{record.about.program}: report"
+def page(record: Record, late: float = 0.0) -> str:
+    """Return the report as HTML; a page of a job that runs is late after so many seconds."""
+    style = (files("hvdlite.live") / "report.css").read_text(encoding="utf-8")
+    title = escape(f"{record.about.program}: report")
+    safe = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    head, script, state = "", "", ""
+    if record.end is None:
+        head = '<noscript><meta http-equiv="refresh" content="5"></noscript>\n'
+        script = (files("hvdlite.live") / "report.js").read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        safe += f"; script-src 'sha256-{digest}'"
+        script = f"<script>{script}</script>\n"
+        state = f' data-written="{1000 * time.time():.0f}" data-late="{late:.0f}"'
     parts = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(_outcome(record))}</p>",
+        _header(record),
+        *_headline(record),
         *_findings(record),
+        *_stalled(record),
         *_ranks(record),
         *_charts(record),
-        *_event_table(record.events, record.origin),
+        *_events(record),
         *_command(record),
     ]
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width">\n'
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f'<!DOCTYPE html>\n<html lang="en"{state}>\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{safe}">\n{head}'
+        f'<title>{title}</title>\n<link rel="icon" href="{_ICON}">\n'
+        f"<style>\n{style}</style>\n</head>\n<body>\n"
         + "\n".join(parts)
-        + "\n</body>\n</html>\n"
+        + f"\n{script}</body>\n</html>\n"
     )
 
 
-def _outcome(record: Record) -> str:
-    about, end, figures = record.about, record.end, record.figures
-    ranks = figures.size if figures is not None else about.ranks
-    hosts = len({rank.host for rank in figures.ranks}) if figures is not None else len(about.hosts)
-    words = f"{_count(ranks, 'rank')} on {_count(hosts, 'host')}, {_duration(record.seconds)}"
-    if figures is not None and figures.steps:
-        words += f", {_count(figures.total_steps, 'step')}, {time_text(figures.step)} each"
+def _header(record: Record) -> str:
+    end = record.end
+    written = time.strftime("written %H:%M:%S %Z", time.localtime())
+    if end is None:
+        kind, words = "running", f"running, {written}"
+    elif not end.status:
+        kind, words = "ended", "The job succeeded."
+    else:
+        why = f": {end.why}" if end.why else ""
+        kind, words = "failed", f"The job ended with status {end.status}{why}"
+    return (
+        f'<header><h1>{escape(record.about.program)}</h1> <p id="status" class="{kind}" '
+        f'role="status" data-written="{escape(written)}">{escape(words)}</p></header>'
+    )
+
+
+def _headline(record: Record) -> list[str]:
+    figures, about = record.figures, record.about
+    facts = []
+    if figures is not None and figures.total_steps:
+        facts += [("steps", f"{figures.total_steps:,}"), ("steps/s", number(figures.rate))]
+        facts.append(("time of a step", time_text(figures.step)))
         if figures.samples_per_step:
-            words += f", {figures.samples_per_step * figures.rate:,.0f} samples/s"
-        if figures.bytes:
-            words += f", {bytes_text(figures.bytes)}/s of a rank"
-    if not end.status:
-        return f"The job succeeded: {words}."
-    return f"The job ended with status {end.status}{f': {end.why}' if end.why else ''} ({words})."
+            facts.append(("samples/s", number(figures.samples_per_step * figures.rate)))
+        facts.append(("bytes/s", bytes_text(figures.bytes)))
+    hosts = {*about.hosts} if figures is None else {rank.host for rank in figures.ranks}
+    facts.append(("ranks", str(about.ranks if figures is None else figures.size)))
+    if _UNKNOWN not in hosts:
+        facts.append(("hosts", str(len(hosts))))
+    if figures is not None and figures.epoch:
+        facts.append(("epoch", str(figures.epoch)))
+    facts.append(("time", clock(record.seconds)))
+    if figures is not None:
+        values = list(figures.ranks[0].values.items())[:_MOST_VALUES]
+        facts += [(name, f"{value:.4g}") for name, value in values]
+    items = [f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts]
+    return ['<dl id="headline" aria-label="The job">', *items, "</dl>"]
 
 
 def _findings(record: Record) -> list[str]:
     if not record.findings:
-        return ["<p>No rank has said anything, so that nothing is known of its steps.</p>"]
+        yet = "" if record.end is not None else " yet"
+        words = f"No rank has said anything{yet}, so that nothing is known of its steps."
+        return [f'<p class="box">{words}</p>']
     items = [
-        f"<li><b>{escape(_sentence(finding.says))}</b>{escape(finding.remedy)}</li>"
+        f"<li><b>{escape(_sentence(finding.says))}</b> {escape(finding.remedy)}</li>"
         for finding in record.findings
     ]
-    return ["<h2>What limits it</h2>", '<ol class="findings">', *items, "</ol>"]
+    return [*_section("What limits this job", "findings"), "<ol>", *items, "</ol></section>"]
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
+def _stalled(record: Record) -> list[str]:
+    stalled = record.figures.stalled if record.figures is not None else ()
+    if not stalled:
+        return []
+    items = [
+        f"<li>{escape(one.name)}: {names(one.submitted)} for {one.seconds:.0f} s; missing: "
+        f"{names(one.missing)}</li>"
+        for one in stalled
+    ]
+    return [*_section("Waiting for ranks", "stalled"), "<ul>", *items, "</ul></section>"]
+
+
 def _ranks(record: Record) -> list[str]:
     figures = record.figures
     if figures is None:
         return []
+    late = straggler(figures)
     values = list(dict.fromkeys(name for rank in figures.ranks for name in rank.values))
     values = values[:_MOST_VALUES]
-    names = ["rank", "host", "backward", "waiting", "communicating", "between", "last in"]
-    names += ["cpu", "memory", "preempted/s", "samples/s", *values]
-    rows = [_cells(rank, figures, values) for rank in figures.ranks]
-    note = "Times are means of a step. "
+    keys = [
+        f'<i class="key {phase}"></i>{word}' for phase, word in zip(PHASES, _SHORT, strict=True)
+    ]
+    head = [("", "rank"), ("text", "host"), *(("", key) for key in keys)]
+    head += [("", "CPU"), ("", "mem&shy;ory"), ("wide", "last in")]
+    head += [("wide", "preempted/s"), ("wide", "samples/s")]
+    head += [("wide", escape(name)) for name in values]
+    rows = []
+    for rank in figures.ranks:
+        cells = zip(head, _cells(rank, figures, values), strict=True)
+        rows.append(_row("td", [(kind, escape(cell)) for (kind, _), cell in cells]))
+        words = note(rank, late)
+        if words:
+            rows.append(f'<tr class="note"><td colspan="{len(head)}">{escape(words)}</td></tr>')
+    span = "the job" if record.end is not None else f"the last {figures.seconds:.0f} s"
+    title = f'Ranks <span class="small">means of {span}</span>'
+    words = (
+        "Times are means of one step, in ms. Backward: from the first gradient to the last. "
+        "Waiting: the others are later. Communicating: what backward does not hide. Between: "
+        "optimizer, data, forward."
+    )
     if figures.epoch:
-        note += f"All figures are those of epoch {figures.epoch}, the last one. "
+        words += f" All figures are those of epoch {figures.epoch}, the last one."
     missing = figures.size - len(figures.ranks)
     if missing:
-        note += f"{_count(missing, 'rank')} said nothing. "
+        words += f" {_count(missing, 'rank')} said nothing."
     if record.lost:
-        note += f"{_count(record.lost, 'line')} of the ranks could not be read. "
-    return ["<h2>Ranks</h2>", *_table(names, rows), f"<p>{note.strip()}</p>"]
+        words += f" {_count(record.lost, 'line')} of the ranks could not be read."
+    return [
+        *_section(title, "ranks"),
+        *_table(head, rows),
+        f'<p class="small">{words}</p></section>',
+    ]
+
+
+_SHORT = ("back&shy;ward", "wait&shy;ing", "comm.", "be&shy;tween")
 
 
 def _cells(rank: RankFigures, figures: Figures, values: Sequence[str]) -> list[str]:
-    phases = (rank.backward, rank.waiting, rank.communicating, rank.between)
+    phases = [f"{1e3 * getattr(rank, phase):,.1f}" for phase in PHASES]
     return [
         str(rank.rank),
         rank.host,
-        *(time_text(phase) if figures.steps else "-" for phase in phases),
+        *(phases if figures.steps else ["-"] * len(phases)),
+        percent(rank.cpu) if rank.threads else "-",
+        bytes_text(rank.rss) if rank.threads else "-",
         percent(rank.last) if figures.steps else "-",
-        percent(rank.cpu),
-        bytes_text(rank.rss),
-        f"{rank.switches:.0f}",
+        f"{rank.switches:.0f}" if rank.threads else "-",
         f"{rank.samples:,.0f}" if rank.samples else "-",
         *(f"{rank.values[name]:.5g}" if name in rank.values else "" for name in values),
     ]
@@ -200,35 +358,35 @@ def _cells(rank: RankFigures, figures: Figures, values: Sequence[str]) -> list[s
 def _charts(record: Record) -> list[str]:
     if record.figures is None:
         return []
-    try:
-        from hvdlite.live.charts import MOST_RANKS, draw
-
-        svg = draw(record)
-    except Exception as error:  # The words and tables are worth keeping without charts.
-        return [f"<p>There are no charts: {escape(f'{type(error).__name__}: {error}')}</p>"]
-    hidden = len(record.figures.ranks) - MOST_RANKS
-    note = "Vertical lines are events." if record.events else ""
-    if hidden > 0:
-        note = f"The first chart shows the {MOST_RANKS} ranks that were the last most often. {note}"
-    return ["<h2>Charts</h2>", f'<div class="charts">{svg}</div>', f"<p>{note.strip()}</p>"]
+    kinds = [*PHASES, *["event"] * bool(record.events)]
+    keys = "".join(f'<span><i class="key {kind}"></i>{kind}</span>' for kind in kinds)
+    return [
+        f'<p class="small keys">{keys}</p>',
+        '<div class="charts">',
+        *draw(record),
+        "</div>",
+    ]
 
 
-def _event_table(events: Sequence[Event], origin: float) -> list[str]:
+def _events(record: Record) -> list[str]:
+    events = record.events
     if not events:
         return []
+    head = [("", "time"), ("text", "kind"), ("", "rank"), ("text", "what happened")]
     rows = [
-        [
-            f"{event.time - origin:.1f} s",
-            event.kind,
-            str(event.rank) if event.rank >= 0 else "",
-            event.name,
-            event.text,
-        ]
-        for event in events[-_MOST_EVENTS:]
+        _row("td", [(kind, escape(cell)) for (kind, _), cell in zip(head, cells, strict=True)])
+        for cells in (_told(event, record.origin) for event in events[: -_MOST_EVENTS - 1 : -1])
     ]
     hidden = len(events) - len(rows)
-    note = [f"<p>{_count(hidden, 'earlier event')}: see the JSON file.</p>"] if hidden else []
-    return ["<h2>Events</h2>", *_table(["after", "kind", "rank", "name", "text"], rows), *note]
+    more = f'<p class="small">{_count(hidden, "earlier event")} in the JSON file.</p>'
+    return [*_section("Events", "events"), *_table(head, rows), more * bool(hidden), "</section>"]
+
+
+def _told(event: Event, origin: float) -> tuple[str, ...]:
+    text = event.text
+    if event.name and event.name not in text:
+        text = f"{event.name}: {text}"
+    return clock(event.time - origin), event.kind, str(event.rank) if event.rank >= 0 else "", text
 
 
 def _command(record: Record) -> list[str]:
@@ -237,37 +395,37 @@ def _command(record: Record) -> list[str]:
     where = ", ".join(about.hosts)
     footer = f"Started {began} on {where}. hvdlite {hvdlite.__version__}."
     return [
-        "<h2>Command</h2>",
-        f"<p><code>{escape(shlex.join(about.command))}</code></p>",
-        f"<footer>{escape(footer)}</footer>",
+        *_section("Command", "command"),
+        f"<p><code>{escape(shlex.join(about.command))}</code></p></section>",
+        f'<footer class="small">{escape(footer)}</footer>',
     ]
 
 
-_WORDS = frozenset(("host", "kind", "name", "text"))  # These columns are not numbers.
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def row(tag: str, cells: Sequence[str]) -> str:
-        marks = (' class="text"' if name in _WORDS else "" for name in names)
-        cells = [
-            f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True)
-        ]
-        return f"<tr>{''.join(cells)}</tr>"
-
-    body = [row("td", cells) for cells in rows]
+def _section(title: str, name: str) -> list[str]:
     return [
-        '<div class="table"><table>',
-        f"<thead>{row('th', names)}</thead>",
+        f'<section id="{name}" class="box" aria-labelledby="{name}-title">',
+        f'<h2 id="{name}-title">{title}</h2>',
+    ]
+
+
+def _table(head: Sequence[tuple[str, str]], rows: Sequence[str]) -> list[str]:
+    """Return a table that scrolls in itself; a column has a class and a heading."""
+    return [
+        '<div class="scroll" tabindex="0"><table>',
+        f"<thead>{_row('th', head)}</thead>",
         "<tbody>",
-        *body,
+        *rows,
         "</tbody></table></div>",
     ]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _row(tag: str, cells: Sequence[tuple[str, str]]) -> str:
+    scope = ' scope="col"' if tag == "th" else ""
+    texts = [
+        f"<{tag}{scope}{f' class={kind}' if kind else ''}>{text}</{tag}>" for kind, text in cells
+    ]
+    return f"<tr>{''.join(texts)}</tr>"
 
 
-def _duration(seconds: float) -> str:
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

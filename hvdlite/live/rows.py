@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
-from hvdlite.live.findings import Straggler, is_preempted, straggler
+from hvdlite.live.findings import note, straggler
 from hvdlite.live.run import Figures, RankFigures, Run
 from hvdlite.live.sample import Stall
 from hvdlite.live.viewer import About
-from hvdlite.live.words import bytes_text, names, percent, time_text
+from hvdlite.live.words import bytes_text, clock, names
 
 _SECONDS = 10.0  # The rows are means of so many seconds.
 _LONG_SECONDS = 60.0  # The notes are about so many seconds.
@@ -119,21 +119,8 @@ def headline(figures: Figures, about: About, now: float) -> str:
     words.append(f"np {figures.size}")
     if figures.epoch:
         words.append(f"epoch {figures.epoch}")
-    seconds = max(0, int(now - about.began))
-    words.append(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}")
+    words.append(clock(max(0.0, now - about.began)))
     return "  ".join(words)
-
-
-def note(one: RankFigures, late: Straggler | None) -> str:
-    """Say what is the matter with a rank, which may be the straggler `late`; "" if nothing is."""
-    if one.silent:
-        return f"silent for {one.silent:.0f} s"
-    if late is not None and late.rank == one.rank:
-        share = f"{percent(late.share)} of steps"
-        return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
-    if is_preempted(one):
-        return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
-    return ""
 
 
 def clean(text: str) -> str:

@@ -1,18 +1,16 @@
 """A running job, as far as the samples of its ranks tell: `Run`, and `Figures` of a span of time.
 
-The screen, the page, the metrics, the findings and the report all read these, and nothing else.
+The screen, the findings and the report all read these, and nothing else.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall
-from hvdlite.live.totals import Totals
 
 _RECENT = 128  # So many samples of each rank are kept as they came.
 _POINTS = 600  # Each rank's history has so many points.
@@ -119,10 +117,8 @@ class Run:
         self._ranks: dict[int, _History] = {}
         self._epoch = 0
         self._past_steps = 0  # Earlier epochs had so many.
-        self._began: float | None = None
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._lost = 0
-        self._totals = Totals()
 
     def add(self, sample: Sample, now: float) -> None:
         """Add what a rank said; `now` is a monotonic time of this process in seconds."""
@@ -131,17 +127,13 @@ class Run:
                 return  # It comes from a world that has ended.
             if sample.epoch > self._epoch:
                 self._begin(sample.epoch)
-            if self._began is None:
-                self._began = sample.began
             self._ranks.setdefault(sample.rank, _History()).add(sample, now)
             self._events.extend(sample.events)
-            self._totals.add(sample)
 
     def note(self, event: Event) -> None:
         """Add what the launcher has seen."""
         with self._lock:
             self._events.append(event)
-            self._totals.count([event])
 
     def lose(self) -> None:
         """Count a line that could not be read."""
@@ -153,20 +145,10 @@ class Run:
         """How many lines could not be read."""
         return self._lost
 
-    @property
-    def began(self) -> float:
-        """When the first epoch began, on rank 0's clock; 0 before the first line."""
-        return self._began or 0.0
-
     def events(self) -> list[Event]:
         """Return the last events, the oldest first."""
         with self._lock:
             return list(self._events)
-
-    def totals(self) -> Totals:
-        """Return the sums over all of the job, its earlier epochs included."""
-        with self._lock:
-            return copy.deepcopy(self._totals)
 
     def latest(self) -> list[Sample]:
         """Return the last sample of each rank, by rank."""

@@ -1,4 +1,4 @@
-"""What shows a running job to people: the screen, the page, the report; each is a `Viewer`."""
+"""What shows a running job to people: the screen and the report; each is a `Viewer`."""
 
 from __future__ import annotations
 

@@ -24,6 +24,17 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def number(value: float) -> str:
+    """Return a number with about three digits, without an exponent where people have none."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """Return hours, minutes and seconds."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
 def percent(share: float) -> str:
     """Return a share."""
     return f"{share:.0%}".replace("%", " %")

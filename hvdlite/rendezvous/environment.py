@@ -120,20 +120,16 @@ def live_pipe() -> int | None:
     return _live_pipe[0] if _live_pipe is not None and _live_pipe[1] == os.getpid() else None
 
 
-def live_service() -> tuple[str, Path | None] | None:
-    """Return where rank 0 serves a page of the job, and the file with its token; None: nowhere."""
-    # HVDLITE_LIVE_SERVE is "host:port"; without HVDLITE_LIVE_TOKEN_FILE a token is drawn.
+def report_file() -> Path | None:
+    """Return the file to which rank 0 writes a report of the job: HVDLITE_REPORT; None: no file."""
     # Raises ArgumentError if hvdlite-run started this process, and it can do that better.
-    file = os.environ.get("HVDLITE_LIVE_TOKEN_FILE")
-    address = os.environ.get("HVDLITE_LIVE_SERVE")
-    if not address:
-        return None
-    if "HVDLITE_JOB_ID" in os.environ:
+    path = os.environ.get("HVDLITE_REPORT")
+    if path and "HVDLITE_JOB_ID" in os.environ:
         raise ArgumentError(
-            "HVDLITE_LIVE_SERVE is for other launchers; give hvdlite-run --live-page "
-            f"{address}, which shows all processes"
+            f"HVDLITE_REPORT is for other launchers; give hvdlite-run --report {path}, which knows "
+            "all processes"
         )
-    return address, Path(file) if file else None
+    return Path(path) if path else None
 
 
 def host_name() -> str:

@@ -1,9 +1,9 @@
-"""Take pictures of the live page, to look at, and for docs/live.md.
+"""Take pictures of a report, to look at, and for docs/live.md.
 
     python tests/live/pictures.py FOLDER
 
-They show a made-up job at two widths, in light and dark. The picture of docs/live.md is
-live_page.png, the first frame on a phone.
+They show a made-up job while it runs and at its end, at two widths, in light and dark. The picture
+of docs/live.md is live_report.png: on a phone, to the end of the phases.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from hvdlite.live.listener import open_listener
-from hvdlite.live.page import Page
+from hvdlite.live.record import Record
+from hvdlite.live.report import write
 from hvdlite.live.sample import Event
 from hvdlite.live.viewer import About, End
 from live.made_up_run import BEGAN, MadeUpJob
 
 _SIZES = ((1280, 900), (400, 800))
-_FRAME = {"x": 0, "y": 0, "width": 400, "height": 1045}  # to the end of the phases
 
 
 def make_job() -> MadeUpJob:
@@ -40,22 +39,6 @@ def make_job() -> MadeUpJob:
     return job
 
 
-def take(browser: Any, address: str, folder: Path) -> None:
-    """Take all pictures of the page at this address."""
-    for scheme in ("light", "dark"):
-        for width, height in _SIZES:
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=scheme
-            )
-            page = context.new_page()
-            page.goto(address)
-            page.locator("#status", has_text="live").wait_for()
-            keep(page, folder / f"live_page_{scheme}_{width}.png")
-            if (scheme, width) == ("light", _FRAME["width"]):
-                keep(page, folder / "live_page.png", clip=_FRAME)
-            context.close()
-
-
 def keep(page: Any, path: Path, **part: Any) -> None:
     """Take a picture of a page, or of a part of it, in few colours."""
     page.screenshot(path=path, full_page=True, **part)
@@ -63,29 +46,31 @@ def keep(page: Any, path: Path, **part: Any) -> None:
 
 
 def main() -> None:
-    """Serve the job, and take the pictures."""
+    """Write the reports, and take the pictures."""
     folder = Path(sys.argv[1])
-    job, listener, over = make_job(), open_listener(), threading.Event()
-
-    def live() -> None:
-        while not over.wait(1):
-            job.say()
-
-    page = Page(listener, print)
-    page.start(job.run, About(("python", "train.py"), 4, ("node1", "node2"), 0.0))
-    ranks = threading.Thread(target=live)
-    ranks.start()
-    try:
-        with sync_playwright() as running:
-            program = shutil.which("chromium") or shutil.which("google-chrome")
-            flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-            browser = running.chromium.launch(executable_path=program, args=flags)
-            take(browser, f"{listener.address}?token={listener.token}", folder)
-            browser.close()
-    finally:
-        over.set()
-        ranks.join()
-        page.stop(End(0, ""))
+    job = make_job()
+    about = About(("python", "train.py"), 4, ("node1", "node2"), time.time() - 101)
+    with sync_playwright() as running:
+        program = shutil.which("chromium") or shutil.which("google-chrome")
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = running.chromium.launch(executable_path=program, args=flags)
+        for state, end in (("running", None), ("ended", End(0, ""))):
+            file = folder / f"report_{state}.html"
+            record = Record.of(job.run, about, end, time.monotonic(), 101.0, None)
+            write(record, file, late=1e6)
+            for scheme in ("light", "dark"):
+                for width, height in _SIZES:
+                    page = browser.new_page(
+                        viewport={"width": width, "height": height}, color_scheme=scheme
+                    )
+                    page.goto(file.as_uri())
+                    keep(page, folder / f"report_{state}_{scheme}_{width}.png")
+                    if (state, scheme, width) == ("running", "light", 400):
+                        bars = page.locator("figure").first.bounding_box()
+                        frame = {"x": 0, "y": 0, "width": width, "height": bars["y"] + 210}
+                        keep(page, folder / "live_report.png", clip=frame)
+                    page.close()
+        browser.close()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The report of a job in a real browser."""
+"""The report of a job in a real browser: while the job runs, when it is killed, and at its end."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 from hvdlite.live.record import Record
 from hvdlite.live.report import write
-from hvdlite.live.sample import Event
+from hvdlite.live.sample import Event, Stall
 from hvdlite.live.viewer import About, End
 from live.made_up_run import BEGAN, MadeUpJob
+from patience import HANG
 
 pytestmark = pytest.mark.page
 
@@ -26,6 +28,7 @@ def tab(browser: Any) -> Iterator[Any]:
     """A tab without network, whose `said` is what its console said."""
     context = browser.new_context(viewport={"width": 1000, "height": 900}, offline=True)
     page = context.new_page()
+    page.set_default_timeout(1000 * HANG)
     page.said = []
     page.on("console", lambda said: page.said.append(f"{said.type}: {said.text}"))
     page.on("pageerror", lambda error: page.said.append(f"exception: {error}"))
@@ -34,12 +37,12 @@ def tab(browser: Any) -> Iterator[Any]:
     context.close()
 
 
-def make_report(job: MadeUpJob, end: End, folder: Path) -> str:
+def make_report(job: MadeUpJob, end: End | None, folder: Path, late: float = HANG) -> str:
     about = About(("python", "train.py", HOSTILE), 3, ("node1",), 0.0)
     record = Record.of(job.run, about, end, time.monotonic(), 60.0, None)
     assert record.figures is not None
     assert math.isfinite(record.origin)
-    write(record, folder / "out.html")
+    write(record, folder / "out.html", late)
     return (folder / "out.html").as_uri()
 
 
@@ -47,29 +50,111 @@ def test_the_report_shows_words_table_charts_and_events(tab: Any, tmp_path: Path
     job = MadeUpJob(3, seconds=60, hosts=("node1", "node1", "node2"))
     job.say((Event(BEGAN + 20, "tuned", -1, "", "all ranks use 64 MiB"),))
     tab.goto(make_report(job, End(0, ""), tmp_path))
-    assert "The job succeeded: 3 ranks on 2 hosts" in tab.locator("body").inner_text()
-    assert tab.locator("ol.findings li").count() >= 1
-    assert tab.locator("tbody").first.locator("tr").count() == 3
-    assert tab.locator("svg").bounding_box()["height"] > 400
-    assert tab.locator("svg text", has_text="seconds since hvd.init()").count() == 1
-    assert "all ranks use 64 MiB" in tab.locator("table").last.inner_text()
+    assert tab.locator("#status").inner_text() == "The job succeeded."
+    assert tab.locator("#findings li").count() >= 1
+    assert tab.locator("#ranks tbody tr:not(.note)").count() == 3
+    assert tab.locator("svg").count() == 4
+    for chart in tab.locator("svg").all():
+        assert chart.bounding_box()["height"] >= 160
+    assert "0:00:20" in tab.locator("#events").inner_text()
+    assert "all ranks use 64 MiB" in tab.locator("#events").inner_text()
     assert tab.said == []
 
 
-def test_letters_of_the_charts_can_be_read_on_a_narrow_screen(tab: Any, tmp_path: Path) -> None:
-    tab.set_viewport_size({"width": 400, "height": 800})
-    tab.goto(make_report(MadeUpJob(3, seconds=60), End(0, ""), tmp_path))
-    title = tab.locator("svg text", has_text="seconds since hvd.init()")
-    assert title.bounding_box()["height"] >= 8
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+def test_it_follows_the_job_where_its_reader_is(tab: Any, tmp_path: Path) -> None:
+    tab.set_viewport_size({"width": 400, "height": 500})
+    job = MadeUpJob(40, seconds=30)
+    tab.goto(make_report(job, None, tmp_path))
+    assert "running, written" in tab.locator("#status").inner_text()
+    tab.evaluate("scrollTo(0, 700); document.querySelector('.scroll').scrollTo(0, 300)")
+    job.say((Event(BEGAN, "tuned", -1, "", "fusion_threshold is 32 MiB"),))
+    make_report(job, None, tmp_path)
+    tab.locator("#events", has_text="fusion_threshold is 32 MiB").wait_for(state="attached")
+    where = "[scrollY, document.querySelector('.scroll').scrollTop]"
+    assert tab.evaluate(where) == [700, 300]
+    make_report(job, End(1, "rank 1 was killed by signal 9"), tmp_path)
+    ended = "The job ended with status 1: rank 1 was killed by signal 9"
+    tab.locator("#status", has_text=ended).wait_for()
+    tab.evaluate("window.stays = true")
+    time.sleep(4)  # A page of a job that runs would have loaded itself again by now.
+    assert tab.evaluate("window.stays")
+    assert tab.said == []
+
+
+def test_a_selection_is_not_taken_away(tab: Any, tmp_path: Path) -> None:
+    tab.goto(make_report(MadeUpJob(2, seconds=5), None, tmp_path))
+    tab.evaluate("getSelection().selectAllChildren(document.querySelector('h1'))")
+    time.sleep(4)
+    assert tab.evaluate("String(getSelection())") == "train.py"
+    with tab.expect_navigation():
+        tab.evaluate("getSelection().removeAllRanges()")
+    assert tab.said == []
+
+
+def test_a_reader_sees_that_it_is_not_written_any_more(tab: Any, tmp_path: Path) -> None:
+    """And sees it also where the clock of the browser is not that of the job."""
+    job = MadeUpJob(2, seconds=5)
+    address = make_report(job, None, tmp_path, late=0.0)
+    tab.goto(address)
+    late = tab.locator("#status.lost", has_text="the job has been killed, or cannot write")
+    late.wait_for()
+    assert "written " in late.inner_text()
+    assert tab.locator("#ranks tbody tr:not(.note)").count() == 2
+    text = (tmp_path / "out.html").read_text()
+    earlier = f'data-written="{1000 * (time.time() - 3600):.0f}" data-late="{HANG:.0f}"'
+    (tmp_path / "out.html").write_text(re.sub(r'data-written="\d+" data-late="0"', earlier, text))
+    tab.locator("#status.running").wait_for()  # A newer state has come.
+    assert tab.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_it_fits_its_window_and_can_be_read(
+    browser: Any, tmp_path: Path, scheme: str, width: int
+) -> None:
+    job = MadeUpJob(4, seconds=20, hosts=("a-rather-long-name-of-a-host.cluster.example", "node2"))
+    job.say((Event(BEGAN, "stall", 2, "x" * 200, "x" * 200),), (Stall("x" * 200, 1, (0,), (1,)),))
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.goto(make_report(job, None, tmp_path))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CONTRAST) == [], "text that is hard to read"
+    sizes = "(all) => all.map((one) => parseFloat(getComputedStyle(one).fontSize))"
+    assert min(page.locator("body :not(script):not(rect)").evaluate_all(sizes)) >= 11
+    page.close()
 
 
 def test_hostile_names_are_text_in_a_browser(tab: Any, tmp_path: Path) -> None:
     job = MadeUpJob(3, seconds=10, hosts=(HOSTILE, "$\\frac{$", "node2"))
     job.say((Event(BEGAN + 5, "stall", 1, HOSTILE, HOSTILE),))
-    tab.goto(make_report(job, End(1, HOSTILE), tmp_path))
-    assert tab.title() == "train.py: report"
-    assert tab.locator("img").count() == tab.locator("script").count() == 0
-    assert tab.locator("body").inner_text().count("<script>alert(1)</script>") >= 5
-    assert tab.locator("svg").count() == 1
+    for end in (None, End(1, HOSTILE)):
+        tab.goto(make_report(job, end, tmp_path))
+        assert tab.title() == "train.py: report"
+        assert tab.locator("img").count() == 0
+        assert tab.locator("script").count() == (end is None)
+        assert tab.locator("body").inner_text().count("<script>alert(1)</script>") >= 3
     assert tab.said == []
+
+
+# Texts whose contrast against the background is below 4.5, as WCAG 2.1 AA asks.
+CONTRAST = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (rgb) => rgb.slice(0, 3).map((one) => {
+    one /= 255;
+    return one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+  }).reduce((sum, one, i) => sum + one * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (node) => {
+    for (; node; node = node.parentElement) {
+      const found = parse(getComputedStyle(node).backgroundColor);
+      if (found.length < 4 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  const faint = [];
+  for (const node of document.body.querySelectorAll(":not(title):not(script)")) {
+    if (![...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim())) continue;
+    const [a, b] = [light(parse(getComputedStyle(node).color)), light(ground(node))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) faint.push(`${node.tagName} ${node.textContent.trim()}: ${contrast}`);
+  }
+  return faint;
+}"""

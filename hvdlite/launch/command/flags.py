@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
-from hvdlite.launch.command.live_flags import IS_ADDRESS
 from hvdlite.launch.command.table import add_flags
 from hvdlite.launch.command.values import amount, count, megabytes
 from hvdlite.launch.description import INDEPENDENT
-from hvdlite.live.listener import DEFAULT_ADDRESS
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
@@ -51,27 +49,18 @@ def core_knobs() -> list[dict[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that lets 0, 1 or 2 follow a switch, and an address `--live-page`."""
+    """A parser that lets 0, 1 or 2 follow a switch."""
 
-    # In `--check-finite 1` argparse takes the 1 for the program to run, and in `--live-page python
-    # train.py` it would take the program for an address. No program has such names as 1 or :9100.
+    # In `--check-finite 1` argparse takes the 1 for the program to run. No program has such a name.
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the command line."""
         options = super().parse_args(args, namespace)
-        while options.command:
+        while options.switch and options.command[:1] in (["0"], ["1"], ["2"]):
             value, *rest = options.command
-            if options.switch and value in ("0", "1", "2"):
-                options.knobs = {**options.knobs, options.switch: value}
-                options.switch = ""
-            elif options.live_page is not None and IS_ADDRESS.fullmatch(value):
-                options.live_page = value
-            else:
-                break
+            options.knobs = {**options.knobs, options.switch: value}
+            options.switch = ""
             options = super().parse_args(rest, options)
-        if options.live_page is not None and not IS_ADDRESS.fullmatch(options.live_page):
-            options.command.insert(0, options.live_page)
-            options.live_page = DEFAULT_ADDRESS
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -82,13 +71,6 @@ class _Parser(argparse.ArgumentParser):
             super().error(f"{message}; set HVDLITE_{knob.upper()} instead")
         near = difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else []
         super().error(f"{message}; did you mean {near[0]}?" if near else message)
-
-    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        """Count the words of an action: `--live-page=A` takes one, `--live-page` at first none."""
-        # At the end of the line, the word that follows cannot be told from the former.
-        if action.dest == "live_page":
-            return int(arg_strings_pattern == "A")
-        return super()._match_argument(action, arg_strings_pattern)
 
 
 class _HelpAll(argparse.Action):

@@ -12,7 +12,6 @@ from hvdlite.emit import KINDS
 from hvdlite.launch.command.values import amount, count, names, port
 from hvdlite.launch.description import DEFAULT_GRACE, Elastic, Servers
 from hvdlite.launch.remote.ssh import Ssh
-from hvdlite.live.listener import DEFAULT_ADDRESS
 
 _ELASTIC, _SERVERS = Elastic(), Servers(1)
 # A row has the names of a flag, what reads its value, what stands for the value in the help, and
@@ -87,14 +86,10 @@ _TABLE = f"""
     each line, too
 = live view | see docs/live.md
 --live | switch | | below the output, show what each rank does, and which one delays the others
---report | Path | OUT.HTML | when the job ends, write a report of what limits it, with charts, and
-    the figures beside it to OUT.json
+--report | Path | OUT.HTML | write a report of what limits the job, with charts: anew every few
+    seconds, and at its end with the figures beside it in OUT.json
 --baseline | Path | ONE.JSON | the OUT.json of the same training on fewer ranks: --report then says
     where the missing speed-up went
---live-page | str | HOST:PORT | serve the live view as a web page, and metrics for Prometheus; the
-    address is printed with its token (default: {DEFAULT_ADDRESS}, a free port that only this host
-    reaches)
---live-token-file | Path | FILE | read the token of the page from this file instead of printing one
 = timeline | see docs/timeline.md
 --timeline-filename --timeline | Path | FILE | write a timeline of all ranks to one file, for
     ui.perfetto.dev
@@ -130,7 +125,6 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
     "--remote-python": {"default": Ssh.python},
     "--network-interfaces": {"action": "extend", "default": []},
     "--emit": {"choices": tuple(KINDS)},
-    "--live-page": {"nargs": "?", "const": DEFAULT_ADDRESS},
 }
 
 

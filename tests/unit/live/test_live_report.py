@@ -1,23 +1,26 @@
-"""The report of a job that has ended: what it says, that it is text, and what it survives."""
+"""The report of a job: what it says, that it is text, and what it survives."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from hvdlite.errors import ArgumentError
-from hvdlite.live import charts
+from hvdlite.live import charts, report
 from hvdlite.live.record import Record, read_baseline
 from hvdlite.live.report import Report, check_path, page, write
 from hvdlite.live.run import Run
-from hvdlite.live.sample import Event, RankSteps, Sample, Steps
+from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
 from hvdlite.live.viewer import About, End
+from patience import wait_until
 
 HOSTILE = '<img src=x onerror="alert(1)"></td><script>$x$ \x1b[2J&lt; \u202e'
 ABOUT = About(("python", "a/train.py", "--name", HOSTILE), 2, ("node0", "node1"), 1e9)
@@ -53,8 +56,11 @@ def make_run(seconds: int = 30, size: int = 2, host: str = "node", late: float =
     return run
 
 
-def make_record(run: Run, end: End = GOOD) -> Record:
+def make_record(run: Run, end: End | None = GOOD) -> Record:
     return Record.of(run, ABOUT, end, 81.0, 30.0, None)
+
+
+VOID = ("meta", "img", "link")
 
 
 class Reader(HTMLParser):
@@ -76,19 +82,19 @@ class Reader(HTMLParser):
         self.links += [
             value or "" for name, value in attrs if name in ("href", "src", "xlink:href")
         ]
-        if tag not in ("meta", "img"):
+        if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
-        if tag not in ("meta", "img"):
+        if tag not in VOID:
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if data.strip() and not {"style", "script"} & set(self.open):
             self.text += data + "\n"
 
 
@@ -96,34 +102,42 @@ def test_the_answer_stands_on_top_and_all_is_well_formed() -> None:
     reader = Reader(page(make_record(make_run())))
     assert reader.open == []
     for words in (
-        "The job succeeded: 2 ranks on 2 hosts, 0:00:30, 300 steps, 100 ms each, 640 samples/s",
+        "The job succeeded.",
+        "steps\n300\n",
+        "time of a step\n100 ms\n",
+        "samples/s\n640\n",
+        "ranks\n2\nhosts\n2\ntime\n0:00:30\n",
         "Rank 1 on node1 holds the others up: it is the last in 100 % of the steps, 20 ms late in",
         "late in data or forward; the others wait 20 % of the step.",
         "num_workers=",
-        "a step of each rank, ms",
-        "node1  rank 1",
-        "samples/s of all ranks",
+        "means of the job",
+        "straggler: 20 ms late in data or forward, 100 % of steps",
+        "Phases by rank",
+        "Samples a second",
     ):
         assert words in reader.text, words
     assert reader.text.index("holds the others up") < reader.text.index("Ranks")
-    assert reader.tags.count("svg") == 1
+    assert reader.tags.count("svg") == 4
 
 
-def test_it_has_no_script_and_asks_for_nothing() -> None:
-    reader = Reader(page(make_record(make_run())))
-    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(reader.tags)
+@pytest.mark.parametrize("end", [GOOD, None])
+def test_it_asks_for_nothing_and_its_only_script_is_that_of_a_running_job(end: End | None) -> None:
+    reader = Reader(page(make_record(make_run(), end)))
+    assert not {"img", "iframe", "object", "base", "form"} & set(reader.tags)
+    assert reader.tags.count("script") == reader.tags.count("noscript") == (end is None)
     assert not [name for name in reader.attributes if name.startswith("on")]
-    assert all(link.startswith("#") for link in reader.links)
+    assert all(link.startswith("data:") for link in reader.links)
     assert "@import" not in page(make_record(make_run()))
 
 
 def test_hostile_names_stay_text() -> None:
     run = make_run(host=HOSTILE)
     run.note(Event(105.0, HOSTILE, 0, HOSTILE, HOSTILE))
-    for end in (GOOD, End(9, HOSTILE)):
+    for end in (GOOD, End(9, HOSTILE), None):
         reader = Reader(page(make_record(run, end)))
         assert reader.open == []
-        assert not {"script", "img"} & set(reader.tags)
+        assert reader.tags.count("script") == (end is None)
+        assert "img" not in reader.tags
         assert reader.text.count("onerror=") >= 5
         assert "<img src=x" in reader.text
 
@@ -132,9 +146,9 @@ def test_hostile_names_stay_text() -> None:
 def test_any_number_of_ranks_is_drawn(size: int) -> None:
     record = make_record(make_run(3, size, late=0.0))
     text = page(record)
-    assert "There are no charts" not in text
     assert len(charts.chosen(record)) == min(size, charts.MOST_RANKS)
-    assert ("32 ranks that were the last" in text) == (size > 32)
+    assert text.count('class="between" x=') == min(size, charts.MOST_RANKS)
+    assert ("those that were the last most often" in text) == (size > 32)
     assert f"<td>{size - 1}</td>" in text
 
 
@@ -142,22 +156,52 @@ def test_the_late_rank_is_among_those_that_are_drawn() -> None:
     assert charts.chosen(make_record(make_run(3, 80)))[-1].rank == 79
 
 
-def test_a_phase_has_the_colour_that_it_has_on_the_page() -> None:
-    style = (Path(charts.__file__).parent / "static" / "live.css").read_text(encoding="utf-8")
-    light = style[: style.index("@media")]
-    assert dict(re.findall(rf"--({'|'.join(charts.PHASES)}): (#\w+);", light)) == charts.PHASES
-
-
-@pytest.mark.parametrize("seconds", [1, 2])
+@pytest.mark.parametrize("seconds", [1, 2, 3])
 def test_a_short_job_has_a_report(seconds: int) -> None:
-    assert "There are no charts" not in page(make_record(make_run(seconds)))
+    reader = Reader(page(make_record(make_run(seconds))))
+    assert reader.open == []
+    assert reader.tags.count("svg") == (4 if seconds > 2 else 1)
+    assert reader.text.count("after some seconds") == (0 if seconds > 2 else 3)
+
+
+def test_the_curves_are_those_of_the_job() -> None:
+    curves = charts.curves(make_run(30).history())
+    assert curves.time == [100.0 + second for second in range(2, 31)]
+    assert curves.step == pytest.approx([0.1] * 29)
+    assert curves.samples == pytest.approx([640.0] * 29)
+    assert curves.bytes == pytest.approx([40e6] * 29)
+    for step, *phases in zip(curves.step, *curves.phases.values(), strict=True):
+        assert sum(phases) == pytest.approx(step)
+    assert len(charts.curves(make_run(300).history()).time) <= 120
+
+
+def test_a_curve_has_gaps_where_there_was_no_step() -> None:
+    run = make_run(5)
+    for second in (6, 7, 8):
+        for last in run.latest():
+            run.add(dataclasses.replace(last, time=100.0 + second), 50.0 + second)
+    assert charts.curves(run.history()).step == [*[pytest.approx(0.1)] * 4, None, None, None]
+    assert "no step at 0:00:08" in page(make_record(run, None))
+
+
+def test_a_running_job_has_the_figures_of_its_last_minute() -> None:
+    run = make_run(100)
+    stall = Stall("layer.weight", 12.0, (0,), (1,))
+    for last in run.latest():
+        run.add(dataclasses.replace(last, time=201.0, stalled=(stall,)), 151.0)
+    record = Record.of(run, ABOUT, None, 151.0, 101.0, None)
+    assert record.figures is not None
+    assert record.figures.seconds == pytest.approx(60.0)
+    text = Reader(page(record)).text
+    assert "running, written " in text
+    assert "means of the last 60 s" in text
+    assert "steps\n1,000\n" in text
+    assert "layer.weight: rank 0 for 12 s; missing: rank 1" in text
 
 
 def test_a_job_that_said_nothing_has_a_report() -> None:
     reader = Reader(page(make_record(Run(), End(1, "rank 1 (host h) failed first: status 1"))))
-    assert "The job ended with status 1: rank 1 (host h) failed first: status 1 (2 ranks" in (
-        reader.text
-    )
+    assert "The job ended with status 1: rank 1 (host h) failed first: status 1\n" in reader.text
     assert "No rank has said anything" in reader.text
 
 
@@ -173,9 +217,10 @@ def test_a_report_of_an_elastic_job_has_the_last_epoch_and_all_events() -> None:
     record = make_record(run)
     assert [event.time for event in record.events] == [104.0, 105.0]
     text = Reader(page(record)).text
-    assert "1 rank on 1 host, 0:00:30, 200 steps" in text
+    assert "steps\n200\n" in text
+    assert "ranks\n1\nhosts\n1\nepoch\n1\ntime\n0:00:30\n" in text
     assert "All figures are those of epoch 1, the last one." in text
-    assert text.index("epoch 0 begins") < text.index("worker 1 died")
+    assert text.index("worker 1 died") < text.index("epoch 0 begins"), "the newest is on top"
 
 
 def test_a_job_without_samples_has_steps_per_second() -> None:
@@ -185,18 +230,8 @@ def test_a_job_without_samples_has_steps_per_second() -> None:
         steps = Steps(10 * second, float(second), (row,))
         run.add(Sample(0, 1, 0, "h", 7, 100.0 + second, 100.0, {}, steps=steps), second)
     text = Reader(page(make_record(run))).text
-    assert "steps/s" in text
-    assert "samples/s of all ranks" not in text
-
-
-def test_the_charts_failing_leaves_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Record) -> str:
-        raise RuntimeError("<no font>")
-
-    monkeypatch.setattr(charts, "draw", fail)
-    text = page(make_record(make_run()))
-    assert "There are no charts: RuntimeError: &lt;no font&gt;" in text
-    assert "holds the others up" in text
+    assert "Steps a second" in text
+    assert "Samples a second" not in text
 
 
 def test_the_warm_up_is_left_out_of_a_long_job() -> None:
@@ -312,6 +347,47 @@ def test_the_end_of_a_job_says_the_first_finding(tmp_path: Path) -> None:
     assert line == f"report in {tmp_path}/none.html"
 
 
+def test_it_is_written_anew_while_the_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_PERIOD", 0.01)
+    path = tmp_path / "out.html"
+    path.write_text("of another job")
+    run = make_run(20)
+    writer = Report(path, None, print)
+    writer.start(run, ABOUT)
+    wait_until(lambda: "running, written" in path.read_text(), "the first state")
+    run.note(Event(105.0, "tuned", -1, "", "all ranks use 64 MiB"))
+    for _ in range(1000):  # A reader finds it whole at any time.
+        text = path.read_text()
+        assert text.startswith("<!DOCTYPE html>") and text.endswith("</html>\n")
+    wait_until(lambda: "all ranks use 64 MiB" in path.read_text(), "another state")
+    assert not (tmp_path / "out.json").exists()
+    writer.stop(GOOD)
+    assert "The job succeeded." in path.read_text()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["out.html", "out.json"]
+
+
+def test_a_folder_that_goes_and_comes_back_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_PERIOD", 0.01)
+    folder, said = tmp_path / "folder", []
+    folder.mkdir()
+    writer = Report(folder / "out.html", None, said.append)
+    writer.start(make_run(3), ABOUT)
+    wait_until(lambda: (folder / "out.html").exists(), "the first state")
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    wait_until(lambda: said, "the line about it")
+    folder.mkdir()
+    wait_until(lambda: (folder / "out.html").exists(), "a state in the new folder")
+    writer.stop(GOOD)
+    gone, ended = said
+    assert gone == f"there is no report in {folder}/out.html: No such file or directory"
+    assert ended.startswith(f"report in {folder}/out.html")
+
+
 def test_a_folder_that_has_gone_is_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     (line,) = show(folder / "out.html", make_run(3))
@@ -324,11 +400,22 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_report(
     path = tmp_path / "out.html"
     path.write_text("old")
 
-    def full(_: int) -> None:
+    def fill(part: Path, data: bytes) -> int:
+        with part.open("wb") as file:
+            file.write(data[:100])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hvdlite.live.report.os.fsync", full)
+    monkeypatch.setattr(Path, "write_bytes", fill)
     (line,) = show(path, make_run(3))
     assert line == f"there is no report in {path}: No space left on device"
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["out.html"]
+
+
+def test_an_error_of_its_own_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Record) -> list[str]:
+        raise ZeroDivisionError("a chart")
+
+    monkeypatch.setattr(report, "draw", fail)
+    (line,) = show(tmp_path / "out.html", make_run(3))
+    assert line == f"there is no report in {tmp_path}/out.html: ZeroDivisionError('a chart')"
