@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from hvdlite.parameter_server.checkpoint import Saving
 from hvdlite.parameter_server.client import Client, Link
-from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.storage import MakeStorage, Storage
 from hvdlite.parameter_server.tensors import TensorSpec

@@ -7,8 +7,7 @@ is its *version*; the *age* of a push is the number of versions that its worker 
 
 This package moves bytes and imports no framework. An adapter gives a server the `storage`,
 which holds the values and applies gradients. On a worker, an adapter passes memory to
-the `client`. The way of one request is `client`, `wire`, `session` (one thread per worker on a
-server), `collection`, `storage`. `meeting` is how workers find servers, `clocks` bounds how far a
-worker may be ahead, `checkpoint` is the file of a server and `saving` the thread that writes it;
-`group` is what users see.
+the `client`. The way of one request is `client`, `wire`, `server` (one thread per worker),
+`collection`, `storage`. `clocks` bounds how far a worker may be ahead, `checkpoint` is the file of
+a server; `group` is what users see.
 """

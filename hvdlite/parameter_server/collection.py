@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hvdlite.errors import ArgumentError, MismatchError
 from hvdlite.parameter_server.clocks import Clocks
-from hvdlite.parameter_server.report import ServerReport, Tally
+from hvdlite.parameter_server.report import ServerReport, WorkerReport
 from hvdlite.parameter_server.storage import Gradient, MakeStorage, Storage
 from hvdlite.parameter_server.tensors import TensorSpec, difference, place
 
 _LOOK_SECONDS = 0.25  # A waiting session looks so often whether its worker lives.
 _MOST_GONE = 256  # So many workers that have gone are still in reports.
-ALIGNMENT = 64
 
 
 class Collection:
@@ -43,8 +43,7 @@ class Collection:
         self.filled = False  # It is set when the values are there.
         self._filler: int | None = None  # This worker sends them.
         self.clocks = Clocks()
-        self.tallies: dict[int, Tally] = {}
-        self.offsets, self.staging_bytes = _layout(self.tensors)
+        self.workers: dict[int, WorkerReport] = {}
 
     def check(self, specs: Sequence[TensorSpec], worker: int) -> None:
         """Raise MismatchError if a worker registers other tensors."""
@@ -87,20 +86,20 @@ class Collection:
     def join(self, worker: int, clock: int | None) -> int:
         """Let a worker take part, and return its clock."""
         with self.moved:
-            tally = self.tallies.setdefault(worker, Tally())
-            tally.live = True
-            tally.clock = self.clocks.join(worker, clock)
-            return tally.clock
+            report = self.workers.setdefault(worker, WorkerReport())
+            report.live = True
+            report.clock = self.clocks.join(worker, clock)
+            return report.clock
 
     def leave(self, worker: int) -> None:
         """Forget the clock of a worker that has gone."""
         with self.moved:
             self.clocks.leave(worker)
-            if worker in self.tallies:
-                self.tallies[worker].live = False
-                gone = [number for number, tally in self.tallies.items() if not tally.live]
+            if worker in self.workers:
+                self.workers[worker].live = False
+                gone = [number for number, one in self.workers.items() if not one.live]
                 for number in gone[:-_MOST_GONE]:
-                    del self.tallies[number]
+                    del self.workers[number]
             if self._filler == worker:
                 self._filler = None
             self.moved.notify_all()
@@ -122,7 +121,12 @@ class Collection:
                 self.version += 1
             version = self.version
         with self.moved:
-            self.tallies[worker].pushed(clock, age if gradients else 0)
+            report = self.workers[worker]
+            report.clock = max(report.clock, clock)
+            report.pushes += 1
+            if gradients:
+                report.ages += age
+                report.age_max = max(report.age_max, age)
             self.clocks.advance(worker, clock)
             self.moved.notify_all()
         return version
@@ -143,19 +147,12 @@ class Collection:
     def pulled(self, worker: int, clock: int) -> None:
         """Count a pull."""
         with self.moved:
-            self.tallies[worker].pulled(clock)
+            report = self.workers[worker]
+            report.clock = max(report.clock, clock)
+            report.pulls += 1
 
     def report(self, server: int) -> ServerReport:
         """Return the figures until now."""
         with self.moved:
-            workers = {worker: tally.report() for worker, tally in sorted(self.tallies.items())}
+            workers = {worker: replace(one) for worker, one in sorted(self.workers.items())}
         return ServerReport(server, self.version, workers)
-
-
-def _layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
-    """Return where each tensor begins in memory for all of them, and the size of that memory."""
-    offsets, end = [], 0
-    for one in tensors:
-        offsets.append(end)
-        end += -(-one.nbytes // ALIGNMENT) * ALIGNMENT
-    return offsets, end

@@ -9,25 +9,25 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from hvdlite import observed, reporting
-from hvdlite.errors import ArgumentError
-from hvdlite.parameter_server.client import Client
-from hvdlite.parameter_server.meeting import publish, reach_servers
+from hvdlite.errors import ArgumentError, BootstrapError
+from hvdlite.parameter_server.checkpoint import Saving
+from hvdlite.parameter_server.client import Client, Link
 from hvdlite.parameter_server.report import Report, ServerReport
-from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.storage import MakeStorage
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.endpoint import Endpoint
+from hvdlite.rendezvous.dial import reach
+from hvdlite.rendezvous.endpoint import Endpoint, host_identity
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect
-from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.handshake import Job, Role
 from hvdlite.rendezvous.serving import serve_store
-from hvdlite.rendezvous.store import StoreClient
+from hvdlite.rendezvous.store import PublisherGoneError, StoreClient
 
 _Self = TypeVar("_Self", bound="Group")
 
@@ -59,7 +59,7 @@ class Group:
             if self.serves:
                 self._store = self._reach_store()
             else:
-                self._client = reach_servers(environment, self._job)
+                self._client = _reach_servers(environment, self._job)
                 self._show(self._watched)
         except BaseException:
             self._open.close()
@@ -128,7 +128,8 @@ class Group:
                 saving,
                 self._environment.start_timeout,
             )
-            publish(store, self.index, endpoint)
+            # Workers find the server for as long as this connection lasts.
+            store.publish(_key(self.index), endpoint.description)
             self._show(Watched(server.report))
             with _stopped_by_sigterm(server):
                 server.run()
@@ -161,6 +162,49 @@ class Group:
         assert address is not None
         client = StoreClient(address, self._job, environment.rank, deadline)
         return self._open.enter_context(client)
+
+
+def _key(index: int) -> str:
+    return f"parameter_server/{index}"
+
+
+def _reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
+    """Connect a worker to all servers, and wait for those that do not listen yet."""
+    # The call raises BootstrapError if a server did not publish its address in time, cannot be
+    # reached, or has ended.
+    assert worker.rendezvous is not None
+    deadline = Deadline(worker.start_timeout)
+    links: list[Link] = []
+    try:
+        with StoreClient(worker.rendezvous, job, worker.rank, deadline) as client:
+            for index in range(worker.servers):
+                description = _look_up(client, index)
+                address = _address(description, worker)
+                name = f"parameter server {index}"
+                number = worker.process
+                connection, _ = reach(name, address, job, number, Role.PARAMETER, deadline)
+                links.append(Link(connection, index, number))
+    except BaseException:
+        for link in links:
+            link.close(goodbye=False)
+        raise
+    return Client(links)
+
+
+def _look_up(client: StoreClient, index: int) -> Mapping[str, Any]:
+    try:
+        description: dict[str, Any] = client.look_up(_key(index))
+    except PublisherGoneError:
+        raise BootstrapError(
+            f"parameter server {index} has ended, as servers do when no worker needs them any "
+            "more: this worker has started too late, and nothing is left to train"
+        ) from None
+    return description
+
+
+def _address(description: Mapping[str, Any], worker: WorkerEnvironment) -> str:
+    here = description["host"] == host_identity(worker.host_id)
+    return str(description["unix" if here else "tcp"])
 
 
 class Watched:

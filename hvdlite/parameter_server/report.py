@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerReport:
     """What one server knows of one worker.
 
@@ -16,7 +16,7 @@ class WorkerReport:
         live: whether it is connected.
         pushes: the number of its pushes that were applied.
         pulls: the number of its pulls.
-        age_mean: the mean age of its pushes: how many pushes of others came between its pull and
+        ages: the sum of the ages of its pushes: how many pushes of others came between its pull and
             its push.
         age_max: the largest age.
 
@@ -24,12 +24,17 @@ class WorkerReport:
         slow = [n for n, one in group.report().servers[0].workers.items() if one.age_mean > 20]
     """
 
-    clock: int
-    live: bool
-    pushes: int
-    pulls: int
-    age_mean: float
-    age_max: int
+    clock: int = 0
+    live: bool = True
+    pushes: int = 0
+    pulls: int = 0
+    ages: int = 0
+    age_max: int = 0
+
+    @property
+    def age_mean(self) -> float:
+        """The mean age of its pushes."""
+        return self.ages / self.pushes if self.pushes else 0.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Report:
         """The mean age of all pushes; with W equally fast workers it is about W - 1."""
         some = [one for server in self.servers for one in server.workers.values()]
         pushes = sum(one.pushes for one in some)
-        return sum(one.age_mean * one.pushes for one in some) / pushes if pushes else 0.0
+        return sum(one.ages for one in some) / pushes if pushes else 0.0
 
     @property
     def age_max(self) -> int:
@@ -104,38 +109,3 @@ class Report:
                     f"{one.pulls} pulls, age {one.age_mean:.1f} (at most {one.age_max})"
                 )
         return "\n".join(lines)
-
-
-@dataclass
-class Tally:
-    """Counts what one worker does. The caller locks."""
-
-    clock: int = 0
-    live: bool = True
-    pushes: int = 0
-    pulls: int = 0
-    ages: int = 0
-    oldest: int = 0
-
-    def pushed(self, clock: int, age: int) -> None:
-        """Count a push."""
-        self.clock = max(self.clock, clock)
-        self.pushes += 1
-        self.ages += age
-        self.oldest = max(self.oldest, age)
-
-    def pulled(self, clock: int) -> None:
-        """Count a pull."""
-        self.clock = max(self.clock, clock)
-        self.pulls += 1
-
-    def report(self) -> WorkerReport:
-        """Return the figures until now."""
-        return WorkerReport(
-            clock=self.clock,
-            live=self.live,
-            pushes=self.pushes,
-            pulls=self.pulls,
-            age_mean=self.ages / self.pushes if self.pushes else 0.0,
-            age_max=self.oldest,
-        )

@@ -15,7 +15,7 @@ import torch
 
 from hvdlite.errors import ArgumentError, MismatchError, RankFailedError, UndividedRateWarning
 from hvdlite.parameter_server import server
-from hvdlite.parameter_server.saving import Saving
+from hvdlite.parameter_server.checkpoint import Saving
 from hvdlite.parameter_server.storage import Gradient
 from hvdlite.parameter_server.tensors import TensorSpec
 from hvdlite.rendezvous.environment import WorkerEnvironment

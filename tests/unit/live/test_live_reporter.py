@@ -21,7 +21,7 @@ from hvdlite import observed
 from hvdlite.live.reporter import CoreWait, PipeWriter, Reporter
 from hvdlite.live.sample import Sample
 from hvdlite.parameter_server.group import Watched
-from hvdlite.parameter_server.report import ServerReport, Tally
+from hvdlite.parameter_server.report import ServerReport, WorkerReport
 from patience import HANG, Stopwatch, wait_until
 
 FAST = 0.02
@@ -336,10 +336,7 @@ def test_without_a_pipe_of_its_own_a_rank_does_nothing(
 def test_a_server_without_an_engine_tells_how_old_the_gradients_of_its_workers_are(
     pipe: tuple[Lines, int],
 ) -> None:
-    tallies = [Tally(), Tally(live=False)]
-    tallies[0].pushed(clock=1, age=0)
-    tallies[1].pushed(clock=1, age=4)
-    workers = {number: tally.report() for number, tally in enumerate(tallies)}
+    workers = {0: WorkerReport(pushes=1), 1: WorkerReport(live=False, pushes=1, ages=4, age_max=4)}
     lines, end = pipe
     watched = Watched(lambda: ServerReport(0, 2, workers))
     reporter = Reporter(end, "node1", observed.figures, period=FAST)
