@@ -2,21 +2,20 @@
 
 Callbacks of Keras decide by what their own rank sees. A rank that stops alone would leave the
 others waiting in a step, and a learning rate that changes on one rank makes models drift apart. So
-a callback of hvdlite adds `FitEnd` to the list of callbacks, which sees what all others have done.
+a callback of hvdlite adds `FitEnd`, which sees what all other callbacks have done.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, ReplicasDifferWarning
-from hvdlite.keras.batch_hooks import Callback, Logs
+from hvdlite.keras.batch_hooks import Callback, Logs, last_callbacks
 from hvdlite.keras.collectives import allreduce, describe_by_rank, exchange
 from hvdlite.keras.distribution import first_wire_name
 from hvdlite.keras.fit_checks import agree_on_fit, end_of_epoch, has_warned_of
@@ -26,52 +25,43 @@ from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import SILENCE, Exchange, ranks_text, speaks
 
-_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-_DECIDE_BY_METRICS = {"EarlyStopping", "ReduceLROnPlateau", "BestModelCheckpoint"}
-
 
 def begin_fit(
-    callback: Any, epochs: bool = False, batches: bool = False, **facts: Any
+    callback: Any, epochs: bool = False, every: int = 0, **facts: Any
 ) -> list[dict[str, Any]]:
     """Compare what ranks are about to do in `fit`; return the facts of each, by rank, or raise."""
-    # A callback calls this in its `on_train_begin`. `epochs` and `batches` say that the ranks meet
-    # in each epoch, and need the same batches, whatever their optimizers are. The numbers of
-    # batches and epochs must not differ; if they do, every rank raises.
+    # A callback calls this in its `on_train_begin`. `epochs` says that the ranks meet in each
+    # epoch, `every` that they meet after so many batches, whatever their optimizers are. The
+    # numbers of batches and epochs must not differ; if they do, every rank raises.
     process_set = callback.process_set
     observe_this_fit(callback)
-    found = _running_list()
-    own = [] if found is None else list(found.callbacks)
-    everyone = agree_on_fit(
-        callback.params or {},
-        process_set,
-        **facts,
-        has_list=found is not None,
-        may_stop=any(_may_stop_in_a_batch(one) for one in own),
-        too_early=_too_early(own),
-    )
+    last = last_callbacks(callback)
+    everyone = agree_on_fit(callback.params or {}, process_set, **facts, in_fit=last is not None)
     first = first_wire_name(callback.model.optimizer)
-    reduces = first is not None and first[1] == member_id(process_set)
-    if (reduces or epochs or batches) and all(one["has_list"] for one in everyone):
-        in_batches = (reduces or batches) and any(one["may_stop"] for one in everyone)
-        _add_end(found, callback, first[0] if reduces and first else None, in_batches)
-    _warn_of_order(everyone, process_set)
+    name = None
+    if first is not None and first[1] == member_id(process_set):
+        name, every = first[0], 1
+    if (every or epochs) and last is not None and all(one["in_fit"] for one in everyone):
+        _add_end(last, callback, name, every)
     return everyone
 
 
 class FitEnd(Callback):
-    """Comes last in the callbacks of a `fit`: when a rank stops, all ranks stop."""
+    """Comes last in a `fit`: when a rank stops, all ranks stop."""
 
     # It also compares the learning rates at the end of each epoch.
 
-    def __init__(self, process_set: ProcessSet, name: str | None, in_batches: bool) -> None:
+    def __init__(self, process_set: ProcessSet, name: str | None, every: int) -> None:
         super().__init__()
         self.process_set = process_set
         self._name = name  # It is None if these gradients are not reduced.
-        self.in_batches = in_batches  # It is set if a rank may stop before the end of an epoch.
+        self.every = every  # Ranks stop after a multiple of so many batches; 0: after an epoch.
+        self._wants = False  # This rank is to stop when the ranks meet next.
         self._begun = False
         self._warned = False
         self._epoch = 0
-        self._batches = 0
+        self._batches = 0  # It counts those of the epoch.
+        self._met = 0  # It counts all batches of the `fit`.
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Compare the numbers of the first epochs; raise an ArgumentError if they differ."""
@@ -92,9 +82,14 @@ class FitEnd(Callback):
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Stop if a rank stops here."""
         self._batches = batch + 1
-        if not self.in_batches:
+        self._met += 1
+        if not self.every:
+            return
+        if self._met % self.every:
+            self._wants, self.model.stop_training = bool(self._stops()), False
             return
         mine = np.array([self._stops()], "int32")
+        # The live view does not count all-reduces whose names begin with "#" as parts of a step.
         if allreduce(mine, "#keras.stop", op=ops.Max, process_set=self.process_set)[0]:
             numbers = Exchange("#keras.stops", [self._stops()], self.process_set, True).finish()
             self._stop(numbers, f"batch {batch} of epoch {self._epoch}")
@@ -121,7 +116,7 @@ class FitEnd(Callback):
                 )
 
     def _stops(self) -> int:
-        return int(bool(self.model.stop_training))
+        return int(bool(self._wants or self.model.stop_training))
 
     def _stop(self, numbers: dict[int, list[int]], where: str) -> None:
         """Stop, and say so where some ranks alone wanted it."""
@@ -136,59 +131,13 @@ class FitEnd(Callback):
             )
 
 
-def _add_end(found: Any, callback: Any, name: str | None, in_batches: bool) -> None:
-    """Put a `FitEnd` last into a list of callbacks, instead of one for the same ranks."""
-    for one in [one for one in found.callbacks if isinstance(one, FitEnd)]:
-        if one.process_set is callback.process_set:
-            found.callbacks.remove(one)
-            in_batches = in_batches or (one.params is callback.params and one.in_batches)
-    end = FitEnd(callback.process_set, name, in_batches)
+def _add_end(last: list[Any], callback: Any, name: str | None, every: int) -> None:
+    """Add a `FitEnd` to the last callbacks, unless they have one for the same ranks."""
+    for one in last:
+        if isinstance(one, FitEnd) and one.process_set is callback.process_set:
+            one.every = one.every or every
+            return
+    end = FitEnd(callback.process_set, name, every)
     end.set_params(callback.params)
     end.set_model(callback.model)
-    found.callbacks.append(end)
-
-
-def _running_list() -> Any:
-    """Return the list of callbacks that is calling hooks, or None if the script calls them."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if any(each.__name__ == "CallbackList" for each in type(owner).__mro__):
-            return owner
-        frame = frame.f_back
-    return None
-
-
-def _may_stop_in_a_batch(callback: Any) -> bool:
-    """Return whether it has code for batches that may stop `fit`: TerminateOnNaN, or a user's."""
-    if _is_one_of(callback, {"TerminateOnNaN"}):
-        return True
-    hooks = [getattr(callback, name, None) for name in _BATCH_HOOKS]
-    homes = {str(getattr(one, "__module__", "")).partition(".")[0] for one in hooks if one}
-    return not homes <= {"keras", "tf_keras", "hvdlite"}
-
-
-def _too_early(callbacks: list[Any]) -> list[str]:
-    """List callbacks that decide by metrics, and come before the one that averages these."""
-    averages = [i for i, one in enumerate(callbacks) if _is_one_of(one, {"MetricAverageCallback"})]
-    before = callbacks[: averages[0]] if averages else []
-    return [type(one).__name__ for one in before if _is_one_of(one, _DECIDE_BY_METRICS)]
-
-
-def _is_one_of(callback: Any, names: set[str]) -> bool:
-    return any(each.__name__ in names for each in type(callback).__mro__)
-
-
-def _warn_of_order(everyone: list[dict[str, Any]], process_set: ProcessSet) -> None:
-    """Warn on the first rank whose callbacks decide before metrics are averaged."""
-    ranks = [r for r, one in zip(process_set.ranks, everyone, strict=True) if one["too_early"]]
-    if len(everyone) == 1 or not ranks or basics.rank() != ranks[0]:
-        return
-    names = everyone[process_set.ranks.index(ranks[0])]["too_early"]
-    warnings.warn(
-        f"{names[0]} comes before MetricAverageCallback in the callbacks of fit() on "
-        f"{ranks_text(ranks)}, and decides by the metrics of its own rank, so that ranks may "
-        f"decide differently; put hvd.callbacks.MetricAverageCallback() first; {SILENCE}",
-        ReplicasDifferWarning,
-        stacklevel=2,
-    )
+    last.append(end)

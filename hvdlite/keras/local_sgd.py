@@ -76,7 +76,7 @@ class LocalSGDCallback(Callback):
                 "LocalSGDCallback takes a plain optimizer: a DistributedOptimizer averages the "
                 "gradients of the same ranks in every batch; leave one of them out"
             )
-        begin_fit(self, epochs=True, batches=True)
+        begin_fit(self, every=self.every)
         expect_own_models(self.params)
         self._batches, self._fits, self._moved, self._anchors = 0, True, False, []
 

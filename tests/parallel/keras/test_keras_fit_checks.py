@@ -233,22 +233,15 @@ def scenario_ranks_stop_together() -> None:
 
 
 def scenario_early_stopping_of_each_ranks_own_metrics() -> None:
-    """It is told of before the first batch, and the ranks stop in one epoch."""
+    """Whatever the order of the callbacks is, the ranks stop after the same epoch."""
     model = compiled(keras.optimizers.SGD(0.0), alike=True)
     stop = keras.callbacks.EarlyStopping("loss", patience=1 + hvd.rank(), min_delta=1e9)
     average = hvd.callbacks.MetricAverageCallback()
-    histories: list[Any] = []
-    texts = said_by(lambda: histories.append(fit(model, [stop, average], epochs=9)))
-    expect_once(
-        texts,
-        "EarlyStopping comes before MetricAverageCallback in the callbacks of fit()",
-        "put hvd.callbacks.MetricAverageCallback() first",
-    )
-    assert len(histories[0]["loss"]) == 2
-    early = keras.callbacks.EarlyStopping("loss")
-    for right in ([average, early], [early], [early, both_callbacks()[1]]):
-        model = compiled(keras.optimizers.SGD(0.0), alike=True)
-        assert said_by(lambda m=model, c=right: fit(m, c)) == []  # type: ignore[misc]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        history = fit(model, [stop, average], epochs=9)
+    assert len(history["loss"]) == 2
+    told = hvd.rank() == 0 and hvd.size() > 1
+    assert ("after epoch 1, because rank 0 set model.stop_training" in said.getvalue()) == told
 
 
 def scenario_nan_on_one_rank_ends_fit_after_the_same_batch() -> None:

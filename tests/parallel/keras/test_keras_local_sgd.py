@@ -73,6 +73,19 @@ def scenario_outer_momentum_and_validation() -> None:
     assert all(np.isfinite(weight).all() for weight in weights_of(model))
 
 
+def scenario_ranks_stop_together_after_a_round() -> None:
+    last, seen = hvd.size() - 1, []
+
+    def stop(batch: int, logs: Any = None) -> None:
+        seen.append(batch)
+        watch.model.stop_training |= hvd.rank() == last and len(seen) == 2
+
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    model = fitted(hvd.rank(), [hvd.callbacks.LocalSGDCallback(every=4), watch], epochs=2)
+    assert len(seen) == 4
+    assert same_bits(weights_of(model))
+
+
 def scenario_what_cannot_be_used() -> None:
     with pytest.raises(hvd.ArgumentError, match="every is 1 or more"):
         hvd.callbacks.LocalSGDCallback(every=0)
