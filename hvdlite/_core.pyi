@@ -185,16 +185,6 @@ class PendingOperations:
     def fail(self, reason: str) -> None:
         """Let all that waits raise RankFailedError."""
 
-@final
-class NativeWaits:
-    """Knows whether all threads of a process wait, where TensorFlow's threads submit, too."""
-
-    def __init__(self, engine: Engine) -> None:
-        """Look at what waits for operations of this engine."""
-
-    def look(self) -> float | None:
-        """Look, and tell the engine; return the seconds until the next look, None for none."""
-
 class Terms:
     """Terms on which an operation does not wait for all ranks; see `LateTerms`."""
 

@@ -5,7 +5,6 @@
 #include <span>
 #include <utility>
 
-#include "api/wait_observer.h"
 #include "engine/engine.h"
 #include "entry/entry_builder.h"
 #include "os/fd.h"
@@ -100,17 +99,11 @@ void submit(void* engine, const HvdliteCall* call) {
   const Result<EntryPtr> entry = make_entry(*call, self);
   Status status = entry.status();
   if (status.ok()) {
-    WaitObserver* const observer = wait_observer();
     // The continuation belongs to the completion, which the entry keeps until it has run.
-    const Entry* own = entry.value().get();
-    Completion* completion = own->completion.get();
-    completion->then([call = *call, completion, own, observer] {
-      report(call, completion->status(), completion);
-      if (observer != nullptr) observer->told(*own);
-    });
-    if (observer != nullptr) observer->called(entry.value());
+    Completion* completion = entry.value()->completion.get();
+    completion->then(
+        [call = *call, completion] { report(call, completion->status(), completion); });
     status = self.enqueue(entry.value(), /*blocking=*/false);
-    if (!status.ok() && observer != nullptr) observer->told(*own);
   }
   if (!status.ok()) report(*call, status, nullptr);
 }

@@ -28,10 +28,6 @@ class WaitObserver {
   // thread holds the GIL, and the wait has one address from its first slice to its end.
   virtual void goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) = 0;
   virtual void ended(const ThreadWait& wait) = 0;
-  // A caller of the table of C functions submits this entry. It has been told that the entry has
-  // ended. Any thread.
-  virtual void called(const EntryPtr& entry) = 0;
-  virtual void told(const Entry& entry) = 0;
 };
 
 // The observer of this process; null where none is registered.

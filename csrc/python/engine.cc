@@ -13,8 +13,8 @@
 #include "os/fd.h"
 #include "python/gradient_memory.h"
 #include "python/handle.h"
+#include "python/long_waits.h"
 #include "python/name.h"
-#include "python/native_waits.h"
 #include "python/pending_operations.h"
 #include "python/tensor_argument.h"
 #include "python/unlocked.h"
@@ -330,7 +330,7 @@ void register_engine(py::module_& module) {
   py::class_<CallTerms>(module, "Terms");
   register_gradient_memory(module);
   register_pending_operations(module);
-  register_deadlock_proof(module);
+  wait_observer() = &LongWaits::all();
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;

@@ -75,11 +75,6 @@ LongWaits& LongWaits::all() {
   return *instance;
 }
 
-std::optional<Patience> LongWaits::patience(const Engine& engine) {
-  const auto* reporter = engine.find<BlockedReport>();
-  return reporter == nullptr ? std::nullopt : std::optional(reporter->half_of_grace());
-}
-
 void LongWaits::report(Engine& engine, std::vector<EntryPtr> waits) {
   engine.with_present([&](Engine& present) {
     if (auto* reporter = present.find<BlockedReport>()) reporter->note(std::move(waits));
@@ -87,15 +82,13 @@ void LongWaits::report(Engine& engine, std::vector<EntryPtr> waits) {
 }
 
 void LongWaits::goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) {
-  const auto enough = patience(wait.engine);
-  if (wait.returns || !enough) return;
+  const auto* reporter = wait.engine.find<BlockedReport>();
+  if (wait.returns || reporter == nullptr) return;
   const auto now = std::chrono::steady_clock::now();
   Since& since = waits_.try_emplace(&wait, Since{now - slice}).first->second;
-  if (now - since.begun < *enough) return;
+  if (now - since.begun < reporter->half_of_grace()) return;
   since.thread = PyThread_get_thread_ident();
-  if (native_submitters_) return;
-  report(wait.engine,
-         threads_that_may_submit().empty() ? waits_of_all(wait.engine) : std::vector<EntryPtr>());
+  report(wait.engine, may_submit() ? std::vector<EntryPtr>() : waits_of_all(wait.engine));
 }
 
 void LongWaits::ended(const ThreadWait& wait) {
@@ -114,14 +107,8 @@ std::vector<EntryPtr> LongWaits::waits_of_all(const Engine& engine) const {
   return entries;
 }
 
-bool LongWaits::any() const {
-  return std::any_of(waits_.begin(), waits_.end(),
-                     [](const auto& one) { return one.second.thread != 0; });
-}
-
-std::vector<unsigned long> LongWaits::threads_that_may_submit() const {
-  std::vector<unsigned long> threads;
-  std::vector<unsigned long> in_backward;
+bool LongWaits::may_submit() const {
+  std::size_t in_backward = 0;
   std::size_t backward_ends = 0;
   const py::object current_frames =
       py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"));
@@ -133,16 +120,13 @@ std::vector<unsigned long> LongWaits::threads_that_may_submit() const {
     if (waits) {
       backward_ends += modules.front() == kBackwardEnd ? 1 : 0;
     } else if (is_in_backward(modules)) {
-      in_backward.push_back(thread);
+      ++in_backward;
     } else if (!is_quiet(modules)) {
-      threads.push_back(thread);
+      return true;
     }
   }
   // The one thread that called backward() waits for the one that is at the backward's end.
-  if (in_backward.size() > 1 || backward_ends != 1) {
-    threads.insert(threads.end(), in_backward.begin(), in_backward.end());
-  }
-  return threads;
+  return in_backward > 1 || (in_backward == 1 && backward_ends != 1);
 }
 
 }  // namespace hvdlite

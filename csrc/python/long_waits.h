@@ -14,21 +14,20 @@
 // (Where the end of that backward waits here, in autograd's thread, the one that called backward()
 // does not count.) The proof is wrong where a native thread calls Python for the first time after
 // the grace, and submits what another rank waits for; where a signal handler submits, or ends a
-// wait by an exception; and nowhere else. HVDLITE_DEADLOCK_GRACE=0 switches the proof off.
-// TensorFlow's own threads submit without Python: python/native_waits.h looks at them, too, and
-// does so instead of this where a process uses hvdlite.tensorflow.
+// wait by an exception; where TensorFlow runs a function for which no thread of Python waits; and
+// nowhere else. HVDLITE_DEADLOCK_GRACE=0 switches the proof off. A thread of Python that waits for
+// an operation of TensorFlow does not wait in Handle.wait(), so that its process is never taken for
+// blocked.
 //
 // The GIL guards all of it, and is not released between the look at the threads and the report.
 #pragma once
 
 #include <chrono>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "api/wait_observer.h"
 #include "engine/engine.h"
-#include "negotiation/deadlock/in_flight.h"
 
 namespace hvdlite {
 
@@ -39,24 +38,6 @@ class LongWaits : public WaitObserver {
 
   void goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) override;
   void ended(const ThreadWait& wait) override;
-  void called(const EntryPtr& entry) override { in_flight_.add(entry); }
-  // Not before: the caller's threads are awake by now.
-  void told(const Entry& entry) override { in_flight_.remove(&entry); }
-
-  // How long waits of this engine last before they are long; none: they never are.
-  static std::optional<Patience> patience(const Engine& engine);
-  // Tells rank 0 what all threads that could submit wait for; with nothing: not any more. The GIL
-  // was held since that was looked at.
-  static void report(Engine& engine, std::vector<EntryPtr> waits);
-  // From now on native threads may submit, and NativeWaits reports.
-  void note_native_submitters() { native_submitters_ = true; }
-  // The operations of native threads that have not ended.
-  std::vector<EntryPtr> in_flight() const { return in_flight_.list(); }
-  // The identifiers of Python's threads that may submit, besides those in long waits.
-  std::vector<unsigned long> threads_that_may_submit() const;
-  // What the threads in long waits wait for; nothing where this is not the engine's alone.
-  std::vector<EntryPtr> waits_of_all(const Engine& engine) const;
-  bool any() const;
 
  private:
   struct Since {
@@ -64,9 +45,15 @@ class LongWaits : public WaitObserver {
     unsigned long thread = 0;  // once the wait is long
   };
 
+  // Tells rank 0 what all threads that could submit wait for; with nothing: not any more. The GIL
+  // was held since that was looked at.
+  static void report(Engine& engine, std::vector<EntryPtr> waits);
+  // Whether a thread of Python may submit, besides those in long waits.
+  bool may_submit() const;
+  // What the threads in long waits wait for; nothing where this is not the engine's alone.
+  std::vector<EntryPtr> waits_of_all(const Engine& engine) const;
+
   std::map<const ThreadWait*, Since> waits_;
-  bool native_submitters_ = false;
-  InFlight in_flight_;
 };
 
 }  // namespace hvdlite

@@ -27,10 +27,6 @@ class FailedPreconditionError(tf.errors.FailedPreconditionError, errors.Mismatch
     """Ranks submitted different things under one name; the world goes on."""
 
 
-class DeadlockError(tf.errors.FailedPreconditionError, errors.DeadlockError):  # type: ignore[misc]
-    """Ranks waited for each other in different operations; the world goes on."""
-
-
 class InvalidArgumentError(tf.errors.InvalidArgumentError, errors.ArgumentError):  # type: ignore[misc]
     """A call of this rank, or of the rank that the message names, is wrong; the world goes on."""
 
@@ -39,7 +35,6 @@ class ResourceExhaustedError(tf.errors.ResourceExhaustedError, errors.OutOfMemor
     """There is no memory for the operation; the world goes on."""
 
 
-_DEADLOCK = "deadlock: rank "  # csrc/negotiation/waits writes this.
 _KINDS: tuple[Any, ...] = (
     AbortedError,
     FailedPreconditionError,
@@ -50,8 +45,6 @@ _KINDS: tuple[Any, ...] = (
 
 def both(error: Any) -> Any:
     """Convert a tf.errors.OpError to one of the classes above, if there is one for it."""
-    if type(error) is tf.errors.FailedPreconditionError and _DEADLOCK in error.message:
-        return DeadlockError(error.node_def, error.op, error.message)
     for kind in _KINDS:
         if type(error) is kind.__base__:
             return kind(error.node_def, error.op, error.message)

@@ -19,7 +19,6 @@ import tensorflow as tf
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
 from hvdlite.tensorflow.errors import both
-from hvdlite.tensorflow.graph.blocked import Watch
 
 # The tests run on these releases. The library relies on how TensorFlow's experimental C API calls
 # back, which any release may change.
@@ -104,7 +103,6 @@ def _library() -> _Library:
         if _loaded is None:
             _warn_if_untested()
             library = _Library()
-            basics.watch(Watch().look_at)
             basics.watch(library.attach)
             _loaded = library
         return _loaded
