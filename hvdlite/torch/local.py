@@ -21,11 +21,16 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
 from hvdlite.torch.optimizers.watched import reader_of
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
+from hvdlite.torch.optimizers.wrapping import (
+    Wrapping,
+    note_made,
+    own_step,
+    refuse_second,
+    take_step_back,
+)
 
 _KEY = "hvdlite.local_sgd"
 
@@ -258,10 +263,14 @@ def DiLoCo(
 
 
 def _localize(optimizer: Any, settings: RoundSettings) -> Local:
-    take_step_back(optimizer)
+    read_groups = reader_of(optimizer)
     number = next_object("LocalSGD", registered_id(settings.process_set))
-    rounds = Rounds(f"local.{number}", reader_of(optimizer), settings)
+    title = f"the LocalSGD of {type(optimizer).__name__} (local.{number})"
+    refuse_second(optimizer, title, settings.process_set, {}, read_groups())
+    take_step_back(optimizer)
+    rounds = Rounds(f"local.{number}", read_groups, settings)
     subclass_in_place(optimizer, Local)
+    note_made(optimizer, title, settings.process_set)
     optimizer._rounds = rounds
     optimizer._starter = _starter_of(optimizer) if settings.start > 0 else None
     local: Local = optimizer
@@ -332,19 +341,14 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
         raise ArgumentError("this optimizer is one of LocalSGD or DiLoCo already")
     adasum = isinstance(optimizer, DistributedAdasum)
     check_together({Mode.LOCAL_SGD_OVER: adasum, Mode.ADASUM: adasum})
-    if isinstance(optimizer, Distributed):
-        # A rank that is not a member has it, too.
-        owner: GradientReducer | None = optimizer._reducer
-    else:
-        owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
-    if owner is None:
+    if not isinstance(optimizer, Distributed):
         return
-    virtual = owner.settings.virtual_size is not None
-    shared = isinstance(optimizer, Distributed) and optimizer._shares_parameters
+    own = optimizer._reducer.settings
+    virtual, shared = own.virtual_size is not None, optimizer._shares_parameters
     check_together(
         {Mode.LOCAL_SGD_OVER: True, Mode.VIRTUAL: virtual, Mode.SHARE_PARAMETERS: shared}
     )
-    if owner.settings.reduction.process_set.ranks == settings.process_set.ranks:
+    if own.reduction.process_set.ranks == settings.process_set.ranks:
         raise ArgumentError(
             "these gradients are averaged over the same ranks in every step, so that nothing is "
             "left for LocalSGD; pass the plain optimizer, or a DistributedOptimizer over the "

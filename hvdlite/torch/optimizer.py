@@ -26,7 +26,13 @@ from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.late_gradients import Attending
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.watched import reader_of
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
+from hvdlite.torch.optimizers.wrapping import (
+    Wrapping,
+    note_made,
+    own_step,
+    refuse_second,
+    take_step_back,
+)
 from hvdlite.torch.virtual.stepping import VirtualStepping
 from hvdlite.torch.virtual.steps import VirtualSteps
 from hvdlite.virtual.blocks import check_virtual_size
@@ -137,6 +143,7 @@ class Distributed(VirtualStepping, Attending):
         """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
 
         Raises:
+            ArgumentError: another optimizer of hvdlite has one of them.
             HvdliteError: they have gradients, and those of the others are reduced already.
         """
         super().add_param_group(param_group)
@@ -352,12 +359,15 @@ def _check_groups(groups: ops.Groups) -> ops.Groups:
 
 def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settings) -> Distributed:
     """Turn an optimizer into a distributed one, in place."""
-    take_step_back(optimizer)
-    number = next_object("DistributedOptimizer", registered_id(settings.reduction.process_set))
+    process_set, read_groups = settings.reduction.process_set, reader_of(optimizer)
+    number = next_object("DistributedOptimizer", registered_id(process_set))
     name = f"gradients.{number}" if number else "gradients"
     title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
-    reducer = GradientReducer(name, reader_of(optimizer), names, settings, title)
+    refuse_second(optimizer, title, process_set, names, read_groups())
+    take_step_back(optimizer)
+    reducer = GradientReducer(name, read_groups, names, settings, title)
     subclass_in_place(optimizer, Distributed)
+    note_made(optimizer, title, process_set)
     optimizer._reducer = reducer
     if settings.virtual_size is not None:
         optimizer._virtual = VirtualSteps(reducer, settings.virtual_size)

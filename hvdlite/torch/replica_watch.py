@@ -17,7 +17,6 @@ from hvdlite.torch.functions import broadcast_parameters
 from hvdlite.torch.local import Local
 from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.claims import owner_of
 from hvdlite.torch.optimizers.replicas import word_sums
 from hvdlite.torch.sharded.optimizer import Sharded
 
@@ -141,7 +140,7 @@ def _owner(optimizer: Any) -> tuple[Mapping[torch.Tensor, str], ProcessSet]:
     """Return the names of the parameters, as far as known, and the ranks that have replicas."""
     if isinstance(optimizer, DistributedAdasum):
         return optimizer._adasum_names, optimizer._adasum_set
-    reducer = owner_of(_params(optimizer))
+    reducer = getattr(optimizer, "_reducer", None)
     if reducer is None:
         return {}, global_process_set
     return reducer.parameter_names, reducer.settings.reduction.process_set

@@ -13,8 +13,9 @@ import torch
 from hvdlite.objects import broadcast_object
 from hvdlite.torch.elastic.snapshot import Snapshot
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
+from hvdlite.torch.local import Local
+from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.claims import drop_accumulated
 from hvdlite.torch.sharded.elastic import ElasticSharded
 from hvdlite.torch.virtual.stepping import VirtualStepping
 
@@ -141,9 +142,10 @@ class OptimizerStateHandler(StateDictHandler):
             self.value._virtual.go_on()
         if isinstance(self.value, DistributedAdasum):
             self.value.drop_accumulated()
-        else:
-            groups = self.value.param_groups
-            drop_accumulated(param for group in groups for param in group["params"])
+        if isinstance(self.value, Distributed):
+            self.value._reducer.drop_accumulated()
+        if isinstance(self.value, Local) and self.value._starter is not None:
+            self.value._starter.drop_accumulated()
 
     def layout(self) -> dict[str, str]:
         """Describe the parameters that it updates."""

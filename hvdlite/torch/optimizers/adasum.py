@@ -25,12 +25,17 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.exchange.bucket_plan import plan_buckets
 from hvdlite.torch.exchange.layout import differs, digest, explain, meet_without_parameters
-from hvdlite.torch.optimizers.claims import refuse_reduced
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction, step_transaction
 from hvdlite.torch.optimizers.watched import reader_of
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
+from hvdlite.torch.optimizers.wrapping import (
+    Wrapping,
+    note_made,
+    own_step,
+    refuse_second,
+    take_step_back,
+)
 
 
 class DistributedAdasum(Wrapping):
@@ -91,7 +96,6 @@ class DistributedAdasum(Wrapping):
         if not self._adasum_set.included():
             return super().step(*given, **options)
         every = [param for group in self.param_groups for param in group["params"]]
-        refuse_reduced(every, self._adasum_set.ranks)
         if self._adasum_transaction is not None:
             self._adasum_transaction.begin()
         if self._adasum_set.size() == 1:
@@ -199,11 +203,15 @@ def distribute_adasum(
     """Turn an optimizer into one that combines the members' updates by Adasum, in place."""
     # Other ranks step alone. `cap_bytes` is the size of the deltas that travel as one request, see
     # `plan_buckets`.
-    take_step_back(optimizer)
     number = next_object("DistributedAdasum", registered_id(process_set))
+    name = f"deltas.{number}" if number else "deltas"
     kind, read_groups = type(optimizer).__name__, reader_of(optimizer)
+    title = f"the DistributedOptimizer of {kind} ({name})"
+    refuse_second(optimizer, title, process_set, names, read_groups())
+    take_step_back(optimizer)
     subclass_in_place(optimizer, DistributedAdasum)
-    optimizer._adasum_name = f"deltas.{number}" if number else "deltas"
+    note_made(optimizer, title, process_set)
+    optimizer._adasum_name = name
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression
     optimizer._adasum_set = process_set

@@ -28,7 +28,6 @@ from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.buckets import Buckets
-from hvdlite.torch.optimizers.claims import GivenUp, claim
 from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.overlap import Overlap
 from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
@@ -53,13 +52,12 @@ class GradientReducer:
         settings: Settings,
         title: str,
     ) -> None:
-        """Watch the parameters, whose gradients no other reducer reduces from now on."""
+        """Watch the parameters, whose gradients no other reducer reduces."""
         # `name` begins the names of this reducer's operations, and is unique on this rank. `title`
         # is what reduces the gradients, for messages.
         self.settings, self.title = settings, title
-        self._given_up = GivenUp(self)
         hook = untraced(calling(self, "_on_gradient"))
-        self._watched = WatchedParameters(read_groups, names, hook, self._given_up.by_param)
+        self._watched = WatchedParameters(read_groups, names, hook)
         process_set = settings.reduction.process_set
         replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
         failed = calling(self, "_on_failed_advance")
@@ -70,32 +68,12 @@ class GradientReducer:
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._reduced = ReducedGradients(self._watched.names)
         self._paused = self._warned = False
-        claim(self, self._watched.in_groups())
         self._update_layout()
 
     @property
     def takes_part(self) -> bool:
         """Whether this rank is a member of the process set."""
         return self.buckets.takes_part
-
-    def give_up(self, params: set[torch.Tensor], taker: GradientReducer) -> None:
-        """Leave the gradients of these parameters to another reducer, frozen ones as well."""
-        mine = params & self._watched.in_groups()
-        if not mine:
-            return
-        if self.waiting:
-            raise HvdliteError(
-                f"{taker.title} takes over parameters of {self.title} between its backward() and "
-                "its step(): make it after step() or zero_grad()"
-            )
-        self._given_up.add(mine, taker)
-        if self._cycle.open:
-            self._end_cycle()
-        self._update_layout()
-
-    def watches(self, params: set[torch.Tensor]) -> bool:
-        """Return whether it reduces the gradient of one of these parameters."""
-        return self._watched.contains_any(params)
 
     @property
     def in_flight(self) -> bool:
@@ -145,10 +123,7 @@ class GradientReducer:
         """Let backward accumulate locally."""
         before, self._paused = self._paused, True
         try:
-            with contextlib.ExitStack() as stack:
-                for taker in self._given_up.living():
-                    stack.enter_context(taker.paused())
-                yield
+            yield
         finally:
             self._paused = before
 
@@ -183,8 +158,6 @@ class GradientReducer:
         """Change the weight of this rank's gradients from the next reduction on."""
         if self.in_flight:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
-        if weight is not None:
-            self._given_up.refuse_weight()
         self.settings.weight = weight
 
     def refuse_backward(self, why: str) -> None:
@@ -272,22 +245,14 @@ class GradientReducer:
 
     def submit(self) -> None:
         """Start to reduce the gradients that are not under way; `synchronize` waits for them."""
-        if not self._given_up and not self._reduced.current:
+        if not self._reduced.current:
             self._open_cycle()
             self._follow_changes()
             self._submit_rest(blocking=False)
 
     def synchronize(self) -> None:
         """Reduce the gradients that are not reduced yet, and wait for all of them."""
-        # The cycle is over also if this raises the first error. If another reducer has these
-        # parameters, it must be able to stand for this one.
-        if self._given_up:
-            for taker in self._given_up.takers():
-                taker.synchronize()
-            if not self._cycle.open:
-                self._update_layout()  # A group may have been added since all were given up.
-            if not self._watched.params:
-                return
+        # The cycle is over also if this raises the first error.
         if self._reduced.current:
             return
         self._open_cycle()
@@ -363,14 +328,10 @@ class GradientReducer:
 
     def expect_gradients(self) -> None:
         """Note that the gradients, reduced or not, have been used: the next ones are new."""
-        for taker in self._given_up.living():
-            taker.expect_gradients()
         self._reduced.use()
 
     def before_zero_grad(self) -> None:
         """Refuse to zero gradients that are not reduced yet."""
-        for taker in self._given_up.living():
-            taker.before_zero_grad()
         # After a backward that raised, other ranks may wait for the reductions.
         if self.settings.in_backward and self.waiting and self.may_synchronize():
             self._reduce_now(dropped=True)
@@ -402,6 +363,4 @@ class GradientReducer:
         changed = watched.update(self.takes_part, keeps_frozen)
         if not changed and not outdated:
             return
-        if changed and self._given_up.concede(watched.params):
-            watched.update(self.takes_part, keeps_frozen)
         self.buckets.make()

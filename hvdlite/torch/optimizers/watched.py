@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,26 +32,16 @@ class WatchedParameters:
         read_groups: ReadGroups,
         names: Mapping[torch.Tensor, str],
         on_gradient: Callable[[torch.Tensor], None],
-        skipped: Container[torch.Tensor] = (),
     ) -> None:
-        """Watch nothing yet, and never what is skipped."""
+        """Watch nothing yet."""
         # Backward calls `on_gradient` when a parameter's gradient was accumulated. It must not keep
         # the owner of this object alive.
         self.params: list[torch.Tensor] = []  # The order is that of the groups.
         self.names = dict(names)  # All that were ever watched have a name.
         self.read_groups = read_groups
         self._on_gradient = on_gradient
-        self._skipped = skipped
         self._hooks: dict[torch.Tensor, Any] = {}
         weakref.finalize(self, _remove_all, self._hooks)
-
-    def contains_any(self, params: set[torch.Tensor]) -> bool:
-        """Return whether it watches one of these parameters."""
-        return not params.isdisjoint(self._hooks)
-
-    def in_groups(self) -> set[torch.Tensor]:
-        """Return all parameters of the groups, also those that are not trained."""
-        return {param for group in self.read_groups() for param in group["params"]}
 
     def update(self, any_at_all: bool, keeps_frozen: bool = False) -> bool:
         """Watch the groups' parameters, or none; return whether they have changed."""
@@ -60,7 +50,7 @@ class WatchedParameters:
         params = []
         for number, group in enumerate(self.read_groups() if any_at_all else ()):
             for index, param in enumerate(group["params"]):
-                if (param.requires_grad or param in kept) and param not in self._skipped:
+                if param.requires_grad or param in kept:
                     params.append(param)
                     if param not in self.names:
                         self.names[param] = f"parameter.{number}.{index}"

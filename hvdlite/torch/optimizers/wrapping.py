@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet
 
 
 class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
@@ -17,6 +21,21 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
     # hvdlite.
 
     _wrapped_class: Any
+    _made_as: tuple[str, ProcessSet]  # What messages call it, and the ranks for which it is one.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
+
+        Raises:
+            ArgumentError: another optimizer of hvdlite has one of them.
+        """
+        super().add_param_group(param_group)
+        groups = self.__dict__["param_groups"]
+        try:
+            refuse_second(self, *self._made_as, {}, groups[-1:])
+        except ArgumentError:
+            groups.pop()
+            raise
 
     def _plain_copy(self, memo: dict[int, Any]) -> Any:
         """Copy deeply, as an optimizer of the wrapped class; `memo` then has its parameters."""
@@ -44,6 +63,54 @@ def _plain_class(kind: Any) -> Any:
 
 def _plain(wrapped_class: Any) -> Any:
     return wrapped_class.__new__(wrapped_class)
+
+
+# It has all living optimizers of hvdlite, by their id.
+_made: weakref.WeakValueDictionary[int, Wrapping] = weakref.WeakValueDictionary()
+
+
+def note_made(optimizer: Wrapping, title: str, process_set: ProcessSet) -> None:
+    """Note that an optimizer of hvdlite has its parameters for the members of a process set."""
+    optimizer._made_as = title, process_set
+    _made[id(optimizer)] = optimizer
+
+
+def refuse_second(
+    optimizer: Any,
+    title: str,
+    process_set: ProcessSet,
+    names: Mapping[torch.Tensor, str],
+    groups: Iterable[dict[str, Any]],
+) -> None:
+    """Raise if another living optimizer of hvdlite has one of these parameters on this rank."""
+    # Both would reduce a gradient: one would write it while the other reads it.
+    params = {param for group in groups for param in group["params"]}
+    if not process_set.included() or _shared(optimizer, params, names) is None:
+        return
+    gc.collect()  # The other one may be no longer used.
+    shared = _shared(optimizer, params, names)
+    if shared is not None:
+        raise ArgumentError(
+            f"{title} and {shared[0]}, which was made before it, would both reduce the gradient of "
+            f"{shared[1]}: delete the earlier one first, and what holds it, such as its scheduler, "
+            "or give each optimizer its own parameters"
+        )
+
+
+def _shared(
+    optimizer: Any, params: set[torch.Tensor], names: Mapping[torch.Tensor, str]
+) -> tuple[str, str] | None:
+    """Return what another optimizer is called, and a parameter that it has, too; None if none."""
+    # These are texts: a traceback must not keep the other optimizer alive.
+    for other in list(_made.values()):
+        title, process_set = other._made_as
+        if other is optimizer or not process_set.included():
+            continue
+        for param in (param for group in vars(other)["param_groups"] for param in group["params"]):
+            if param in params:
+                known = {**getattr(other, "_parameter_names", {}), **names}
+                return title, known.get(param, f"a parameter of shape {tuple(param.shape)}")
+    return None
 
 
 def own_step(step: Any) -> Any:

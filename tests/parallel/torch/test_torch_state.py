@@ -132,6 +132,7 @@ def scenario_names_of_parameters() -> None:
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         named = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=op)
         assert named._parameter_names == {model.weight: "weight", model.bias: "bias"}
+        del named, sgd
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         unnamed = hvd.DistributedOptimizer(sgd, op=op)._parameter_names
         assert unnamed == {model.weight: "parameter.0.0", model.bias: "parameter.0.1"}

@@ -212,6 +212,7 @@ def scenario_powersgd_and_a_watch_within_a_host() -> None:
             optimizer.average()
             assert_same_everywhere(model)
             watch.close()
+            del optimizer, watch
 
 
 def scenario_a_scaler_within_a_host() -> None:
