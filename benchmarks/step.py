@@ -11,7 +11,7 @@ AdamW:
 - `alone`: a plain optimizer, without communication.
 - `compute`: the same, with a barrier where the others communicate. What ranks wait for each other
   is in it; what the others take beyond it is communication.
-- `hvdlite`: hvd.DistributedOptimizer, measured when it has chosen whether to overlap.
+- `hvdlite`: hvd.DistributedOptimizer.
 - `ddp`: torch's DistributedDataParallel over gloo.
 - `views`, with --views: hvdlite with gradient_as_bucket_view=True.
 - `overlapped` and `together`, with --together: hvdlite with overlap=True and with overlap=False,
@@ -61,11 +61,8 @@ from step_models import MODELS
 from torch import nn
 from workers import add_common_arguments, print_row, run_on_hosts, run_ranks
 
-from hvdlite.torch.optimizers import overlap
-
 ROUNDS = 12
 STEPS_PER_TURN = 5
-SETTLING_STEPS = overlap.WARMUP + 2 * overlap.PAIRS
 QUICK_ROUNDS = 1
 QUICK_STEPS_PER_TURN = 1
 CHECK_STEPS = 100
@@ -82,7 +79,6 @@ class Contestant:
     optimizer: torch.optim.Optimizer
     before_step: Callable[[], object]
     set_to_none: bool = True
-    settles: bool = False  # Its first steps find out how the others are done.
 
     def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
         """Train one step; return its time in milliseconds."""
@@ -211,7 +207,7 @@ def make_contestants(
     return {
         "alone": Contestant(alone, make_optimizer(alone), lambda: None),
         "compute": Contestant(control, make_optimizer(control), hvd.barrier),
-        "hvdlite": Contestant(ours, distributed, lambda: None, settles=True),
+        "hvdlite": Contestant(ours, distributed, lambda: None),
         "ddp": Contestant(theirs, make_optimizer(theirs), lambda: None),
     }
 
@@ -240,7 +236,7 @@ def with_views(
         distributed = hvd.DistributedOptimizer(
             make_optimizer(model), model.named_parameters(), gradient_as_bucket_view=True
         )
-        contestants[name] = Contestant(model, distributed, lambda: None, set_to_none, settles=True)
+        contestants[name] = Contestant(model, distributed, lambda: None, set_to_none)
     return contestants
 
 
@@ -368,9 +364,7 @@ def measure(
             # The first round, and the first step of a turn, only warm up.
             batches = [make_batch() for _ in range(1 + steps)]
             gloo.barrier()
-            settling = contestant.settles and round_number == 0 and rounds > QUICK_ROUNDS
-            for _ in range(SETTLING_STEPS if settling else 1):
-                contestant.step(batches[0])
+            contestant.step(batches[0])
             before = Usage.now()
             times = [contestant.step(batch) for batch in batches[1:]]
             usage = Usage.now().since(before, steps)

@@ -21,6 +21,9 @@ def knob_values() -> dict[str, str | int | float]:
 def agreed_knobs() -> dict[str, str]:
     """Return the values, by variable, that every rank of a world must have alike."""
 
+def available_cores() -> int:
+    """Return how many cores this process may use, by its affinity and its cgroup's quota."""
+
 def create_segment(local_size: int) -> int:
     """Create the memory that a rank shares with its host; return the new memfd (caller owns it)."""
 

@@ -20,7 +20,6 @@ class Mode(Enum):
     PREDIVIDE = "gradient_predivide_factor="
     WEIGHT = "weight="
     PASSES = "backward_passes_per_step="
-    REDUCE_IN_STEP = 'reduce_in="step"'
     BUCKET_VIEW = "gradient_as_bucket_view=True"
     PROCESS_SET = "process_set="
     COMPRESSION = "compression="

@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "base/dtype.h"
 #include "kernels/sum_tree.h"
+#include "os/cpu.h"
 #include "python/bindings.h"
 #include "python/unlocked.h"
 #include "transport/segment.h"
@@ -127,6 +128,7 @@ void register_tables(py::module_& module) {
   module.def("knobs", &knob_rows);
   module.def("knob_values", &knob_values);
   module.def("agreed_knobs", &agreed_knobs);
+  module.def("available_cores", &available_cores);
   module.def("create_segment", &create_segment, py::arg("local_size"));
   module.def("memcpy_speed", &memcpy_speed, py::arg("bytes"), py::arg("repeats"));
   module.def("virtual_blocks", &blocks_of_virtual_ranks, py::arg("hosts"), py::arg("virtual_size"));

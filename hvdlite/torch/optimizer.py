@@ -50,25 +50,6 @@ class Distributed(VirtualStepping, Attending):
     _shares_parameters = False  # The ranks of a host have them in common memory.
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups. Reading them waits for gradients that are in flight.
-
-        With reduce_in="step", GradScaler reads the gradients through this property. It must see
-        the reduced gradients, because ranks would otherwise decide differently about an overflow.
-        """
-        reducer = self.__dict__.get("_reducer")
-        if reducer is not None and reducer.waiting and reducer.may_synchronize():
-            reducer.synchronize()
-        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
-        if groups is None:  # A proxy has our class, such as Lightning's; its __getattr__ has them.
-            raise AttributeError("this optimizer does not have its parameters yet")
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
-
-    @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """The names by parameter; scripts for Horovod read this property."""
         return dict(self._reducer.parameter_names)
@@ -93,12 +74,10 @@ class Distributed(VirtualStepping, Attending):
     def synchronize(self) -> None:
         """Wait until the gradients of all parameters are reduced; `step` then does not wait again.
 
-        After backward() gradients are reduced already, and this method does nothing. With
-        reduce_in="step", and on a rank that had no backward(), call it before you clip, unscale or
-        read gradients:
+        After backward() gradients are reduced already, and this method does nothing. On a rank that
+        had no backward(), call it before you clip, unscale or read gradients:
 
         Example:
-            >>> loss.backward()
             >>> optimizer.synchronize()
             >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             >>> optimizer.step()
@@ -268,7 +247,6 @@ def DistributedOptimizer(
     bucket_cap_mb: float | None = None,
     weight: Weight = None,
     gradient_as_bucket_view: bool = False,
-    reduce_in: str = "backward",
     late: Late | None = None,
     overlap: bool | None = None,
     virtual_size: int | None = None,
@@ -296,11 +274,11 @@ def DistributedOptimizer(
         process_set: its members reduce their gradients; other ranks step with their own ones.
         bucket_cap_mb: the size of a bucket in MiB, by default 4, and 25 on GPUs; the first is 1.
         weight: this rank's weight in the average, see `Distributed.weight`.
-        reduce_in: "backward": backward() waits for gradients; "step": `synchronize` or `step` does.
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
         late: lets steps go on without late ranks; loops read `optimizer.behind`.
-        overlap: False submits all at the end of backward(); None chooses, see docs/performance.md.
+        overlap: False submits all at the end of backward(); None does so on CPUs without an idle
+            core, see docs/performance.md.
         virtual_size: gradients are means over so many virtual ranks, a power of two, which any
             number of ranks carries; see `Distributed.virtual_steps`.
 
@@ -322,15 +300,15 @@ def DistributedOptimizer(
                      gradient_as_bucket_view=gradient_as_bucket_view, process_set=process_set,
                      gradient_predivide_factor=gradient_predivide_factor, weight=weight,
                      virtual_size=virtual_size)  # fmt: skip
-    _check_options(optimizer, compression, late, reduce_in, modes)
+    _check_options(optimizer, compression, late, modes)
     names, cap_bytes = _names_of(optimizer, named_parameters), bytes_of_cap(bucket_cap_mb)
     if op == ops.Adasum:
         return _adasum(optimizer, names, compression, cap_bytes, process_set)
     settings = Settings(
         reduction, compression, passes, _check_groups(num_groups if groups is None else groups),
         sparse_as_dense=sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam),
-        bucket_view=gradient_as_bucket_view, in_backward=reduce_in == "backward", late=late,
-        weight=weight, overlap=overlap, virtual_size=virtual_size, cap_bytes=cap_bytes,
+        bucket_view=gradient_as_bucket_view, late=late, weight=weight, overlap=overlap,
+        virtual_size=virtual_size, cap_bytes=cap_bytes,
     )  # fmt: skip
     return _distribute(optimizer, names, settings)
 
@@ -375,16 +353,12 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     return distributed
 
 
-def _check_options(
-    optimizer: Any, compression: Any, late: Any, reduce_in: str, modes: dict[Mode, bool]
-) -> None:
+def _check_options(optimizer: Any, compression: Any, late: Any, modes: dict[Mode, bool]) -> None:
     has_options = isinstance(compression, type) and dataclasses.is_dataclass(compression)
     if has_options and compression in vars(Compression).values():
         raise ArgumentError(f"make the compression: hvd.Compression.{compression()}, with brackets")
     if late is not None and not isinstance(late, Late):
         raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
-    if reduce_in not in ("backward", "step"):
-        raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
     check_together({Mode.DISTRIBUTED: True, **modes})
     if not hasattr(optimizer, "param_groups"):
         raise ArgumentError(

@@ -51,7 +51,6 @@ class Plan:
         hosts: the workers act as so many hosts; 0 leaves them those on which they are.
         commit_every: the steps between two commits.
         pause: seconds between two steps of core workers.
-        reduce_in: where torch workers reduce gradients: "backward" or "step".
         hold_at: a step at which the workers wait for workers that join; with virtual ranks, each
             multiple of it, and `hold_until` is the number of ranks.
         hold_until: they wait for this epoch.
@@ -65,7 +64,6 @@ class Plan:
     hosts: int = 1
     commit_every: int = 4
     pause: float = 0.0
-    reduce_in: str = "backward"
     hold_at: int = -1
     hold_until: int = 0
     unredoable_at: int = -1

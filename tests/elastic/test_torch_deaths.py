@@ -30,11 +30,10 @@ def run_faults(
     ranks: int,
     faults: Sequence[Fault],
     hosts: int = 1,
-    reduce_in: str = "backward",
     preload: Sequence[str] = ("torch._dynamo",),
 ) -> Job:
     """Run a job with these faults, and ask the oracle; all victims must have met their fault."""
-    plan = Plan(str(folder), EPOCHS, tuple(faults), hosts, reduce_in=reduce_in)
+    plan = Plan(str(folder), EPOCHS, tuple(faults), hosts)
     job = run_job("torch_worker.py", ranks, plan, preload=preload)
     check_torch_job(job.journeys, EPOCHS)
     met = {n for n, one in job.journeys.items() if one.times("fault")}
@@ -54,12 +53,6 @@ def test_four_workers_die_one_after_the_other(first: int, tmp_path: Path) -> Non
         )
     ]
     run_faults(tmp_path, 4, faults, hosts)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", ["in hook", "before step"])
-def test_one_of_three_dies_that_reduce_in_step(point: str, tmp_path: Path) -> None:
-    run_faults(tmp_path, 3, [Fault(0, point, 9)], hosts=2, reduce_in="step")
 
 
 def test_all_but_one_die_in_backward(tmp_path: Path) -> None:

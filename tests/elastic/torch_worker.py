@@ -91,7 +91,6 @@ class Trainer:
             self.base,
             self.model.named_parameters(),
             num_groups=3,
-            reduce_in=plan.reduce_in,
         )
         self.loader = torch.utils.data.DataLoader(
             self.sampler.dataset, batch_size=BATCH, sampler=self.sampler, collate_fn=list

@@ -30,9 +30,7 @@ class Settings:
     cap_bytes: int | None
     weight: Weight
     bucket_view: bool = False  # Users call it gradient_as_bucket_view.
-    in_backward: bool = True  # Users say reduce_in="backward".
-    # It says whether backward submits buckets before its end; None measures.
-    overlap: bool | None = None
+    overlap: bool | None = None  # Backward submits buckets before its end; None chooses.
     late: Late | None = None
     virtual_size: int | None = None  # The mean is over so many virtual ranks.
 

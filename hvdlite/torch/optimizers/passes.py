@@ -45,20 +45,13 @@ class Cycle:
         return ready == len(bucket.params)
 
 
-def refuse_pass(name: str, passes: int, in_backward: bool) -> None:
+def refuse_pass(name: str, passes: int) -> None:
     """Raise an error: a parameter has one more gradient than the optimizer waits for."""
-    if in_backward:
-        raise HvdliteError(
-            f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
-            "times before it was reduced. Has backward() raised before? Then call "
-            "optimizer.zero_grad(). Do checkpoints with use_reentrant=True share the "
-            "parameter? Then set use_reentrant=False, or overlap=False"
-        )
     raise HvdliteError(
-        f"the gradient of {name} was computed more than "
-        f"backward_passes_per_step={passes} times before step(); raise "
-        "backward_passes_per_step to the number of backward() calls per step, run the "
-        "earlier ones under optimizer.no_sync(), or call optimizer.synchronize() in between"
+        f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
+        "times before it was reduced. Has backward() raised before? Then call "
+        "optimizer.zero_grad(). Do checkpoints with use_reentrant=True share the "
+        "parameter? Then set use_reentrant=False, or overlap=False"
     )
 
 

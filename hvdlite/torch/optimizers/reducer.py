@@ -3,10 +3,9 @@
 A *pass* is one backward through a parameter. A *cycle* begins with the first gradient after the
 last cycle and ends in `synchronize`. In a cycle a bucket is submitted, from inside backward, when
 each of its parameters has had its passes, so that communication overlaps with the rest of backward
-(where `overlap` says so, or owners get the gradients, to free the others). `synchronize` submits
-all other buckets, and waits for all. It runs at the end of the last backward of the cycle, so that
-gradients are reduced when backward() returns. On a rank without a backward, and always with
-reduce_in="step", it runs in `step`.
+(where that pays, or owners get the gradients, to free the others). `synchronize` submits all other
+buckets, and waits for all. It runs at the end of the last backward of the cycle, so that gradients
+are reduced when backward() returns. On a rank without a backward it runs in `step`.
 
 A further backward may add to gradients that are reduced and not yet used; they are then reduced
 again. Those before it are the same on all ranks, so an average keeps them. A sum is refused.
@@ -15,12 +14,12 @@ again. Those before it are the same on all ranks, so an average keeps them. A su
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hvdlite import basics, operation_names, ops
+from hvdlite import _core, basics, operation_names, ops
 from hvdlite.errors import CollectiveError, HvdliteError
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.exchange.gradient_bucket import GradientBucket
@@ -29,7 +28,6 @@ from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.buckets import Buckets
 from hvdlite.torch.optimizers.options import numbers_of
-from hvdlite.torch.optimizers.overlap import Overlap
 from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
 from hvdlite.torch.optimizers.reduced_gradients import ReducedGradients
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
@@ -64,7 +62,7 @@ class GradientReducer:
         self.buckets = Buckets(name, settings, self._watched, replicas, failed)
         self._cycle = Cycle()
         self._restarts = operation_names.restarts()
-        self._overlap = Overlap(settings.overlap, read_groups())
+        self._overlaps = True
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._reduced = ReducedGradients(self._watched.names)
         self._paused = self._warned = False
@@ -152,7 +150,7 @@ class GradientReducer:
 
     @property
     def _sends_early(self) -> bool:
-        return self._overlap.now or self.divides  # Each bucket is sent as soon as it is complete.
+        return self._overlaps or self.divides  # Each bucket is sent as soon as it is complete.
 
     def set_weight(self, weight: Weight) -> None:
         """Change the weight of this rank's gradients from the next reduction on."""
@@ -167,7 +165,7 @@ class GradientReducer:
     # The thread of backward calls the hook.
 
     def _on_gradient(self, param: torch.Tensor) -> None:
-        if not self._cycle.open and not self._overlap.now:
+        if not self._cycle.open and not self._overlaps:
             basics.engine().note_gradient()  # Live figures then tell what backward takes.
         self._open_cycle()
         bucket = self.buckets.of(param)
@@ -175,7 +173,7 @@ class GradientReducer:
             return  # The parameter no longer belongs to the optimizer.
         passes, again = self._cycle.count(param, self._paused)
         if bucket.submitted or passes > self.settings.passes:
-            refuse_pass(self._watched.names[param], self.settings.passes, self.settings.in_backward)
+            refuse_pass(self._watched.names[param], self.settings.passes)
         if self._paused:
             self._cycle.paused.add(torch._C._current_graph_task_id())
             return
@@ -198,7 +196,7 @@ class GradientReducer:
         # nothing was sent early, this thread runs the engine while it waits: to wake another one
         # costs more.
         last = self._cycle.backwards + 1 >= self.settings.passes
-        reduces = self._cycle.open and self.settings.in_backward and last
+        reduces = self._cycle.open and last
         if reduces:
             self._follow_changes()
         self._cycle.backwards += 1
@@ -230,7 +228,6 @@ class GradientReducer:
         self._cycle.backwards = 0
         self._reduced.current = False
         self.buckets.begin()
-        self._overlap.begin()
 
     def _begin_anew(self) -> None:
         """Count steps from zero, as all ranks do, because some have missed steps."""
@@ -239,6 +236,7 @@ class GradientReducer:
         elif self.in_flight:
             return  # The next cycle begins anew.
         self._restarts = operation_names.restarts()
+        self._overlaps = _overlaps(self.settings.overlap, self._watched.params)
         self.buckets.begin_anew()
         if self._cycle.open:
             self.buckets.begin()  # What was accumulated before `join` belongs to the new count.
@@ -262,7 +260,7 @@ class GradientReducer:
 
     def synchronize_in_step(self) -> None:
         """Do as `synchronize`; warn once if a backward has left gradients that are not reduced."""
-        left = self._cycle.open and self.settings.in_backward and self.may_synchronize()
+        left = self._cycle.open and self.may_synchronize()
         if left and not self._warned:
             self._warned = True
             warn_of_unreduced(self.title, self.settings.passes)
@@ -300,12 +298,8 @@ class GradientReducer:
         self._end_cycle()
         if failure is not None:
             raise failure
-        chosen = None if dropped else self._overlap.end()
-        if chosen is not None and basics.rank() == 0:
-            basics.engine().note("tuned", self.name, chosen)
         self._reduced.current = self.takes_part  # A later member looks again in its next step.
-        summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum
-        if summed or self.divides:
+        if self.settings.reduction.op == ops.Sum or self.divides:
             self._reduced.protect(self._watched.params, owned=self.divides)
         warn(differing)
 
@@ -333,7 +327,7 @@ class GradientReducer:
     def before_zero_grad(self) -> None:
         """Refuse to zero gradients that are not reduced yet."""
         # After a backward that raised, other ranks may wait for the reductions.
-        if self.settings.in_backward and self.waiting and self.may_synchronize():
+        if self.waiting and self.may_synchronize():
             self._reduce_now(dropped=True)
         if self.waiting:
             raise HvdliteError(
@@ -364,3 +358,15 @@ class GradientReducer:
         if not changed and not outdated:
             return
         self.buckets.make()
+        self._overlaps = _overlaps(self.settings.overlap, watched.params)
+
+
+def _overlaps(given: bool | None, params: Sequence[torch.Tensor]) -> bool:
+    """Return whether buckets are submitted during backward, rather than all at its end."""
+    # On GPUs backward() returns before its work is done. On CPUs communication hides behind compute
+    # where it has a core of its own; otherwise it takes more time from backward than it hides.
+    # Each rank decides alone: results do not depend on it.
+    if given is not None:
+        return given
+    threads = torch.get_num_threads() * basics.local_size()
+    return any(param.is_cuda for param in params) or _core.available_cores() > threads

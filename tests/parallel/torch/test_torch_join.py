@@ -191,7 +191,6 @@ ACCUMULATING = {
     "passes": {"backward_passes_per_step": 2},
     "rows": {"backward_passes_per_step": 2},
     "view": {"backward_passes_per_step": 2, "gradient_as_bucket_view": True},
-    "step": {"backward_passes_per_step": 2, "reduce_in": "step"},
     "powersgd": {
         "backward_passes_per_step": 2,
         "compression": hvd.Compression.powersgd(rank=1, start=1, least_gain=1.0),

@@ -131,19 +131,26 @@ def replace_storage(gradient: torch.Tensor) -> None:
 
 
 def scenario_a_gradient_that_is_replaced_while_it_is_reduced_is_an_error() -> None:
-    model = wide_model()
+    wide = wide_model()
+    first = nn.Linear(wide.in_features, wide.in_features, bias=False)
+    with torch.no_grad():
+        first.weight.copy_(torch.eye(wide.in_features))
+    model = nn.Sequential(first, wide)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer = hvd.DistributedOptimizer(sgd, reduce_in="step")
+    optimizer = hvd.DistributedOptimizer(sgd, overlap=True, bucket_cap_mb=1e-6)
     for replace in (replace_data, replace_storage):
         optimizer.zero_grad()
-        start(lambda x: model(x).sum().backward(), torch.ones(1, model.in_features))
-        replace(model.weight.grad)
-        with raises(r"of parameter\.0\.0 was changed while it was being reduced"):
-            optimizer.step()
+        # The wide layer's gradient is on its way when the first layer's comes.
+        hook = first.weight.register_post_accumulate_grad_hook(
+            lambda _, replace=replace: replace(wide.weight.grad)
+        )
+        with raises(r"of parameter\.0\.1 was changed while it was being reduced"):
+            start(lambda x: model(x).sum().backward(), torch.ones(1, wide.in_features))
+        hook.remove()
         optimizer.zero_grad()
-        model(torch.ones(1, model.in_features)).sum().backward()
+        model(torch.ones(1, wide.in_features)).sum().backward()
         optimizer.step()
-        assert model.weight.grad.unique().tolist() == [1.0]
+        assert wide.weight.grad.unique().tolist() == [1.0]
 
 
 def scenario_values_that_memory_holds_otherwise() -> None:

@@ -167,7 +167,6 @@ def scenario_each_way_to_reduce_within_a_host() -> None:
     ways: list[tuple[Callable[..., Any], dict[str, Any], float]] = [
         (hvd.DistributedOptimizer, {}, 1e-5),
         (hvd.DistributedOptimizer, {"compression": hvd.Compression.bf16}, 2e-2),
-        (hvd.DistributedOptimizer, {"reduce_in": "step"}, 1e-5),
         (hvd.DistributedOptimizer, {"gradient_as_bucket_view": True}, 1e-5),
         (hvd.ShardedOptimizer, {}, 1e-5),
         (hvd.ShardedOptimizer, {"stage": 2}, 1e-5),

@@ -57,7 +57,6 @@ ARGUMENTS: list[tuple[dict[str, Any], bool]] = [  # whether stage 2 takes them
     ({"weight": lambda: 1.0 + hvd.rank()}, False),
     ({"gradient_as_bucket_view": True}, False),
     ({"backward_passes_per_step": 2}, True),
-    ({"backward_passes_per_step": 2, "reduce_in": "step"}, True),
     ({"op": hvd.Sum}, True),
     ({"gradient_predivide_factor": 2.0}, True),
     ({"num_groups": 3}, True),

@@ -27,7 +27,6 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
     Mode.PREDIVIDE: {"gradient_predivide_factor": 2.0},
     Mode.WEIGHT: {"weight": 2.0},
     Mode.PASSES: {"backward_passes_per_step": 2},
-    Mode.REDUCE_IN_STEP: {"reduce_in": "step"},
     Mode.BUCKET_VIEW: {"gradient_as_bucket_view": True},
     Mode.PROCESS_SET: {"process_set": OWN},
     Mode.COMPRESSION: {"compression": hvd.Compression.bf16},
@@ -46,7 +45,7 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
 }
 # What `DistributedOptimizer` alone has, and what the other functions take.
 OF_DISTRIBUTED = {
-    *(Mode.SUM, Mode.ADASUM, Mode.PREDIVIDE, Mode.PASSES, Mode.REDUCE_IN_STEP, Mode.LATE),
+    *(Mode.SUM, Mode.ADASUM, Mode.PREDIVIDE, Mode.PASSES, Mode.LATE),
     *(Mode.DISTRIBUTED, Mode.LOCAL_SGD_OVER, Mode.VIRTUAL),
 }
 OF_SHARDED = {one for one in Mode if Mode.SHARDED in with_wholes(one)}

@@ -160,7 +160,7 @@ def one_bucket(record: list[Included], run: Run) -> bool:
 
 def scenario_the_record_is_replayed() -> None:
     for delay in (hiccups, always_slow):
-        for arguments in ({}, {"reduce_in": "step"}, {"gradient_as_bucket_view": True}):
+        for arguments in ({}, {"gradient_as_bucket_view": True}):
             run = Run(Traced(), late(), **arguments)
             run.go(delay=delay)
             record = check(run)

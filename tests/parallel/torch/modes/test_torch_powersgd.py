@@ -95,7 +95,6 @@ def scenario_equals_the_reference() -> None:
 def scenario_other_ways_to_reduce() -> None:
     expected = reference()
     for arguments in (
-        {"reduce_in": "step"},
         {"num_groups": 1},
         {"num_groups": 6},
         {"gradient_as_bucket_view": True},

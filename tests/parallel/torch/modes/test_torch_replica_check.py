@@ -174,7 +174,6 @@ def scenario_local_sgd_is_not_compared_between_its_rounds() -> None:
 def body() -> dict[str, str]:
     forms: list[dict[str, Any]] = [
         {},
-        {"reduce_in": "step"},
         {"op": hvd.Adasum},
         {"gradient_as_bucket_view": True},
         {"sharded": 1},

@@ -169,7 +169,7 @@ def scenario_bad_arguments() -> None:
 
 
 def body() -> dict[str, str]:
-    return run_all(globals(), hvd.init, forms=[{}, {"reduce_in": "step"}, {"op": hvd.Adasum}])
+    return run_all(globals(), hvd.init, forms=[{}, {"op": hvd.Adasum}])
 
 
 test_replica_watch = make_tests(body, sizes(2, 3))

@@ -112,11 +112,10 @@ def scenario_arguments_of_the_optimizer() -> None:
         ({"num_groups": 2}, 1),
         ({"num_groups": 5}, 1),
         ({"bucket_cap_mb": 1e-4}, 1),
-        ({"reduce_in": "step"}, 1),
         ({"op": hvd.Sum}, 1),
         ({"gradient_predivide_factor": 2.0}, 1),
         ({"backward_passes_per_step": 2}, 2),
-        ({"backward_passes_per_step": 2, "reduce_in": "step", "num_groups": 1}, 2),
+        ({"backward_passes_per_step": 2, "num_groups": 1}, 2),
     ]
     for arguments, passes in cases:
         ours, theirs = Model(), Model()
@@ -147,7 +146,7 @@ def scenario_groups_and_no_sync() -> None:
 def scenario_a_rank_without_backward() -> None:
     ours, theirs = Model(), Model()
     pairs = [
-        (ours, divided(MAKES["AdamW"], ours, reduce_in="step")),
+        (ours, divided(MAKES["AdamW"], ours)),
         (theirs, distributed(MAKES["AdamW"], theirs)),
     ]
     for step in range(3):
@@ -341,18 +340,6 @@ def scenario_a_reduced_gradient_cannot_be_reduced_again() -> None:
     optimizer.zero_grad(set_to_none=False)
     own_loss(model, 1).backward()
     optimizer.step()
-
-
-def scenario_a_gradient_that_the_script_sets_in_flight() -> None:
-    model = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 1))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    names = model.named_parameters()
-    optimizer = hvd.ShardedOptimizer(sgd, names, stage=2, reduce_in="step")
-    model(torch.ones(1, 6)).sum().backward()
-    assert gradients_in(model) == 0
-    model[0].weight.grad = torch.zeros(2, 6)
-    with raises("the gradient of 0.weight was changed while it was being reduced"):
-        optimizer.step()
 
 
 def scenario_ranks_with_different_stages_get_an_error() -> None:

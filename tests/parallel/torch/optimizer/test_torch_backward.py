@@ -65,17 +65,6 @@ def scenario_gradients_are_there_when_backward_returns() -> None:
         assert_same_everywhere(model)
 
 
-def scenario_reduce_in_step_is_as_before() -> None:
-    model = make_model()
-    optimizer = make(model, reduce_in="step")
-    backward(model)
-    assert optimizer._reducer.in_flight
-    optimizer.step()
-    assert_close(gradients(model), mean_gradients())
-    with raises("reduce_in='forward': use 'backward' or 'step'"):
-        make(make_model(), reduce_in="forward")
-
-
 def scenario_the_last_of_several_passes_reduces() -> None:
     for view in (False, True):
         model, alone = make_model(), make_model()
@@ -215,8 +204,8 @@ def scenario_a_layer_in_two_checkpoints() -> None:
             optimizer.zero_grad()
 
     check(overlap=False)
-    check(overlap=False, reduce_in="step", gradient_as_bucket_view=True)
-    optimizer = make(layer, lr=0.0)
+    check(overlap=False, gradient_as_bucket_view=True)
+    optimizer = make(layer, lr=0.0, overlap=True)
     for _ in range(2):
         with raises("times before it was reduced.*set use_reentrant=False, or overlap=False"):
             run(layer, inputs().requires_grad_(), True).backward()
@@ -286,19 +275,18 @@ def scenario_a_rank_that_calls_backward_more_often_is_noticed() -> None:
 def scenario_a_rank_that_leaves_out_a_step_is_noticed() -> None:
     if hvd.size() == 1:
         return
-    for reduce_in in ("backward", "step"):
-        model = make_model()
-        optimizer = make(model, reduce_in=reduce_in)
-        if hvd.rank() > 0:
-            optimizer.step()
-        else:
-            optimizer.synchronize()
-            optimizer.zero_grad()
-        with raises("met those of another step"):
-            backward(model)
-            optimizer.step()
+    model = make_model()
+    optimizer = make(model)
+    if hvd.rank() > 0:
+        optimizer.step()
+    else:
+        optimizer.synchronize()
         optimizer.zero_grad()
-        del optimizer
+    with raises("met those of another step"):
+        backward(model)
+        optimizer.step()
+    optimizer.zero_grad()
+    del optimizer
 
 
 def scenario_only_the_backward_of_parameters_reduces() -> None:

@@ -30,8 +30,6 @@ TINY = 1e-6  # MiB: every parameter is a bucket
 WAYS: dict[str, dict[str, Any]] = {
     "one bucket": {},
     "many buckets": {"bucket_cap_mb": TINY},
-    "in step": {"reduce_in": "step"},
-    "in step, many buckets": {"reduce_in": "step", "bucket_cap_mb": TINY},
     "groups": {"num_groups": 2},
     "views": {"gradient_as_bucket_view": True, "bucket_cap_mb": TINY},
     "overlap": {"overlap": True, "bucket_cap_mb": TINY},

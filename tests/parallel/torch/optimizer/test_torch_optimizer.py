@@ -110,54 +110,22 @@ def scenario_synchronize_then_clip_then_step() -> None:
         assert_same_everywhere(model)
 
 
-def scenario_skip_synchronize_needs_synchronize() -> None:
+def scenario_a_gradient_that_a_hook_changes_too_early_is_noticed() -> None:
     model = make_model()
-    optimizer = make(model, reduce_in="step")
-    backward(model)
-    with optimizer.skip_synchronize(), raises(r"call synchronize\(\) first"):
-        optimizer.step()
-    optimizer.step()
+    optimizer = make(model, overlap=True, bucket_cap_mb=1e-6)
 
+    def halve(_: torch.Tensor) -> None:
+        # The last layer's gradients are on their way when the first layer's comes.
+        model[2].weight.grad.mul_(0.5)
 
-def scenario_clipping_too_early_is_noticed() -> None:
-    model = make_model()
-    optimizer = make(model, reduce_in="step")
-    backward(model)
-    for gradient in gradients(model):
-        gradient.mul_(0.5)
+    hook = model[0].weight.register_post_accumulate_grad_hook(halve)
     with raises(r"changed while it was being reduced.*call optimizer.synchronize\(\) after"):
-        optimizer.step()
-    model.zero_grad()
+        backward(model)
+    hook.remove()
     optimizer.zero_grad()
     backward(model)
     optimizer.step()
     assert_close(gradients(model), mean_gradients())
-
-
-def scenario_zero_grad_refuses_to_race() -> None:
-    for set_to_none in (True, False):
-        model = make_model()
-        optimizer = make(model, reduce_in="step")
-        optimizer.zero_grad(set_to_none=set_to_none)
-        backward(model)
-        with raises(r"zero_grad\(\) between backward\(\) and step\(\)"):
-            optimizer.zero_grad(set_to_none=set_to_none)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=set_to_none)
-        assert len(gradients(model)) == (0 if set_to_none else 4)
-        backward(model)
-        optimizer.step()
-
-
-def scenario_two_backward_passes_are_an_error() -> None:
-    model = make_model()
-    optimizer = make(model, reduce_in="step")
-    backward(model)
-    with raises("more than backward_passes_per_step=1 times before step"):
-        backward(model)
-    with raises("changed while it was being reduced"):
-        optimizer.synchronize()
-    hvd.barrier()
 
 
 def scenario_backward_passes_per_step() -> None:
@@ -296,10 +264,8 @@ def scenario_weight() -> None:
     weights = [rank + 1.0 for rank in range(hvd.size())]
     for arguments in ({"weight": weights[hvd.rank()]}, {"weight": lambda: weights[hvd.rank()]}):
         model = make_model()
-        optimizer = make(model, reduce_in="step", **arguments)
+        optimizer = make(model, **arguments)
         backward(model)
-        with raises("set the weight before backward"):
-            optimizer.weight = 1.0
         optimizer.step()
         assert_close(gradients(model), mean_gradients(weights))
     with raises("weight= cannot be combined with op=hvd.Sum"):
@@ -313,15 +279,13 @@ def scenario_callable_weight_is_called_once_per_step() -> None:
         calls.append(len(calls))
         return hvd.rank() + 10.0 ** len(calls)  # another one if a bucket asked again
 
-    for reduce_in in ("backward", "step"):
-        calls.clear()
-        model = make_model()
-        optimizer = make(model, weight=weight, groups=100, reduce_in=reduce_in)
-        for step in range(2):
-            optimizer.zero_grad()
-            backward(model)
-            optimizer.step()
-            assert len(calls) == step + 1
+    model = make_model()
+    optimizer = make(model, weight=weight, groups=100)
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        assert len(calls) == step + 1
 
 
 def scenario_weight_zero_counts_as_no_gradient() -> None:
@@ -428,7 +392,7 @@ def scenario_mismatch_names_the_parameter() -> None:
     optimizer = make(model)
     with raises("'weight': ranks disagree about the shape"):
         model(torch.ones(1, 3 + hvd.rank())).sum().backward()
-        optimizer.step()  # with reduce_in="step" it is here
+        optimizer.step()
     hvd.barrier()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 
 import hvdlite.torch as hvd
-from hvdlite import basics
-from hvdlite.torch.optimizers.overlap import PAIRS, WARMUP
+from hvdlite import _core, basics
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import backward, gradients, make, make_model
 
@@ -31,19 +31,12 @@ def scenario_without_overlap_gradients_have_the_same_bits() -> None:
         assert all(map(torch.equal, *results))
 
 
-def scenario_overlap_is_chosen_in_the_first_steps() -> None:
-    """While both ways are tried, and after it, gradients have the bits that overlap gives."""
-    ours, theirs = make_model(), make_model()
-    chooses, overlaps = make(ours), make(theirs, overlap=True)
-    for _ in range(WARMUP + 2 * PAIRS + 2):
-        for model, optimizer in ((ours, chooses), (theirs, overlaps)):
-            optimizer.zero_grad()
-            backward(model)
-            optimizer.step()
-        assert all(map(torch.equal, gradients(ours), gradients(theirs)))
-    told = [row[4] for row in basics.engine().live()["events"] if row[1] == "tuned"]
-    tells = hvd.size() > 1 and hvd.rank() == 0
-    assert ["ms with overlap" in text for text in told] == [True] * tells
+def scenario_buckets_are_sent_during_backward_where_a_core_is_idle() -> None:
+    for cores in (hvd.size(), hvd.size() + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_core, "available_cores", lambda cores=cores: cores)
+            optimizer = make(make_model())
+            assert optimizer._reducer._overlaps == (cores > hvd.size())
 
 
 def scenario_live_figures_know_backward_without_overlap() -> None:

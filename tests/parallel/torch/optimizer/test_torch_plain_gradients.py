@@ -177,7 +177,6 @@ def scenario_both_ways_give_the_same_bits() -> None:
         {"compression": hvd.Compression.bf16},
         {"weight": 1.0 + hvd.rank()},
         {"gradient_predivide_factor": 2.0},
-        {"reduce_in": "step"},
     ):
         with counted() as taken:
             fast = trained(**options)

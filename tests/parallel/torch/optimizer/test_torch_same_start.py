@@ -21,7 +21,6 @@ PRELOAD = ("torch._dynamo",)
 TINY = 1e-6  # MiB: every parameter is a bucket
 WAYS: dict[str, dict[str, Any]] = {
     "in backward": {},
-    "in step": {"reduce_in": "step"},
     "many buckets": {"bucket_cap_mb": TINY},
     "two passes": {"backward_passes_per_step": 2},
     "views": {"gradient_as_bucket_view": True},
@@ -210,7 +209,7 @@ def scenario_members_of_a_process_set_compare_among_themselves() -> None:
         return
     last = hvd.size() - 1
     pair = hvd.add_process_set([last - 1, last])
-    for way in (WAYS["in backward"], WAYS["in step"], WAYS["Adasum"]):
+    for way in (WAYS["in backward"], WAYS["Adasum"]):
         # Rank 0's parameters do not matter: it is not a member.
         model = other_parameters(make_model(), "0.bias", ranks=(last - 1, last))
         assert said_by(model, make(model, process_set=pair, **way)) == []

@@ -53,7 +53,7 @@ def scenario_nothing_is_said_after_synchronize() -> None:
 
 
 def scenario_nothing_is_said_of_whole_groups() -> None:
-    for arguments in ({}, {"backward_passes_per_step": 2}, {"reduce_in": "step"}):
+    for arguments in ({}, {"backward_passes_per_step": 2}):
         model = make_model()
         optimizer = make(model, **arguments)
         for _ in range(arguments.get("backward_passes_per_step", 1)):
