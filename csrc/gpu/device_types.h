@@ -14,15 +14,16 @@
 namespace hvdlite {
 
 // True when a reduction runs on the device, false when it goes through the host.
-inline bool runs_on_device(const Group& group, DataType dtype, ReduceOp op,
+inline bool runs_on_device(const Group& group, ElementTypes types, ReduceOp op,
                            std::span<const Piece> pieces) {
+  const DataType dtype = types.memory;
   if (is_complex(dtype)) return op == ReduceOp::kSum || op == ReduceOp::kAverage;
-  if (is_floating(dtype)) return true;
+  if (is_floating(dtype)) return !types.cast() || dtype != DataType::kFloat64;
   if (op == ReduceOp::kAverage && group.average_over > 0) return false;
   const auto scaled = [](const Piece& piece) {
     return piece.prescale != 1.0 || piece.postscale != 1.0;
   };
-  return dtype != DataType::kUint16 && std::none_of(pieces.begin(), pieces.end(), scaled);
+  return size_of(dtype) != 2 && std::none_of(pieces.begin(), pieces.end(), scaled);
 }
 
 // Turns pieces of complex numbers into pieces of their real and imaginary parts.

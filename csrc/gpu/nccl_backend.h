@@ -6,9 +6,9 @@
 // memory takes the buffer's place: nothing is unpacked, and inputs that are outputs are not packed.
 // Each member decides this for itself. If some member has no memory for the fusion buffer, every
 // tensor is reduced where it lies, all in one group call of NCCL. Averages are NCCL's own; float32
-// and float64 tensors that need no packing are scaled by a pre-multiplied sum. int16, which NCCL
-// lacks, travels as int32. What neither NCCL nor the kernels know, such as Adasum and what is
-// packed between hosts, is reduced through the host (staged_backend.h). Runner only.
+// and float64 tensors that need no packing are scaled by a pre-multiplied sum. What neither
+// NCCL nor the kernels know, such as Adasum, 16-bit integers and what is packed between hosts, is
+// reduced through the host (staged_backend.h). Runner only.
 #pragma once
 
 #include <memory>

@@ -27,18 +27,13 @@ int nccl_op(ReduceOp op) {
   return 0;
 }
 
-// The types with which NCCL reduces. NCCL lacks 16-bit integers, so int16 travels as int32.
-ElementTypes widened(ElementTypes types) {
-  return types.wire == DataType::kInt16 ? ElementTypes(types.memory, DataType::kInt32) : types;
-}
-
 }  // namespace
 
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   const auto& [group, types, op, pieces] = call;
   const bool packs = spans_hosts_ && std::any_of(pieces.begin(), pieces.end(),
                                                  [](const Piece& piece) { return piece.packed; });
-  if (op == ReduceOp::kAdasum || packs || !runs_on_device(group, types.memory, op, pieces)) {
+  if (op == ReduceOp::kAdasum || packs || !runs_on_device(group, types, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     return through_host.allreduce(call, patience);
   }
@@ -48,7 +43,7 @@ Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   if (op == ReduceOp::kAverage && group.average_over > 0) {
     return allreduce({group, types, ReduceOp::kSum, shares(group, pieces)}, patience);
   }
-  return reduce(widened(types), op, pieces, patience);
+  return reduce(types, op, pieces, patience);
 }
 
 Status NcclBackend::reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
@@ -146,11 +141,6 @@ Status NcclBackend::unpack(ElementTypes types, std::span<const Piece> pieces,
 
 Status NcclBackend::reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                                     Patience patience) {
-  if (nccl_dtype(dtype) < 0) {
-    return Status(StatusCode::kOutOfMemory,
-                  "NCCL does not reduce " + std::string(name_of(dtype)) +
-                      ", and there is no memory for the fusion buffer that would widen it");
-  }
   std::vector<Direct> calls;
   Status status;
   for (const Piece& piece : pieces) {
@@ -232,24 +222,23 @@ Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) 
     const std::vector<Piece> share = shares(group, {&piece, 1});
     return reducescatter({group, dtype, ReduceOp::kSum, share[0], counts}, patience);
   }
-  const DataType wire = widened(dtype).wire;
-  if (wire == dtype && piece.prescale == 1.0) {
-    HVDLITE_RETURN_IF_ERROR(scatter(wire, op, piece.input, piece.output, counts, patience));
+  if (piece.prescale == 1.0) {
+    HVDLITE_RETURN_IF_ERROR(scatter(dtype, op, piece.input, piece.output, counts, patience));
     const Piece block{nullptr, piece.output, counts[index_], 1.0, piece.postscale};
     return scale_outputs(dtype, {&block, 1});
   }
-  // The input is not ours to overwrite, and int16 needs room.
-  const std::uint64_t bytes = piece.count * size_of(wire);
+  // The input is not ours to overwrite.
+  const std::uint64_t bytes = piece.count * size_of(dtype);
   Result<DeviceMemory> memory = workspace_.pool->take(bytes);
   HVDLITE_RETURN_IF_ERROR(memory.status());
   const CudaPointer scratch = memory.value().address();
   const CopySegment in{address(piece.input), scratch, piece.count, piece.prescale};
-  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, wire, {&in, 1}));
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&in, 1}));
   const std::uint64_t before = std::accumulate(counts.begin(), counts.begin() + index_, 0ULL);
-  const CudaPointer block = scratch + before * size_of(wire);  // in place, as NCCL allows
-  HVDLITE_RETURN_IF_ERROR(scatter(wire, op, pointer(scratch), pointer(block), counts, patience));
+  const CudaPointer block = scratch + before * size_of(dtype);  // in place, as NCCL allows
+  HVDLITE_RETURN_IF_ERROR(scatter(dtype, op, pointer(scratch), pointer(block), counts, patience));
   const CopySegment out{block, address(piece.output), counts[index_], piece.postscale};
-  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(wire, dtype, {&out, 1}));
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&out, 1}));
   Result<CudaEventPtr> after = record();
   HVDLITE_RETURN_IF_ERROR(after.status());
   workspace_.pool->give_back(std::move(memory.value()), after.value());

@@ -19,7 +19,7 @@ Status SelfDeviceBackend::allreduce(const Allreduce& call, Patience patience) {
   if (op == ReduceOp::kAverage && group.average_over > 0 && is_floating(types.memory)) {
     return allreduce({group, types, ReduceOp::kSum, shares(group, pieces)}, patience);
   }
-  if (!runs_on_device(group, types.memory, op, pieces)) {
+  if (!runs_on_device(group, types, op, pieces)) {
     SelfBackend host;
     return StagedBackend(workspace_, host, group.ranks[0]).allreduce(call, patience);
   }

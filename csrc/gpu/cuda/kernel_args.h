@@ -10,14 +10,11 @@
 // One kernel serves one pair of types, one launch up to kMaxSegments segments:
 //  - hvdlite_copy_1, _2, _4, _8: elements of that many bytes, bit by bit; `scale` is ignored. For
 //    every type where nothing is to be computed.
-//  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: scaled, and cast between a wide type (f32
-//    or f64) and a narrow one, or to the same type. Where one of the two types is f64, the product
-//    is taken in float64 with the whole scale; else in float32 with the scale rounded to float32.
-//    The product is rounded to the target's type to nearest even (from float64 to a 16-bit type in
-//    two steps, through float32). Subnormals are kept; what is too large becomes infinite; a NaN
+//  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: scaled, and cast between f32 and a 16-bit
+//    type, or to the same type. For f64 the product is taken in float64 with the whole scale; else
+//    in float32 with the scale rounded to float32. The product is rounded to the target's type to
+//    nearest even. Subnormals are kept; what is too large becomes infinite; a NaN
 //    stays a NaN with unspecified bits.
-//  - hvdlite_cast_i16_i32 and _i32_i16: sign extension, and the low 16 bits; no scale. NCCL lacks
-//    16-bit integers.
 //
 // Sources and targets are device addresses that are multiples of their element's size. A segment
 // whose two addresses are multiples of 16 moves in 16-byte accesses, others element by element. A
@@ -90,13 +87,12 @@ constexpr unsigned launch_blocks(const CopyArgs& args, unsigned processors) {
 }  // namespace hvdlite
 
 // All kernels, for code that makes a table of them: COPY(bytes of an element), CAST(source,
-// target), WIDTH(source, target).
+// target).
 // clang-format off: one row for each type.
-#define HVDLITE_KERNELS(COPY, CAST, WIDTH)                                                         \
+#define HVDLITE_KERNELS(COPY, CAST)                                                                \
   COPY(1) COPY(2) COPY(4) COPY(8)                                                                  \
-  CAST(f16, f16) CAST(f16, f32) CAST(f16, f64)                                                     \
-  CAST(bf16, bf16) CAST(bf16, f32) CAST(bf16, f64)                                                 \
+  CAST(f16, f16) CAST(f16, f32)                                                                    \
+  CAST(bf16, bf16) CAST(bf16, f32)                                                                 \
   CAST(f32, f32) CAST(f32, f16) CAST(f32, bf16)                                                    \
-  CAST(f64, f64) CAST(f64, f16) CAST(f64, bf16)                                                    \
-  WIDTH(i16, i32) WIDTH(i32, i16)
+  CAST(f64, f64)
 // clang-format on

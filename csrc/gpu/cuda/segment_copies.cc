@@ -15,12 +15,8 @@ std::string short_name(DataType dtype) {
       return "bf16";
     case DataType::kFloat32:
       return "f32";
-    case DataType::kFloat64:
-      return "f64";
-    case DataType::kInt16:
-      return "i16";
     default:
-      return "i32";
+      return "f64";
   }
 }
 

@@ -17,8 +17,8 @@ class SegmentCopies {
  public:
   static Result<std::unique_ptr<SegmentCopies>> load(std::shared_ptr<CudaDevice> device);
 
-  // Gives the segments to the device's communication stream. Types are the same, a 16-bit float and
-  // a wider one, or int16 and int32; a scale other than 1 goes with floating-point types.
+  // Gives the segments to the device's communication stream. Types are the same, or a 16-bit float
+  // and float32; a scale other than 1 goes with floating-point types.
   Status enqueue(DataType source, DataType target, std::span<const CopySegment> segments);
 
  private:

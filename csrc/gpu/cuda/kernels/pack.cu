@@ -20,8 +20,6 @@ struct bf16 {
 };
 using f32 = float;
 using f64 = double;
-using i16 = short;
-using i32 = int;
 
 #ifdef __CUDACC__
 __device__ inline u32 bits_of(float value) { return __float_as_uint(value); }
@@ -58,10 +56,6 @@ __device__ inline void narrow(float value, f16& result) { result = to_f16(value)
 __device__ inline void narrow(float value, bf16& result) { result = to_bf16(value); }
 __device__ inline void narrow(float value, float& result) { result = value; }
 __device__ inline void narrow(double value, double& result) { result = value; }
-template <typename Target>
-__device__ inline void narrow(double value, Target& result) {
-  narrow(static_cast<float>(value), result);
-}
 
 // What is done with one element. The scale becomes a Factor once for each tile.
 
@@ -73,30 +67,12 @@ struct Copy {
   static __device__ inline void apply(Source source, Factor, Target& target) { target = source; }
 };
 
-template <typename From, typename To>
-struct Width {
-  using Source = From;
-  using Target = To;
-  using Factor = float;
-  static __device__ inline void apply(Source source, Factor, Target& target) {
-    target = static_cast<Target>(source);
-  }
-};
-
-template <typename A, typename B>
+template <typename From>
 struct Product {
   using Type = float;
 };
-template <typename B>
-struct Product<double, B> {
-  using Type = double;
-};
-template <typename A>
-struct Product<A, double> {
-  using Type = double;
-};
 template <>
-struct Product<double, double> {
+struct Product<double> {
   using Type = double;
 };
 
@@ -104,7 +80,7 @@ template <typename From, typename To>
 struct Cast {
   using Source = From;
   using Target = To;
-  using Factor = typename Product<From, To>::Type;
+  using Factor = typename Product<From>::Type;
   static __device__ inline void apply(Source source, Factor factor, Target& target) {
     narrow(static_cast<Factor>(wide(source)) * factor, target);
   }
@@ -224,6 +200,4 @@ using bytes_8 = u64;
   HVDLITE_KERNEL(hvdlite_copy_##bytes, hvdlite::Copy<hvdlite::bytes_##bytes>)
 #define HVDLITE_CAST(source, target)                                                               \
   HVDLITE_KERNEL(hvdlite_cast_##source##_##target, hvdlite::Cast<hvdlite::source, hvdlite::target>)
-#define HVDLITE_WIDTH(source, target)                                                              \
-  HVDLITE_KERNEL(hvdlite_cast_##source##_##target, hvdlite::Width<hvdlite::source, hvdlite::target>)
-HVDLITE_KERNELS(HVDLITE_COPY, HVDLITE_CAST, HVDLITE_WIDTH)
+HVDLITE_KERNELS(HVDLITE_COPY, HVDLITE_CAST)

@@ -55,6 +55,6 @@ int run(void (*kernel)(hvdlite::CopyArgs), const void* params, const FakeLaunch&
 #define FAKE_COPY(bytes) FAKE_BODY(copy_##bytes, bytes, bytes)
 #define FAKE_CAST(source, target)                                                                  \
   FAKE_BODY(cast_##source##_##target, sizeof(hvdlite::source), sizeof(hvdlite::target))
-HVDLITE_KERNELS(FAKE_COPY, FAKE_CAST, FAKE_CAST)
+HVDLITE_KERNELS(FAKE_COPY, FAKE_CAST)
 
 }  // namespace fakegpu
