@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The CUDA source, and the header that it includes.
 SOURCES = ("csrc/gpu/cuda/kernels/pack.cu", "csrc/gpu/cuda/kernel_args.h")
 GENERATED = ROOT / "csrc/gpu/cuda/kernels/pack.ptx"
-# PTX 7.0 came with CUDA 11.0, whose drivers are the oldest that NCCL 2.18 accepts.
+# PTX 7.0 came with CUDA 11.0, whose drivers are the oldest that NCCL 2.19 accepts.
 PTX_VERSION = "7.0"
 OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-execution-space")
 

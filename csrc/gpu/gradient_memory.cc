@@ -5,7 +5,7 @@ namespace hvdlite {
 Result<DeviceMemory> allocate_for_nccl(const std::shared_ptr<CudaDevice>& device,
                                        const std::shared_ptr<const NcclApi>& nccl,
                                        std::size_t bytes) {
-  if (nccl != nullptr && nccl->can_register()) {
+  if (nccl != nullptr) {
     const CudaDevice::Current current(*device);
     void* memory = nullptr;
     if (nccl->memory_allocate(&memory, bytes) == NcclResult::kSuccess && memory != nullptr) {

@@ -83,13 +83,13 @@ def test_first_place_that_has_a_copy_decides(copies: Copies) -> None:
     assert found.startswith(f"NCCL|True|2.26.2, {copies.named} (named by HVDLITE_NCCL_LIBRARY)")
     found = copies.search(22203, loaded=None, named=False, wheel=True)
     assert found.startswith(f"NCCL|True|2.22.3, {copies.wheel} (of an nvidia-nccl wheel)")
-    found = copies.search(21805, loaded=None, named=False, wheel=False)
-    assert found.startswith(f"NCCL|True|2.18.5, {copies.system} (of the system)")
+    found = copies.search(21905, loaded=None, named=False, wheel=False)
+    assert found.startswith(f"NCCL|True|2.19.5, {copies.system} (of the system)")
 
 
 def test_loaded_copy_that_is_too_old_is_not_passed_over(copies: Copies) -> None:
-    found = copies.search(21705, loaded=copies.loaded, named=True, wheel=True)
+    found = copies.search(21805, loaded=copies.loaded, named=True, wheel=True)
     assert found == (
-        f"NCCL|False|{copies.loaded} (loaded already by the framework) is NCCL 2.17.5, "
-        "but 2.18 or newer is needed"
+        f"NCCL|False|{copies.loaded} (loaded already by the framework) is NCCL 2.18.5, "
+        "but 2.19 or newer is needed"
     )

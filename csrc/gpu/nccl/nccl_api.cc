@@ -47,11 +47,8 @@ const char* bind(NcclApi& api) {
   const char* missing = nullptr;
 #define HVDLITE_NCCL_BIND(field, symbol, arguments)                                                \
   if (!find(api.field, symbol) && missing == nullptr) missing = symbol;
-#define HVDLITE_NCCL_BIND_OPTIONAL(field, symbol, arguments) (void)find(api.field, symbol);
   HVDLITE_NCCL_SYMBOLS(HVDLITE_NCCL_BIND)
-  HVDLITE_NCCL_OPTIONAL_SYMBOLS(HVDLITE_NCCL_BIND_OPTIONAL)
 #undef HVDLITE_NCCL_BIND
-#undef HVDLITE_NCCL_BIND_OPTIONAL
   if (!find(api.error_string, "ncclGetErrorString")) missing = "ncclGetErrorString";
   if (!find(api.last_error, "ncclGetLastError")) missing = "ncclGetLastError";
   return missing;
@@ -68,13 +65,6 @@ int nccl_dtype(DataType dtype) {
   constexpr int kNumbers[] = {1, 0, -1, 2, 4, 6, 9, 7, 8, -1, -1, 3, 5};  // none after uint64
   const auto index = static_cast<std::size_t>(dtype);
   return index < std::size(kNumbers) ? kNumbers[index] : -1;
-}
-
-std::vector<std::string> NcclApi::features() const {
-  std::vector<std::string> all;
-  if (can_register()) all.emplace_back("registered fusion buffers");
-  if (version > kNewestNccl) all.emplace_back("newer than any version that was tested");
-  return all;
 }
 
 Result<std::shared_ptr<const NcclApi>> NcclApi::load(const std::string& library,
@@ -95,7 +85,7 @@ Result<std::shared_ptr<const NcclApi>> NcclApi::take(Dylib library, std::string 
   }
   if (api->version < kOldestNccl || missing != nullptr) {
     return no_nccl(api->path + " (" + api->origin + ") is NCCL " + nccl_version_text(api->version) +
-                   ", but 2.18 or newer is needed" +
+                   ", but 2.19 or newer is needed" +
                    (missing == nullptr ? "" : std::string(": it lacks ") + missing));
   }
   return std::shared_ptr<const NcclApi>(std::move(api));

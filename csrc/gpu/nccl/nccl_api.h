@@ -1,6 +1,5 @@
-// The part of NCCL that the core uses, versions 2.18 to 2.32: a table of symbols that are found at
-// run time in libnccl.so.2 (os/dylib.h). Functions that newer versions add are used if the library
-// has them.
+// The part of NCCL that the core uses, versions 2.19 to 2.32: a table of symbols that are found at
+// run time in libnccl.so.2 (os/dylib.h).
 //
 // The declarations are ours; values and layouts are NCCL's stable binary interface. A table is
 // immutable once loaded. Threads: any, one at a time per communicator.
@@ -9,7 +8,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/dtype.h"
 #include "base/status.h"
@@ -33,7 +31,7 @@ enum class NcclResult : int {
 struct NcclUniqueId {
   char internal[128];
 };
-// As of 2.18; `version` and `size` tell newer libraries where it ends.
+// The layout of 2.18; `version` and `size` tell newer libraries where it ends.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -47,7 +45,7 @@ struct NcclConfig {
   static constexpr int kUndefined = INT32_MIN;
 };
 inline constexpr int kNcclScalarHostImmediate = 1;
-inline constexpr int kOldestNccl = 21800;
+inline constexpr int kOldestNccl = 21900;
 inline constexpr int kNewestNccl = 23299;  // a newer one is used too, and the doctor says so
 
 // X(field, symbol, arguments): every function returns an ncclResult_t. A stream is a cudaStream_t,
@@ -84,20 +82,16 @@ inline constexpr int kNewestNccl = 23299;  // a newer one is used too, and the d
   X(send, "ncclSend",                                                                              \
     (const void* input, std::size_t count, int dtype, int peer, NcclComm comm, CudaStream stream)) \
   X(recv, "ncclRecv",                                                                              \
-    (void* output, std::size_t count, int dtype, int peer, NcclComm comm, CudaStream stream))
-
-// Y(field, symbol, arguments): the field is null when the library lacks the function.
-#define HVDLITE_NCCL_OPTIONAL_SYMBOLS(Y)                                                           \
-  Y(memory_allocate, "ncclMemAlloc", (void** memory, std::size_t bytes))                           \
-  Y(memory_free, "ncclMemFree", (void* memory))                                                    \
-  Y(comm_register, "ncclCommRegister",                                                             \
+    (void* output, std::size_t count, int dtype, int peer, NcclComm comm, CudaStream stream))      \
+  X(memory_allocate, "ncclMemAlloc", (void** memory, std::size_t bytes))                           \
+  X(memory_free, "ncclMemFree", (void* memory))                                                    \
+  X(comm_register, "ncclCommRegister",                                                             \
     (NcclComm comm, void* memory, std::size_t bytes, void** registration))                         \
-  Y(comm_deregister, "ncclCommDeregister", (NcclComm comm, void* registration))
+  X(comm_deregister, "ncclCommDeregister", (NcclComm comm, void* registration))
 
 struct NcclApi {
 #define HVDLITE_NCCL_FIELD(field, symbol, arguments) NcclResult(*field) arguments = nullptr;
   HVDLITE_NCCL_SYMBOLS(HVDLITE_NCCL_FIELD)
-  HVDLITE_NCCL_OPTIONAL_SYMBOLS(HVDLITE_NCCL_FIELD)
 #undef HVDLITE_NCCL_FIELD
   const char* (*error_string)(NcclResult error) = nullptr;
   const char* (*last_error)(NcclComm comm) = nullptr;
@@ -106,13 +100,6 @@ struct NcclApi {
   std::string origin;  // the place where it was found: "loaded already by the framework"...
   int version = 0;     // 22809 is 2.28.9
   Dylib library;       // keeps the functions alive
-
-  bool can_register() const {
-    return memory_allocate != nullptr && memory_free != nullptr && comm_register != nullptr &&
-           comm_deregister != nullptr;
-  }
-  // The features of this version beyond those that the core needs, as texts for people.
-  std::vector<std::string> features() const;
 
   // Looks for libnccl.so.2 in this order: a copy that is loaded already, `library` if not "", each
   // of `folders` (of the nvidia-nccl wheels), the system. The first place that has the library

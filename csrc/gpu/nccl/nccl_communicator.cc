@@ -110,7 +110,6 @@ Status NcclCommunicator::lost_member(const std::string& operation) const {
 }
 
 bool NcclCommunicator::know_memory(CudaPointer address, std::size_t bytes) {
-  if (!api_->can_register()) return true;
   const auto [at, is_new] = registrations_.try_emplace(address);
   if (is_new) {
     const CudaDevice::Current current(*device_);

@@ -327,12 +327,12 @@ TEST(engine_gpu_without_nccl_passes_through_the_host_or_fails_if_told) {
 
 TEST(engine_gpu_names_a_clash_of_versions_on_every_rank) {
   GpuWorld world;
-  world.libraries = {gpu_libraries(), gpu_libraries("nccl_2_18/libnccl.so.2")};
+  world.libraries = {gpu_libraries(), gpu_libraries("nccl_2_19/libnccl.so.2")};
   world.run([](int, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor({1.0F});
     const Status status = run(engine, gpu.entry("x", tensor, 1));
     CHECK_STATUS(status, StatusCode::kInvalidArgument);
-    CHECK(contains(status, "NCCL 2.28.7 on rank 0 and 2.18.3 on rank 1 do not work together"));
+    CHECK(contains(status, "NCCL 2.28.7 on rank 0 and 2.19.3 on rank 1 do not work together"));
     check_usable(engine);
   });
 }

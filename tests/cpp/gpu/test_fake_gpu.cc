@@ -285,14 +285,3 @@ TEST(fake_gpu_runs_out_of_memory_and_fails_when_told) {
   CHECK_EQ(cuda("cuMemAlloc_v2", &more, std::size_t{1000}), CUDA_ERROR_LAUNCH_FAILED);
   set_option("FAKE_FAIL_cuMemAlloc_v2", nullptr);
 }
-
-TEST(fake_gpu_of_an_older_nccl_lacks_newer_symbols) {
-  void* older =
-      ::dlopen((fake_gpu_folder() + "/nccl_2_18/libnccl.so.2").c_str(), RTLD_NOW | RTLD_LOCAL);
-  CHECK(older != nullptr);
-  CHECK(::dlsym(older, "ncclCommSplit") != nullptr);
-  CHECK(::dlsym(older, "ncclMemAlloc") == nullptr);
-  int version = 0;
-  reinterpret_cast<int (*)(int*)>(::dlsym(older, "ncclGetVersion"))(&version);
-  CHECK_EQ(version, 21803);
-}

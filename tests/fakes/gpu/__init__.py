@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[3] / "build" / "cpp" / "fake_gpu"
-OLDER_NCCL = FOLDER / "nccl_2_18"
 
 
 def environment(folder: Path = FOLDER, devices: int = 1, **options: str | int) -> dict[str, str]:

@@ -114,12 +114,6 @@ def lose_rank_1(size: int, id_file: str) -> tuple[int, str]:
     return error, text
 
 
-def symbols() -> tuple[int, bool, bool]:
-    nccl, version = ctypes.CDLL("libnccl.so.2"), ctypes.c_int()
-    nccl.ncclGetVersion(ctypes.byref(version))
-    return version.value, hasattr(nccl, "ncclMemAlloc"), hasattr(nccl, "ncclAlltoAll")
-
-
 def test_processes_reduce(tmp_path: Path) -> None:
     env = fake_gpu.environment(devices=3)
     results = run_world(3, reduce_once, 3, str(tmp_path / "id"), env=env)
@@ -155,11 +149,3 @@ def test_a_killed_peer_is_an_async_error_and_abort_frees_the_stream(tmp_path: Pa
     error, text = survivor.value
     assert error == REMOTE_ERROR
     assert text == "connection closed by remote peer: rank 1 is gone"
-
-
-@pytest.mark.parametrize(
-    "folder, found", [("FOLDER", (22807, True, True)), ("OLDER_NCCL", (21803, False, False))]
-)
-def test_an_older_version_lacks_what_came_later(folder: str, found: tuple[int, bool, bool]) -> None:
-    env = fake_gpu.environment(getattr(fake_gpu, folder))
-    assert run_world(1, symbols, env=env)[0].value == found

@@ -30,12 +30,8 @@ struct Buffers {
 };
 
 // How many parts of `count` elements the input has, and the output.
-int input_parts(Kind kind, int size) {
-  return kind == Kind::kReduceScatter || kind == Kind::kAlltoAll ? size : 1;
-}
-int output_parts(Kind kind, int size) {
-  return kind == Kind::kAllGather || kind == Kind::kAlltoAll ? size : 1;
-}
+int input_parts(Kind kind, int size) { return kind == Kind::kReduceScatter ? size : 1; }
+int output_parts(Kind kind, int size) { return kind == Kind::kAllGather ? size : 1; }
 
 Buffers resolve(const Communicator& communicator, const Operation& operation) {
   const Kind kind = operation.what.kind;
@@ -66,8 +62,6 @@ void take(Communicator& communicator, const Operation& operation, const Buffers&
       std::memcpy(here, chunks[what.root], count * unit);
       return;
     case Kind::kAllGather:
-    case Kind::kAlltoAll:
-      if (what.kind == Kind::kAlltoAll && !mine) return;
       for (int r = 0; r < communicator.size(); ++r) {
         std::memcpy(here + static_cast<std::uint64_t>(r) * what.count * unit, chunks[r],
                     count * unit);

@@ -1,4 +1,4 @@
-// The part of NCCL's interface (2.18 to 2.28) that the fake offers, with the public numbers.
+// The part of NCCL's interface (2.19 to 2.28) that the fake offers, with the public numbers.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,6 @@
 
 using ncclComm_t = void*;
 using ncclStream_t = void*;
-using ncclWindow_t = void*;
 using ncclRedOp_t = int;
 struct ncclUniqueId {
   char internal[128];

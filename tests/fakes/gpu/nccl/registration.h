@@ -1,5 +1,5 @@
-// Registrations of buffers with communicators, and their faults, which FakeCounters counts. A
-// window is the same as a registration here. Any thread.
+// Registrations of buffers with communicators, and their faults, which FakeCounters counts.
+// Any thread.
 #pragma once
 
 #include "nccl/communicator.h"

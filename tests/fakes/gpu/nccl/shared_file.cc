@@ -94,9 +94,8 @@ void futex_wake(std::atomic<std::uint32_t>& word) {
 }
 
 std::string describe(const Descriptor& descriptor) {
-  constexpr const char* kKinds[] = {"nothing",  "AllReduce", "Broadcast",
-                                    "Reduce",   "AllGather", "ReduceScatter",
-                                    "AlltoAll", "Send",      "Recv"};
+  constexpr const char* kKinds[] = {"nothing",   "AllReduce",     "Broadcast", "Reduce",
+                                    "AllGather", "ReduceScatter", "Send",      "Recv"};
   constexpr const char* kTypes[] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
                                     "uint64", "float16", "float32", "float64", "bfloat16"};
   constexpr const char* kOps[] = {"sum", "product", "max", "min", "average", "pre-multiplied sum"};

@@ -21,7 +21,6 @@ enum class Kind : int {
   kReduce,
   kAllGather,
   kReduceScatter,
-  kAlltoAll,
   kSend,
   kRecv,
 };
