@@ -1,7 +1,5 @@
 #include "execution/batch_run.h"
 
-#include <utility>
-
 namespace hvdlite {
 namespace {
 

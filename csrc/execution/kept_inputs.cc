@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "entry/entry_check.h"
 #include "kernels/stream_copy.h"
 
 namespace hvdlite {

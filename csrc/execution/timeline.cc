@@ -1,6 +1,5 @@
 #include "execution/timeline.h"
 
-#include <algorithm>
 #include <cstdio>
 
 namespace hvdlite {

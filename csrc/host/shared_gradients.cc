@@ -1,7 +1,5 @@
 #include "host/shared_gradients.h"
 
-#include <algorithm>
-
 namespace hvdlite {
 namespace {
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 
 #include "base/config.h"
 #include "base/deadline.h"

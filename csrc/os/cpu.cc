@@ -93,7 +93,6 @@ CpuFeatures cpu_features() {
   CpuFeatures features;
 #if defined(__x86_64__)
   features.avx2_f16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  features.avx512f = __builtin_cpu_supports("avx512f");
 #endif
   return features;
 }

@@ -16,7 +16,6 @@ int quota_cores(const std::string& cgroups, const std::string& membership);
 
 struct CpuFeatures {
   bool avx2_f16c = false;
-  bool avx512f = false;
 };
 CpuFeatures cpu_features();
 

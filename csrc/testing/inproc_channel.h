@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "transport/ring_pair.h"

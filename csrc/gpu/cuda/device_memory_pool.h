@@ -9,7 +9,6 @@
 // each step.
 #pragma once
 
-#include <cstdint>
 #include <list>
 #include <memory>
 

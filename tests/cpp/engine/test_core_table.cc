@@ -1,5 +1,4 @@
 // The engine through its table of C functions, as a library that is not linked with it calls it.
-#include <cmath>
 #include <limits>
 #include <thread>
 

@@ -1,7 +1,6 @@
 // Whole engines in every collective that gives each rank the same.
 #include <fcntl.h>
 
-#include <functional>
 #include <random>
 #include <thread>
 

@@ -1,5 +1,4 @@
 // The arithmetic of chunks, slices and parts, and the view of a batch as one run of elements.
-#include <cstring>
 #include <vector>
 
 #include "check.h"

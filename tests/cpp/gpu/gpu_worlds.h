@@ -2,7 +2,6 @@
 // GPUs have.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>

@@ -1,6 +1,5 @@
 // Gradient memory of fake GPUs, in whole engines: gradients are reduced in place, and the memory is
 // registered with NCCL once and freed in order.
-#include <numeric>
 #include <thread>
 
 #include "gpu/fusion_layout.h"

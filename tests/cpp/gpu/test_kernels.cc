@@ -2,8 +2,6 @@
 // The PTX must declare all of them. tests/gpu shows what the PTX does on a device.
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <map>
 #include <random>
 #include <set>
 #include <string>

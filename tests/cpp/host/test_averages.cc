@@ -1,7 +1,6 @@
 // The divisor of an average, and its range: an average never leaves the range of its type on the
 // way.
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "backend_worlds.h"

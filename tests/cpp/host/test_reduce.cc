@@ -15,7 +15,6 @@
 #include "kernels/chunks.h"
 #include "kernels/reduce.h"
 #include "kernels/reduce_variants.h"
-#include "os/cpu.h"
 
 using namespace hvdlite;
 

@@ -3,7 +3,6 @@
 #include "coordinators.h"
 #include "execution/fusion_plan.h"
 #include "negotiation/coordinator.h"
-#include "negotiation/process_set.h"
 #include "negotiation/waits/stall_monitor.h"
 
 using namespace hvdlite;

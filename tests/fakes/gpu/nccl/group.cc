@@ -1,7 +1,6 @@
 #include "nccl/group.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 

@@ -1,7 +1,6 @@
 // Making, splitting and ending communicators.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <thread>
 #include <utility>
 
