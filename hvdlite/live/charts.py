@@ -47,7 +47,7 @@ def chosen(record: Record) -> list[RankFigures]:
 def _bars(record: Record) -> str:
     """Draw the phases of each rank's mean step."""
     ranks = chosen(record)
-    is_choice = record.figures is not None and len(ranks) < len(record.figures.ranks)
+    count = len(record.figures.ranks) if record.figures is not None else 0
     sums = [sum(max(0.0, getattr(rank, phase)) for phase in PHASES) for rank in ranks]
     most = _round_up(max(sums, default=0.0))
     drawn = []
@@ -64,12 +64,13 @@ def _bars(record: Record) -> str:
     height = max(160, 18 * len(ranks))
     return _figure(
         "Phases by rank",
-        "those that were the last most often" if is_choice else "",
+        f"{len(ranks)} of {count} ranks" if len(ranks) < count else "",
         f'<div class="names">{_spans(f"rank {rank.rank}" for rank in ranks)}</div>'
         f'<svg role="img" aria-label="Phases of a step by rank; the table has the numbers" '
         f'viewBox="0 0 {_WIDTH} {max(1, len(ranks))}" preserveAspectRatio="none" '
         f'style="height:{height}px">{"".join(drawn)}</svg>',
         ("0", time_text(most / 2), time_text(most)),
+        tall=height > 240,
     )
 
 
@@ -130,11 +131,11 @@ def _plot(
     )
 
 
-def _figure(title: str, now: str, drawing: str, below: Sequence[str]) -> str:
+def _figure(title: str, now: str, drawing: str, below: Sequence[str], tall: bool = False) -> str:
     plot = f'<div class="plot">{drawing}<div class="below">{_spans(below)}</div></div>'
     return (
-        f'<figure class="box"><figcaption><b>{title}</b> <span class="small">{now}</span>'
-        f"</figcaption>{plot if drawing else ''}</figure>"
+        f'<figure class="box{" tall" if tall else ""}"><figcaption><b>{title}</b> '
+        f'<span class="small">{now}</span></figcaption>{plot if drawing else ""}</figure>'
     )
 
 

@@ -67,7 +67,12 @@ def main() -> None:
                     keep(page, folder / f"report_{state}_{scheme}_{width}.png")
                     if (state, scheme, width) == ("running", "light", 400):
                         bars = page.locator("figure").first.bounding_box()
-                        frame = {"x": 0, "y": 0, "width": width, "height": bars["y"] + 210}
+                        frame = {
+                            "x": 0,
+                            "y": 0,
+                            "width": width,
+                            "height": bars["y"] + bars["height"] + 12,
+                        }
                         keep(page, folder / "live_report.png", clip=frame)
                     page.close()
         browser.close()
