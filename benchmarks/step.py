@@ -25,8 +25,7 @@ With --check-replicas there are `hvdlite` and `watched`, the same with HVDLITE_C
 alone. They take turns of 100 steps, of which one compares. Their figures are means, and
 `watched_ratio` is the median over the turns.
 
-With --modes the row also has `check_ms`: the time of one hvd.check_replicas() of the model, which a
-ReplicaWatch runs in one step of `every`.
+With --modes the row also has `check_ms`: the time of one hvd.check_replicas() of the model.
 
 With --hosts 2 the ranks are divided between two simulated hosts, network namespaces; this needs
 root.

@@ -38,7 +38,6 @@ class Mode(Enum):
     COPIES = "ShardedOptimizer(copies=2)"
     SHARDED_IN_SET = "ShardedOptimizer(process_set=...)"
     SHARE_PARAMETERS = "ShardedOptimizer(share_parameters=True)"
-    REPLICA_WATCH = "ReplicaWatch"
     ELASTIC = "an elastic job"
     CLOSURE = "step(closure)"
     SYNC_BATCH_NORM = "SyncBatchNorm"
@@ -120,10 +119,6 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         "have one in common; leave share_parameters= out",
         (Mode.ELASTIC,): "a rank that dies in step() leaves parameters half updated; leave "
         "share_parameters= out",
-    },
-    Mode.REPLICA_WATCH: {
-        (Mode.LOCAL_SGD,): "each rank has parameters of its own between two rounds; "
-        "call hvd.check_replicas(model.named_parameters()) after optimizer.average()",
     },
     Mode.ELASTIC: {
         (Mode.ONE_COPY, Mode.STAGE_2): "a rank that dies takes its share along, and another one "

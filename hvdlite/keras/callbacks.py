@@ -29,7 +29,6 @@ from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.keras.replica_check import check_of
-from hvdlite.keras.replica_watch import ReplicaWatchCallback
 from hvdlite.keras.resuming import StopCallback
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 
@@ -40,7 +39,6 @@ __all__ = [
     "LearningRateWarmupCallback",
     "LocalSGDCallback",
     "MetricAverageCallback",
-    "ReplicaWatchCallback",
     "StopCallback",
 ]
 

@@ -6,7 +6,6 @@ They are for small or rare data: metrics, scores, the variables at the start.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from hvdlite.numpy import collectives as of_arrays
 from hvdlite.numpy.arrays import copied, spec
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
+from hvdlite.replicas import array_word_sum
 
 
 def _array(value: Any, name: str) -> Any:
@@ -254,10 +254,9 @@ def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
     return [json.loads(bytes(block)) for block in blocks]
 
 
-def checksum(variable: Any) -> int:
-    """Compute a checksum of a variable's bits, which depends on the order of its values."""
-    array = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
-    return zlib.crc32(array.reshape(-1).view(np.uint8))
+def word_sum(variable: Any) -> int:
+    """Sum the eight-byte words of a variable, with its bytes at the end, modulo 2^64."""
+    return array_word_sum(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)))
 
 
 def describe_by_rank(values: Sequence[Any], process_set: ProcessSet) -> str:

@@ -41,7 +41,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.adapters import backend_adapter, keras_2
 from hvdlite.keras.batch_hooks import Callback, Logs
-from hvdlite.keras.collectives import broadcast_variables, checksum
+from hvdlite.keras.collectives import broadcast_variables, word_sum
 from hvdlite.keras.distribution import distributed_part
 from hvdlite.objects import broadcast_object
 
@@ -140,7 +140,7 @@ class KerasState(VariableState):
         return {str(getattr(one, "path", one.name)): one for one in self.model.trainable_variables}
 
     def _checksums(self, parameters: Sequence[Any]) -> list[int]:
-        return [checksum(one) for one in parameters]
+        return [word_sum(one) for one in parameters]
 
     def _parts(self) -> dict[str, list[Any]]:
         weights = list(self.model.weights)

@@ -1,29 +1,27 @@
-"""Ranks that train in one `fit` end it after the same batch, with the same learning rate.
+"""Ranks that train in one `fit` end it after the same batch.
 
 Callbacks of Keras decide by what their own rank sees. A rank that stops alone would leave the
-others waiting in a step, and a learning rate that changes on one rank makes models drift apart. So
-a callback of hvdlite adds `FitEnd`, which sees what all other callbacks have done.
+others waiting in a step. So a callback of hvdlite adds `FitEnd`, which sees what all other
+callbacks have done.
 """
 
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import Any
 
 import numpy as np
 
 from hvdlite import basics, ops
-from hvdlite.errors import ArgumentError, ReplicasDifferWarning
+from hvdlite.errors import ArgumentError
 from hvdlite.keras.batch_hooks import Callback, Logs, last_callbacks
 from hvdlite.keras.collectives import allreduce, describe_by_rank, exchange
 from hvdlite.keras.distribution import first_wire_name
-from hvdlite.keras.fit_checks import agree_on_fit, end_of_epoch, has_warned_of
+from hvdlite.keras.fit_checks import agree_on_fit, end_of_epoch
 from hvdlite.keras.observing import observe_this_fit
-from hvdlite.keras.optimizer_options import rate_bits, rates_difference
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
-from hvdlite.replicas import SILENCE, Exchange, ranks_text, speaks
+from hvdlite.replicas import Exchange, ranks_text, speaks
 
 
 def begin_fit(
@@ -49,8 +47,6 @@ def begin_fit(
 class FitEnd(Callback):
     """Comes last in a `fit`: when a rank stops, all ranks stop."""
 
-    # It also compares the learning rates at the end of each epoch.
-
     def __init__(self, process_set: ProcessSet, name: str | None, every: int) -> None:
         super().__init__()
         self.process_set = process_set
@@ -58,7 +54,6 @@ class FitEnd(Callback):
         self.every = every  # Ranks stop after a multiple of so many batches; 0: after an epoch.
         self._wants = False  # This rank is to stop when the ranks meet next.
         self._begun = False
-        self._warned = False
         self._epoch = 0
         self._batches = 0  # It counts those of the epoch.
         self._met = 0  # It counts all batches of the `fit`.
@@ -95,25 +90,12 @@ class FitEnd(Callback):
             self._stop(numbers, f"batch {batch} of epoch {self._epoch}")
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Stop if a rank stops here; raise if another rank's epoch goes on; compare the rates."""
-        optimizer = self.model.optimizer
-        mine = [self._stops(), rate_bits(optimizer) if self._name is not None else 0]
+        """Stop if a rank stops here; raise if another rank's epoch goes on."""
         name = self._name or "#keras.end_of_fit"
         with end_of_epoch(self._batches):
-            numbers = Exchange(name, mine, self.process_set, blocking=True).finish()
-        if any(stops for stops, _ in numbers.values()):
+            numbers = Exchange(name, [self._stops()], self.process_set, blocking=True).finish()
+        if any(stops for (stops,) in numbers.values()):
             self._stop(numbers, f"epoch {epoch}")
-        difference = rates_difference({rank: bits for rank, (_, bits) in numbers.items()})
-        if difference is not None and not self._warned:
-            self._warned = True
-            if speaks(numbers) and not has_warned_of(self.params):
-                warnings.warn(
-                    f"fit(): after epoch {epoch} {difference}, so that ranks train models of their "
-                    "own; give fit() the same callbacks on all ranks, after "
-                    f"hvd.callbacks.MetricAverageCallback(); {SILENCE}",
-                    ReplicasDifferWarning,
-                    stacklevel=2,
-                )
 
     def _stops(self) -> int:
         return int(bool(self._wants or self.model.stop_training))

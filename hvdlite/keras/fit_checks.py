@@ -17,13 +17,12 @@ from hvdlite.errors import (
     MismatchError,
     ReplicasDifferWarning,
 )
-from hvdlite.keras import optimizer_options
 from hvdlite.keras.adapters import keras_2
-from hvdlite.keras.collectives import checksum, describe_by_rank, exchange
+from hvdlite.keras.collectives import describe_by_rank, exchange, word_sum
 from hvdlite.keras.distribution import distributed_part, first_wire_name
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
-from hvdlite.replicas import SILENCE, Exchange, difference, speaks
+from hvdlite.replicas import SILENCE, Exchange, divergence_of
 
 _COMPARED = {
     "steps": (
@@ -113,7 +112,6 @@ def end_of_epoch(batches: int) -> Iterator[None]:
 
 
 _looked_at: Any = None  # `warn_of_own_models` has checked the fit() of these params last.
-_warned_of: Any = None  # It has warned of the fit() of these last.
 
 
 def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: int) -> None:
@@ -123,7 +121,7 @@ def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: 
     # every rank's model was built by then, and otherwise after it. The first rank warns. All
     # callbacks of one `fit` share its `params`. Variables are compared only if the optimizer has
     # the callback's process set, because then every rank that takes steps calls this function.
-    global _looked_at, _warned_of
+    global _looked_at
     if params is _looked_at:
         return
     first = first_wire_name(model.optimizer)
@@ -138,13 +136,7 @@ def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: 
         text = _not_distributed(model, process_set)
     _looked_at = params
     if text is not None:
-        _warned_of = params
         warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
-
-
-def has_warned_of(params: Any) -> bool:
-    """Return whether this rank has warned in this `fit` that ranks train models that differ."""
-    return _warned_of is params
 
 
 def expect_own_models(params: Any) -> None:
@@ -157,24 +149,15 @@ def _compare(model: Any, name: str, process_set: ProcessSet) -> tuple[bool, str 
     """Return whether every rank has variables, and the text of this rank's warning, or None."""
     local = distributed_part(model.optimizer)._distribution.is_local
     variables = [one for one in model.trainable_variables if not local(one)] if model.built else []
-    sums = [checksum(one) for one in variables]
-    mine = sums + optimizer_options.numbers_of(model.optimizer)
+    sums = [word_sum(one) for one in variables]
     # `agree_on_end_of_epoch` uses this name, so that a rank whose epoch is over gets an error.
-    numbers = Exchange(name, mine, process_set, blocking=True).finish()
+    numbers = Exchange(name, sums, process_set, blocking=True).finish()
     names = [str(getattr(one, "path", one.name)) for one in variables]
     root = process_set.ranks[0]
     advice = f"add hvd.callbacks.BroadcastGlobalVariablesCallback({root}) to the callbacks of fit()"
-    of_variables = {rank: every[: len(sums)] for rank, every in numbers.items()}
-    text = difference("fit()", names, of_variables, advice)
-    if text is None:
-        options = {rank: every[len(sums) :] for rank, every in numbers.items()}
-        found = optimizer_options.difference(options)
-        text = found and (
-            f"fit(): {found}, so that ranks train models of their own; make the optimizer alike on "
-            f"all ranks; {SILENCE}"
-        )
+    divergence = divergence_of(names, numbers)
     complete = bool(variables) and len(numbers) == process_set.size()
-    return complete, text if speaks(numbers) else None
+    return complete, None if divergence is None else divergence.warning("fit()", advice)
 
 
 def _not_distributed(model: Any, process_set: ProcessSet) -> str | None:

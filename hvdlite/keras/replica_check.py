@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from hvdlite.divergence import Comparison, check_interval, check_name, refuse
-from hvdlite.keras.distribution import first_wire_name
-from hvdlite.keras.replica_watch import named_replicas, word_sum
+from hvdlite.keras.collectives import word_sum
+from hvdlite.keras.distribution import distributed_part, first_wire_name
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.replicas import Comparison, check_interval, check_name, refuse
 
 
 class ReplicaCheck:
@@ -64,3 +64,14 @@ def check_of(callback: Any) -> ReplicaCheck | None:
     if _check is None or _check.params is not callback.params:
         _check = ReplicaCheck(callback.params, callback)
     return _check if _check.owner() is callback else None
+
+
+def named_replicas(model: Any) -> tuple[list[str], list[Any]]:
+    """Return the trained variables of a model that are the same on all ranks, after their names."""
+    part = distributed_part(model.optimizer)
+    variables = [
+        one
+        for one in model.trainable_variables
+        if part is None or not part._distribution.is_local(one)
+    ]
+    return [str(getattr(one, "path", one.name)) for one in variables], variables

@@ -55,7 +55,7 @@ from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.local import DiLoCo, LocalSGD
 from hvdlite.torch.optimizer import DistributedOptimizer
-from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
+from hvdlite.torch.optimizers.replicas import check_replicas
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sharded import ShardedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
@@ -70,7 +70,6 @@ __all__ = [
     "Handle",
     "Late",
     "LocalSGD",
-    "ReplicaWatch",
     "ShardedOptimizer",
     "SyncBatchNorm",
     "VirtualBatchSampler",

@@ -111,7 +111,6 @@ optimizers: dict[str, Any] = {
     "measured": hvd.DistributedOptimizer(plain["measured"]),
     "local": hvd.LocalSGD(plain["local"], every=EVERY, fragments=2, outer_momentum=0.3),
 }
-watch = hvd.ReplicaWatch(optimizers["measured"], every=3)
 
 
 def step_all() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops
-from hvdlite.divergence import warn_of_no_check
 from hvdlite.errors import ArgumentError
 from hvdlite.local_variables import variables_of
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.replicas import warn_of_no_check
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.gradients.source_gradients import SourceGradients, source_gradients
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is

@@ -20,7 +20,7 @@ from hvdlite.torch.elastic.handlers import (
     set_handler_registry,
 )
 from hvdlite.torch.elastic.random_state import RandomStateHandler
-from hvdlite.torch.optimizers.replicas import checksums
+from hvdlite.torch.optimizers.replicas import word_sums
 
 __all__ = [
     "ModelStateHandler",
@@ -114,7 +114,7 @@ class TorchState(TensorState):
         }
 
     def _checksums(self, parameters: Sequence[Any]) -> list[int]:
-        return checksums(parameters)
+        return word_sums(parameters)
 
     def reset(self) -> None:
         """Let the samplers distribute their samples to the present ranks."""

@@ -25,7 +25,6 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.exchange.bucket_plan import plan_buckets
 from hvdlite.torch.exchange.layout import differs, digest, explain, meet_without_parameters
-from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction, step_transaction
 from hvdlite.torch.optimizers.watched import reader_of
@@ -215,9 +214,7 @@ def distribute_adasum(
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression
     optimizer._adasum_set = process_set
-    optimizer._adasum_replicas = ReplicaCheck(
-        optimizer._adasum_name, process_set, lambda: numbers_of(kind, read_groups())
-    )
+    optimizer._adasum_replicas = ReplicaCheck(optimizer._adasum_name, process_set)
     transaction = step_transaction(optimizer._adasum_name, process_set)
     optimizer._adasum_transaction = transaction
     if transaction is not None and process_set.included():

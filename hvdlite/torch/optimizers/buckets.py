@@ -1,6 +1,6 @@
 """The buckets of one reducer: submits them with what travels beside them, and waits for all.
 
-The reducer decides when. Beside the gradients of a cycle travel the checksums of the replica check,
+The reducer decides when. Beside the gradients of a cycle travel the sums of the replica check,
 and in an elastic job the commit of the step's transaction.
 """
 

@@ -27,7 +27,6 @@ from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.buckets import Buckets
-from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
 from hvdlite.torch.optimizers.reduced_gradients import ReducedGradients
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
@@ -57,7 +56,7 @@ class GradientReducer:
         hook = untraced(calling(self, "_on_gradient"))
         self._watched = WatchedParameters(read_groups, names, hook)
         process_set = settings.reduction.process_set
-        replicas = ReplicaCheck(name, process_set, lambda: numbers_of(title, read_groups()))
+        replicas = ReplicaCheck(name, process_set)
         failed = calling(self, "_on_failed_advance")
         self.buckets = Buckets(name, settings, self._watched, replicas, failed)
         self._cycle = Cycle()

@@ -31,7 +31,6 @@ from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 from hvdlite.torch.collectives.broadcast import broadcast_async_
 from hvdlite.torch.exchange.settings import Weight
-from hvdlite.torch.optimizers.options import numbers_of
 from hvdlite.torch.optimizers.outer_exchange import Exchange, MeanExchange, start_exchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 
@@ -96,9 +95,7 @@ class Rounds:
         self._momenta: dict[torch.Tensor, torch.Tensor] = {}
         self._flights: dict[int, _Flight] = {}  # The keys are fragments.
         self._moved: set[int] = set()  # Ranks may differ in these fragments.
-        self._replicas = ReplicaCheck(
-            name, settings.process_set, lambda: numbers_of(name, ()), repeats=False
-        )  # Ranks step alone, perhaps by options of their own.
+        self._replicas = ReplicaCheck(name, settings.process_set, repeats=False)
 
     @property
     def takes_part(self) -> bool:

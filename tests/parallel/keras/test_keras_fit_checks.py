@@ -164,38 +164,6 @@ def scenario_local_variables_may_differ() -> None:
     assert said_by(lambda: fit(model, [hvd.callbacks.MetricAverageCallback()])) == []
 
 
-def scenario_optimizers_that_differ_are_warned_of() -> None:
-    rank = hvd.rank()
-    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
-    decay = keras.optimizers.schedules.ExponentialDecay
-    for optimizer, told in (
-        (sgd(0.1 + rank), "the learning rate is 0.1 on rank 0 and 1.1 on rank 1"),
-        ((sgd, adam)[rank % 2](0.1), "the optimizers are of other classes on rank 0 and rank 1"),
-        (sgd(0.1, momentum=0.5 * rank), "options of the optimizer differ on rank 0 and rank 1"),
-        (sgd(decay(0.1, 10, 0.5 + 0.1 * rank)), "options of the optimizer differ"),
-    ):
-        model = compiled(optimizer, alike=True)
-        callbacks = [hvd.callbacks.MetricAverageCallback()]
-        texts = said_by(lambda m=model, c=callbacks: fit(m, c))  # type: ignore[misc]
-        expect_once(texts, told, "make the optimizer alike on all ranks")
-    # The broadcast gives all ranks one rate; names and schedules that are alike are not told of.
-    for optimizer in (sgd(0.1 + rank, name=f"sgd_{rank}"), sgd(decay(0.1, 10, 0.5))):
-        model = compiled(optimizer)
-        assert said_by(lambda m=model: fit(m, both_callbacks()[::-1])) == []  # type: ignore[misc]
-
-
-def scenario_rates_that_part_are_warned_of_at_the_end_of_the_epoch() -> None:
-    model = compiled(keras.optimizers.SGD(0.5), alike=True)
-    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1e9)
-    callbacks = both_callbacks() + ([plateau] if hvd.rank() == 0 else [])
-    texts = said_by(lambda: fit(model, callbacks, epochs=4))
-    expect_once(
-        texts,
-        "after epoch 1 the learning rate is 0.05 on rank 0 and 0.5 on rank 1",
-        "give fit() the same callbacks on all ranks, after hvd.callbacks.MetricAverageCallback",
-    )
-
-
 def stopping(hook: str, when: int) -> Any:
     """Make a callback that stops `fit` in this call of its hook, on the last rank alone."""
     calls: list[int] = []

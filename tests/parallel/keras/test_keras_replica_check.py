@@ -16,7 +16,6 @@ from parallel.keras.keras_worlds import (
     keras,
     run_scenarios,
 )
-from parallel.keras.test_keras_replica_watch import disturb
 from parallel.keras.tf_keras_worlds import dense_model, k2
 from parallel.scenarios import make_tests
 
@@ -30,6 +29,19 @@ def callbacks() -> list[Any]:
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     ]
+
+
+def disturb(model: Any, rank: int, at: int, lambdas: Any = None) -> Any:
+    """Make a callback that changes the first variable of one rank after so many batches."""
+    seen: list[int] = []
+
+    def change(batch: int, logs: Any = None) -> None:
+        seen.append(batch)
+        if len(seen) == at and hvd.rank() == rank:
+            variable = model.trainable_variables[0]
+            variable.assign(keras.ops.convert_to_numpy(variable) * np.float32(1.5))
+
+    return (lambdas or keras.callbacks.LambdaCallback)(on_train_batch_end=change)
 
 
 def check(model: Any, named: str, lambdas: Any = None) -> None:

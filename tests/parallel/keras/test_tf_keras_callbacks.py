@@ -249,24 +249,6 @@ def scenario_ranks_stop_together() -> None:
         assert len(batches) == 2
 
 
-def scenario_optimizers_that_differ_are_warned_of() -> None:
-    inputs, targets = (mine(part) for part in data(12 * hvd.size()))
-    for family in (k2.optimizers, k2.optimizers.legacy):
-        for optimizer, told in (
-            (family.SGD(0.1 + hvd.rank()), "the learning rate is 0.1 on rank 0 and 1.1 on rank 1"),
-            (family.SGD(0.1, momentum=0.5 * hvd.rank()), "options of the optimizer differ"),
-        ):
-            model = dense_model()
-            model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse")
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                model.fit(inputs, targets, callbacks=[hvd.callbacks.MetricAverageCallback()])
-            kind = hvd.ReplicasDifferWarning
-            texts = [str(one.message) for one in caught if one.category is kind]
-            assert len(texts) == (hvd.rank() == 0), texts
-            assert all(told in text for text in texts), texts
-
-
 def scenario_all_ranks_save_after_the_same_batch_and_end() -> None:
     model = dense_model()
     model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")

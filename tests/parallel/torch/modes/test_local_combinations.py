@@ -197,7 +197,7 @@ def scenario_accumulation_within_a_host() -> None:
         assert_close(list(model.parameters()), expected[host])
 
 
-def scenario_powersgd_and_a_watch_within_a_host() -> None:
+def scenario_powersgd_within_a_host() -> None:
     with Hosts() as (_, members):
         model = make_model()
         compression = hvd.Compression.powersgd(rank=1, start=2, least_gain=1.0)
@@ -205,13 +205,11 @@ def scenario_powersgd_and_a_watch_within_a_host() -> None:
             optimizer = hvd.DistributedOptimizer(
                 sgd(model.parameters()), process_set=members, **arguments
             )
-            watch = hvd.ReplicaWatch(optimizer, every=3)
             optimizer = hvd.LocalSGD(optimizer, every=4)
             take_steps(model, optimizer, 1, STEPS)
             optimizer.average()
             assert_same_everywhere(model)
-            watch.close()
-            del optimizer, watch
+            del optimizer
 
 
 def scenario_a_scaler_within_a_host() -> None:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -231,75 +230,6 @@ def scenario_powersgd_in_a_process_set() -> None:
         )
         assert_close(list(model.parameters()), expected, 1e-9)
     hvd.remove_process_set(members)
-
-
-# A watch sees what a mode does not change: that replicas are equal.
-
-
-def flip(param: torch.Tensor) -> None:
-    """Change a bit of the last rank's replica."""
-    if hvd.rank() == hvd.size() - 1:
-        with torch.no_grad():
-            param.view(-1)[-1:].view(torch.int32).bitwise_xor_(1 << 13)
-
-
-def scenario_a_watch_over_each_mode() -> None:
-    ways: list[tuple[Distribute, dict[str, Any]]] = [
-        (stage_1, {}),
-        (copied, {"compression": hvd.Compression.bf16}),
-        (stage_2, {}),
-        (unsharded, {"compression": hvd.Compression.fp16, "backward_passes_per_step": 2}),
-        (unsharded, {"compression": powersgd()}),
-    ]
-    for distribute, arguments in ways:
-        model = Model()
-        optimizer = distribute(
-            MAKES["AdamW"](groups_of(model)), model.named_parameters(), **arguments
-        )
-        watch = hvd.ReplicaWatch(optimizer, every=2)
-        passes = arguments.get("backward_passes_per_step", 1)
-        for step in range(6):
-            optimizer.zero_grad()
-            for part in range(passes):
-                loss_of(model, passes * step + part, hvd.rank()).backward()
-            if step == 5:
-                flip(model.last.weight)
-                with pytest.raises(hvd.DivergenceError, match=r"'last\.weight'"):
-                    optimizer.step()
-            else:
-                optimizer.step()
-        watch.close()
-
-
-def scenario_a_watch_repairs_and_state_stays_divided() -> None:
-    if hvd.size() == 2:
-        return
-    (model, optimizer), (expected, plain) = make_pair(stage_1)
-    watch = hvd.ReplicaWatch(optimizer, every=3, then="repair")
-    for step in range(5):
-        for one, its in ((model, optimizer), (expected, plain)):
-            its.zero_grad()
-            loss_of(one, step, hvd.rank()).backward()
-        held = {param for param, state in optimizer.state.items() if state}
-        if step == 2:
-            flip(model.rare.weight)  # the largest, so that rank 0 has its state
-        if step == 2 and hvd.rank() == 0:
-            with pytest.warns(hvd.ReplicasDifferWarning):
-                optimizer.step()
-        else:
-            optimizer.step()
-        plain.step()
-        if step > 1:  # before, some parameters had no gradient yet
-            assert held == {param for param, state in optimizer.state.items() if state}
-    assert_same_bits(model, expected)
-    watch.close()
-
-
-def scenario_a_watch_is_refused_where_ranks_step_for_themselves() -> None:
-    model = Model()
-    optimizer = hvd.LocalSGD(MAKES["SGD"](groups_of(model)), every=4)
-    with raises("ReplicaWatch cannot be combined with LocalSGD"):
-        hvd.ReplicaWatch(optimizer, every=4)
 
 
 def scenario_what_the_table_refuses() -> None:

@@ -139,8 +139,6 @@ def message_of(modes: set[Mode], arguments: dict[str, Any], steps: bool) -> str 
             if Mode.ELASTIC in modes:
                 patch.setattr(basics, "in_elastic_job", lambda: True)
             optimizer = optimizer_of(model, modes, arguments)
-            if Mode.REPLICA_WATCH in modes:
-                hvd.ReplicaWatch(optimizer)
         if steps:
             step(model, optimizer, modes)
     except hvd.ArgumentError as error:

@@ -323,12 +323,7 @@ def scenario_sparse_gradients_become_dense() -> None:
     assert_same_everywhere(table)
 
 
-def scenario_a_watch_and_rounds_of_local_sgd() -> None:
-    run = Run(Traced(), late())
-    watch = hvd.ReplicaWatch(run.optimizer, every=4)
-    run.go()
-    watch.close()
-    check(run)
+def scenario_rounds_of_local_sgd() -> None:
     if hvd.size() < 4:
         return
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3])]

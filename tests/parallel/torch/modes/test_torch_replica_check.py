@@ -1,4 +1,4 @@
-"""HVDLITE_CHECK_REPLICAS: a bit that flips on one rank ends training with its name and step."""
+"""A bit that flips on one rank is named by check_replicas, and by HVDLITE_CHECK_REPLICAS."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
+from hvdlite.torch.optimizers.replicas import word_sums
 from parallel.scenarios import make_tests, run_all, tensors_sent_by
-from parallel.torch.modes.test_torch_replica_watch import check_error, flip, steps
 from parallel.torch.small_models import backward, inputs, make, make_model
 
 PRELOAD = ("torch._dynamo",)
@@ -23,6 +23,31 @@ pytestmark = pytest.mark.long
 
 EVERY = 5
 CHECKED = {"HVDLITE_CHECK_REPLICAS": str(EVERY)}
+
+
+def flip(param: torch.Tensor, rank: int, bit: int = 13) -> None:
+    """Flip a bit of the last element of a parameter of 32-bit floats, on one rank."""
+    if hvd.rank() == rank:
+        with torch.no_grad():
+            param.view(-1)[-1:].view(torch.int32).bitwise_xor_(1 << bit)
+
+
+def steps(model: nn.Module, optimizer: Any, count: int) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+
+
+def check_error(error: hvd.DivergenceError, *tensors: str, rank: int = -1) -> None:
+    """Check what the error names; of two ranks none is in the minority."""
+    rank = rank % hvd.size()
+    assert error.tensors == tensors
+    assert error.ranks == ((rank,) if hvd.size() > 2 else ())
+    for name in tensors[:3]:
+        assert f"'{name}'" in str(error), error
+    expected = f"rank {rank} differs from" if hvd.size() > 2 else "none has a majority"
+    assert expected in str(error), error
 
 
 def train(way: dict[str, Any]) -> tuple[nn.Module, Any]:
@@ -171,6 +196,48 @@ def scenario_local_sgd_is_not_compared_between_its_rounds() -> None:
     steps(model, hvd.LocalSGD(sgd, every=4), 3 * EVERY)
 
 
+def scenario_equal_models_pass() -> None:
+    hvd.check_replicas(make_model().named_parameters())
+    hvd.check_replicas([])
+
+
+def scenario_every_bit_is_seen() -> None:
+    for bit in range(0, 32, 5):
+        model = make_model()
+        flip(model[0].bias, hvd.size() - 1, bit)
+        with pytest.raises(hvd.DivergenceError) as caught:
+            hvd.check_replicas(model.named_parameters())
+        check_error(caught.value, "0.bias")
+
+
+def scenario_several_tensors_are_named() -> None:
+    model = make_model()
+    flip(model[0].weight, hvd.size() - 1)
+    flip(model[2].bias, hvd.size() - 1)
+    with pytest.raises(hvd.DivergenceError, match="2 of 4 tensors differ") as caught:
+        hvd.check_replicas(model.named_parameters())
+    check_error(caught.value, "0.weight", "2.bias")
+
+
+def scenario_other_tensors_are_a_mismatch() -> None:
+    named = list(make_model().named_parameters())
+    if hvd.rank() == 1:
+        named.reverse()
+    with pytest.raises(hvd.MismatchError, match="different tensors, or in another order"):
+        hvd.check_replicas(named)
+
+
+def scenario_a_process_set_compares_among_itself() -> None:
+    if hvd.size() == 2:
+        return
+    pair = hvd.add_process_set([0, 1])
+    model = make_model()
+    flip(model[0].bias, 2)  # is not a member
+    if pair.included():
+        hvd.check_replicas(model.named_parameters(), process_set=pair)
+    hvd.remove_process_set(pair)
+
+
 def body() -> dict[str, str]:
     forms: list[dict[str, Any]] = [
         {},
@@ -199,3 +266,29 @@ def test_ranks_agree_on_the_interval() -> None:
     )
     for result in results:
         assert "HVDLITE_CHECK_REPLICAS" in result.stderr, result.stderr
+
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "bool", "uint8", "int64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_word_sums_are_those_of_the_bytes(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    torch.manual_seed(1)
+    tensors = [torch.randn(size).mul(100).to(kind) for size in (0, 1, 3, 8, 1001)]
+    tensors += [torch.randn(3, 5).to(kind).t(), torch.randn(9).to(kind)[1:]]
+    for tensor, number in zip(tensors, word_sums(tensors), strict=True):
+        data = tensor.contiguous().reshape(-1).clone().view(torch.uint8).numpy().tobytes()
+        whole = len(data) // 8 * 8
+        words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, whole, 8)]
+        assert (sum(words) + sum(data[whole:]) - number) % 2**64 == 0
+
+
+def test_word_sums_do_not_depend_on_how_a_tensor_lies() -> None:
+    tensor = torch.randn(3, 4, 5, 6)
+    wide = torch.zeros(3, 4, 5, 12)[..., ::2].copy_(tensor)
+    lying = [tensor, tensor.to(memory_format=torch.channels_last), wide, nn.Parameter(tensor)]
+    assert len(set(word_sums(lying))) == 1
+    assert word_sums([tensor.to_sparse()]) == [0]
+    conjugate = torch.randn(5, dtype=torch.complex64).conj()
+    assert word_sums([conjugate]) == word_sums([conjugate.resolve_conj()])

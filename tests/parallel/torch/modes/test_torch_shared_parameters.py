@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import itertools
@@ -325,23 +324,6 @@ def scenario_synchronized_moments_are_those_of_unshared_parameters() -> None:
             optimizer.step()
         found.append(model)
     assert_same_bits(*found)
-
-
-def scenario_a_replica_watch_repairs_a_host() -> None:
-    if hvd.size() != 3:
-        return  # The two ranks of the second host are the majority.
-    model = Model()
-    optimizer = sharded(MAKES["SGD"], model, share_parameters=True)
-    watch = hvd.ReplicaWatch(optimizer, every=1, then="repair")
-    train_on(model, optimizer, range(1))
-    for step, rate in ((1, 0.2 if hvd.rank() == 0 else 0.1), (2, 0.1)):
-        optimizer.param_groups[0]["lr"] = rate
-        warned = pytest.warns(hvd.ReplicasDifferWarning, match=r"table\.weight")
-        with warned if hvd.rank() == 0 and step == 2 else contextlib.nullcontext():
-            train_on(model, optimizer, range(step, step + 1))
-    train_on(model, optimizer, range(3, 5))
-    watch.close()
-    hvd.check_replicas(model.named_parameters())
 
 
 def scenario_a_second_world() -> None:

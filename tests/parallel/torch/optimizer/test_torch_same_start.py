@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.optimizers.replicas import checksums
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
 
@@ -126,41 +125,6 @@ def scenario_a_warning_may_be_an_error() -> None:
         backward(model)
     optimizer.step()
     assert said_by(model, optimizer) == []
-
-
-def scenario_optimizers_that_differ(way: dict[str, Any]) -> None:
-    """The parameters are the same, and the ranks would train them apart."""
-    for make_plain, told in (
-        (
-            lambda params: torch.optim.SGD(params, lr=0.1 + hvd.rank()),
-            "rate is 0.1 on rank 0 and 1.1",
-        ),
-        (
-            lambda params: (torch.optim.SGD, torch.optim.Adam)[hvd.rank() % 2](params, lr=0.1),
-            "other",
-        ),
-        (
-            lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5 * hvd.rank()),
-            "options of the",
-        ),
-    ):
-        model = make_model()
-        optimizer = hvd.DistributedOptimizer(make_plain(model.parameters()), **way)
-        texts = said_by(model, optimizer)
-        assert len(texts) == (hvd.rank() == 0), texts
-        assert all(told in text for text in texts), texts
-
-
-def scenario_options_of_a_device_may_differ() -> None:
-    model = make_model()
-    plain = torch.optim.SGD(model.parameters(), lr=0.1, foreach=hvd.rank() == 0)
-    assert said_by(model, hvd.DistributedOptimizer(plain)) == []
-
-
-def scenario_rounds_may_have_options_of_their_own() -> None:
-    model = make_model()
-    plain = torch.optim.SGD(model.parameters(), lr=0.1 + hvd.rank())
-    assert said_by(model, hvd.LocalSGD(plain, every=2)) == []
 
 
 def scenario_silenced() -> None:
@@ -297,27 +261,3 @@ def body() -> dict[str, str]:
 
 
 test_same_start = make_tests(body, sizes(2, 3))
-
-
-DTYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "float8_e5m2")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_checksums_tell_tensors_apart(dtype: str) -> None:
-    kind = getattr(torch, dtype)
-    # Rows of sums have 65536 elements.
-    tensors = [torch.zeros(0), torch.zeros(()), torch.ones(()), torch.ones(65535)]
-    tensors += [torch.full((1 << 21,), value) for value in (0.0, 1.0, 2.0, 4.0)]
-    tensors += [torch.ones(1 << 21).index_fill_(0, torch.tensor([i]), 2) for i in (0, 1 << 17)]
-    numbers = checksums([tensor.to(kind) for tensor in tensors])
-    assert len(set(numbers[1:])) == len(numbers) - 2, numbers  # one zero equals many zeros
-
-
-def test_checksums_do_not_depend_on_how_a_tensor_lies() -> None:
-    tensor = torch.randn(3, 4, 5, 6)
-    wide = torch.zeros(3, 4, 5, 12)[..., ::2].copy_(tensor)
-    lying = [tensor, tensor.to(memory_format=torch.channels_last), wide, nn.Parameter(tensor)]
-    assert len(set(checksums(lying))) == 1
-    assert checksums([tensor.to_sparse()]) == [0]
-    conjugate = torch.randn(5, dtype=torch.complex64).conj()
-    assert checksums([conjugate]) == checksums([conjugate.resolve_conj()])
