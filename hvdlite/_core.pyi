@@ -30,9 +30,6 @@ def create_segment(local_size: int) -> int:
 def utf8_of_name(name: str) -> bytes:
     """Encode the name of an operation or a tensor. Raises ArgumentError where UTF-8 has no such."""
 
-def memcpy_speed(bytes: int, repeats: int) -> float:
-    """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
-
 def virtual_blocks(hosts: Sequence[int], virtual_size: int) -> list[tuple[int, int]]:
     """Cut virtual ranks along the tree by which members on these hosts are summed (sum_tree.h)."""
 

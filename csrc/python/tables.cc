@@ -1,9 +1,6 @@
 #include <pybind11/stl.h>
 
-#include <chrono>
-#include <cstring>
 #include <map>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -12,7 +9,6 @@
 #include "kernels/sum_tree.h"
 #include "os/cpu.h"
 #include "python/bindings.h"
-#include "python/unlocked.h"
 #include "transport/segment.h"
 
 namespace py = pybind11;
@@ -92,24 +88,6 @@ int create_segment(int local_size) {
   return memfd.value().release();
 }
 
-double memcpy_speed(std::size_t bytes, int repeats) {
-  if (bytes == 0 || repeats < 1) {
-    raise_status(Status(StatusCode::kInvalidArgument, "bytes and repeats are at least 1"));
-  }
-  const Unlocked unlocked;
-  const auto from = std::make_unique<std::byte[]>(bytes);
-  const auto to = std::make_unique<std::byte[]>(bytes);
-  std::memcpy(to.get(), from.get(), bytes);  // first touch
-  double best = 0;
-  for (int i = 0; i < repeats; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    std::memcpy(to.get(), from.get(), bytes);
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    best = std::max(best, static_cast<double>(bytes) / took.count() / 1e9);
-  }
-  return best;
-}
-
 std::vector<std::pair<int, int>> blocks_of_virtual_ranks(const std::vector<int>& hosts,
                                                          int virtual_size) {
   const Result<std::vector<VirtualBlock>> blocks = virtual_blocks(hosts, virtual_size);
@@ -130,7 +108,6 @@ void register_tables(py::module_& module) {
   module.def("agreed_knobs", &agreed_knobs);
   module.def("available_cores", &available_cores);
   module.def("create_segment", &create_segment, py::arg("local_size"));
-  module.def("memcpy_speed", &memcpy_speed, py::arg("bytes"), py::arg("repeats"));
   module.def("virtual_blocks", &blocks_of_virtual_ranks, py::arg("hosts"), py::arg("virtual_size"));
 }
 

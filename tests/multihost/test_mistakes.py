@@ -145,8 +145,7 @@ def test_doctor_tries_ranks_on_the_hosts(two_hosts: Bed) -> None:
     assert status == 0, stdout + stderr
     last = stdout.splitlines()[-2:]
     assert last[0] == "2 hosts"
-    assert re.match(r"  yes  all-reduce +[\d.]+ GB/s \(64 MiB float32, 2 ranks\)", last[1])
-    assert "each host's link carried" in last[1]
+    assert re.match(r"  yes  a rank on each host +they start and connect", last[1])
 
 
 def test_doctor_says_why_a_host_cannot_be_used(two_hosts: Bed) -> None:
@@ -154,4 +153,7 @@ def test_doctor_says_why_a_host_cannot_be_used(two_hosts: Bed) -> None:
     status, stdout, _, _ = finish(launcher)
     assert status == 1
     last = stdout.splitlines()[-1]
-    assert "no   all-reduce" in last and "cannot start on host node2: ssh: connect to host" in last
+    assert (
+        "no   a rank on each host" in last
+        and "cannot start on host node2: ssh: connect to host" in last
+    )

@@ -21,8 +21,8 @@ _TABLE = f"""
 --nproc-per-node --nproc_per_node | int | N | number of ranks on each host, instead of -np and slots
 -m --module | switch | | the command is a module and its arguments: run `python -m` with this Python
 -v --version | str | | show program's version number and exit
---doctor -cb --check-build | switch | | say what works on this machine (and those of -H), why the
-    rest does not, and whether it is fast
+--doctor -cb --check-build | switch | | say what works on this machine (and those of -H), and why
+    the rest does not
 --compat | switch | | let `import horovod` find hvdlite, for scripts written for Horovod
 --verbose | switch | | say what is started
 --start-timeout | amount | SECONDS | how long hvd.init() waits for all ranks, and ssh for a host;
