@@ -29,8 +29,8 @@ from typing import Any, BinaryIO
 
 from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.orphan_reaper import signal_group
 from hvdlite.launch.process.placement import Placement
+from hvdlite.launch.process.processes import signal_group
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _KEPT = 3  # how many nurseries are kept; one with TensorFlow takes half a gigabyte

@@ -51,7 +51,7 @@ def start_launcher(
 
 
 def end_launcher(process: subprocess.Popen[bytes]) -> None:
-    """Kill a launcher (its orphan reaper ends the workers) and close its pipes."""
+    """Kill a launcher (its ranks die with it) and close its pipes."""
     if process.poll() is None:
         process.kill()
     process.wait()

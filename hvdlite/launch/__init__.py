@@ -6,10 +6,10 @@ One job goes through these modules:
    arguments of `hvdlite.run`. Both make a `description.Description`.
 2. `job` chooses the kind of job. `run` reaches the other hosts (`remote.agents`), and serves what
    the ranks meet by: the store (`hvdlite.rendezvous.store`) or the registrar (`elastic`).
-3. `process.local` starts the ranks of this host, each through `process.shim`, and
-   `process.orphan_reaper` kills them if the launcher dies. For every other host `remote.host`
-   opens a channel (`remote.channels`) to an `agent` there, which a remote launcher such as
-   `remote.ssh` starts. The agent starts that host's ranks, and the two exchange `remote.messages`.
+3. `process.local` starts the ranks of this host, each through `process.shim`, so that they die with
+   the launcher. For every other host `remote.host` opens a channel (`remote.channels`) to an
+   `agent` there, which a remote launcher such as `remote.ssh` starts. The agent starts that host's
+   ranks, and the two exchange `remote.messages`.
 4. `supervisor` runs the `loop` of this host until nothing of the job is left; one of the `policies`
    decides what follows from the end of a rank. `output.lines` and `output.console` show what the
    ranks write, and `output.report` chooses the failure to show. The agent runs the same loop over

@@ -25,7 +25,6 @@ from hvdlite.launch.process.local import Worker, start_worker
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
-from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
 
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone
@@ -158,7 +157,6 @@ class Agent(JobLoop[Worker]):
         self._heartbeat = float(pulse["heartbeat"])
         self._patience = float(pulse["patience"])
         self._grace = float(pulse["grace"])
-        self._stopped = StoppedWatch(float(pulse["stopped"]))
         self._silence = SILENCE  # until the first ALIVE: before it the launcher waits for others
         self._alive_at = 0.0
         self._channel = channel
@@ -205,11 +203,8 @@ class Agent(JobLoop[Worker]):
         if now >= self._alive_at:
             self._alive_at = now + self._heartbeat / 4
             self._channel.send(frame(Kind.ALIVE))
-        running = {one.number: one.pid for one in self._workers if one.ending is None}
-        for number in self._stopped.find(running, now):
-            self._channel.send(frame(Kind.STOPPED, number))
         self._watch_room(bool(self._channel.waiting) and not self._channel.gone)
-        return min(now + _TICK_SECONDS, self._alive_at, self._stopped.due)
+        return min(now + _TICK_SECONDS, self._alive_at)
 
     def _watch_room(self, wanted: bool) -> None:
         """Watch the channel for room while `wanted`: while frames are queued."""

@@ -21,8 +21,6 @@ from hvdlite.launch.remote.agents import Agents
 from hvdlite.launch.remote.worker import RemoteWorker
 from hvdlite.launch.view import View
 
-STOPPED_FOR = 3.0  # seconds that a rank is stopped before the launcher says so
-
 AnyRank: TypeAlias = Worker | RemoteWorker
 
 
@@ -155,7 +153,6 @@ class Policy:
     noun = "rank"  # what the numbers of processes count
     recovers = False  # whether the job may go on without a process that has ended
     story = math.inf  # seconds before a failure in which an earlier one may be its cause
-    stopped_for = STOPPED_FOR  # seconds that a process is stopped before `stopped` is called
     job: Control
 
     def attach(self, job: Control) -> None:
@@ -199,10 +196,6 @@ class Policy:
 
     def spares(self, number: int) -> bool:
         """Return whether a process gets such a signal of the user later, from this policy."""
-        return False
-
-    def stopped(self, number: int) -> bool:
-        """Note that a process is stopped; return whether that ends it."""
         return False
 
     def hosts(self) -> Mapping[str, float]:

@@ -16,8 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hvdlite.launch.output.streams import StreamReader
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.local import OrphanReaper
-from hvdlite.launch.process.orphan_reaper import (
+from hvdlite.launch.process.processes import (
     job_mark,
     kill_processes,
     processes_with,
@@ -35,11 +34,6 @@ class Watched(Protocol):
     number: int  # the rank; in an elastic job, the number of the worker
     pidfd: int  # a descriptor that becomes readable when the rank has ended
     ending: Ending | None  # how the rank ended; None while it runs
-
-    @property
-    def group(self) -> int:
-        """The process group on this host that the orphan reaper kills; 0: none."""
-        ...
 
     @property
     def lingers(self) -> bool:
@@ -87,7 +81,6 @@ class JobLoop(Generic[AnyWorker]):
         self._job_id = job_id.hex()
         self._mark = mark or job_mark(self._job_id)
         self.selector = selectors.DefaultSelector()
-        self._reaper = OrphanReaper(self._mark)
         self._workers: list[AnyWorker] = []
         self._stop: Stop | None = None
         self._release_at: list[tuple[float, AnyWorker]] = []
@@ -111,8 +104,6 @@ class JobLoop(Generic[AnyWorker]):
 
     def watch(self, worker: AnyWorker) -> None:
         """Watch a rank that was started; the caller adds the rank's streams."""
-        if worker.group:
-            self._reaper.watch(worker.group)
         self._workers.append(worker)
         self.on(worker.pidfd, lambda: self._look(worker))
 
@@ -129,7 +120,6 @@ class JobLoop(Generic[AnyWorker]):
             self._kill()
             self.streams.finish()
             self.settle()
-            self._reaper.dismiss()
             for worker in self._workers:
                 complaint = worker.reap(at_end=True)
                 if complaint:
@@ -143,11 +133,8 @@ class JobLoop(Generic[AnyWorker]):
     def release(self, worker: AnyWorker) -> None:
         """Kill the group of a rank that has ended, take its last output, and reap it."""
         # Its process id may then belong to a foreign process, so nothing signals its group again.
-        # The orphan reaper learns this first: the rank's process id is in use until `reap`.
         worker.send_signal(signal.SIGKILL)
         self.streams.release(worker.number)
-        if worker.group:
-            self._reaper.forget(worker.group)
         self._workers.remove(worker)
         complaint = worker.reap()
         if complaint:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.compat import on_path
-from hvdlite.launch.control import STOPPED_FOR, AnyRank, Desk, Policy
+from hvdlite.launch.control import AnyRank, Desk, Policy
 from hvdlite.launch.description import Description, Outcome
 from hvdlite.launch.loop import GRACE
 from hvdlite.launch.output.console import Console
@@ -46,7 +46,7 @@ class Run:
         self.console = console
         self.inbox = inbox
         self.job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
-        self.pulse = Pulse(_SILENCE, _PATIENCE, GRACE, STOPPED_FOR)
+        self.pulse = Pulse(_SILENCE, _PATIENCE, GRACE)
         self.agents: Agents
         self.address = ""  # where the processes meet
         self._first: Sequence[Start] = ()

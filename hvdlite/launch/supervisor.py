@@ -29,11 +29,9 @@ from hvdlite.launch.output.lines import OutputPump
 from hvdlite.launch.output.report import Failure, describe, root_failure
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import PASSED_ON
-from hvdlite.launch.process.local import Worker
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.process.starts import Start
-from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.launch.remote.worker import RemoteWorker
 from hvdlite.stop_marks import EXIT_STOPPED
 
@@ -63,7 +61,6 @@ class Supervisor(Control):
         self._failures: list[Failure] = []
         self._asked: set[int] = set()  # who ended because they were asked to stop
         self._oom_kills = oom_kills()
-        self._stopped = StoppedWatch(policy.stopped_for)
         self._taken_away: set[str] = set()  # hosts whose agents got a signal
         self.on(inbox.fd, self._take_signals)
         self.on(console.wake_fd, self._console_changed)
@@ -149,11 +146,6 @@ class Supervisor(Control):
             if said is not None and worker.number == number:
                 where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
                 self._console.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
-
-    def worker_stopped(self, number: int) -> None:
-        """Note that a rank on another host is stopped."""
-        if self.runs(number) is not None:
-            self.found_stopped(number)
 
     def settle(self) -> None:
         """Wait until nothing of the job is left on other hosts."""
@@ -255,7 +247,7 @@ class Supervisor(Control):
     def tick(self, now: float) -> float | None:
         """Do what is due, for ranks and agents."""
         policy = self._policy
-        times = [self._look_after(now), self.release_due(now)]
+        times = [self._note_waits(now), self.release_due(now)]
         if self.agents is not None:
             wanted = policy.hosts() if policy.expects() else {}
             used = {worker.host for worker in self._workers if worker.ending is None}
@@ -276,12 +268,10 @@ class Supervisor(Control):
             self.say(f"cannot start worker {start.worker} on {where}: {error}")
             self._policy.not_started(start, error)
 
-    def _look_after(self, now: float) -> float | None:
-        """Look for ranks that are stopped; once a signal came, print which ranks it waits for."""
+    def _note_waits(self, now: float) -> float | None:
+        """Once a signal came, print which ranks the launcher waits for."""
         stop = self._stop
-        if stop is None:
-            return self._find_stopped(now)
-        if not self.signalled or stop.killed:
+        if stop is None or not self.signalled or stop.killed:
             return None
         if now >= self._note_at:
             self._note_at = now + _NOTE_SECONDS
@@ -290,29 +280,6 @@ class Supervisor(Control):
                 f"{_name(self.signalled)} again ends them at once"
             )
         return self._note_at
-
-    def _find_stopped(self, now: float) -> float:
-        """Note ranks on this host that are stopped; return when the next look is due."""
-        running = [
-            worker
-            for worker in self._workers
-            if isinstance(worker, Worker) and worker.ending is None
-        ]
-        for number in self._stopped.find({one.number: one.pid for one in running}, now):
-            self.found_stopped(number)
-        return self._stopped.due
-
-    def found_stopped(self, number: int) -> None:
-        """Say that a rank is stopped, unless that ends it."""
-        if self._policy.stopped(number):
-            return
-        worker = next(worker for worker in self._workers if worker.number == number)
-        where = f"host {worker.host}, " if isinstance(worker, RemoteWorker) else ""
-        who = f"{self._policy.noun_of(number)} {number} ({where}pid {worker.pid})"
-        self._console.say(
-            f"{who} is stopped, by SIGSTOP, Ctrl-Z or a debugger; the others wait as soon as they "
-            f"need it; kill -CONT {worker.pid} lets it go on"
-        )
 
     def _signal(self, number: int) -> None:
         """Send a signal to all ranks; one that asks them to stop to some of them later."""

@@ -34,7 +34,6 @@ from hvdlite.launch.policies.elastic_run import elastic_variables
 from hvdlite.launch.process.local import job_environment
 from hvdlite.launch.process.placement import place
 from hvdlite.launch.process.starts import Start
-from hvdlite.launch.process.stopped import StoppedWatch
 from hvdlite.objects import broadcast_object
 from hvdlite.rendezvous.handshake import Job
 
@@ -110,14 +109,13 @@ class Soak:
         self.epochs = 0
         self._logs = logs
         self._next = 0
-        self._stopped = StoppedWatch(HEARTBEAT)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["soak"])
         (folder / "beats").write_bytes(bytes(_TIME.size * MOST_WORKERS))
         with open(folder / "beats", "rb") as file:
             self._beats = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
-        limits = Limits(np=ANCHORS, min_np=1, heartbeat=HEARTBEAT)
+        limits = Limits(np=ANCHORS, min_np=1, heartbeat=HEARTBEAT, silence=HEARTBEAT)
         self._registrar = Registrar.start(self._job, limits)
 
     def __enter__(self) -> Soak:
@@ -163,9 +161,6 @@ class Soak:
         """Take the registrar's events, and report who has ended."""
         for event in self._registrar.take():
             self._follow(event)
-        pids = {number: process.pid for number, process in self.alive.items()}
-        for number in self._stopped.find(pids, time.monotonic()):
-            self._registrar.evict(number, "stopped")
         for number, process in list(self.alive.items()):
             if process.exitcode is not None:
                 del self.alive[number]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import base_environment
-from hvdlite.launch.process.orphan_reaper import processes_with
+from hvdlite.launch.process.processes import processes_with
 from launcher import end_launcher, run_launcher, start_launcher
 from patience import HANG
 

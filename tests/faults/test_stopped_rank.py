@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from faults.arrays import reduce_until_error, works
 from harness import World
 from hvdlite import basics
+from launch.marked import MarkedJob, python
 from patience import wait_until
 
 PRELOAD = ("numpy",)
@@ -54,3 +56,36 @@ def test_stopped_rank_is_named_and_given_up(victim: int, inside: bool, tmp_path:
     for rank in others:
         assert results[rank].value["rank"] == victim, results[rank].value
         assert results[rank].value["kind"] in ("CollectiveTimeoutError", "StalledError")
+
+
+JOB = """
+import os, sys
+from pathlib import Path
+from hvdlite import basics, elastic
+from hvdlite.objects import broadcast_object
+def train(state):
+    print("ready", flush=True)
+    while not broadcast_object(Path(os.environ["TEST_FOLDER"], "end").exists(), 0):
+        pass
+basics.init()
+if basics.in_elastic_job():
+    elastic.run(train)(elastic.ObjectState(broadcast_object, basics.rank))
+else:
+    train(None)
+"""
+
+
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_stopped_rank_of_a_job_is_named(victim: int, kind: str, tmp_path: Path) -> None:
+    flags = ("--stall-warning", "0.5", *(("--min-np", "1") if kind == "elastic" else ()))
+    env = {"OMP_NUM_THREADS": "1", "TEST_FOLDER": str(tmp_path)}
+    with MarkedJob(2, *flags, *python(JOB), env=env) as job:
+        job.wait_until_ready(2)
+        (pid,) = job.alive(f"HVDLITE_RANK={victim}")
+        os.kill(pid, signal.SIGSTOP)
+        job.wait_for_stderr(f"rank {victim}")
+        os.kill(pid, signal.SIGCONT)
+        (tmp_path / "end").touch()
+        status, _, stderr, _ = job.finish()
+    assert status == 0, stderr

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from hvdlite.launch.process.orphan_reaper import processes_with
+from hvdlite.launch.process.processes import processes_with
 from launcher import end_launcher, start_launcher
 from patience import HANG, Stopwatch, wait_until
 
@@ -91,6 +91,15 @@ class MarkedJob:
     def __exit__(self, *_: object) -> None:
         end_launcher(self.process)
         self.seconds_until_gone()
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state; "" if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]  # The name before it may contain anything.
 
 
 def python(code: str) -> list[str]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hvdlite.launch.process.stopped import process_state
+from launch.marked import process_state
 from launcher import end_launcher, start_launcher
 from patience import HANG, wait_until
 from terminal_screen import TerminalScreen

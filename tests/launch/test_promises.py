@@ -21,11 +21,10 @@ NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIG
 DRIVER = (str(Path(__file__).parent / "servers" / "driver.py"),)
 KINDS = {"fixed": (), "elastic": ("--min-np", "1"), "servers": ("--servers", "1")}
 HOSTS = {"here": (), "ssh": ("-H", "localhost:1,far1:2")}
-# A rank with a child in its own group, a child in another session, and a forked copy of itself.
-FAMILY = """
+# A rank with a child in its own group and a forked copy of itself.
+GROUP = """
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "600"])
-subprocess.Popen(["sleep", "600"], start_new_session=True)
 if os.fork() == 0:
     while True:
         time.sleep(0.05)
@@ -33,6 +32,11 @@ print("ready", flush=True)
 while True:
     time.sleep(0.05)
 """
+# It also has a child in another session.
+FAMILY = f"""
+import subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+{GROUP}"""
 DEAF = """
 import signal
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -146,8 +150,8 @@ def test_sigusr1_reaches_ranks_and_not_their_children_and_the_job_goes_on(
     assert (status, stdout) == (143, "")
 
 
-def test_death_of_the_launcher_ends_ranks_and_their_children(jobs_anywhere: Jobs) -> None:
-    with jobs_anywhere.start(DEAF + FAMILY) as job:
+def test_death_of_the_launcher_ends_ranks_and_their_groups(jobs_anywhere: Jobs) -> None:
+    with jobs_anywhere.start(DEAF + GROUP) as job:
         job.wait_until_ready(3)
         job.signal(signal.SIGKILL)
         assert job.seconds_until_gone() <= BOUND

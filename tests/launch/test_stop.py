@@ -190,27 +190,6 @@ def test_death_of_the_launcher_while_it_starts_ranks() -> None:
             assert job.seconds_until_gone() <= BOUND
 
 
-def test_death_of_the_orphan_reaper_leaves_the_ranks_tied_to_the_launcher() -> None:
-    with MarkedJob(2, *python(SLEEPER)) as job:
-        job.wait_until_ready(2)
-        for reaper in reapers_of(job.process.pid):
-            os.kill(reaper, signal.SIGKILL)
-        job.signal(signal.SIGKILL)
-        assert job.seconds_until_gone() <= BOUND
-
-
-def reapers_of(launcher: int) -> list[int]:
-    with open(f"/proc/{launcher}/task/{launcher}/children") as children:
-        pids = [int(pid) for pid in children.read().split()]
-    found = []
-    for pid in pids:
-        with open(f"/proc/{pid}/cmdline") as cmdline:
-            if "orphan_reaper.py" in cmdline.read():
-                found.append(pid)
-    assert found
-    return found
-
-
 def test_killing_everything_leaves_no_file_behind() -> None:
     before = shm_entries()
     with MarkedJob(3, *python(SLEEPER)) as job:

@@ -19,10 +19,10 @@ import pytest
 from clusters.conftest import slurm
 from clusters.slurm import Slurm
 from harness import base_environment
-from hvdlite.launch.process.orphan_reaper import processes_with
+from hvdlite.launch.process.processes import processes_with
 from launch.marked import SLEEPER
 from launch.test_node_jobs import ELASTIC
-from launch.test_promises import DEAF, DRIVER, ENDS, FAMILY, KINDS
+from launch.test_promises import DEAF, DRIVER, ENDS, FAMILY, GROUP, KINDS
 from multihost.bed import MARK, end, finish, python
 from patience import Stopwatch, wait_until
 
@@ -183,10 +183,10 @@ def test_second_ctrl_c_kills_ranks_and_their_children(start: Start, kind: str, w
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_death_of_the_launcher_ends_ranks_and_their_children(
+def test_death_of_the_launcher_ends_ranks_and_their_groups(
     start: Start, kind: str, way: str
 ) -> None:
-    job = start(kind, way, DEAF + FAMILY)
+    job = start(kind, way, DEAF + GROUP)
     job.signal(signal.SIGKILL)
     watch = Stopwatch()
     wait_until(lambda: not job.alive(), "the end of all processes of the job")

@@ -104,10 +104,6 @@ class Registrar(Service):
         """Say that all workers are asked to stop, before they are."""
         self._post(self._membership.stops)
 
-    def evict(self, worker: int, why: str) -> None:
-        """Take a worker out of the job now."""
-        self._post(lambda now: self._membership.evict(worker, why, now))
-
     def take(self) -> list[Event]:
         """Return the events since the last call, oldest first."""
         with self._lock:

@@ -54,7 +54,6 @@ class ElasticMembership(Policy):
         discovery: Discovery,
     ) -> None:
         """Make the policy of a job without workers; all arguments are borrowed."""
-        self.stopped_for = elastic.heartbeat
         self._drain_timeout = elastic.drain_timeout
         self._min_np = min_np
         self._fleet = fleet
@@ -111,11 +110,6 @@ class ElasticMembership(Policy):
         if shortage is not None:
             self._fail(shortage)
         return self._fleet.wake_at(now)
-
-    def stopped(self, number: int) -> bool:
-        """Evict a worker that has been stopped for the heartbeat."""
-        self._registrar.evict(number, f"stopped (SIGSTOP?) for {self.stopped_for:g} s")
-        return True
 
     def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
         """Note how a worker ended; the job goes on without it if it can."""

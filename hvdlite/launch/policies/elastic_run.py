@@ -63,7 +63,7 @@ class ElasticRun(Run):
         self._elastic = elastic
         # The launcher has given silent workers up long before their agent kills them.
         heartbeat = elastic.heartbeat
-        self.pulse = Pulse(heartbeat, PATIENCE * heartbeat, grace=0.0, stopped=heartbeat)
+        self.pulse = Pulse(heartbeat, PATIENCE * heartbeat, grace=0.0)
         self._provider = self._choose_provider()
         self._fleet = Fleet(
             what.ranks,

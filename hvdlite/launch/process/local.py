@@ -14,19 +14,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hvdlite.launch.process import orphan_reaper, shim
+from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.nameless import nameless_file
-from hvdlite.launch.process.orphan_reaper import signal_group, signal_processes
 from hvdlite.launch.process.placement import Placement
+from hvdlite.launch.process.processes import signal_group, signal_processes
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.rendezvous.handshake import Job
 
+_SETSIG = 10  # F_SETSIG; in fcntl only since Python 3.11
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
 _PIPE_BYTES = 1 << 20
 _LONGEST_DEATH = 1.0  # seconds that a killed process may take to disappear
@@ -99,13 +99,16 @@ class Worker:
         self,
         placement: Placement,
         process: subprocess.Popen[bytes],
+        tie: int,
         pipes: Mapping[int, int] | None = None,
         number: int | None = None,
     ) -> None:
         """Take over a process that leads its own group, and pipes besides those of its output."""
+        # `tie` is a descriptor with which the group lives: it is killed when this is closed.
         # `number` is the worker's number in an elastic job; by default the rank.
         self.placement = placement
         self.number = placement.rank if number is None else number
+        self._tie = tie
         self._pipes = dict(pipes or {})
         self.pid = process.pid
         self.process = process
@@ -121,11 +124,6 @@ class Worker:
     def host(self) -> str:
         """The name of the host, for messages."""
         return socket.gethostname()
-
-    @property
-    def group(self) -> int:
-        """The process group that the reaper kills when the launcher dies: the worker's own."""
-        return self.pid
 
     @property
     def lingers(self) -> bool:
@@ -162,9 +160,8 @@ class Worker:
         """Kill what is left of the group, and reap the worker; complain if it does not die."""
         self.look()
         self.send_signal(signal.SIGKILL)
-        for pipe in self.take_pipes().values():
+        for pipe in (*self.take_pipes().values(), self._tie, self.pidfd):
             os.close(pipe)
-        os.close(self.pidfd)
         try:
             self.process.wait(_LONGEST_DEATH)
         except subprocess.TimeoutExpired:  # It hangs inside a driver or a dead file system.
@@ -182,21 +179,21 @@ def start_worker(
     number: int | None = None,
     live: bool = False,
 ) -> Worker:
-    """Start one rank with exactly this environment; it dies when this process dies."""
+    """Start one rank with exactly this environment; its group dies when this process dies."""
     # `stdin` says what the rank reads from its stdin; by default it has none. With `stdin` the rank
     # also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
     # `number` is the worker's number in an elastic job; by default the rank.
     # `live` says whether the rank gets a pipe for samples of what it does, in HVDLITE_LIVE_FD.
     # Raises OSError if the process cannot be started.
     pipes: dict[int, int] = {}
-    passed: list[int] = []
-    closed: list[int] = []
+    own_tie, tie = os.pipe2(os.O_CLOEXEC)
+    passed, closed = [own_tie], [own_tie]
     source: int | IO[Any] = subprocess.DEVNULL
     if stdin is not None:
         pipes[RESULT], write = os.pipe2(os.O_CLOEXEC)
         source = _file_of(stdin)
         environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
-        passed, closed = [write], [write, source]
+        passed, closed = [*passed, write], [*closed, write, source]
     if live:
         pipes[LIVE], write = os.pipe2(os.O_CLOEXEC)
         environment = {**environment, "HVDLITE_LIVE_FD": f"{write}:{os.fstat(write).st_ino}"}
@@ -212,13 +209,29 @@ def start_worker(
             pass_fds=passed,
             bufsize=0,
         )
+        _kill_at_hangup(own_tie, process.pid)
+    except OSError:
+        os.close(tie)
+        raise
     finally:
         for fd in closed:
             os.close(fd)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             _enlarge(pipe.fileno())
-    return Worker(placement, process, pipes, number)
+    return Worker(placement, process, tie, pipes, number)
+
+
+def _kill_at_hangup(pipe: int, group: int) -> None:
+    """Have the kernel kill a group when the other end of a pipe is closed."""
+    # The signal of asynchronous input, which usually is SIGIO, may be any. Nobody writes to the
+    # pipe, so it comes when this process has died. The rank's own end keeps the order alive.
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
+        fcntl.fcntl(pipe, _SETSIG, signal.SIGKILL)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    except OSError:
+        pass  # A sandbox knows no such signal: the rank still dies with this process (see shim).
 
 
 def _watch(process: subprocess.Popen[bytes]) -> int:
@@ -249,47 +262,6 @@ def _enlarge(pipe: int) -> None:
         fcntl.fcntl(pipe, _SETPIPE_SIZE, _PIPE_BYTES)
     except OSError:
         pass
-
-
-class OrphanReaper:
-    """The process that kills the job when this one dies; see `process.orphan_reaper`."""
-
-    def __init__(self, mark: str) -> None:
-        """Start the orphan reaper, in a session of its own and without an environment."""
-        # `mark` is a variable, "NAME=value", that all processes have that it may kill.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", orphan_reaper.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-            env={},
-            bufsize=0,
-        )
-        self._tell(mark)
-
-    def watch(self, group: int) -> None:
-        """Add a process group that the orphan reaper kills when this process dies."""
-        self._tell(str(group))
-
-    def forget(self, group: int) -> None:
-        """Take a process group back before its leader is reaped; the group must be dead."""
-        self._tell(f"-{group}")
-
-    def dismiss(self) -> None:
-        """End the orphan reaper, because nothing of the job is left."""
-        self._tell("end")
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(line.encode() + b"\n")
-        except BrokenPipeError:
-            pass  # The reaper was killed; the workers still die with this process (see shim).
 
 
 def output_files(folder: Path, rank: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ def die_with_parent(parent: int, death: int = signal.SIGKILL) -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death), 0, 0, 0)
     except (ImportError, OSError, AttributeError):
-        pass  # This Python has no libffi: only the orphan reaper kills this process then.
+        pass  # This Python has no libffi.
     if os.getppid() != parent:
         sys.exit(1)
 

@@ -29,7 +29,6 @@ class Pulse:
     heartbeat: float  # how long an agent may be silent; both sides speak four times in this time
     patience: float  # how long an agent may hear nothing before it ends its processes
     grace: float  # how long these then have, from SIGTERM to SIGKILL
-    stopped: float  # how long a process may be stopped (SIGSTOP) before its agent says so
 
 
 class Owner(Protocol):
@@ -52,9 +51,6 @@ class Owner(Protocol):
 
     def worker_started(self, number: int) -> None:
         """Note that the process id of a process is known."""
-
-    def worker_stopped(self, number: int) -> None:
-        """Note that a process is stopped."""
 
 
 class Agents:
@@ -150,8 +146,6 @@ class Agents:
         for kind, number in host.take():
             if kind == Kind.STARTED:
                 owner.worker_started(number)
-            elif kind == Kind.STOPPED:
-                owner.worker_stopped(number)
             elif kind == Kind.CAUGHT:
                 owner.host_signalled(host.name, number)
             elif kind == Kind.DONE:

@@ -224,8 +224,6 @@ class RemoteHost:
         elif message.kind == Kind.STARTED:
             worker.pid = int(message.data())
             self._tell(Kind.STARTED, worker.number)
-        elif message.kind == Kind.STOPPED:
-            self._tell(Kind.STOPPED, worker.number)
         elif message.kind == Kind.ENDED:
             ending = message.data()
             if not isinstance(ending, list) or len(ending) != 3:
@@ -253,7 +251,7 @@ class RemoteHost:
 
     def take(self) -> list[tuple[Kind, int]]:
         """Return what happened since the last call, in order."""
-        # These are STARTED and STOPPED with the number of a process, CAUGHT with that of a signal,
+        # These are STARTED with the number of a process, CAUGHT with that of a signal,
         # and DONE when the connection has ended.
         try:
             os.eventfd_read(self.fd)

@@ -40,14 +40,13 @@ class Kind(enum.IntEnum):
     START = 10  # launcher: start this process
     STARTED = 11  # agent: it runs; carries its process id
     SIGNAL = 12  # launcher: send this signal to a process, and SIGKILL to its children, too
-    STOPPED = 13  # agent: a process has been stopped (SIGSTOP) for a while
-    ENDED = 14  # agent: a process has ended; carries how
-    FINISH = 15  # launcher: end what a process that has ended has left, and forget it
-    ALIVE = 16  # both: it is still there
-    CAUGHT = 17  # agent: it got a signal, about which the launcher decides
-    CLOSE = 18  # launcher: no other process will be started here; a SIGKILL now is for all
-    DONE = 19  # agent: nothing of the job is left here
-    OUTCOME = 20  # launcher: the job is over; carries its status and, if it did not start, why
+    ENDED = 13  # agent: a process has ended; carries how
+    FINISH = 14  # launcher: end what a process that has ended has left, and forget it
+    ALIVE = 15  # both: it is still there
+    CAUGHT = 16  # agent: it got a signal, about which the launcher decides
+    CLOSE = 17  # launcher: no other process will be started here; a SIGKILL now is for all
+    DONE = 18  # agent: nothing of the job is left here
+    OUTCOME = 19  # launcher: the job is over; carries its status and, if it did not start, why
 
 
 _KINDS = frozenset(Kind)

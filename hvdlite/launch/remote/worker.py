@@ -70,11 +70,6 @@ class RemoteWorker:
         return self._host.name
 
     @property
-    def group(self) -> int:
-        """No group on this host dies with this process: the connection serves others, too."""
-        return 0
-
-    @property
     def lingers(self) -> bool:
         """Whether the agent has not reported yet that nothing of the job is left on its host."""
         return not self._host.over

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hvdlite.launch.command.cli import main
 from hvdlite.launch.elastic import actions
-from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Evict, Leaving, Limits
+from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Leaving, Limits
 from hvdlite.launch.policies import elastic_run
 from hvdlite.launch.remote import arrival
 from hvdlite.rendezvous.handshake import Job
@@ -95,10 +95,6 @@ class FakeRegistrar:
 
     def stops(self) -> None:
         self._note("stops")
-
-    def evict(self, worker: int, why: str) -> None:
-        self._note(f"evict {worker} {why}")
-        self._tell(Evict(worker, why))
 
     def take(self) -> list[Event]:
         with self._lock:

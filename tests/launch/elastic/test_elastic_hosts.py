@@ -130,17 +130,6 @@ def test_agents_kill_their_workers_when_the_launcher_stays_silent(
         assert job.finish()[0] != 0
 
 
-def test_stopped_worker_on_another_host_is_evicted(tmp_path: Path, path: str) -> None:
-    heartbeat = short_heartbeat()
-    flags = ("-H", "far1:1,far2:1", "--min-np", "1", "--elastic-heartbeat", heartbeat)
-    with ElasticJob(tmp_path, 2, WAIT, *flags, PATH=path, TEST_EVENTS="[]") as job:
-        os.kill(job.pid(1), signal.SIGSTOP)
-        assert job.noted("evict") == f"evict 1 stopped (SIGSTOP?) for {heartbeat} s"
-        job.noted("ended 1 False evicted")
-        job.make("end")
-        assert job.finish()[0] == 0
-
-
 def test_hosts_of_the_script_come_and_go(tmp_path: Path, path: str) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("far1:1\n")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import hvdlite
-from hvdlite.launch.process.stopped import process_state
 from launch.elastic import driver
 from launch.elastic.jobs import ElasticJob, rewrite
+from launch.marked import process_state
 from patience import wait_until
 
 
@@ -89,19 +89,6 @@ wait_for("end")
         wait_until(lambda: all(process_state(pid) in gone for pid in children), "dead children")
         job.make("end")
         assert job.finish()[0] == 0
-
-
-def test_stopped_worker_is_evicted_after_the_heartbeat(tmp_path: Path) -> None:
-    code = "wait_for('end')"
-    flags = ("--min-np", "1", "--elastic-heartbeat", "0.6")
-    with ElasticJob(tmp_path, 2, code, *flags, TEST_EVENTS="[]") as job:
-        os.kill(job.pid(1), signal.SIGSTOP)
-        assert job.noted("evict") == "evict 1 stopped (SIGSTOP?) for 0.6 s"
-        assert job.noted("ended 1").startswith("ended 1 False evicted: stopped (SIGSTOP?)")
-        job.make("end")
-        status, _, stderr, _ = job.finish()
-    assert status == 0
-    assert re.search(r"worker 1 \(host .*\) is killed: stopped \(SIGSTOP\?\) for 0.6 s", stderr)
 
 
 def test_nothing_piles_up_in_the_launcher(tmp_path: Path) -> None:

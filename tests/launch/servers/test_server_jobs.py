@@ -7,8 +7,7 @@ import signal
 from pathlib import Path
 
 from fakes.ssh import fake_ssh
-from hvdlite.launch.process.stopped import process_state
-from launch.marked import MarkedJob, python
+from launch.marked import MarkedJob, process_state, python
 from patience import wait_until
 
 DRIVER = (str(Path(__file__).with_name("driver.py")),)

@@ -1,21 +1,12 @@
-"""The orphan reaper: a process that kills a job's processes when its launcher has died.
+"""Find processes by a variable of their environment, and signal processes and their groups.
 
-The launcher starts one for each job, by path as `python -I -S orphan_reaper.py`. The reaper has a
-session of its own, so that a signal to the launcher's process group does not reach it. Its stdin is
-a pipe from the launcher. The first line is the *mark*, a variable "NAME=value" that all processes
-here have: the job id, or one of this agent in an elastic job. Then comes a line for the process
-group of every rank that starts. The line "-N" takes group N back: the launcher writes it before it
-reaps the rank, because the number may belong to a foreign process afterwards. The line "end" means
-that the launcher has cleaned up. An end of file without it means that the launcher died. Then the
-reaper kills the groups, and every other process with the mark in its environment (such as a rank's
-child with a session of its own).
+A rank's child may have a session of its own, but it inherits the rank's variables.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 _GIVE_UP_AFTER = 5.0  # seconds for which new processes are killed
@@ -99,26 +90,3 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def main() -> None:
-    """Wait until the launcher has ended, then kill what it left."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    mark = sys.stdin.readline().strip()
-    groups: set[int] = set()
-    for line in map(str.strip, sys.stdin):
-        if line == "end":
-            return
-        if line.startswith("-"):
-            groups.discard(int(line[1:]))
-        else:
-            groups.add(int(line))
-    for group in groups:
-        signal_group(group, signal.SIGKILL)
-    if mark:
-        kill_processes(mark)
-
-
-if __name__ == "__main__":
-    main()
