@@ -38,8 +38,6 @@ PYTHON = {
     "BIND_ADDRESS": "The IP address of this host at which this rank listens",
     "START_TIMEOUT": "Seconds that `hvd.init()` waits for all ranks (60; `HOROVOD_START_TIMEOUT`)",
     "ALLOW_PICKLE": "0 refuses collectives of Python objects, which travel pickled",
-    "ELASTIC_SNAPSHOT": "0 keeps elastic states from copying tensors at commits",
-    "ELASTIC_VERIFY": "1 makes elastic ranks compare their parameters before a sync",
     "REPORT": "The HTML file to which rank 0 writes a report, under other launchers",
     "INDEPENDENT": "1: it is not an error if no rank joins a world (`--independent`)",
 }

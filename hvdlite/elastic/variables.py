@@ -6,25 +6,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hvdlite.elastic.tensor_state import TensorState
-from hvdlite.errors import ArgumentError
-from hvdlite.rendezvous import environment
 
 
 class VariableCopies:
     """The values of variables at the last `save`, in arrays that the next one uses again."""
 
-    # With HVDLITE_ELASTIC_SNAPSHOT=0 nothing is copied.
-
     def __init__(self, to_array: Callable[[Any], Any]) -> None:
         """Begin without copies; `to_array` returns a value as a NumPy array, copied or not."""
         self._to_array = to_array
         self._copies: dict[int, tuple[Any, Any]] = {}  # It has (variable, value) by id().
-        self._enabled = environment.elastic_snapshot()
 
     def save(self, variables: Iterable[Any]) -> None:
         """Copy the values."""
-        if not self._enabled:
-            return
         before, self._copies = self._copies, {}
         for variable in variables:
             value = self._to_array(variable)
@@ -36,12 +29,7 @@ class VariableCopies:
             self._copies[id(variable)] = (variable, buffer)
 
     def restore(self) -> None:
-        """Assign the copies; raise ArgumentError if nothing was copied."""
-        if not self._enabled:
-            raise ArgumentError(
-                "the state cannot be restored: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies of "
-                "tensors off; unset it, or start the job again from a checkpoint"
-            )
+        """Assign the copies."""
         for variable, buffer in self._copies.values():
             variable.assign(buffer)
 
@@ -72,11 +60,7 @@ class VariableState(TensorState):
         super().save()
 
     def restore(self) -> None:
-        """Go back to the last `save`.
-
-        Raises:
-            ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
-        """
+        """Go back to the last `save`."""
         self._copies.restore()
         super().restore()
 

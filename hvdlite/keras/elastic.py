@@ -27,7 +27,7 @@ Example:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -41,7 +41,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.adapters import backend_adapter, keras_2
 from hvdlite.keras.batch_hooks import Callback, Logs
-from hvdlite.keras.collectives import broadcast_variables, word_sum
+from hvdlite.keras.collectives import broadcast_variables
 from hvdlite.keras.distribution import distributed_part
 from hvdlite.objects import broadcast_object
 
@@ -109,11 +109,7 @@ class KerasState(VariableState):
         super().__init__(_to_array, **kwargs)
 
     def restore(self) -> None:
-        """Go back to the last `save`: weights, states of random seeds, optimizer and attributes.
-
-        Raises:
-            ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
-        """
+        """Go back to the last `save`: weights, states of random seeds, optimizer and attributes."""
         if self._accumulator is not None:
             self._accumulator.clear()  # Its variables may be newer than the last `save`.
         super().restore()
@@ -135,12 +131,6 @@ class KerasState(VariableState):
             count = broadcast_object(self._accumulator.count, root_rank=0)
             if count != self._accumulator.count:  # This rank joins.
                 self._accumulator.clear(count)
-
-    def _parameters(self) -> dict[str, Any]:
-        return {str(getattr(one, "path", one.name)): one for one in self.model.trainable_variables}
-
-    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
-        return [word_sum(one) for one in parameters]
 
     def _parts(self) -> dict[str, list[Any]]:
         weights = list(self.model.weights)

@@ -182,16 +182,6 @@ def allow_pickle() -> bool:
     return os.environ.get("HVDLITE_ALLOW_PICKLE", "1") != "0"
 
 
-def elastic_snapshot() -> bool:
-    """Return whether elastic states copy tensors: HVDLITE_ELASTIC_SNAPSHOT is not 0."""
-    return os.environ.get("HVDLITE_ELASTIC_SNAPSHOT", "1") != "0"
-
-
-def elastic_verify() -> bool:
-    """Return whether ranks compare parameters before a sync: HVDLITE_ELASTIC_VERIFY is 1."""
-    return os.environ.get("HVDLITE_ELASTIC_VERIFY", "0") == "1"
-
-
 def timeline_parts() -> Path | None:
     """Return the folder whose parts of timelines hvdlite-run merges; None without hvdlite-run."""
     folder = os.environ.get("HVDLITE_TIMELINE_PARTS")

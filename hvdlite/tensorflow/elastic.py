@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -100,12 +99,6 @@ class TensorFlowState(VariableState):
 
     def _sync_tensors(self) -> None:
         broadcast_variables(self.variables, root_rank=0)
-
-    def _parameters(self) -> dict[str, Any]:
-        return {f"variable {i}": one for i, one in enumerate(self.variables) if one.trainable}
-
-    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
-        return [zlib.crc32(_to_array(one).tobytes()) for one in parameters]
 
 
 def _to_array(variable: Any) -> Any:

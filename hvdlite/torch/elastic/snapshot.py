@@ -7,20 +7,15 @@ from typing import Any
 
 import torch
 
-from hvdlite.errors import ArgumentError
-from hvdlite.rendezvous import environment
-
 
 class Snapshot:
     """Copies nested dicts, lists and tuples of tensors and other values."""
 
     # Tensors are copied into the buffers of the copy before, on the same device: new memory for
-    # each copy costs several times the time. With HVDLITE_ELASTIC_SNAPSHOT=0 tensors are not
-    # copied.
+    # each copy costs several times the time.
 
     def __init__(self) -> None:
         self._copied: Any = None
-        self._tensors = environment.elastic_snapshot()
 
     def take(self, value: Any) -> None:
         """Copy a value, in place of the copy before."""
@@ -28,13 +23,13 @@ class Snapshot:
             self._copied = self._copy_into(self._copied, value)
 
     def copy(self) -> Any:
-        """Return a copy of the copy, which callers may change; raise if tensors were not copied."""
+        """Return a copy of the copy, which callers may change."""
         with torch.no_grad():
             return _clone(self._copied)
 
     def _copy_into(self, old: Any, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return _copy_tensor(old, value) if self._tensors else _NOT_COPIED
+            return _copy_tensor(old, value)
         if isinstance(value, dict):
             before = old if isinstance(old, dict) else {}
             copied = copy.copy(value)  # This keeps the metadata of a module's state_dict.
@@ -47,9 +42,6 @@ class Snapshot:
         return copy.deepcopy(value)
 
 
-_NOT_COPIED = object()  # It stands for a tensor.
-
-
 def _copy_tensor(old: Any, tensor: torch.Tensor) -> torch.Tensor:
     reusable = (
         isinstance(old, torch.Tensor)
@@ -60,11 +52,6 @@ def _copy_tensor(old: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _clone(value: Any) -> Any:
-    if value is _NOT_COPIED:
-        raise ArgumentError(
-            "the state cannot be restored: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies of tensors "
-            "off; unset it, or start the job again from a checkpoint"
-        )
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from hvdlite.elastic.state import check_name
 from hvdlite.elastic.tensor_state import TensorState
@@ -20,7 +18,6 @@ from hvdlite.torch.elastic.handlers import (
     set_handler_registry,
 )
 from hvdlite.torch.elastic.random_state import RandomStateHandler
-from hvdlite.torch.optimizers.replicas import word_sums
 
 __all__ = [
     "ModelStateHandler",
@@ -85,11 +82,7 @@ class TorchState(TensorState):
         super().save()
 
     def restore(self) -> None:
-        """Go back to the last `save`.
-
-        Raises:
-            ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
-        """
+        """Go back to the last `save`."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
@@ -104,17 +97,6 @@ class TorchState(TensorState):
     def _sync_tensors(self) -> None:
         for handler in self._handlers.values():
             handler.sync()
-
-    def _parameters(self) -> dict[str, Any]:
-        return {
-            f"{name}: {parameter}": value
-            for name, handler in self._handlers.items()
-            if isinstance(handler.value, torch.nn.Module)
-            for parameter, value in handler.value.named_parameters()
-        }
-
-    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
-        return word_sums(parameters)
 
     def reset(self) -> None:
         """Let the samplers distribute their samples to the present ranks."""

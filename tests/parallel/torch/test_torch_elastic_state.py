@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite.elastic.state import ADDED, REMOVED
-from hvdlite.errors import HostsUpdatedInterrupt, MismatchError
+from hvdlite.errors import HostsUpdatedInterrupt
 from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
@@ -97,25 +96,6 @@ def scenario_one_ranks_message_interrupts_all() -> None:
         assert interrupt.value.skip_sync is (update == REMOVED)
         state.on_hosts_updated(version, update)  # too late on the other ranks
     state.commit()
-
-
-def scenario_ranks_that_trained_apart_are_named() -> None:
-    last = hvd.size() - 1
-    model = nn.Linear(2, 1)
-    state = hvd.elastic.TorchState(model)
-    os.environ["HVDLITE_ELASTIC_VERIFY"] = "1"
-    state.sync()
-    nn.init.ones_(model.weight)
-    state.sync()
-    if hvd.rank() == last:
-        nn.init.zeros_(model.weight)
-    with pytest.raises(MismatchError, match=f"'model: weight' has other values on rank {last} "):
-        state.sync()
-    if hvd.rank() == last:
-        state = hvd.elastic.TorchState(model)  # as a rank that joins
-    state.sync()
-    del os.environ["HVDLITE_ELASTIC_VERIFY"]
-    assert equal_everywhere(model.weight.tolist())
 
 
 def scenario_generators_of_ranks_that_join() -> None:
