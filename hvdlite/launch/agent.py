@@ -5,6 +5,11 @@ stdin (`remote.messages`), and writes the output of the processes, and how each 
 stdin ends, or brings nothing for long, the launcher or the connection to it is gone: the agent then
 ends its processes and itself. ssh shows the launcher what the agent writes to stderr. In node mode
 (`nodes`) the agent is an hvdlite-run that has connected to the launcher.
+
+Other software may start the agent on its host, as Ray does: it calls `serve`, which connects to the
+launcher, and starts the same program with that channel as stdin and stdout. Such an agent has
+folder, command, environment and secret itself: they do not travel on the channel, which everybody
+on the network can read.
 """
 
 from __future__ import annotations
@@ -12,15 +17,18 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import hvdlite
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent_loop import Agent, LauncherChannel
+from hvdlite.launch.process import shim
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
@@ -30,6 +38,9 @@ from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.handshake import Job, Role
 
 _CHECK_SECONDS = 10.0  # how long the agent tries to reach the launcher's store
+_DIAL_SECONDS = 10.0  # how long `serve` tries to reach the launcher
+# The secret of an agent that `serve` has started: an import of hvdlite takes HVDLITE_TOKEN away.
+_TOKEN = "HVDLITE_AGENT_TOKEN"
 # Variables that belong to a host or a login, and not to the job.
 _OWN_TO_HOST = frozenset(
     (
@@ -174,11 +185,56 @@ def attend(
     return well
 
 
+def serve(
+    address: str,
+    job: Job,
+    number: int,
+    variables: Mapping[str, str],
+    without: Iterable[str],
+    threads: int,
+) -> int:
+    """Connect to the launcher, run the agent of this host until it ends; return its status."""
+    # The agent dies with the thread that calls this.
+    # `threads` is the number of threads of each rank.
+    # Raises BootstrapError if the launcher cannot be reached, or refuses.
+    # Agents that ssh starts are there sooner without these imports.
+    from hvdlite.launch.description import Description
+    from hvdlite.launch.remote.dial_in import dial
+
+    inner, outer = socket.socketpair()
+    deadline = Deadline(_DIAL_SECONDS)
+    channel = dial("the launcher", address, job, number, deadline, pair=(inner, outer))
+    own = {name: value for name, value in os.environ.items() if name not in set(without)}
+    shared = Description((), 1, {**own, **variables}).shared_environment(threads)
+    agent = [sys.executable, "-m", "hvdlite.launch.agent"]
+    with outer:
+        process = subprocess.Popen(
+            shim.tied(agent),
+            stdin=outer.fileno(),
+            stdout=outer.fileno(),
+            start_new_session=True,
+            env={**shared, _TOKEN: job.token.hex()},
+        )
+    try:
+        return process.wait()
+    finally:
+        channel.end()
+
+
+def _environment(part: dict[str, Any]) -> dict[str, str]:
+    """Build the ranks' environment from that of this process, and from what the launcher sent."""
+    if _TOKEN not in os.environ:
+        os.environ.pop(SAFE_PATH, None)  # It was set for this process; ranks get the user's value.
+        return environment_here(os.environ, part["environment"])
+    part["folder"] = str(Path.cwd())
+    part["command"] = [sys.executable, "-m", "hvdlite.launch.call"]
+    part["own"] = {"HVDLITE_TOKEN": os.environ.pop(_TOKEN)}
+    return dict(os.environ)
+
+
 def main() -> int:
     """Run the agent; return its exit status."""
-    os.environ.pop(SAFE_PATH, None)  # It was set for this process; the ranks get the user's value.
-    well = attend(LauncherChannel(), lambda part: environment_here(os.environ, part["environment"]))
-    return 0 if well else 1
+    return 0 if attend(LauncherChannel(), _environment) else 1
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from hvdlite.launch import dialling
+from hvdlite.launch import agent
 from hvdlite.launch.remote.dial_in import NODE_SILENCE, IncomingAgents
 from hvdlite.launch.remote.sealed import SealedChannel
 from hvdlite.ray.cluster import import_ray, own_place, ray_says
@@ -36,7 +36,7 @@ class NodeActor:
         self, address: str, job: Job, number: int, variables: Mapping[str, str], threads: int
     ) -> int:
         """Run the agent until it ends; return its exit status."""
-        return dialling.serve(address, job, number, variables, _OF_THE_ACTOR, threads)
+        return agent.serve(address, job, number, variables, _OF_THE_ACTOR, threads)
 
 
 class RayChannel:

@@ -136,7 +136,8 @@ def agents() -> list[str]:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "hvdlite.launch.dialling" in line or "hvdlite.launch.call" in line:
+            is_agent = b"HVDLITE_AGENT_TOKEN=" in entry.with_name("environ").read_bytes()
+            if is_agent or "hvdlite.launch.call" in line:
                 found.append(line)
     return found
 

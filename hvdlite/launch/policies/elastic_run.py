@@ -25,8 +25,7 @@ from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.process.starts import Start
-from hvdlite.launch.remote.agents import Pulse
-from hvdlite.launch.remote.arrival import ALIVE_SECONDS, keep_alive
+from hvdlite.launch.remote.agents import ALIVE_SECONDS, Pulse, keep_alive
 from hvdlite.launch.remote.channels import LaunchError
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.rendezvous_address import rendezvous_address, route_to

@@ -20,7 +20,7 @@ from hvdlite.launch.command.cli import main
 from hvdlite.launch.elastic import actions
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Leaving, Limits
 from hvdlite.launch.policies import elastic_run
-from hvdlite.launch.remote import arrival
+from hvdlite.launch.remote import agents
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 
@@ -116,6 +116,6 @@ class FakeRegistrar:
 
 if __name__ == "__main__":
     if "TEST_PATIENCE" in os.environ:
-        arrival._PATIENCE = float(os.environ["TEST_PATIENCE"])
+        agents._PATIENCE = float(os.environ["TEST_PATIENCE"])
     elastic_run.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
     sys.exit(main())

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from hvdlite.launch.remote import arrival
-from hvdlite.launch.remote.arrival import await_hosts
+from hvdlite.launch.remote import agents
+from hvdlite.launch.remote.agents import await_hosts
 from hvdlite.launch.remote.channels import AbsentError, LaunchError
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.messages import Kind, frame
@@ -45,7 +45,7 @@ class FakeHost(RemoteHost):
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeHost]]:
-    monkeypatch.setattr(arrival, "_PATIENCE", 0.3)
+    monkeypatch.setattr(agents, "_PATIENCE", 0.3)
     made = [FakeHost(name) for name in "abc"]
     yield made
     for host in made:
@@ -66,7 +66,7 @@ def meet_some(hosts: list[FakeHost], least: int, interrupted: int | None = None)
 def test_all_that_come_are_waited_for(
     hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "_PATIENCE", HANG)
+    monkeypatch.setattr(agents, "_PATIENCE", HANG)
     hosts[0].theirs.send(b"hello")
     hosts[1].theirs.send(b"hello")
     later = threading.Timer(0.1, lambda: hosts[2].theirs.send(b"hello"))
@@ -100,7 +100,7 @@ def test_host_that_is_needed_has_to_come(hosts: list[FakeHost]) -> None:
 def test_late_hosts_that_are_needed_end_the_wait(
     hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "connect_deadline", lambda way: time.monotonic() + 0.2)
+    monkeypatch.setattr(agents, "connect_deadline", lambda way: time.monotonic() + 0.2)
     hosts[1].theirs.send(b"hello")
     with pytest.raises(AbsentError, match="host a, c has not answered in time"):
         meet_some(hosts, 2)
@@ -116,8 +116,8 @@ def test_other_version_is_not_accepted_where_others_are_enough(hosts: list[FakeH
 def test_hosts_that_have_answered_are_told_that_the_launcher_is_alive(
     hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(arrival, "_PATIENCE", HANG)
+    monkeypatch.setattr(agents, "ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(agents, "_PATIENCE", HANG)
     thrice = frame(Kind.ALIVE) * 3
     told: list[bytes] = []
     told_too_early: list[socket.socket] = []
