@@ -189,7 +189,7 @@ def test_registrar_ends_the_job_with_its_reason(tmp_path: Path) -> None:
         assert job.alive() == []
     assert status == 1
     assert "hvdlite-run: rank 1 is late\n" in stderr
-    assert "hvdlite-run: three epochs without a committed step\n" in stderr
+    assert "hvdlite-run: three epochs without a committed step; start the job again from" in stderr
 
 
 def test_joiners_that_wait_end_quietly_when_the_job_is_over(tmp_path: Path) -> None:
