@@ -6,7 +6,7 @@ The hosts are network namespaces with one link between them, whose rate tc limit
 direction: `--rates 100mbit 1gbit 10gbit`. The ranks train a network of equal linear layers, and all
 modes take turns in the same run:
 
-- `none`, `bf16`, `int8`, `powersgd`: DistributedOptimizer with that compression;
+- `none`, `bf16`, `int8`: DistributedOptimizer with that compression;
 - `localsgd`: `hvd.LocalSGD(every=16)`, without compression.
 
 `step_ms` is the median over the turns of the mean step, and `times_none` the step of `none` divided
@@ -151,8 +151,6 @@ class Contestant:
             self.optimizer = hvd.LocalSGD(sgd, every=EVERY)
         else:
             compression = getattr(hvd.Compression, mode)
-            if mode == "powersgd":
-                compression = compression(rank=4, start=1)
             named = self.model.named_parameters()
             self.optimizer = hvd.DistributedOptimizer(sgd, named, compression=compression)
 
@@ -177,12 +175,12 @@ def measure(arguments: argparse.Namespace) -> None:
     """Be one rank."""
     torch.set_num_threads(1)
     hvd.init()
-    modes = ("none", "bf16", "int8", "powersgd", "localsgd")
+    modes = ("none", "bf16", "int8", "localsgd")
     contestants = [Contestant(mode, arguments.layers, arguments.width) for mode in modes]
     for turn in range(arguments.turns + 1):
         for one in contestants:
             one.take_turn()
-            if turn == 0:  # The first steps negotiate, and PowerSGD's is exact.
+            if turn == 0:  # The first steps negotiate.
                 one.seconds.clear()
                 one.sent.clear()
     none = statistics.median(contestants[0].seconds)

@@ -22,13 +22,10 @@ GLOBAL_BATCH = 96  # of all ranks together
 MICRO_BATCHES = 4  # of a rank, in a step
 TEST_IMAGES = 357  # of 1,797
 
-POWERSGD = hvd.Compression.powersgd(rank=2, start=40)
-
 MODES = {
     "synchronous": lambda sgd, model: hvd.DistributedOptimizer(sgd, model.named_parameters()),
     "late": lambda sgd, model: hvd.DistributedOptimizer(sgd, late=hvd.Late()),
     "sharded": lambda sgd, model: hvd.ShardedOptimizer(sgd, model.named_parameters()),
-    "powersgd": lambda sgd, model: hvd.DistributedOptimizer(sgd, compression=POWERSGD),
     "localsgd": lambda sgd, model: hvd.LocalSGD(sgd, every=16),
     "diloco": lambda sgd, model: hvd.DiLoCo(sgd, every=16, outer_momentum=0.5),
 }
@@ -64,7 +61,7 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
         for number, mine in enumerate(step, start=1):
             time.sleep(lag)
             loss = nn.functional.cross_entropy(model(images[mine]), labels[mine]) / MICRO_BATCHES
-            if mode in ("synchronous", "late", "sharded", "powersgd") and number < MICRO_BATCHES:
+            if mode in ("synchronous", "late", "sharded") and number < MICRO_BATCHES:
                 with optimizer.no_sync():  # The last one sends the gradients.
                     loss.backward()
             else:

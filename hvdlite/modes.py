@@ -25,7 +25,6 @@ class Mode(Enum):
     COMPRESSION = "compression="
     INT8 = "Compression.int8"
     INT4 = "Compression.int4"
-    POWERSGD = "Compression.powersgd"
     LATE = "late="
     VIRTUAL = "virtual_size="
     LOCAL_SGD = "LocalSGD"
@@ -61,14 +60,9 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
     Mode.INT4: {
         (Mode.DISTRIBUTED,): "four bits are too few for gradients; use Compression.int8 or bf16",
     },
-    Mode.POWERSGD: {
-        (Mode.LOCAL_SGD,): "a round sends changes of parameters; use Compression.int8 or int4",
-        _NOT_OF_A_MEAN: "the error that a rank keeps is a part of a mean; use op=hvd.Average",
-    },
     Mode.LATE: {
         _NOT_OF_A_MEAN: "a step divides by the number of gradients that are in it; use "
         "op=hvd.Average",
-        (Mode.POWERSGD,): "its gradients travel in two phases; use Compression.fp16 or bf16",
         (Mode.ELASTIC,): "the gradients of a step come from the same ranks there; leave late= out",
         (Mode.CLOSURE,): "every rank evaluates the model there, and with late= a rank that is "
         "behind computes nothing; call step() without a closure",
@@ -140,7 +134,7 @@ REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
 
 # Parts and forms of another mode, which cannot be combined with what that one refuses, either.
 _PART_OF = {
-    **dict.fromkeys((Mode.INT8, Mode.INT4, Mode.POWERSGD), Mode.COMPRESSION),
+    **dict.fromkeys((Mode.INT8, Mode.INT4), Mode.COMPRESSION),
     **dict.fromkeys((Mode.STAGE_2, Mode.ONE_COPY, Mode.COPIES, Mode.SHARDED_IN_SET), Mode.SHARDED),
     Mode.SHARE_PARAMETERS: Mode.SHARDED,
     Mode.SHARDED: Mode.DISTRIBUTED,

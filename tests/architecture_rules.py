@@ -47,7 +47,6 @@ NEUTRAL = (
     *("hvdlite.parameter_server", "hvdlite.virtual"),
 )
 TORCH = (
-    "hvdlite.torch.power_sgd",
     "hvdlite.torch.compression",
     "hvdlite.torch.collectives",
     "hvdlite.torch.exchange",

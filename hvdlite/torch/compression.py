@@ -1,4 +1,4 @@
-"""Compression of torch tensors: they travel as a narrower type, or as thin factors."""
+"""Compression of torch tensors: they travel as a narrower type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hvdlite import compression as neutral
 from hvdlite.compression import CastCompressor, Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.modes import Mode
-from hvdlite.torch.power_sgd import PowerSGD
 
 
 class _Cast(CastCompressor):
@@ -113,10 +112,6 @@ class Compression:
         bf16: sends them as bfloat16: the range of float32 with two to three decimal digits.
         int8: sends 260 bytes for 256 numbers between hosts, for averages and sums.
         int4: sends 132 bytes for 256 numbers, in rounds of `LocalSGD` and `DiLoCo` alone.
-        powersgd: `powersgd(rank=4, start=1000, least_gain=2.0)` sends gradients of matrices as two
-            thin factors of `rank` columns (Vogels et al., NeurIPS 2019), after `start` exact steps,
-            if they become smaller by `least_gain`; for `DistributedOptimizer` and stage 1 of
-            `ShardedOptimizer`. See docs/modes/compression.md.
 
     Example:
         >>> wire, ctx = Compression.fp16.compress(torch.ones(2))
@@ -129,4 +124,3 @@ class Compression:
     bf16 = BF16Compressor
     int8 = Int8Compressor
     int4 = Int4Compressor
-    powersgd = PowerSGD

@@ -181,18 +181,6 @@ class Distributed(VirtualStepping, Attending):
         given = () if closure is None else (closure,)
         return super().step(*given, **options)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; see `torch.optim.Optimizer.load_state_dict`.
-
-        What a compression keeps begins at zero, because it belongs to other parameters.
-        With `virtual_size` the training goes on where the state was saved.
-
-        Raises:
-            ArgumentError: the state was saved with another `virtual_size`.
-        """
-        super().load_state_dict(state_dict)
-        self._reducer.exchange.forget()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
         plain = self._plain_copy(memo)
         names = self._reducer.parameter_names.items()

@@ -68,7 +68,7 @@ class Bucket(GradientBucket):
         sent = self._sent
         if sent is None or sent.handle is None:
             return []
-        return [sent.operation, *([] if sent.rows is None else [f"{self._name}.rows"])]
+        return [self._name, *([] if sent.rows is None else [f"{self._name}.rows"])]
 
     def begin_anew(self) -> None:
         """Let all gradients travel dense next, with the numbers of their rows."""
@@ -85,13 +85,9 @@ class Bucket(GradientBucket):
         with torch.no_grad():
             if sent.plain is None:
                 sent.flights = [self._leave(sent, position) for position in range(len(self.params))]
-            self._flags.write(sent, self._flags_of_rank())
-        self._start(sent, blocking)
+            self._flags.write(sent)
+        self._send(sent, blocking)
         self._sent = sent
-
-    def _start(self, sent: Sent, blocking: bool) -> None:
-        """Submit what goes first."""
-        self._send(sent, self._name, self._layout, blocking)
 
     def _read_plain(self, sent: Sent) -> Any:
         """Read all gradients in one call if the core can reduce them as they lie; else None."""
@@ -113,7 +109,7 @@ class Bucket(GradientBucket):
         labelled = zip(self._labels, self.params, strict=True)
         return [spec(label, param, None, cast) for label, param in labelled]
 
-    def _send(self, sent: Sent, name: str, layout: int | None, blocking: bool) -> None:
+    def _send(self, sent: Sent, blocking: bool) -> None:
         """Submit all gradients and the flags."""
         by_rows, flights, flags = self._ways.by_rows, sent.flights, self._flags.tensor
         if sent.plain is not None:
@@ -129,16 +125,16 @@ class Bucket(GradientBucket):
         # float16 is too narrow for the share of a rank with a small weight, and int8 for any share.
         exact = is_packed(sent.cast) or sent.cast == dtype_number("float16")
         narrow = None if exact else sent.cast
-        if layout is not None:
-            specs.append(layout_spec(f"{self._name}.layout", layout, flags, narrow))
+        if self._layout is not None:
+            specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
         masks = self._make_masks(sorted(self._ways.with_mask), flights)
         specs += self._mask_specs(masks)
         if by_rows:
             self._gather(sent, sorted(by_rows))
         keep = memory, flags, masks
-        sent.handle = start_allreduce(name, specs, sent.reduction, keep, blocking)
-        sent.operation, sent.masks = name, masks
+        sent.handle = start_allreduce(self._name, specs, sent.reduction, keep, blocking)
+        sent.masks = masks
 
     def _gather(self, sent: Sent, positions: list[int]) -> None:
         with torch.no_grad():
@@ -159,9 +155,9 @@ class Bucket(GradientBucket):
             version = -1 if gradient is None else gradient._version
             gradient = wire if gradient is None else gradient
             return InFlight(param, gradient, version, address_of(gradient), wire, None, wire)
-        return self._compress(sent, self._own(position, self._ways.as_dense))
+        return self._compress(sent, self._own(position))
 
-    def _own(self, position: int, as_dense: bool) -> InFlight:
+    def _own(self, position: int) -> InFlight:
         """Return this rank's gradient, or zeros, as a dense tensor that can be sent."""
         param = self.params[position]
         gradient, version, rows = param.grad, -1, 0
@@ -173,7 +169,7 @@ class Bucket(GradientBucket):
         elif gradient is None:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
-            if gradient.layout != torch.strided and as_dense:
+            if gradient.layout != torch.strided and self._ways.as_dense:
                 # The gradient becomes dense permanently.
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
@@ -198,13 +194,6 @@ class Bucket(GradientBucket):
             flight.target = place.memory
         return flight
 
-    def _flags_of_rank(self) -> list[float]:
-        """Return flags of this rank as a whole."""
-        return []
-
-    def _read_flags_of_ranks(self, means: list[float]) -> None:
-        """Take the means of these flags over the ranks."""
-
     def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`; see `GradientBucket.finish`."""
         sent = self._sent
@@ -216,9 +205,7 @@ class Bucket(GradientBucket):
             positions, gathering = sent.rows
             gathered = dict(zip(positions, gathering.finish(), strict=True))
         factor = sent.handle.members if sent.reduction.op == ops.Average else 1
-        present, rows, of_ranks, steps = self._flags.read(sent, counts, factor)
-        if of_ranks is not None:
-            self._read_flags_of_ranks(of_ranks)
+        present, rows, steps = self._flags.read(sent, counts, factor)
         arrived = sent.plain is not None and all(present) and not any(rows)
         flights = [] if arrived else sent.each(self.params)
         masks = sent.masks

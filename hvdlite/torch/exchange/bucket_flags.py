@@ -1,8 +1,8 @@
 """The flags that travel with the gradients of a bucket: what each rank has to say of its own.
 
 A vector has, for each parameter: whether the rank had a gradient, the number of rows if it was
-sparse and travels dense, whether it was, and its sparse dimensions. Then come flags of the rank as
-a whole, the number of its step, and a one: all ranks learn from the reduced ones how many counted.
+sparse and travels dense, whether it was, and its sparse dimensions. Then come the number of the
+rank's step, and a one: all ranks learn from the reduced ones how many counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class Told(NamedTuple):
 
     present: list[bool]  # This says by position whether some rank had a gradient.
     rows: list[float]  # These are all ranks' rows of sparse gradients that travelled dense.
-    of_ranks: list[float] | None  # These are the means of the flags of ranks, if known.
     # This rank's step and the flags are for `GradientBucket._check_step`, when they are known.
     steps: tuple[int, list[float]] | None
 
@@ -40,11 +39,11 @@ class BucketFlags:
         self._ways = ways
         self._device_steps: DeviceSteps | None = None  # These are flags that are not waited for.
 
-    def write(self, sent: Sent, of_rank: Sequence[float]) -> None:
-        """Write the flags of what is about to be submitted, and `of_rank`, those of the rank."""
+    def write(self, sent: Sent) -> None:
+        """Write the flags of what is about to be submitted."""
         count, flights = len(self._params), sent.flights
         step = 1.0 + sent.step % STEPS
-        size = FLAGS * count + len(of_rank) + COMMON_FLAGS
+        size = FLAGS * count + COMMON_FLAGS
         as_params = sent.plain is not None or is_sparse(flights[0].wire)
         dtype = flags_dtype((self._params[0] if as_params else flights[0].wire).dtype)
         flags, device = self.tensor, self._params[0].device
@@ -54,14 +53,12 @@ class BucketFlags:
             flags.fill_(1)  # `flags[i] = 1` would make the host wait for a GPU.
             flags[count:-2].zero_()
             flags[-2:-1].fill_(step)
-            for place, value in enumerate(of_rank, FLAGS * count):
-                flags[place : place + 1].fill_(value)
         else:
             values: list[float] = [flight.present for flight in flights]
             values += [flight.rows for flight in flights]
             values += [flight.rows > 0 for flight in flights]
             values += [self._ways.dimensions_of(flight.gradient) for flight in flights]
-            values += [*of_rank, step, 1.0]
+            values += [step, 1.0]
             written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
             flags.copy_(written, non_blocking=True)
 
@@ -71,20 +68,20 @@ class BucketFlags:
         if ways.dense_for_good and counts and all(flight.present for flight in sent.flights):
             self._device_steps = self._device_steps or DeviceSteps()
             steps = self._device_steps.look(self.tensor, sent.step)
-            return Told([True] * size, [0.0] * size, None, steps)
+            return Told([True] * size, [0.0] * size, steps)
         self._device_steps = None
         *flags, step, ones = self.tensor.tolist()
-        of_ranks, known = flags[FLAGS * size :], (sent.step, [step, ones])
+        known = sent.step, [step, ones]
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
-            return Told(present, [0.0] * size, of_ranks, known)
+            return Told(present, [0.0] * size, known)
         # The factor makes a reduced number the sum over the ranks.
         rows = [flag * factor for flag in flags[size : 2 * size]]
         for i, (sparse, dimensions) in enumerate(
-            zip(flags[2 * size : 3 * size], flags[3 * size : FLAGS * size], strict=True)
+            zip(flags[2 * size : 3 * size], flags[3 * size :], strict=True)
         ):
             if sparse > 0:
                 ways.agree(i, dimensions / sparse)
         any_rows = any(rows) or sent.rows is not None
         ways.dense_for_good = self.tensor.is_cuda and all(present) and not any_rows
-        return Told(present, rows, of_ranks, known)
+        return Told(present, rows, known)

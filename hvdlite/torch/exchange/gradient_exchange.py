@@ -1,14 +1,12 @@
 """How the gradients of one reducer travel: `GradientExchange`, one allreduce for each bucket.
 
-A mode that sends other things, or sends them in another way, is a subclass in a file of its own;
-`hvdlite.torch.optimizers.exchange_choice` says which settings choose it.
+A mode that sends other things, or sends them in another way, is a subclass in a file of its own.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -24,17 +22,15 @@ from hvdlite.torch.exchange.settings import Settings
 class GradientExchange:
     """The plain exchange. Used by the threads that use the reducer."""
 
-    # In a cycle a reducer calls `begin`, `reduction` for each bucket that it submits, `advance`
-    # when it has submitted all, and `finish`. It calls `begin_anew` when ranks have missed steps.
+    # In a cycle a reducer calls `begin`, and `reduction` for each bucket that it submits. It calls
+    # `begin_anew` when ranks have missed steps.
 
     of_one_step = True  # It says whether all gradients that are reduced together are of one step.
     divides = False  # It says whether reduced gradients go to the owners of their parameters alone.
-    compression = "None"  # All ranks must have the same text, besides the layout.
 
     def __init__(self, name: str, settings: Settings) -> None:
         self._name = name
         self._settings = settings
-        self._compressor = settings.compression  # It compresses what the buckets send.
 
     def outdated(self, takes_part: bool) -> bool:
         """Return whether the buckets have to be made anew, even of the same parameters."""
@@ -46,13 +42,13 @@ class GradientExchange:
         """Make the buckets of these parameters, whose order is the same on all ranks."""
         formed, named = self._form(params, names)
         memory = GradientMemory(formed) if self._settings.bucket_view else None
-        layout = self._digest(named)
+        layout = digest(named)
         return [
-            self._bucket(
+            Bucket(
                 f"{self._name}.{number}",
                 bucket,
                 named[number],
-                self._compressor,
+                self._settings.compression,
                 self._settings.sparse_as_dense,
                 None if memory is None else functools.partial(memory.of, number),
                 layout if number == 0 else None,
@@ -67,12 +63,6 @@ class GradientExchange:
         formed = form(params, self._settings.groups, self._settings.cap_bytes)
         return formed, [[names[param] for param in bucket] for bucket in formed]
 
-    def _digest(self, named: list[list[str]]) -> int:
-        return digest(named)
-
-    def _bucket(self, name: str, params: Sequence[torch.Tensor], *arguments: Any) -> GradientBucket:
-        return Bucket(name, params, *arguments)
-
     def begin_anew(self) -> None:
         """Forget what other ranks may not remember alike; each bucket does the same."""
 
@@ -83,22 +73,5 @@ class GradientExchange:
         """Return how a bucket is combined; `fresh` says that this rank has a gradient."""
         return reduction
 
-    @property
-    def leads(self) -> bool:
-        """Whether something is in flight that `advance` has to follow up."""
-        return False
-
-    def advance(self) -> None:
-        """Submit what depends on what is in flight, when that has arrived."""
-
-    def finish(self, used: bool, counts: bool) -> None:
-        """End a cycle whose gradients have arrived, and are used unless a reduction failed."""
-
-    def abandon(self) -> None:
-        """Wait for what `advance` would follow up, without using it."""
-
     def after_step(self) -> None:
         """Note the end of the optimizer's step; ranks may meet here."""
-
-    def forget(self) -> None:
-        """Forget what has not been sent yet: it belongs to other parameters now."""

@@ -62,7 +62,6 @@ class Sent:
     by_hand: Any  # This is the part of the compression that is not a cast in the core.
     plain: Any = None  # These are all gradients, if plain: see `fast_path.read_gradients`.
     flights: list[InFlight] = field(default_factory=list)  # It has no gradients while `plain` does.
-    operation: str = ""
     handle: Submission | None = None  # The operation with the flags has it, once it is submitted.
     # These are positions of parameters whose rows are in flight, and their operation.
     rows: tuple[list[int], RowGathering] | None = None

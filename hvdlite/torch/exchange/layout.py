@@ -61,17 +61,15 @@ def explain(
     in_flight: Sequence[str],
     process_set: ProcessSet,
     cause: MismatchError,
-    compression: str = "None",
 ) -> MismatchError:
     """Return an error that says why ranks could not reduce a first bucket; all of them call it."""
     # Operations that not every rank has submitted are ended by an error, so that no rank waits for
-    # them and the world goes on. `cause` is returned if the layouts are the same. The compression
-    # is what must be the same on all ranks.
+    # them and the world goes on. `cause` is returned if the layouts are the same.
     own = [
         [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
         for bucket in buckets
     ]
-    data = json.dumps([own, list(in_flight), compression]).encode()
+    data = json.dumps([own, list(in_flight)]).encode()
     number = member_id(process_set)
     blocks = gather_bytes(basics.engine(), data, f"#{name}.layout", number)
     said = {
@@ -79,10 +77,9 @@ def explain(
         for rank, block in zip(process_set.ranks, blocks, strict=True)
         if len(block) > 0  # The rank has not joined.
     }
-    wanted = {one for _, names, _ in said.values() for one in names}
+    wanted = {one for _, names in said.values() for one in names}
     _complete(wanted - {f"{name}.0", *in_flight}, process_set)
-    text = _difference({rank: layout for rank, (layout, _, _) in said.items()})
-    text = text or _other_compression({rank: one for rank, (_, _, one) in said.items()})
+    text = _difference({rank: layout for rank, (layout, _) in said.items()})
     return cause if text is None else MismatchError(f"'{name}': {text}")
 
 
@@ -141,18 +138,6 @@ def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
             f"rank {first} and rank {rank} put the same parameters into other buckets; give "
             "every rank the same order of parameters, bucket_cap_mb, num_groups and groups"
         )
-    return None
-
-
-def _other_compression(said: dict[int, str]) -> str | None:
-    """Say which ranks compress in another way; None if all do alike."""
-    (first, own), *others = said.items()
-    for rank, other in others:
-        if other != own:
-            return (
-                f"rank {first} has compression={own} and rank {rank} has compression={other}; give "
-                "every rank the same compression="
-            )
     return None
 
 

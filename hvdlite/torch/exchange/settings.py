@@ -79,8 +79,8 @@ def modes_of(
 
 def _mode_of_compression(compression: Any) -> dict[Mode, bool]:
     """Return the mode that only this compression of hvdlite's is of, if there is one."""
-    # A class that is derived from ours may do something else. Objects, such as powersgd(), inherit
-    # what theirs does. A user's own compressor may have anything as its attribute `mode`.
+    # A class that is derived from ours may do something else. A user's own compressor may have
+    # anything as its attribute `mode`.
     is_class = isinstance(compression, type)
     mode = vars(compression).get("mode") if is_class else getattr(compression, "mode", None)
     return {mode: True} if isinstance(mode, Mode) else {}

@@ -6,7 +6,7 @@ and in an elastic job the commit of the step's transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from hvdlite.torch.exchange.gradient_bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.exchange.settings import Settings
-from hvdlite.torch.optimizers.exchange_choice import choose_exchange
+from hvdlite.torch.optimizers.late_gradients import LateExchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck
 from hvdlite.torch.optimizers.transaction import step_transaction
 from hvdlite.torch.optimizers.watched import WatchedParameters
@@ -33,11 +33,12 @@ class Buckets:
         settings: Settings,
         watched: WatchedParameters,
         replicas: ReplicaCheck,
-        failed: Callable[[GradientBucket, HvdliteError], None],
     ) -> None:
-        """Make no buckets yet; `failed` gets the error of a bucket that could not advance."""
+        """Make no buckets yet."""
         self.name = name  # All operations have this prefix, which is unique on this rank.
-        self.exchange: GradientExchange = choose_exchange(name, settings, failed)
+        self.exchange = GradientExchange(name, settings)
+        if settings.late is not None:
+            self.exchange = LateExchange(name, settings, settings.late)
         self._weight: float | None = None  # This rank's gradients of the last cycle had it.
         self._weighed = False  # The weight of this cycle is known.
         self.steps = 0  # All ranks count steps alike, from the last `begin_anew`.
@@ -112,13 +113,9 @@ class Buckets:
             reduction = reduction._replace(transaction=self._transaction.name)
         bucket.submit(reduction, blocking, self.steps if self.exchange.of_one_step else 0)
 
-    def advance(self) -> None:
-        """Submit what depends on what is in flight, after all buckets were submitted."""
-        self.exchange.advance()
-
     def end_transaction(self) -> None:
         """Submit the commit of the step once nothing else will be submitted in it."""
-        if self._transaction is not None and self.all and not self.exchange.leads:
+        if self._transaction is not None and self.all:
             self._transaction.end()
 
     def wait(
@@ -140,8 +137,6 @@ class Buckets:
         if self._transaction is not None:
             ended = self._transaction.finish(dropped or failure is not None)
             failure = failure or ended
-        used = failure is None and not dropped
-        self.exchange.finish(used, counts=self._counts)
         return failure, differing
 
     def explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
@@ -154,10 +149,7 @@ class Buckets:
         self._replicas.begin_anew()
         # The buckets are formed anew: their state is not the same on all ranks.
         self._watched.forget_order()
-        process_set, compression = self._settings.reduction.process_set, self.exchange.compression
-        explained = explain(self.name, named, in_flight, process_set, error, compression)
-        self.exchange.abandon()
-        return explained
+        return explain(self.name, named, in_flight, self._settings.reduction.process_set, error)
 
     def meet(self) -> None:
         """Meet the other ranks' first bucket if this rank trains nothing; raise if they train."""

@@ -57,8 +57,7 @@ class GradientReducer:
         self._watched = WatchedParameters(read_groups, names, hook)
         process_set = settings.reduction.process_set
         replicas = ReplicaCheck(name, process_set)
-        failed = calling(self, "_on_failed_advance")
-        self.buckets = Buckets(name, settings, self._watched, replicas, failed)
+        self.buckets = Buckets(name, settings, self._watched, replicas)
         self._cycle = Cycle()
         self._restarts = operation_names.restarts()
         self._overlaps = True
@@ -191,9 +190,8 @@ class GradientReducer:
     def _on_backward_end(self) -> None:
         """End the cycle with its last backward, in the thread of that backward."""
         # Several reducers may end their cycles here, in a different order on each rank. So all
-        # submit before the first one advances, and all advance before the first one waits. If
-        # nothing was sent early, this thread runs the engine while it waits: to wake another one
-        # costs more.
+        # submit before the first one waits. If nothing was sent early, this thread runs the engine
+        # while it waits: to wake another one costs more.
         last = self._cycle.backwards + 1 >= self.settings.passes
         reduces = self._cycle.open and last
         if reduces:
@@ -201,11 +199,7 @@ class GradientReducer:
         self._cycle.backwards += 1
         if reduces:
             self._submit_rest(blocking=not self._sends_early)
-            queue(self._advance_in_backward)
-
-    def _advance_in_backward(self) -> None:
-        self._advance()
-        queue(self._wait)
+            queue(self._wait)
 
     def _submit(self, bucket: GradientBucket, blocking: bool) -> None:
         try:
@@ -268,7 +262,6 @@ class GradientReducer:
     def _reduce_now(self, dropped: bool = False) -> None:
         self._follow_changes()
         self._submit_rest(blocking=True)
-        self._advance()
         self._wait(dropped)
 
     def _submit_rest(self, blocking: bool) -> None:
@@ -278,19 +271,8 @@ class GradientReducer:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
-        self._end_transaction()
-
-    def _advance(self) -> None:
-        self.buckets.advance()
-        self._end_transaction()
-
-    def _end_transaction(self) -> None:
         if self._cycle.open:
             self.buckets.end_transaction()
-
-    def _on_failed_advance(self, bucket: GradientBucket, error: HvdliteError) -> None:
-        explained = self.buckets.explain(bucket, error)
-        self._cycle.failure = self._cycle.failure or explained
 
     def _wait(self, dropped: bool = False) -> None:
         failure, differing = self.buckets.wait(self._cycle.failure, dropped)

@@ -69,7 +69,13 @@ class VirtualStepping(Wrapping):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, and go on where it was saved."""
+        """Load a state; see `torch.optim.Optimizer.load_state_dict`.
+
+        With `virtual_size` the training goes on where the state was saved.
+
+        Raises:
+            ArgumentError: the state was saved with another `virtual_size`.
+        """
         if self._virtual is not None and _KEY in state_dict:
             self._virtual.load(state_dict[_KEY])
         super().load_state_dict(state_dict)

@@ -191,10 +191,6 @@ ACCUMULATING = {
     "passes": {"backward_passes_per_step": 2},
     "rows": {"backward_passes_per_step": 2},
     "view": {"backward_passes_per_step": 2, "gradient_as_bucket_view": True},
-    "powersgd": {
-        "backward_passes_per_step": 2,
-        "compression": hvd.Compression.powersgd(rank=1, start=1, least_gain=1.0),
-    },
     "late": {"backward_passes_per_step": 2, "late": hvd.Late(quorum=1.0)},
     "no_sync": {},
 }

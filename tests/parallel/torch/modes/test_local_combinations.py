@@ -197,21 +197,6 @@ def scenario_accumulation_within_a_host() -> None:
         assert_close(list(model.parameters()), expected[host])
 
 
-def scenario_powersgd_within_a_host() -> None:
-    with Hosts() as (_, members):
-        model = make_model()
-        compression = hvd.Compression.powersgd(rank=1, start=2, least_gain=1.0)
-        for arguments in ({"compression": compression}, {}):
-            optimizer = hvd.DistributedOptimizer(
-                sgd(model.parameters()), process_set=members, **arguments
-            )
-            optimizer = hvd.LocalSGD(optimizer, every=4)
-            take_steps(model, optimizer, 1, STEPS)
-            optimizer.average()
-            assert_same_everywhere(model)
-            del optimizer
-
-
 def scenario_a_scaler_within_a_host() -> None:
     with Hosts() as (host, members):
         model, other = make_model(), make_model()
@@ -239,8 +224,6 @@ def scenario_batch_normalization_of_all_ranks() -> None:
 
 def scenario_what_is_refused() -> None:
     params = list(make_model().parameters())
-    with raises("Compression.powersgd cannot be combined with LocalSGD"):
-        hvd.LocalSGD(sgd(params), compression=hvd.Compression.powersgd(rank=1, start=1))
     with raises("averages parameters already"):
         hvd.ShardedOptimizer(hvd.LocalSGD(sgd(params)))
     with raises(r"LocalSGD\(start=...\): only the DistributedOptimizer averages gradients"):

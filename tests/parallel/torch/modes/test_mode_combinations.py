@@ -22,8 +22,7 @@ from parallel.torch.modes.sharded_models import (
     groups_of,
     loss_of,
 )
-from parallel.torch.small_models import assert_close, assert_same_everywhere, raises
-from references.powersgd import train as train_by_powersgd
+from parallel.torch.small_models import assert_close, raises
 
 PRELOAD = ("torch._dynamo",)
 
@@ -157,79 +156,6 @@ def scenario_batch_normalization_over_all_ranks() -> None:
     every_step = train_normalized(hvd.LocalSGD, every=1)
     assert_close(list(every_step.parameters()), list(expected.parameters()), 1e-9)
     assert_close([every_step.norm.running_mean], [expected.norm.running_mean], 1e-9)
-    compressed = train_normalized(
-        unsharded, compression=hvd.Compression.powersgd(rank=2, start=1, least_gain=1.5)
-    )
-    assert_same_everywhere(compressed)
-    assert not torch.equal(compressed.first.weight, expected.first.weight)
-
-
-# PowerSGD. Its reference is one process with torch's own products.
-
-
-def powersgd() -> Any:
-    return hvd.Compression.powersgd(rank=2, start=2, least_gain=1.5)
-
-
-def plain_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 24), nn.Tanh(), nn.Linear(24, 5)]
-    return nn.Sequential(*layers).double()
-
-
-def reference(loss: Any, weights: Callable[[int], list[float]], steps: int) -> list[torch.Tensor]:
-    model = plain_model()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    train_by_powersgd(model, sgd, loss, range(steps), powersgd(), weights)
-    return list(model.parameters())
-
-
-def make_compressed(distribute: Distribute = unsharded, **arguments: Any) -> tuple[Any, Any]:
-    model = plain_model()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return model, distribute(sgd, compression=powersgd(), **arguments)
-
-
-def scenario_powersgd_with_shards_and_accumulation() -> None:
-    def both(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        first, last = (normalized_loss(model, 2 * step + part, rank) for part in (0, 1))
-        return first + last
-
-    expected = reference(both, lambda step: [1.0] * hvd.size(), 8)
-    for distribute in (unsharded, stage_1, copied):
-        for passes in (1, 2):
-            model, optimizer = make_compressed(distribute, backward_passes_per_step=passes)
-            for step in range(8):
-                optimizer.zero_grad()
-                if passes == 1:
-                    with optimizer.no_sync():
-                        normalized_loss(model, 2 * step, hvd.rank()).backward()
-                else:
-                    normalized_loss(model, 2 * step, hvd.rank()).backward()
-                normalized_loss(model, 2 * step + 1, hvd.rank()).backward()
-                optimizer.step()
-            assert_close(list(model.parameters()), expected, 1e-9)
-            assert_same_everywhere(model)
-
-
-def scenario_powersgd_in_a_process_set() -> None:
-    if hvd.size() == 2:
-        return
-    ranks = list(range(1, hvd.size()))
-    members = hvd.add_process_set(ranks)
-    model, optimizer = make_compressed(process_set=members)
-    for step in range(6):
-        optimizer.zero_grad()
-        normalized_loss(model, step, hvd.rank()).backward()
-        optimizer.step()
-    if members.included():
-        expected = reference(
-            lambda model, step, rank: normalized_loss(model, step, ranks[rank]),
-            lambda step: [1.0] * len(ranks),
-            6,
-        )
-        assert_close(list(model.parameters()), expected, 1e-9)
-    hvd.remove_process_set(members)
 
 
 def scenario_what_the_table_refuses() -> None:
@@ -239,10 +165,8 @@ def scenario_what_the_table_refuses() -> None:
         unsharded(MAKES["SGD"](groups_of(Model())), compression=hvd.Compression.int4)
     with raises("with op=hvd.Adasum"):
         hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
-    with raises("Compression.powersgd cannot be combined with op=hvd.Adasum"):
-        unsharded(sgd, op=hvd.Adasum, compression=powersgd())
     with raises("cannot be combined with compression="):
-        stage_2(sgd, compression=powersgd())
+        stage_2(sgd, compression=hvd.Compression.bf16)
 
 
 def send_ones(optimizer: Any) -> None:

@@ -32,7 +32,6 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
     Mode.COMPRESSION: {"compression": hvd.Compression.bf16},
     Mode.INT8: {"compression": hvd.Compression.int8},
     Mode.INT4: {"compression": hvd.Compression.int4},
-    Mode.POWERSGD: {"compression": hvd.Compression.powersgd()},
     Mode.LATE: {"late": hvd.Late()},
     Mode.VIRTUAL: {"virtual_size": 4},
     Mode.START: {"start": 2},
@@ -198,20 +197,13 @@ class WithOptions(Plain):
     share: float
 
 
-class OfPowerSGD(type(hvd.Compression.powersgd())):  # type: ignore[misc]
-    """A class of a user's that does what PowerSGD does."""
-
-
-def scenario_compressors_of_users_are_of_no_mode_unless_they_do_what_ours_does() -> None:
+def scenario_compressors_of_users_are_of_no_mode() -> None:
     for compression in (Plain, Plain(), WithOptions, WithOptions(0.5)):
         model = Model(sparse=False)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, compression=compression)
         step(model, optimizer, {Mode.SUM})
         assert model.linear.bias.grad is not None
-    sgd = torch.optim.SGD(Model(sparse=False).parameters(), lr=0.1)
-    with pytest.raises(hvd.ArgumentError, match="Compression.powersgd cannot be combined with op="):
-        hvd.DistributedOptimizer(sgd, op=hvd.Sum, compression=OfPowerSGD())
 
 
 def scenario_messages_have_one_form() -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_modes.py"
 MODULES = ("torch._dynamo", "sklearn.datasets")  # What the example imports, apart from hvdlite.
-MODES = ["synchronous", "late", "sharded", "powersgd", "localsgd", "diloco"]
+MODES = ["synchronous", "late", "sharded", "localsgd", "diloco"]
 
 
 def test_digits_are_learnt_in_one_mode_after_the_other() -> None:

@@ -16,7 +16,7 @@ PRELOAD = ("torch._dynamo",)
 
 # Each makes its compression in a rank.
 COMPRESSIONS = {
-    "powersgd": lambda: hvd.Compression.powersgd(rank=2, start=20),
+    "bf16": lambda: hvd.Compression.bf16,
     "int8": lambda: hvd.Compression.int8,
 }
 
@@ -43,7 +43,7 @@ def learn(name: str, images: Any, digits: Any) -> tuple[int, int]:
 
 @pytest.mark.long
 # Gradients travel as int8 only between hosts.
-@pytest.mark.parametrize(("name", "hosts"), [("powersgd", None), ("int8", [0, 1])])
+@pytest.mark.parametrize(("name", "hosts"), [("bf16", None), ("int8", [0, 1])])
 def test_digits_are_learnt_as_well(name: str, hosts: list[int] | None) -> None:
     from sklearn.datasets import load_digits
 

@@ -373,7 +373,6 @@ def scenario_refusals() -> None:
     refused("give hvd.Late", late=0.5)
     for op in (hvd.Sum, hvd.Adasum):
         refused("late= cannot be combined with op=hvd.", op=op)
-    refused("cannot be combined with Compression.powersgd", compression=hvd.Compression.powersgd())
     model = Traced()
     for stage in (1, 2):
         with raises("ShardedOptimizer cannot be combined with late="):

@@ -363,7 +363,6 @@ def scenario_what_does_not_go_with_stage_2_is_refused() -> None:
     for arguments, text in (
         ({"copies": 2}, "a reduced gradient reaches one rank; use stage=1"),
         ({"compression": hvd.Compression.fp16}, "cannot be combined with compression="),
-        ({"compression": hvd.Compression.powersgd()}, "cannot be combined with compression="),
         ({"gradient_as_bucket_view": True}, "cannot be combined with gradient_as_bucket_view=True"),
         ({"weight": 1.0}, "cannot be combined with weight="),
     ):
