@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdlite import ops
-from hvdlite.errors import ArgumentError
 
 
 class Compressor:
@@ -16,9 +15,8 @@ class Compressor:
     are the same on every rank, and a compressed zero is a zero.
 
     A class whose `compress` only casts float32 and float64 to "float16" or "bfloat16" may name that
-    dtype in a class attribute `wire`: the core then casts while it copies; "int8" means packing
-    between hosts, see `Int8Compressor`. A subclass does not inherit `wire`, since its `compress`
-    may do more.
+    dtype in a class attribute `wire`: the core then casts while it copies. A subclass does not
+    inherit `wire`, since its `compress` may do more.
 
     Example:
         >>> class Halving(Compressor):
@@ -98,51 +96,13 @@ class CastCompressor(Compressor):
         return tensor if ctx is None else cls.cast(tensor, ctx)
 
 
-class Int8Compressor(Compressor):
-    """Sends 260 bytes for 256 numbers between hosts, in allreduces by `Average` and `Sum`."""
-
-    # The core packs: 256 numbers that follow each other share a scale, their largest magnitude
-    # divided by 127, and each of them travels as the nearest multiple of the scale (8-bit blockwise
-    # quantization: Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, ICLR 2022; here
-    # with even steps). Each host sends the reduction of its ranks, so nothing is packed within a
-    # host, and nothing at all on one host. The hosts' parts are summed in float32, and the result
-    # is packed once for all: every rank unpacks the same bytes. No error is carried over to the
-    # next step. A number is off by at most half a scale for each host, and half of the result's.
-    # Only float32, float16 and bfloat16 are packed; everything else, and the rows of sparse
-    # gradients, travel as they are. If one of 256 numbers is infinite or NaN, all 256 become NaN on
-    # every rank.
-
-    wire = "int8"
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Raise ArgumentError: the core packs, and nothing else does."""
-        raise ArgumentError(
-            "Compression.int8 packs what an allreduce by hvd.Average or hvd.Sum sends to other "
-            "hosts, and nothing else; take Compression.fp16 or Compression.bf16 here"
-        )
-
-
-PACKED_TYPES = ("float32", "float16", "bfloat16")  # The core can pack these.
 CAST_TYPES = ("float32", "float64")  # The core can cast these.
 
 
 def travels_as(cast: int | None, dtype: str) -> int | None:
     """Return the core's number of the dtype as which `dtype` travels; None: as it is."""
     # `cast` is what `cast_in_core` returned.
-    if cast is None:
-        return None
-    return cast if dtype in (PACKED_TYPES if is_packed(cast) else CAST_TYPES) else None
-
-
-def is_packed(cast: int | None) -> bool:
-    """Return whether that is `Compression.int8`, which packs floating-point numbers of any size."""
-    return cast == ops.dtype_number(Int8Compressor.wire)
-
-
-def of_rows(compression: Any, op: int) -> Any:
-    """Return the compressor of rows that are gathered, of a compression of reductions."""
-    return NoneCompressor if is_packed(cast_in_core(compression, op)[0]) else compression
+    return cast if dtype in CAST_TYPES else None
 
 
 def cast_in_core(compression: Any, op: int) -> tuple[int | None, Any]:

@@ -23,8 +23,6 @@ class Mode(Enum):
     BUCKET_VIEW = "gradient_as_bucket_view=True"
     PROCESS_SET = "process_set="
     COMPRESSION = "compression="
-    INT8 = "Compression.int8"
-    INT4 = "Compression.int4"
     LATE = "late="
     VIRTUAL = "virtual_size="
     LOCAL_SGD = "LocalSGD"
@@ -53,12 +51,6 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
     Mode.BUCKET_VIEW: {
         (Mode.ADASUM,): "hvd.Adasum combines changes of the parameters, not gradients; use "
         "op=hvd.Average or hvd.Sum",
-    },
-    Mode.INT8: {
-        (Mode.ADASUM,): "it packs what an average or a sum sends; use Compression.fp16 or bf16",
-    },
-    Mode.INT4: {
-        (Mode.DISTRIBUTED,): "four bits are too few for gradients; use Compression.int8 or bf16",
     },
     Mode.LATE: {
         _NOT_OF_A_MEAN: "a step divides by the number of gradients that are in it; use "
@@ -134,7 +126,6 @@ REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
 
 # Parts and forms of another mode, which cannot be combined with what that one refuses, either.
 _PART_OF = {
-    **dict.fromkeys((Mode.INT8, Mode.INT4), Mode.COMPRESSION),
     **dict.fromkeys((Mode.STAGE_2, Mode.ONE_COPY, Mode.COPIES, Mode.SHARDED_IN_SET), Mode.SHARDED),
     Mode.SHARE_PARAMETERS: Mode.SHARDED,
     Mode.SHARDED: Mode.DISTRIBUTED,

@@ -48,10 +48,6 @@ struct Allreduce {
   // Addresses and prescales may differ between members. Factors are applied in types.memory: before
   // the one cast, and after the other. A factor times an integer is cut towards zero, and stays
   // within the type.
-  // Numbers of packed pieces travel between hosts as small integers (kernels/packed.h): each host
-  // gives the reduction of its members packed, and the result travels packed as well, so that every
-  // member unpacks the same bytes. Blocks count from the first element of each piece. Sums and
-  // averages without a cast, of types that can_be_packed(). On one host nothing is packed.
   std::span<const Piece> pieces;
 };
 

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/packed.h"
-
 namespace hvdlite {
 
 Status invalid_call(const Request& request, const std::string& why) {
@@ -34,23 +32,8 @@ std::string described(const Request& request, const TensorShape& tensor) {
          ",";
 }
 
-Status check_packed(const Request& request, const TensorShape& tensor) {
-  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
-  if (request.kind != Kind::kAllreduce || !sums) {
-    return invalid_call(request,
-                        "int8 between hosts goes with an allreduce by sum or average, not with " +
-                            std::string(name_of(request.kind)) + " by " +
-                            std::string(name_of(request.op)) + "; use another compression or none");
-  }
-  if (can_be_packed(tensor.dtype)) return Status();
-  return invalid_call(request, described(request, tensor) +
-                                   " cannot travel as int8 between hosts; float32, float16 and "
-                                   "bfloat16 can, so convert it, or send it uncompressed");
-}
-
 Status check_wire(const Request& request, const TensorShape& tensor) {
   if (tensor.wire == tensor.dtype) return Status();
-  if (tensor.packed()) return check_packed(request, tensor);
   const bool narrow = tensor.wire == DataType::kFloat16 || tensor.wire == DataType::kBfloat16;
   if (request.kind != Kind::kAllreduce || request.op == ReduceOp::kAdasum) {
     return invalid_call(request, "a wire dtype goes with allreduce, and not with Adasum");

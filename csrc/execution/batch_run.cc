@@ -101,7 +101,6 @@ Status BatchRun::allreduce() {
     pieces.push_back({entry.inputs[ref.tensor], entry.outputs[ref.tensor],
                       entry.request.tensors[ref.tensor].count(), entry.request.prescale,
                       entry.request.postscale});
-    pieces.back().packed = entry.request.tensors[ref.tensor].packed();
     pieces.back().copy = KeptInputs::copy_of(*round_[ref.agreed].entry, ref.tensor);
     if (!batch_.weighted) continue;
     pieces.back().own_scale = true;

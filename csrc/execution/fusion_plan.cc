@@ -13,7 +13,7 @@ constexpr std::size_t kMostOpen = 16;
 
 ElementTypes types_of(const TensorShape& tensor) {
   if (tensor.dtype == DataType::kBool) return reduced_as(tensor.dtype);
-  return tensor.packed() ? tensor.dtype : ElementTypes(tensor.dtype, tensor.wire);
+  return ElementTypes(tensor.dtype, tensor.wire);
 }
 
 // What the tensors of a batch have in common. By Adasum those of one entry keep to themselves.
@@ -23,11 +23,8 @@ using Likeness = std::tuple<DataType, DataType, DeviceType, ReduceOp, bool, std:
 Likeness likeness_of(const Agreed& agreed, std::size_t index, const TensorShape& tensor) {
   const Request& request = agreed.entry->request;
   const std::size_t alone = request.op == ReduceOp::kAdasum ? index + 1 : 0;
-  // On the host what is packed and what is not may share a batch; of GPUs NCCL takes the latter.
-  const bool on_host = tensor.device == DeviceType::kHost;
-  const DataType wire = on_host && tensor.packed() ? tensor.dtype : tensor.wire;
-  return {tensor.dtype,      wire, tensor.device, request.op, request.weighted, request.process_set,
-          agreed.generation, alone};
+  return {tensor.dtype,     tensor.wire,         tensor.device,     request.op,
+          request.weighted, request.process_set, agreed.generation, alone};
 }
 
 Batch make_batch(const Agreed& agreed, ElementTypes types, DeviceType device) {

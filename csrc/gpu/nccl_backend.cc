@@ -10,14 +10,13 @@ constexpr int kBytes = 1;  // ncclUint8
 }  // namespace
 
 NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
-                         Backend& host, bool fused, bool spans_hosts)
+                         Backend& host, bool fused)
     : workspace_(workspace),
       host_(host),
       communicator_(std::move(communicator)),
       index_(communicator_->index()),
       size_(communicator_->size()),
-      fused_(fused),
-      spans_hosts_(spans_hosts) {
+      fused_(fused) {
   if (!fused_) return;
   // Without a registration NCCL copies through buffers of its own, which is only slower.
   (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());

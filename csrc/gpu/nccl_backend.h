@@ -7,8 +7,8 @@
 // Each member decides this for itself. If some member has no memory for the fusion buffer, every
 // tensor is reduced where it lies, all in one group call of NCCL. Averages are NCCL's own; float32
 // and float64 tensors that need no packing are scaled by a pre-multiplied sum. What neither
-// NCCL nor the kernels know, such as Adasum, 16-bit integers and what is packed between hosts, is
-// reduced through the host (staged_backend.h). Runner only.
+// NCCL nor the kernels know, such as Adasum and 16-bit integers, is reduced through the host
+// (staged_backend.h). Runner only.
 #pragma once
 
 #include <memory>
@@ -25,9 +25,9 @@ class NcclBackend : public DeviceBackend {
  public:
   // Serves the group that `communicator` connects. `workspace` and `host` are borrowed; `host`
   // serves the barrier and what goes through the host. `fused` says that every member has a fusion
-  // buffer, `spans_hosts` that the members are on several hosts.
+  // buffer.
   NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
-              Backend& host, bool fused, bool spans_hosts);
+              Backend& host, bool fused);
   ~NcclBackend() override;
 
   std::string_view name() const override { return "nccl"; }
@@ -89,7 +89,6 @@ class NcclBackend : public DeviceBackend {
   const int index_;  // This rank has this index in the group.
   const int size_;
   const bool fused_;
-  const bool spans_hosts_;
   std::vector<CopySegment> segments_;
 };
 

@@ -31,9 +31,7 @@ int nccl_op(ReduceOp op) {
 
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   const auto& [group, types, op, pieces] = call;
-  const bool packs = spans_hosts_ && std::any_of(pieces.begin(), pieces.end(),
-                                                 [](const Piece& piece) { return piece.packed; });
-  if (op == ReduceOp::kAdasum || packs || !runs_on_device(group, types, op, pieces)) {
+  if (op == ReduceOp::kAdasum || !runs_on_device(group, types, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     return through_host.allreduce(call, patience);
   }

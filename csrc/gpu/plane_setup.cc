@@ -150,11 +150,8 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
   }
   const bool fused = std::all_of(members.begin(), members.end(),
                                  [](const Candidate& member) { return member.fused != 0; });
-  const bool spans_hosts = std::any_of(group.ranks.begin(), group.ranks.end(), [&](int rank) {
-    return !fabric_->topology.same_host(rank);
-  });
-  return std::unique_ptr<DeviceBackend>(std::make_unique<NcclBackend>(
-      std::move(connected.value()), workspace, host_, fused, spans_hosts));
+  return std::unique_ptr<DeviceBackend>(
+      std::make_unique<NcclBackend>(std::move(connected.value()), workspace, host_, fused));
 }
 
 Status DeviceAgreement::fall_back(const Group& group, const std::vector<Candidate>& members) {

@@ -23,21 +23,18 @@ Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patie
   const bool in_place =
       layout.driver() && !layout.spans_hosts() && !pieces_.prescaled() && !types.cast();
   const HostReduction reduction(layout, call.group, types.wire, call.op);
-  const auto any = [&](auto has) {
-    return std::any_of(call.pieces.begin(), call.pieces.end(), has);
-  };
-  const bool saves = any([](const Piece& piece) { return piece.copy != nullptr; });
-  const bool packs = layout.spans_hosts() && any([](const Piece& piece) { return piece.packed; });
+  const bool saves = std::any_of(call.pieces.begin(), call.pieces.end(),
+                                 [](const Piece& piece) { return piece.copy != nullptr; });
   const Batch batch{plane_,   layout, pieces_, types, reduction, patience, size_of(types.wire),
-                    in_place, saves,  packs};
-  if (layout.spans_hosts() && !packs) {
+                    in_place, saves};
+  if (layout.spans_hosts()) {
     const bool alone = layout.hosts.size() == call.group.ranks.size();
     return alone ? reduce_crossing_pieces(batch) : reduce_crossing_chunks(batch);
   }
   const std::uint64_t bytes = pieces_.elements() * batch.element_bytes;
   const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
-  const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
-                        bytes <= plane_.staging().buffer_bytes() && !layout.spans_hosts();
+  const bool one_step =
+      bytes <= static_cast<std::uint64_t>(small) && bytes <= plane_.staging().buffer_bytes();
   return one_step ? reduce_small(batch) : reduce_chunks(batch);
 }
 
@@ -59,9 +56,9 @@ Status HostAllreduce::reduce_small(const Batch& batch) {
 
 Status HostAllreduce::reduce_chunks(const Batch& batch) {
   const std::uint64_t elements = batch.pieces.elements();
-  const std::uint64_t per_chunk = batch.elements_per_chunk(plane_.chunk_bytes(batch.layout));
+  const std::uint64_t per_chunk = plane_.chunk_bytes(batch.layout) / batch.element_bytes;
   const auto chunk = [&](const Staging::Step& step, std::uint64_t k) {
-    return Chunk{batch, step, batch.cut(chunk_at(elements, per_chunk, k))};
+    return Chunk{batch, step, chunk_at(elements, per_chunk, k)};
   };
   const std::uint64_t count = chunk_count(elements, per_chunk);
   std::uint64_t staged = count;
@@ -126,7 +123,7 @@ Status HostAllreduce::reduce_crossing_pieces(const Batch& batch) {
 Status HostAllreduce::reduce_crossing_chunks(const Batch& batch) {
   const HostLayout& layout = batch.layout;
   const std::uint64_t elements = batch.pieces.elements();
-  const std::uint64_t per_chunk = batch.elements_per_chunk(plane_.chunk_bytes(layout));
+  const std::uint64_t per_chunk = plane_.chunk_bytes(layout) / batch.element_bytes;
   const std::uint64_t count = chunk_count(elements, per_chunk);
   InterHostExchange inter_host(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
   Staging::Step steps[2];  // This chunk and the next one have one each.
@@ -176,19 +173,8 @@ Status HostAllreduce::reduce_slice(const Chunk& chunk) {
   std::vector<const void*> sources = staging.buffers(chunk.step, chunk.offset(slice));
   // Nobody else reads this part of this rank's buffer before the result lies in it.
   std::byte* own = staging.own_buffer(chunk.step) + chunk.offset(slice);
-  if (!layout.spans_hosts()) {
-    if (batch.own_slice_in_place) sources[layout.locals.index] = nullptr;
-    batch.finish(slice, sources, own);
-  } else {
-    batch.reduction.within_host(sources, own, slice.count());
-    std::vector<Range> parts;
-    for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
-      parts.push_back(batch.part(slice, layout.hosts.size(), h));
-    }
-    HVDLITE_RETURN_IF_ERROR(packed_.run(layout, batch.pieces, batch.types.memory, batch.reduction,
-                                        {parts, own}, batch.patience));
-    batch.copy_out(slice, own);
-  }
+  if (batch.own_slice_in_place) sources[layout.locals.index] = nullptr;
+  batch.finish(slice, sources, own);
   staging.reduced(chunk.step);
   return Status();
 }

@@ -5,9 +5,7 @@
 //   (1) publishes its input in its staging buffer (and saves it, where a piece asks for a copy:
 //       then the input is read from memory once);
 //   (2) if it is a driver, reduces its slice over the locals, by the tree of sum_tree.h;
-//   (3) exchanges the slice with its peers, in pieces that overlap (inter_host_exchange.h). A batch
-//   of which
-//       something is packed takes packed_exchange.h instead;
+//   (3) exchanges the slice with its peers, in pieces that overlap (inter_host_exchange.h);
 //   (4) finishes the result, takes it, and leaves it in its staging buffer;
 //   (5) copies the other drivers' slices out of their buffers.
 // While others work on chunk k, a rank already publishes chunk k + 1, and a driver begins to
@@ -25,7 +23,6 @@
 #include "backend/backend.h"
 #include "host/allreduce_batch.h"
 #include "host/inter_host_exchange.h"
-#include "host/packed_exchange.h"
 #include "host/shared_gradients.h"
 #include "kernels/chunks.h"
 #include "kernels/pieces.h"
@@ -35,8 +32,7 @@ namespace hvdlite {
 
 class HostAllreduce {
  public:
-  explicit HostAllreduce(HostPlane& plane)
-      : plane_(plane), packed_(plane), gradients_(plane) {}  // borrowed
+  explicit HostAllreduce(HostPlane& plane) : plane_(plane), gradients_(plane) {}  // borrowed
   // `layout` is that of call.group. Any op but kAdasum.
   Status run(const HostLayout& layout, const Allreduce& call, Patience patience);
 
@@ -55,13 +51,13 @@ class HostAllreduce {
   };
 
   Status reduce_small(const Batch& batch);
-  Status reduce_chunks(const Batch& batch);           // within a host, or packed
+  Status reduce_chunks(const Batch& batch);           // within a host
   Status reduce_crossing_chunks(const Batch& batch);  // between hosts
   Status reduce_crossing_pieces(const Batch& batch);  // the same, with one member per host
 
   // (1) Publishes this rank's input of the chunk, and `shows` where the batch's tensors lie.
   Status publish(const Chunk& chunk, bool shows = false);
-  // As a driver: (2) to (4) of a chunk that does not cross, or crosses packed.
+  // As a driver: (2) to (4) of a chunk that does not cross.
   Status reduce_slice(const Chunk& chunk);
   // As a driver: (2) and the scatter of (3), piece by piece, into these slots (`alone`: the batch
   // has no other chunk); then the rest of (3) and (4).
@@ -75,7 +71,6 @@ class HostAllreduce {
   std::uint64_t piece_bytes(std::uint64_t bytes, std::size_t hosts) const;
 
   HostPlane& plane_;
-  PackedExchange packed_;
   SharedGradients gradients_;
   // Memory that is kept between batches. What is in it belongs to the one function that fills it,
   // and to what that calls.

@@ -8,13 +8,6 @@
 
 namespace hvdlite {
 
-// A chunk of a batch that packs begins before its even begin, by less than a block. Two blocks fit
-// into any staging buffer (transport/segment.h).
-std::uint64_t AllreduceBatch::elements_per_chunk(std::uint64_t chunk_bytes) const {
-  const std::uint64_t even = chunk_bytes / element_bytes;
-  return packs ? std::max<std::uint64_t>(even, 2 * kPackedBlock) - kPackedBlock : even;
-}
-
 void AllreduceBatch::save_inputs(Range range) const {
   if (!saves) return;
   const TraceSpan traced = plane.part("keep");

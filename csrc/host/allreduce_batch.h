@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "kernels/chunks.h"
-#include "kernels/packed.h"
 #include "kernels/pieces.h"
 #include "plane/plane.h"
 #include "plane/reduction.h"
@@ -24,18 +23,10 @@ struct AllreduceBatch {
   std::uint64_t element_bytes;  // An element that travels has so many.
   bool own_slice_in_place;      // a driver reads the input of its own slice where it lies
   bool saves;                   // some piece asks for a copy of its input
-  bool packs;                   // some piece travels packed between hosts
 
-  // Where an even cut would divide a block of a batch that packs, it moves to the block's begin.
-  Range cut(Range even) const {
-    if (!packs) return even;
-    return {pieces.block_begin(even.begin, kPackedBlock),
-            pieces.block_begin(even.end, kPackedBlock)};
-  }
   Range part(Range whole, std::uint64_t parts, std::uint64_t index) const {
-    return cut(part_of(whole, element_bytes, parts, index));
+    return part_of(whole, element_bytes, parts, index);
   }
-  std::uint64_t elements_per_chunk(std::uint64_t chunk_bytes) const;
 
   // Makes the copies that the pieces ask for. Ranges come in ascending order, each before anything
   // in it is overwritten.

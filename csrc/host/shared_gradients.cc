@@ -63,7 +63,7 @@ Status SharedGradients::reduce(const AllreduceBatch& batch, Range elements) {
   const HostLayout& layout = batch.layout;
   Staging& staging = plane_.staging();
   plane_.count_unstaged(elements.count() * batch.element_bytes);
-  const std::uint64_t per_chunk = batch.elements_per_chunk(kLonger * plane_.chunk_bytes(layout));
+  const std::uint64_t per_chunk = kLonger * plane_.chunk_bytes(layout) / batch.element_bytes;
   const auto chunk = [&](std::uint64_t k) -> Range {
     const Range behind = chunk_at(elements.count(), per_chunk, k);
     return {elements.begin + behind.begin, elements.begin + behind.end};

@@ -29,7 +29,6 @@ struct Piece {
   double postscale = 1.0;     // factor on the result, after the division of an average
   bool own_scale = false;     // the prescale is this rank's alone: other ranks may have another one
   InputCopy* copy = nullptr;  // where the plane shall make one (Backend::copies_inputs)
-  bool packed = false;        // between hosts it travels as small integers; see Allreduce
 };
 
 class PieceList {
@@ -49,15 +48,6 @@ class PieceList {
   std::uint64_t elements() const { return elements_; }
   // Whether some piece has a prescale other than 1.
   bool prescaled() const { return prescaled_; }
-
-  // Returns where the block begins that `element` lies in: each piece is cut into blocks of `size`
-  // elements from its own first one on. The end of the run is a begin as well.
-  std::uint64_t block_begin(std::uint64_t element, std::uint64_t size) const {
-    if (element >= elements_) return elements_;
-    const auto after = std::upper_bound(begins_.begin(), begins_.end(), element);
-    const std::uint64_t piece = *(after - 1);
-    return piece + (element - piece) / size * size;
-  }
 
   // Calls visit(piece, input, output, at, count) for what of each piece lies within `range`:
   // `count` elements, of which the first has these addresses and is `at` elements after

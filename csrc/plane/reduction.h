@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/packed.h"
 #include "kernels/reduce.h"
 #include "plane/layout.h"
 
@@ -35,13 +34,6 @@ class HostReduction {
     reduce(dtype_, op_, parts, to, count,
            {divisor_, factor, exchanges_means() ? layout_.counts.data() : nullptr,
             layout_.spans_hosts() ? layout_.tree.data() : nullptr});
-  }
-
-  // The same of parts that the hosts gave packed; the result is packed as well.
-  void finish_packed(std::span<const std::byte* const> parts, std::byte* to, std::size_t count,
-                     double factor) const {
-    sum_packed(parts, count,
-               {divisor_, factor, exchanges_means() ? layout_.counts.data() : nullptr}, to);
   }
 
  private:

@@ -96,15 +96,12 @@ struct TensorShape {
   DataType dtype = DataType::kFloat32;
   std::vector<std::int64_t> dims;
   DeviceType device = DeviceType::kHost;
-  // What an allreduce casts it to on the way: a 16-bit float for a floating-point tensor; or int8:
-  // it is packed() where it travels between hosts.
+  // What an allreduce casts it to on the way: a 16-bit float for a floating-point tensor.
   DataType wire = dtype;
 
   std::uint64_t count() const;  // elements
   std::uint64_t bytes() const { return count() * size_of(dtype); }
-  // As blocks of small integers with a scale each (kernels/packed.h), and within a host as it is.
-  bool packed() const { return wire == DataType::kInt8 && dtype != DataType::kInt8; }
-  std::uint64_t wire_bytes() const { return count() * size_of(packed() ? dtype : wire); }
+  std::uint64_t wire_bytes() const { return count() * size_of(wire); }
   bool operator==(const TensorShape&) const = default;
 };
 

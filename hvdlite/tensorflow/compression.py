@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.compression import CastCompressor, Int8Compressor, NoneCompressor
+from hvdlite.compression import CastCompressor, NoneCompressor
 
 
 class _Cast(CastCompressor):
@@ -36,7 +36,6 @@ class Compression:
         none: sends tensors as they are.
         fp16: sends float32 and float64 as float16; values beyond 65504 overflow.
         bf16: sends them as bfloat16: the range of float32 with two to three decimal digits.
-        int8: sends 260 bytes for 256 numbers between hosts, for averages and sums.
 
     Example:
         >>> wire, ctx = Compression.fp16.compress(tf.ones(2))
@@ -47,4 +46,3 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-    int8 = Int8Compressor

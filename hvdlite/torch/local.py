@@ -195,8 +195,7 @@ def LocalSGD(
         delay: steps that a mean may take to arrive, while training goes on; less than `every`.
         mix: the share of a rank's own parameters that stays when a mean arrives, from 0 to 1.
         buffers: `model.buffers()`; those of floating point are averaged, too.
-        compression: how the changes travel: also `Compression.int8` and `Compression.int4`, which
-            cannot be used with `join`.
+        compression: how the changes travel.
         weight: this rank's weight in the mean, on all ranks or on none; a callable is called in
             each round.
         process_set: its members average; other ranks step alone.
@@ -254,7 +253,7 @@ def DiLoCo(
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4)
-        >>> optimizer = hvd.DiLoCo(optimizer, every=500, compression=hvd.Compression.int4)
+        >>> optimizer = hvd.DiLoCo(optimizer, every=500, compression=hvd.Compression.bf16)
     """
     return LocalSGD(
         optimizer, every, start, outer_lr, outer_momentum, fragments, delay, mix, buffers,

@@ -17,7 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import _core, ops, sparse
-from hvdlite.compression import of_rows
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.tensorflow.collectives import requests
 from hvdlite.tensorflow.collectives.requests import Reduction, check
@@ -175,7 +174,6 @@ def _gather(
         (total,) = requests.allreduce([weight], part, [part.text], Reduction(ops.Sum))
         requests.take_turns(part, [total])
         factor *= tf.math.divide_no_nan(weight, total)
-    compression = of_rows(compression, reduction.op)
     sent, context = compression.compress(_scaled(values, factor))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
     (gathered,) = allgather([sent], values_wire, [values_wire.text])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core, ops
-from hvdlite.compression import NoneCompressor, cast_in_core, is_packed, of_rows
+from hvdlite.compression import NoneCompressor, cast_in_core
 from hvdlite.ops import dtype_number
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
@@ -122,9 +122,8 @@ class Bucket(GradientBucket):
                 if i not in by_rows
             ]
             memory = [flight.memory() for i, flight in enumerate(flights) if i not in by_rows]
-        # float16 is too narrow for the share of a rank with a small weight, and int8 for any share.
-        exact = is_packed(sent.cast) or sent.cast == dtype_number("float16")
-        narrow = None if exact else sent.cast
+        # float16 is too narrow for the share of a rank with a small weight.
+        narrow = None if sent.cast == dtype_number("float16") else sent.cast
         if self._layout is not None:
             specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
@@ -143,7 +142,7 @@ class Bucket(GradientBucket):
                 [self._labels[position] for position in positions],
                 f"{self._name}.rows",
                 sent.reduction,
-                of_rows(self._compression, sent.reduction.op),
+                self._compression,
                 blocking=False,
             )
         sent.rows = positions, gathering

@@ -64,7 +64,6 @@ def modes_of(
     """Return the modes that arguments of `DistributedOptimizer` choose, for `check_together`."""
     return {
         **ops.modes_of_op(op),
-        **_mode_of_compression(compression),
         Mode.PASSES: ops.check_passes(backward_passes_per_step) > 1,
         Mode.WEIGHT: weight is not None,
         Mode.BUCKET_VIEW: gradient_as_bucket_view,
@@ -75,12 +74,3 @@ def modes_of(
         Mode.PROCESS_SET: process_set is not global_process_set,
         Mode.ELASTIC: basics.in_elastic_job(),
     }
-
-
-def _mode_of_compression(compression: Any) -> dict[Mode, bool]:
-    """Return the mode that only this compression of hvdlite's is of, if there is one."""
-    # A class that is derived from ours may do something else. A user's own compressor may have
-    # anything as its attribute `mode`.
-    is_class = isinstance(compression, type)
-    mode = vars(compression).get("mode") if is_class else getattr(compression, "mode", None)
-    return {mode: True} if isinstance(mode, Mode) else {}

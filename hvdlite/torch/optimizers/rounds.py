@@ -31,7 +31,7 @@ from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 from hvdlite.torch.collectives.broadcast import broadcast_async_
 from hvdlite.torch.exchange.settings import Weight
-from hvdlite.torch.optimizers.outer_exchange import Exchange, MeanExchange, start_exchange
+from hvdlite.torch.optimizers.outer_exchange import MeanExchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -72,8 +72,8 @@ class _Flight:
 
     due: int
     params: list[torch.Tensor]
-    mean: Exchange
-    buffers: Exchange | None
+    mean: MeanExchange | None
+    buffers: MeanExchange | None
 
 
 class Rounds:
@@ -129,8 +129,6 @@ class Rounds:
             flight = self._flights[fragment]
             if flight.due == self.steps:
                 self._land(fragment, self.settings.mix)
-            else:
-                flight.mean.advance()
         for fragment in range(self.settings.fragments):
             offset = fragment * self.settings.every // self.settings.fragments
             if (step - offset) % self.settings.every == 0:
@@ -196,12 +194,9 @@ class Rounds:
         weight = settings.weight() if callable(settings.weight) else settings.weight
         weight = None if weight is None else float(weight)
         moves = [(self._anchors[param] - param.detach()).contiguous() for param in params]
-        mean: Exchange
+        mean = buffers = None
         if moves:
-            mean = start_exchange(name, moves, settings.compression, weight, settings.process_set)
-        else:
-            mean = _Nothing()
-        buffers: Exchange | None = None
+            mean = MeanExchange(name, moves, settings.compression, weight, settings.process_set)
         if fragment == 0 and settings.buffers:
             copies = [_wide(buffer) for buffer in settings.buffers]
             buffers = MeanExchange(
@@ -211,7 +206,8 @@ class Rounds:
 
     def _land(self, fragment: int, mix: float) -> None:
         flight = self._flights.pop(fragment)
-        for param, mean in zip(flight.params, flight.mean.wait(), strict=True):
+        means = [] if flight.mean is None else flight.mean.wait()
+        for param, mean in zip(flight.params, means, strict=True):
             anchor = self._anchors[param]
             self._move(param, anchor, mean)
             param.copy_(anchor if mix == 0.0 else mix * param + (1.0 - mix) * anchor)
@@ -297,16 +293,6 @@ class Rounds:
         ]
         for handle in handles:
             handle.wait()
-
-
-class _Nothing:
-    """The mean of a fragment without parameters."""
-
-    def advance(self) -> None:
-        pass
-
-    def wait(self) -> list[torch.Tensor]:
-        return []
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

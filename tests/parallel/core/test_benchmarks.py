@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -191,18 +189,6 @@ def test_modes_print_a_row_for_each_mode_and_delay() -> None:
     for row in rows:
         assert row["effective_speed_up"] > 0 and row["synchronous_step_ms"] > 0
         assert 0 < row["share_done"] <= 1
-
-
-@pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("tc", path="/usr/sbin:/sbin") is None,
-    reason="network namespaces need root, ip and tc",
-)
-def test_compression_prints_a_row_for_each_mode() -> None:
-    rows = {row["mode"]: row for row in rows_of("compression.py", "--np", "2")}
-    assert list(rows) == ["none", "bf16", "int8", "localsgd"]
-    for row in rows.values():
-        assert row["step_ms"] > 0 and row["times_none"] > 0 and row["rate"] == "100mbit"
-    assert rows["int8"]["megabytes"] < 0.3 * rows["none"]["megabytes"]
 
 
 def test_timeline_prints_a_row_per_kind_of_work() -> None:

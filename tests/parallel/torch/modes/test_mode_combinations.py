@@ -51,7 +51,6 @@ SHARDED: tuple[Distribute, ...] = (stage_1, copied, stage_2)
 ARGUMENTS: list[tuple[dict[str, Any], bool]] = [  # whether stage 2 takes them
     ({"compression": hvd.Compression.fp16}, False),
     ({"compression": hvd.Compression.bf16}, False),
-    ({"compression": hvd.Compression.int8}, False),
     ({"weight": lambda: 1.0 + hvd.rank()}, False),
     ({"gradient_as_bucket_view": True}, False),
     ({"backward_passes_per_step": 2}, True),
@@ -161,8 +160,6 @@ def scenario_batch_normalization_over_all_ranks() -> None:
 def scenario_what_the_table_refuses() -> None:
     model = Model()
     sgd = MAKES["SGD"](groups_of(model))
-    with raises("Compression.int4 cannot be combined with DistributedOptimizer"):
-        unsharded(MAKES["SGD"](groups_of(Model())), compression=hvd.Compression.int4)
     with raises("with op=hvd.Adasum"):
         hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
     with raises("cannot be combined with compression="):
@@ -182,5 +179,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-# On two hosts, because int8 travels between hosts only.
 test_mode_combinations = make_tests(body, on_hosts([0, 1], [0, 1, 1], [0, 0, 1, 1]))

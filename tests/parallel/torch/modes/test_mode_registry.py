@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import importlib
 import itertools
@@ -30,8 +29,6 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
     Mode.BUCKET_VIEW: {"gradient_as_bucket_view": True},
     Mode.PROCESS_SET: {"process_set": OWN},
     Mode.COMPRESSION: {"compression": hvd.Compression.bf16},
-    Mode.INT8: {"compression": hvd.Compression.int8},
-    Mode.INT4: {"compression": hvd.Compression.int4},
     Mode.LATE: {"late": hvd.Late()},
     Mode.VIRTUAL: {"virtual_size": 4},
     Mode.START: {"start": 2},
@@ -174,36 +171,6 @@ def scenario_every_pair() -> None:
     assert refused > 50 and accepted > 200, (refused, accepted)
     for one in alone:
         hvd.remove_process_set(one)
-
-
-class Plain(hvd.Compressor):
-    """Sends tensors as they are. A user may call an attribute as our compressors do."""
-
-    mode = "fast"
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
-
-
-@dataclasses.dataclass
-class WithOptions(Plain):
-    """One whose class works as well as its objects."""
-
-    share: float
-
-
-def scenario_compressors_of_users_are_of_no_mode() -> None:
-    for compression in (Plain, Plain(), WithOptions, WithOptions(0.5)):
-        model = Model(sparse=False)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, compression=compression)
-        step(model, optimizer, {Mode.SUM})
-        assert model.linear.bias.grad is not None
 
 
 def scenario_messages_have_one_form() -> None:

@@ -228,7 +228,6 @@ def scenario_other_arguments() -> None:
         ({"gradient_predivide_factor": 2.0}, 1e-5),
         ({"compression": hvd.Compression.bf16}, 5e-2),
         ({"compression": hvd.Compression.fp16}, 1e-2),
-        ({"compression": hvd.Compression.int8}, 5e-2),
     ]
     for arguments, near in cases:
         run = Run(Traced(), late(), **arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,19 +24,6 @@ from parallel.torch.small_models import assert_close, assert_same_everywhere, co
 
 PRELOAD = ("torch._dynamo",)
 STEPS = 26
-
-
-def packed_mean(compression: Any) -> Callable[[list[torch.Tensor]], torch.Tensor]:
-    def mean(tensors: list[torch.Tensor]) -> torch.Tensor:
-        def through(tensor: torch.Tensor) -> torch.Tensor:
-            flat = compression.unpack(compression.pack(tensor.reshape(-1)))
-            return flat[: tensor.numel()].view(tensor.shape)  # type: ignore[no-any-return]
-
-        # What is packed is added in the order of ranks, without the engine.
-        parts = [through(tensor) for tensor in tensors]
-        return through(sum(parts[1:], parts[0]) / len(parts))
-
-    return mean
 
 
 CASES: list[dict[str, Any]] = [
@@ -79,31 +65,6 @@ def scenario_sends_one_part_in_every() -> None:
     assert sent == {1: 16 * bytes_of_model, 2: 8 * bytes_of_model, 8: 2 * bytes_of_model}
 
 
-def scenario_packed_rounds_equal_the_simulation() -> None:
-    for compression in (hvd.Compression.int8, hvd.Compression.int4):
-        model = make_model()
-        # One parameter in each fragment, because blocks do not end where parameters do.
-        case = {"every": 4, "fragments": 4, "delay": 2, "outer_lr": 0.7, "outer_momentum": 0.5}
-        optimizer = hvd.LocalSGD(sgd(model.parameters()), **case, compression=compression)
-        take_steps(model, optimizer, 1, STEPS)
-        expected = simulate(sgd, STEPS, packed_mean(compression), **case)
-        assert_close(list(model.parameters()), expected[hvd.rank()], rtol=1e-4)
-        optimizer.average()
-        assert_same_everywhere(model)
-
-
-def scenario_infinities_survive_packing() -> None:
-    for compression in (hvd.Compression.int8, hvd.Compression.int4):
-        for value in (float("inf"), float("nan")):
-            numbers = torch.ones(600)
-            numbers[300] = value
-            back = compression.unpack(compression.pack(numbers))
-            assert back[:256].isfinite().all() and back[512:].isfinite().all()
-            assert not back[300].isfinite()
-    with raises("is for the rounds of"):
-        hvd.allreduce(torch.ones(2), name="packed", compression=hvd.Compression.int4)
-
-
 def scenario_average_makes_ranks_equal() -> None:
     model = make_model()
     optimizer = hvd.LocalSGD(sgd(model.parameters()), every=8, fragments=2, delay=3, mix=0.5)
@@ -134,7 +95,7 @@ def scenario_weights_and_buffers() -> None:
         expected = hvd.allreduce(kept, name="expected", weight=weight)
     optimizer.step()
     assert torch.equal(model.running_mean, expected)
-    for compression in (hvd.Compression.none, hvd.Compression.int8):
+    for compression in (hvd.Compression.none, hvd.Compression.bf16):
         param = nn.Parameter(torch.zeros(300))
         plain = torch.optim.SGD([param], lr=1.0)
         optimizer = hvd.LocalSGD(plain, every=1, weight=weight, compression=compression)
@@ -142,7 +103,8 @@ def scenario_weights_and_buffers() -> None:
         optimizer.step()
         ranks = range(hvd.size())
         mean = sum(rank * (rank + 1) for rank in ranks) / sum(rank + 1 for rank in ranks)
-        assert_close([param], [torch.full((300,), mean)])
+        near = 1e-2 if compression is hvd.Compression.bf16 else 1e-6
+        assert_close([param], [torch.full((300,), mean)], near)
 
 
 def scenario_gradients_are_averaged_until_start() -> None:
@@ -229,24 +191,11 @@ def scenario_a_round_is_on_its_way_when_ranks_join() -> None:
     assert_same_everywhere(model)
 
 
-def scenario_a_rank_joins_in_a_packed_round() -> None:
-    model = make_model()
-    int8 = hvd.Compression.int8
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=2, compression=int8)
-    take_steps(model, optimizer, 1, 1)
-    if hvd.rank() > 0:
-        with raises("joined"):
-            take_steps(model, optimizer, 2, 2)
-    hvd.join()
-
-
 def scenario_a_weight_is_not_negative() -> None:
-    for compression in (hvd.Compression.none, hvd.Compression.int8):
-        model = make_model()
-        plain = sgd(model.parameters())
-        optimizer = hvd.LocalSGD(plain, every=1, weight=-1.0, compression=compression)
-        with raises("a weight is a finite number"):
-            take_steps(model, optimizer, 1, 1)
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=1, weight=-1.0)
+    with raises("a weight is a finite number"):
+        take_steps(model, optimizer, 1, 1)
 
 
 def scenario_sparse_gradients() -> None:
@@ -364,7 +313,7 @@ def scenario_other_arguments_on_another_rank() -> None:
 
 
 def scenario_complex_parameters_keep_both_parts() -> None:
-    for name in ("none", "bf16", "int8", "int4"):
+    for name in ("none", "bf16"):
         for dtype in (torch.complex64, torch.complex128):
             param = nn.Parameter(torch.zeros(4, dtype=dtype))
             compression = getattr(hvd.Compression, name)
@@ -373,7 +322,7 @@ def scenario_complex_parameters_keep_both_parts() -> None:
             param.grad = torch.full((4,), -1 - 2j, dtype=dtype)
             optimizer.step()
             right = torch.full((4,), 1 + 2j, dtype=dtype)
-            assert torch.allclose(param, right, rtol=0.2 if "int" in name else 1e-5), (name, param)
+            assert torch.allclose(param, right), (name, param)
 
 
 def with_batch_norm() -> nn.Sequential:
