@@ -169,9 +169,6 @@ def LocalSGD(
     start: int = 0,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.0,
-    fragments: int = 1,
-    delay: int = 0,
-    mix: float = 0.0,
     buffers: Iterable[torch.Tensor] | None = None,
     compression: Any = Compression.none,
     weight: Weight = None,
@@ -191,9 +188,6 @@ def LocalSGD(
         start: the number of first steps in which gradients are averaged instead (post-local SGD).
         outer_lr: the learning rate of the outer optimizer; 1 makes a plain average.
         outer_momentum: its Nesterov momentum.
-        fragments: parameters are divided into so many parts, whose rounds come in turn.
-        delay: steps that a mean may take to arrive, while training goes on; less than `every`.
-        mix: the share of a rank's own parameters that stays when a mean arrives, from 0 to 1.
         buffers: `model.buffers()`; those of floating point are averaged, too.
         compression: how the changes travel.
         weight: this rank's weight in the mean, on all ranks or on none; a callable is called in
@@ -218,9 +212,6 @@ def LocalSGD(
         start=_whole("start", start, least=0),
         outer_lr=float(outer_lr),
         outer_momentum=float(outer_momentum),
-        fragments=_whole("fragments", fragments, least=1),
-        delay=_whole("delay", delay, least=0),
-        mix=float(mix),
         buffers=tuple(one for one in buffers or () if one.is_floating_point()),
         compression=compression,
         weight=weight,
@@ -238,9 +229,6 @@ def DiLoCo(
     start: int = 0,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
-    fragments: int = 1,
-    delay: int = 0,
-    mix: float = 0.0,
     buffers: Iterable[torch.Tensor] | None = None,
     compression: Any = Compression.none,
     weight: Weight = None,
@@ -256,9 +244,8 @@ def DiLoCo(
         >>> optimizer = hvd.DiLoCo(optimizer, every=500, compression=hvd.Compression.bf16)
     """
     return LocalSGD(
-        optimizer, every, start, outer_lr, outer_momentum, fragments, delay, mix, buffers,
-        compression, weight, process_set,
-    )  # fmt: skip
+        optimizer, every, start, outer_lr, outer_momentum, buffers, compression, weight, process_set
+    )
 
 
 def _localize(optimizer: Any, settings: RoundSettings) -> Local:
@@ -307,25 +294,14 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 def _check_values(settings: RoundSettings) -> None:
-    if settings.delay >= settings.every:
-        raise ArgumentError(
-            f"LocalSGD(delay={settings.delay}, every={settings.every}): the mean of a round must "
-            "arrive before the next round; give a delay that is less than every"
-        )
-    if settings.fragments > settings.every:
-        raise ArgumentError(
-            f"LocalSGD(fragments={settings.fragments}, every={settings.every}): each fragment has "
-            "a step of its own for its rounds; give at most as many fragments as steps"
-        )
     for name, value, fits in [
         ("outer_lr", settings.outer_lr, 0.0 < settings.outer_lr < float("inf")),
         ("outer_momentum", settings.outer_momentum, 0.0 <= settings.outer_momentum < 1.0),
-        ("mix", settings.mix, 0.0 <= settings.mix < 1.0),
     ]:
         if not fits:
             raise ArgumentError(
-                f"LocalSGD({name}={value}): outer_lr is a positive number; outer_momentum and mix "
-                "are at least 0 and less than 1"
+                f"LocalSGD({name}={value}): outer_lr is a positive number; outer_momentum is at "
+                "least 0 and less than 1"
             )
     registered_id(settings.process_set)
 

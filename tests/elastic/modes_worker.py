@@ -19,11 +19,11 @@ import torch
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs
 from hvdlite.torch.optimizers.buckets import Buckets
-from hvdlite.torch.optimizers.rounds import Rounds
+from hvdlite.torch.optimizers.rounds import _Mean as Mean
 
 EVERY = 5
 COMMIT = 10
-DEATHS = {2: ("reduction", 13), 1: ("round", 16)}  # by worker: where, and in which step
+DEATHS = {2: ("reduction", 13), 1: ("round", 16)}  # by worker: where, and from which step on
 STEPS = 80  # at least, and so many more as it takes until three ranks have met again
 WORKER = int(os.environ["HVDLITE_WORKER"])
 SYNCHRONOUS = ("compressed", "measured")
@@ -34,7 +34,8 @@ warnings.simplefilter("error")
 
 def die_at(point: str, step: int) -> None:
     """End this worker if this is where it dies."""
-    if DEATHS.get(WORKER) == (point, step):
+    where, first = DEATHS.get(WORKER, ("", 0))
+    if where == point and step >= first:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -44,7 +45,7 @@ class Now:
     step = 0
 
 
-wait, send = Buckets.wait, Rounds._send
+wait, receive = Buckets.wait, Mean.wait
 
 
 def waiting(buckets: Buckets, *arguments: Any) -> Any:
@@ -53,14 +54,13 @@ def waiting(buckets: Buckets, *arguments: Any) -> Any:
     return wait(buckets, *arguments)
 
 
-def sending(rounds: Rounds, fragment: int) -> None:
-    """Begin a round with the first fragment, and die before the second."""
-    if fragment == 1:
-        die_at("round", Now.step)
-    send(rounds, fragment)
+def receiving(mean: Mean) -> Any:
+    """Wait for the mean of a round, or die after the changes were sent."""
+    die_at("round", Now.step)
+    return receive(mean)
 
 
-Buckets.wait, Rounds._send = waiting, sending  # type: ignore[method-assign]
+Buckets.wait, Mean.wait = waiting, receiving  # type: ignore[method-assign]
 
 
 def make_model() -> torch.nn.Sequential:
@@ -96,7 +96,7 @@ plain = {
 optimizers: dict[str, Any] = {
     "compressed": hvd.DistributedOptimizer(plain["compressed"], compression=hvd.Compression.bf16),
     "measured": hvd.DistributedOptimizer(plain["measured"]),
-    "local": hvd.LocalSGD(plain["local"], every=EVERY, fragments=2, outer_momentum=0.3),
+    "local": hvd.LocalSGD(plain["local"], every=EVERY, outer_momentum=0.3),
 }
 
 

@@ -3,7 +3,7 @@
 d = mean over ranks of (anchor - parameter)
 momentum = mu * momentum + d
 anchor = anchor - eta * (d + mu * momentum)
-parameter = mix * parameter + (1 - mix) * anchor, `delay` steps after d was sent
+parameter = anchor
 """
 
 from __future__ import annotations
@@ -23,37 +23,23 @@ def train(
     every: int,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.0,
-    fragments: int = 1,
-    delay: int = 0,
-    mix: float = 0.0,
 ) -> None:
     """Train the replicas in place; `loss_of` takes a model, the rank and the step."""
     replicas = [list(model.parameters()) for model in models]
     anchors = [param.detach().clone() for param in replicas[0]]
     momenta = [torch.zeros_like(anchor) for anchor in anchors]
-    # An item has the step in which it is due, the parameter, and d.
-    flights: list[tuple[int, int, torch.Tensor]] = []
-
-    def land(now: int) -> None:
-        for flight in [one for one in flights if one[0] == now]:
-            flights.remove(flight)
-            _, i, d = flight
-            if outer_momentum:
-                momenta[i] = outer_momentum * momenta[i] + d
-                d = d + outer_momentum * momenta[i]
-            anchors[i] = anchors[i] - outer_lr * d
-            for params in replicas:
-                params[i].data = mix * params[i].data + (1 - mix) * anchors[i]
-
     for step in range(1, steps + 1):
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             optimizer.zero_grad()
             loss_of(model, rank, step).backward()
             optimizer.step()
-        land(step)
-        for fragment in range(fragments):
-            if (step - fragment * every // fragments) % every == 0:
-                for i in range(fragment, len(anchors), fragments):
-                    moves = [anchors[i] - params[i].detach() for params in replicas]
-                    flights.append((step + delay, i, mean(moves)))
-        land(step)
+        if step % every:
+            continue
+        for i, anchor in enumerate(anchors):
+            d = mean([anchor - params[i].detach() for params in replicas])
+            if outer_momentum:
+                momenta[i] = outer_momentum * momenta[i] + d
+                d = d + outer_momentum * momenta[i]
+            anchors[i] = anchor - outer_lr * d
+            for params in replicas:
+                params[i].data = anchors[i].clone()

@@ -7,12 +7,10 @@ that moves the anchor:
     d = mean over ranks of (anchor - parameter)
     momentum = outer_momentum * momentum + d
     anchor = anchor - outer_lr * (d + outer_momentum * momentum)
-    parameter = mix * parameter + (1 - mix) * anchor     `delay` steps after d was sent
+    parameter = anchor
 
-A *fragment* is every F-th parameter; the fragments have their rounds in turn. The sources: Stich,
-"Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et al., "Don't Use Large
-Mini-Batches, Use Local SGD", ICLR 2020; Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo",
-2025.
+The sources: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et al.,
+"Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020; Douillard et al., "DiLoCo", 2023.
 """
 
 from __future__ import annotations
@@ -24,14 +22,16 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, operation_names
-from hvdlite.compression import NoneCompressor
+from hvdlite import basics, operation_names, ops
+from hvdlite.compression import NoneCompressor, cast_in_core
 from hvdlite.errors import HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
+from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.broadcast import broadcast_async_
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.exchange.settings import Weight
-from hvdlite.torch.optimizers.outer_exchange import MeanExchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -45,9 +45,6 @@ class RoundSettings:
     start: int
     outer_lr: float
     outer_momentum: float
-    fragments: int
-    delay: int
-    mix: float
     buffers: tuple[torch.Tensor, ...]
     compression: Any
     weight: Weight
@@ -55,7 +52,7 @@ class RoundSettings:
 
     def description(self) -> dict[str, Any]:
         """Return what must be the same on all ranks, by the name of the argument."""
-        names = ("every", "start", "outer_lr", "outer_momentum", "fragments", "delay", "mix")
+        names = ("every", "start", "outer_lr", "outer_momentum")
         kind = self.compression
         kind = kind if isinstance(kind, type) else type(kind)
         return {
@@ -64,16 +61,6 @@ class RoundSettings:
             "compression": kind.__name__,
             "weight": self.weight is not None,
         }
-
-
-@dataclass
-class _Flight:
-    """The mean of one fragment, on its way until its step is due."""
-
-    due: int
-    params: list[torch.Tensor]
-    mean: MeanExchange | None
-    buffers: MeanExchange | None
 
 
 class Rounds:
@@ -93,8 +80,7 @@ class Rounds:
         self._agreed_after = -1  # It counts restarts of the numbering; -1 means not yet agreed.
         self._anchors: dict[torch.Tensor, torch.Tensor] = {}
         self._momenta: dict[torch.Tensor, torch.Tensor] = {}
-        self._flights: dict[int, _Flight] = {}  # The keys are fragments.
-        self._moved: set[int] = set()  # Ranks may differ in these fragments.
+        self._moved = False  # It says whether ranks may differ.
         self._replicas = ReplicaCheck(name, settings.process_set, repeats=False)
 
     @property
@@ -117,39 +103,22 @@ class Rounds:
                     self._anchors[param] = _wide(param)
 
     def after_step(self) -> None:
-        """Count the step, and do what is due: means that have come, rounds that begin."""
+        """Count the step, and have a round if one is due."""
         self.steps += 1
         step = self.steps - self.settings.start
-        if step <= 0:
-            if self.settings.buffers:
-                self._moved.add(0)  # They travel with this fragment.
-            return
-        self._moved.update(range(self.settings.fragments))
-        for fragment in self._in_order():
-            flight = self._flights[fragment]
-            if flight.due == self.steps:
-                self._land(fragment, self.settings.mix)
-        for fragment in range(self.settings.fragments):
-            offset = fragment * self.settings.every // self.settings.fragments
-            if (step - offset) % self.settings.every == 0:
-                self._send(fragment)
-                if self.settings.delay == 0:
-                    self._land(fragment, self.settings.mix)
+        self._moved = self._moved or step > 0 or bool(self.settings.buffers)
+        if step > 0 and step % self.settings.every == 0:
+            self._meet()
 
     def average(self) -> None:
-        """Have a round of all fragments now, after which the parameters of all ranks are equal."""
+        """Have a round now, after which the parameters of all ranks are equal."""
         self._agree()
-        for fragment in self._in_order():
-            self._land(fragment, self.settings.mix)
-        moved = sorted(self._moved)
-        for fragment in moved:
-            self._send(fragment)
-        for fragment in moved:
-            self._land(fragment, mix=0.0)
+        if self._moved:
+            self._meet()
 
     def require_equal(self, what: str) -> None:
         """Raise unless all ranks' parameters are equal; between two rounds they may differ."""
-        if self._moved or self._flights:
+        if self._moved:
             raise HvdliteError(
                 f"{what} between two rounds of local SGD, where every rank has parameters of its "
                 "own; call optimizer.average() on all ranks first"
@@ -173,50 +142,33 @@ class Rounds:
         self.steps = state["steps"]
         self._anchors = _placed(params, state["anchor"])
         self._momenta = _placed(params, state["momentum"])
-        self._flights.clear()
-        self._moved.clear()
+        self._moved = False
 
     def _params(self) -> list[torch.Tensor]:
         return [param for group in self._read_groups() for param in group["params"]]
 
-    def _in_order(self) -> list[int]:
-        """List the fragments in flight in the order in which they were sent."""
-        return sorted(self._flights, key=lambda fragment: (self._flights[fragment].due, fragment))
-
     # These methods belong to a round.
 
-    def _send(self, fragment: int) -> None:
-        settings, name = self.settings, f"{self.name}.{fragment}"
-        every = self._params()
-        params = [
-            param for param in every[fragment :: settings.fragments] if param in self._anchors
-        ]
+    def _meet(self) -> None:
+        """Have a round."""
+        settings, members = self.settings, self.settings.process_set
+        params = [param for param in self._params() if param in self._anchors]
         weight = settings.weight() if callable(settings.weight) else settings.weight
         weight = None if weight is None else float(weight)
         moves = [(self._anchors[param] - param.detach()).contiguous() for param in params]
-        mean = buffers = None
+        copies = [_wide(buffer) for buffer in settings.buffers]
+        moved = averaged = None
         if moves:
-            mean = MeanExchange(name, moves, settings.compression, weight, settings.process_set)
-        if fragment == 0 and settings.buffers:
-            copies = [_wide(buffer) for buffer in settings.buffers]
-            buffers = MeanExchange(
-                f"{name}.buffers", copies, NoneCompressor, weight, settings.process_set
-            )
-        self._flights[fragment] = _Flight(self.steps + settings.delay, params, mean, buffers)
-
-    def _land(self, fragment: int, mix: float) -> None:
-        flight = self._flights.pop(fragment)
-        means = [] if flight.mean is None else flight.mean.wait()
-        for param, mean in zip(flight.params, means, strict=True):
+            moved = _Mean(f"{self.name}.moves", moves, settings.compression, weight, members)
+        if copies:
+            averaged = _Mean(f"{self.name}.buffers", copies, NoneCompressor, weight, members)
+        for param, mean in zip(params, moved.wait() if moved else (), strict=True):
             anchor = self._anchors[param]
             self._move(param, anchor, mean)
-            param.copy_(anchor if mix == 0.0 else mix * param + (1.0 - mix) * anchor)
-        if flight.buffers is not None:
-            means = flight.buffers.wait()
-            for buffer, mean in zip(self.settings.buffers, means, strict=True):
-                buffer.copy_(mean)
-        if mix == 0.0:
-            self._moved.discard(fragment)
+            param.copy_(anchor)
+        for buffer, mean in zip(settings.buffers, averaged.wait() if averaged else (), strict=True):
+            buffer.copy_(mean)
+        self._moved = False
 
     def _move(self, param: torch.Tensor, anchor: torch.Tensor, mean: torch.Tensor) -> None:
         """Let the outer optimizer move the anchor."""
@@ -232,20 +184,19 @@ class Rounds:
     def _agree(self) -> None:
         """Make steps, anchors and momenta equal on all ranks, in the first step and after joins."""
         # Ranks that joined have missed rounds, and ranks that were added to an elastic job have
-        # seen none. Rounds in flight are dropped: what they would have moved is in the next one.
+        # seen none.
         if self._agreed_after == operation_names.restarts():
             return
         name = f"#{self.name}.agreement"
         steps, moved = self._compare(name)
         self._agreed_after = operation_names.restarts()
-        self._flights.clear()
         most = max(steps.values())
         self.steps = most
         if most > self.settings.start:
             root = next(rank for rank, count in steps.items() if count == most)
             self._follow(root, f"{name}.anchors")
             if moved or min(steps.values()) < most:
-                self._moved.update(range(self.settings.fragments))
+                self._moved = True
         elif most == 0 and self.begun:
             params = [param for param in self._params() if param.requires_grad]
             self._replicas.start(params, {p: f"parameter {i}" for i, p in enumerate(params)})
@@ -257,7 +208,7 @@ class Rounds:
         mine = settings.description()
         params = [param for param in self._params() if param.requires_grad]
         mine["parameters"] = f"{len(params)} ({sum(p.numel() for p in params)} numbers)"
-        text = json.dumps([self.steps, bool(self._moved), mine]).encode()
+        text = json.dumps([self.steps, self._moved, mine]).encode()
         blocks = gather_bytes(basics.engine(), text, name, member_id(settings.process_set))
         steps: dict[int, int] = {}
         any_moved = False
@@ -293,6 +244,31 @@ class Rounds:
         ]
         for handle in handles:
             handle.wait()
+
+
+class _Mean:
+    """The mean of all ranks' tensors, on its way: one allreduce."""
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        compression: Any,
+        weight: float | None,
+        process_set: ProcessSet,
+    ) -> None:
+        """Send contiguous tensors, to be overwritten; all ranks give a weight, or none does."""
+        wire, self._compression = cast_in_core(compression, ops.Average)
+        packed = [self._compression.compress(tensor) for tensor in tensors]
+        self._contexts = [context for _, context in packed]
+        reduction = Reduction(ops.Average, weight=weight, process_set=process_set, wire=wire)
+        sent = grouped("allreduce", [one for one, _ in packed], name, process_set)
+        self._handle = start_reducing(sent, reduction, in_place=True)
+
+    def wait(self) -> list[torch.Tensor]:
+        """Wait for the mean, and return it."""
+        means = zip(self._handle.wait(), self._contexts, strict=True)
+        return [self._compression.decompress(mean, context) for mean, context in means]
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

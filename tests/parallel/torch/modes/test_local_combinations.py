@@ -62,7 +62,7 @@ def accumulate(model: nn.Module, optimizer: Any, last: int = STEPS, first: int =
 
 
 def scenario_accumulated_gradients() -> None:
-    for case in ({"every": 4}, {"every": 5, "outer_lr": 0.7, "outer_momentum": 0.5, "delay": 2}):
+    for case in ({"every": 4}, {"every": 5, "outer_lr": 0.7, "outer_momentum": 0.5}):
         model = make_model()
         accumulate(model, hvd.LocalSGD(sgd(model.parameters()), **case))
         expected = replicas(hvd.size(), two_losses, **case)
@@ -83,7 +83,7 @@ def scenario_accumulated_gradients_before_the_first_round() -> None:
 
 def scenario_rounds_that_travel_narrow() -> None:
     for compression, near in ((hvd.Compression.fp16, 1e-3), (hvd.Compression.bf16, 1e-2)):
-        for case in ({"every": 4}, {"every": 4, "fragments": 2, "outer_momentum": 0.5}):
+        for case in ({"every": 4}, {"every": 4, "outer_momentum": 0.5}):
             model = make_model()
             optimizer = hvd.LocalSGD(sgd(model.parameters()), compression=compression, **case)
             take_steps(model, optimizer, 1, STEPS)

@@ -30,9 +30,7 @@ CASES: list[dict[str, Any]] = [
     {"every": 1},
     {"every": 4},
     {"every": 7, "outer_lr": 0.7, "outer_momentum": 0.9},
-    {"every": 6, "fragments": 3},
-    {"every": 5, "delay": 2, "mix": 0.5, "outer_lr": 0.8, "outer_momentum": 0.5},
-    {"every": 6, "fragments": 4, "delay": 5, "mix": 0.25, "outer_momentum": 0.5},
+    {"every": 5, "outer_lr": 0.8, "outer_momentum": 0.5},
 ]
 
 
@@ -67,7 +65,7 @@ def scenario_sends_one_part_in_every() -> None:
 
 def scenario_average_makes_ranks_equal() -> None:
     model = make_model()
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=8, fragments=2, delay=3, mix=0.5)
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=8)
     for first in (1, 8, 15):
         take_steps(model, optimizer, first, first + 6)
         with raises("call optimizer.average"):
@@ -181,16 +179,6 @@ def scenario_joined_ranks_are_left_out() -> None:
     assert_same_everywhere(model)
 
 
-def scenario_a_round_is_on_its_way_when_ranks_join() -> None:
-    model = make_model()
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, delay=3, fragments=2, mix=0.5)
-    take_steps(model, optimizer, 1, 5 + hvd.rank())
-    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
-    take_steps(model, optimizer, 1, 6)
-    optimizer.average()
-    assert_same_everywhere(model)
-
-
 def scenario_a_weight_is_not_negative() -> None:
     model = make_model()
     optimizer = hvd.LocalSGD(sgd(model.parameters()), every=1, weight=-1.0)
@@ -282,12 +270,9 @@ def scenario_half_precision_has_wide_anchors() -> None:
 def scenario_what_cannot_be_used() -> None:
     for arguments, text in [
         ({"every": 0}, "every=0"),
-        ({"fragments": 1.5}, "fragments=1.5"),
-        ({"delay": 4, "every": 4}, "must arrive before the next round"),
-        ({"fragments": 5, "every": 4}, "at most as many fragments"),
+        ({"every": 1.5}, "every=1.5"),
         ({"outer_lr": 0.0}, "outer_lr is a positive number"),
         ({"outer_momentum": 1.0}, "less than 1"),
-        ({"mix": -0.1}, "less than 1"),
     ]:
         with raises(text):
             hvd.LocalSGD(sgd(make_model().parameters()), **arguments)
