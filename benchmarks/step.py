@@ -18,8 +18,7 @@ AdamW:
   which submits at the end of backward.
 - `kept`, with --views: like `views`, with gradients that stay allocated
   (zero_grad(set_to_none=False)).
-- `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2; `one_copy`: the
-  same with share_parameters=True.
+- `sharded`, with --modes: hvd.ShardedOptimizer; `one_copy`: the same with share_parameters=True.
 
 With --check-replicas there are `hvdlite` and `watched`, the same with HVDLITE_CHECK_REPLICAS=100,
 alone. They take turns of 100 steps, of which one compares. Their figures are means, and
@@ -262,7 +261,7 @@ def together(
     return contestants
 
 
-SHARDED = {"sharded": {}, "sharded_2": {"stage": 2}, "one_copy": {"share_parameters": True}}
+SHARDED = {"sharded": {}, "one_copy": {"share_parameters": True}}
 
 
 def sharded(

@@ -30,10 +30,6 @@ class Mode(Enum):
     START = "LocalSGD(start=...)"
     DISTRIBUTED = "DistributedOptimizer"
     SHARDED = "ShardedOptimizer"
-    STAGE_2 = "ShardedOptimizer(stage=2)"
-    ONE_COPY = "ShardedOptimizer(copies=1)"
-    COPIES = "ShardedOptimizer(copies=2)"
-    SHARDED_IN_SET = "ShardedOptimizer(process_set=...)"
     SHARE_PARAMETERS = "ShardedOptimizer(share_parameters=True)"
     ELASTIC = "an elastic job"
     CLOSURE = "step(closure)"
@@ -91,25 +87,13 @@ _REFUSED: dict[Mode, dict[tuple[Mode, ...], str]] = {
         (Mode.LATE,): "each step needs the parameters that every other rank has updated; use "
         "DistributedOptimizer",
     },
-    Mode.STAGE_2: {
-        (Mode.COPIES,): "a reduced gradient reaches one rank; use stage=1",
-        (Mode.COMPRESSION,): "a reducescatter reduces gradients as they are; use stage=1",
-        (Mode.BUCKET_VIEW,): "no rank keeps all gradients; use stage=1",
-        (Mode.WEIGHT,): "a reducescatter makes plain averages and sums; use stage=1",
-    },
     Mode.SHARE_PARAMETERS: {
-        (Mode.STAGE_2,): "all ranks of a host need the gradients of their common parameters; use "
-        "stage=1",
-        (Mode.COPIES,): "each host has the whole state already; leave copies= out",
         (Mode.LOCAL_SGD, Mode.LOCAL_SGD_OVER): "a round would average the copies of ranks that "
         "have one in common; leave share_parameters= out",
-        (Mode.ELASTIC,): "a rank that dies in step() leaves parameters half updated; leave "
-        "share_parameters= out",
     },
     Mode.ELASTIC: {
-        (Mode.ONE_COPY, Mode.STAGE_2): "a rank that dies takes its share along, and another one "
-        "must have it, too; use stage=1 and copies=2 or more",
-        (Mode.SHARDED_IN_SET,): "the state is divided among all ranks; leave process_set= out",
+        (Mode.SHARDED,): "a rank that dies takes its share of the state along; use "
+        "DistributedOptimizer",
     },
 }
 _PAIRS = {
@@ -121,12 +105,11 @@ _PAIRS = {
 
 # What is accepted, and then refused by the first step that uses it, with a message of its own.
 REFUSED_IN_A_STEP: dict[Mode, tuple[Mode, ...]] = {
-    Mode.SPARSE: (Mode.STAGE_2, Mode.VIRTUAL),
+    Mode.SPARSE: (Mode.VIRTUAL,),
 }
 
 # Parts and forms of another mode, which cannot be combined with what that one refuses, either.
 _PART_OF = {
-    **dict.fromkeys((Mode.STAGE_2, Mode.ONE_COPY, Mode.COPIES, Mode.SHARDED_IN_SET), Mode.SHARDED),
     Mode.SHARE_PARAMETERS: Mode.SHARDED,
     Mode.SHARDED: Mode.DISTRIBUTED,
     Mode.START: Mode.LOCAL_SGD,
@@ -134,7 +117,7 @@ _PART_OF = {
 
 
 def with_wholes(mode: Mode | None) -> Iterator[Mode]:
-    """Give a mode, and those that it is a part of: ShardedOptimizer after its stage=2."""
+    """Give a mode, and those that it is a part of: LocalSGD after its start=."""
     while mode is not None:
         yield mode
         mode = _PART_OF.get(mode)

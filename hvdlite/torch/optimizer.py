@@ -66,8 +66,7 @@ class Distributed(VirtualStepping, Attending):
     @weight.setter
     def weight(self, weight: Weight) -> None:
         if weight is not None:
-            chosen = {Mode.WEIGHT: True, Mode.STAGE_2: self._reducer.divides}
-            chosen[Mode.VIRTUAL] = self._virtual is not None
+            chosen = {Mode.WEIGHT: True, Mode.VIRTUAL: self._virtual is not None}
             check_together({**chosen, **ops.modes_of_op(self._reducer.settings.reduction.op)})
         self._reducer.set_weight(weight)
 

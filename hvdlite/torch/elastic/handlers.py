@@ -16,7 +16,6 @@ from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_paramet
 from hvdlite.torch.local import Local
 from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.sharded.elastic import ElasticSharded
 from hvdlite.torch.virtual.stepping import VirtualStepping
 
 
@@ -159,21 +158,6 @@ class OptimizerStateHandler(StateDictHandler):
         load_exactly(self.value, state_dict)
 
 
-class ShardedStateHandler(OptimizerStateHandler):
-    """Handles a `ShardedOptimizer`, of whose state each rank has a share."""
-
-    def save(self) -> None:
-        """Copy this rank's share into buffers that stay."""
-        self._snapshot.take(self.value.share())
-
-    def sync(self) -> None:
-        """Take rank 0's options; ranks that join get their shares in the next step."""
-        self.value.meet_others()
-
-    def _load(self, state_dict: Any) -> None:
-        self.value.go_back(state_dict)
-
-
 class SamplerStateHandler(StateDictHandler):
     """Handles an `ElasticSampler`, or what has its methods."""
 
@@ -191,7 +175,6 @@ Registry = list[tuple[Any, type[StateHandler]]]
 
 _registry: Registry = [
     (torch.nn.Module, ModelStateHandler),
-    (ElasticSharded, ShardedStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (_Sampler, SamplerStateHandler),
     (_Stateful, StateDictHandler),

@@ -1,1 +1,1 @@
-"""How gradients travel between ranks: the buckets, their plan and memory, and who owns which."""
+"""How gradients travel between ranks: the buckets, their plan and their memory."""

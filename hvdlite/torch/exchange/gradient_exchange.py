@@ -26,21 +26,17 @@ class GradientExchange:
     # `begin_anew` when ranks have missed steps.
 
     of_one_step = True  # It says whether all gradients that are reduced together are of one step.
-    divides = False  # It says whether reduced gradients go to the owners of their parameters alone.
 
     def __init__(self, name: str, settings: Settings) -> None:
         self._name = name
         self._settings = settings
 
-    def outdated(self, takes_part: bool) -> bool:
-        """Return whether the buckets have to be made anew, even of the same parameters."""
-        return False
-
     def make_buckets(
         self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
     ) -> Sequence[GradientBucket]:
         """Make the buckets of these parameters, whose order is the same on all ranks."""
-        formed, named = self._form(params, names)
+        formed = form(params, self._settings.groups, self._settings.cap_bytes)
+        named = [[names[param] for param in bucket] for bucket in formed]
         memory = GradientMemory(formed) if self._settings.bucket_view else None
         layout = digest(named)
         return [
@@ -55,13 +51,6 @@ class GradientExchange:
             )
             for number, bucket in enumerate(formed)
         ]
-
-    def _form(
-        self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
-    ) -> tuple[Sequence[Sequence[torch.Tensor]], list[list[str]]]:
-        """Return which parameters each bucket has, and their names."""
-        formed = form(params, self._settings.groups, self._settings.cap_bytes)
-        return formed, [[names[param] for param in bucket] for bucket in formed]
 
     def begin_anew(self) -> None:
         """Forget what other ranks may not remember alike; each bucket does the same."""

@@ -1,8 +1,7 @@
 """The gradients of one reducer that are reduced, and those to which no backward may add then.
 
 A further backward adds to gradients that are there. An average of gradients that are the same on
-all ranks keeps them, but a sum multiplies them. A gradient that its owner alone has would be
-divided by the number of ranks.
+all ranks keeps them, but a sum multiplies them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from hvdlite import basics
 from hvdlite.errors import HvdliteError
 
 
@@ -27,15 +25,13 @@ class ReducedGradients:
         self.refusal: str | None = None
         self._names = names
         self._reduced: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
-        self._owned = False  # It says whether other ranks lack them.
 
-    def protect(self, params: Iterable[torch.Tensor], owned: bool) -> None:
-        """Let no backward add to them; `owned`: each is on the owner of its parameter only."""
+    def protect(self, params: Iterable[torch.Tensor]) -> None:
+        """Let no backward add to them."""
         # Parameters that were frozen meanwhile may still have theirs.
         self._reduced = {param: one for param, one in self._reduced.items() if _is_grad(param, one)}
         grads = ((param, param.grad) for param in params)
         self._reduced |= {param: weakref.ref(one) for param, one in grads if one is not None}
-        self._owned = owned
 
     def check(self, params: Iterable[torch.Tensor]) -> None:
         """Refuse a backward while a protected gradient is its parameter's `grad`, or `refusal`."""
@@ -45,13 +41,6 @@ class ReducedGradients:
             if param not in self._reduced or not _is_grad(param, self._reduced[param]):
                 continue
             name = self._names[param]
-            if self._owned:
-                raise HvdliteError(
-                    f"the gradient of {name} is reduced, and only rank {basics.rank()} has it "
-                    "(ShardedOptimizer with stage=2): it cannot be added to and reduced again; "
-                    "call optimizer.zero_grad() before the first backward() of each step, and run "
-                    "all but the last one under optimizer.no_sync()"
-                )
             raise HvdliteError(
                 f"backward() would add to the gradient of {name}, which is a sum "
                 "over the ranks since the last one and cannot be summed again; with op=hvd.Sum "
@@ -60,13 +49,7 @@ class ReducedGradients:
             )
 
     def use(self) -> None:
-        """Note that the optimizer has used them; those that other ranks lack stay protected."""
-        self.current = False
-        if not self._owned:
-            self._reduced = {}
-
-    def forget(self) -> None:
-        """Forget all of them: they are zeroed."""
+        """Note that the optimizer has used them, or that they are zeroed."""
         self.current = False
         self._reduced = {}
 

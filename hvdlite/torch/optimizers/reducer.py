@@ -3,9 +3,9 @@
 A *pass* is one backward through a parameter. A *cycle* begins with the first gradient after the
 last cycle and ends in `synchronize`. In a cycle a bucket is submitted, from inside backward, when
 each of its parameters has had its passes, so that communication overlaps with the rest of backward
-(where that pays, or owners get the gradients, to free the others). `synchronize` submits all other
-buckets, and waits for all. It runs at the end of the last backward of the cycle, so that gradients
-are reduced when backward() returns. On a rank without a backward it runs in `step`.
+(where that pays). `synchronize` submits all other buckets, and waits for all. It runs at the end of
+the last backward of the cycle, so that gradients are reduced when backward() returns. On a rank
+without a backward it runs in `step`.
 
 A further backward may add to gradients that are reduced and not yet used; they are then reduced
 again. Those before it are the same on all ranks, so an average keeps them. A sum is refused.
@@ -131,24 +131,10 @@ class GradientReducer:
             )
         self.settings.passes = ops.check_passes(passes)
 
-    def use_exchange(self, exchange: GradientExchange) -> None:
-        """Reduce gradients in another way, from the next cycle on."""
-        self.buckets.exchange = exchange
-        self._update_layout()
-
     @property
     def exchange(self) -> GradientExchange:
         """How the gradients travel."""
         return self.buckets.exchange
-
-    @property
-    def divides(self) -> bool:
-        """Whether reduced gradients go to the owners of their parameters alone."""
-        return self.exchange.divides
-
-    @property
-    def _sends_early(self) -> bool:
-        return self._overlaps or self.divides  # Each bucket is sent as soon as it is complete.
 
     def set_weight(self, weight: Weight) -> None:
         """Change the weight of this rank's gradients from the next reduction on."""
@@ -184,7 +170,7 @@ class GradientReducer:
         if self._cycle.backwards or self._cycle.paused:
             self._follow_changes()
             bucket = self.buckets.of(param)
-        if bucket is not None and self._cycle.completes(bucket) and self._sends_early:
+        if bucket is not None and self._cycle.completes(bucket) and self._overlaps:
             self._submit(bucket, blocking=False)
 
     def _on_backward_end(self) -> None:
@@ -198,7 +184,7 @@ class GradientReducer:
             self._follow_changes()
         self._cycle.backwards += 1
         if reduces:
-            self._submit_rest(blocking=not self._sends_early)
+            self._submit_rest(blocking=not self._overlaps)
             queue(self._wait)
 
     def _submit(self, bucket: GradientBucket, blocking: bool) -> None:
@@ -280,8 +266,8 @@ class GradientReducer:
         if failure is not None:
             raise failure
         self._reduced.current = self.takes_part  # A later member looks again in its next step.
-        if self.settings.reduction.op == ops.Sum or self.divides:
-            self._reduced.protect(self._watched.params, owned=self.divides)
+        if self.settings.reduction.op == ops.Sum:
+            self._reduced.protect(self._watched.params)
         warn(differing)
 
     def _end_cycle(self) -> None:
@@ -320,7 +306,6 @@ class GradientReducer:
         if self._cycle.open:
             self._end_cycle()
         self.expect_gradients()
-        self._reduced.forget()
 
     # These methods follow the layout.
 
@@ -334,9 +319,7 @@ class GradientReducer:
     def _update_layout(self, keeps_frozen: bool = False) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
         watched = self._watched
-        outdated = self.exchange.outdated(self.takes_part)
-        changed = watched.update(self.takes_part, keeps_frozen)
-        if not changed and not outdated:
+        if not watched.update(self.takes_part, keeps_frozen):
             return
         self.buckets.make()
         self._overlaps = _overlaps(self.settings.overlap, watched.params)

@@ -1,15 +1,14 @@
 """`ShardedOptimizer`: each rank keeps the optimizer's state of a share of the parameters.
 
-These are stages 1 and 2 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
-Trillion Parameter Models", SC 2020). Each whole parameter has one owner, which updates it, and the
-updated parameters then travel to all ranks. An optimizer never sees a part of a parameter, so norms
-of a tensor keep their meaning. In stage 1 gradients are reduced as by `DistributedOptimizer`; in
-stage 2 a reduced gradient goes to its parameter's owner alone.
+This is stage 1 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC 2020). Gradients are reduced as by `DistributedOptimizer`. Each whole
+parameter has one owner, which updates it, and the updated parameters then travel to all ranks. An
+optimizer never sees a part of a parameter, so norms of a tensor keep their meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,16 +16,14 @@ import torch
 from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.modes import Mode, check_together
-from hvdlite.process_sets import ProcessSet, check_root, global_process_set
+from hvdlite.process_sets import ProcessSet, check_root
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
-from hvdlite.torch.exchange.owned_exchange import OwnedExchange
-from hvdlite.torch.exchange.ownership import Division, Ownership
 from hvdlite.torch.exchange.settings import modes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
-from hvdlite.torch.optimizers import gradient_norms, overflow
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
+from hvdlite.torch.sharded.ownership import Division, Ownership
 from hvdlite.torch.sharded.parameter_exchange import ParameterExchange
 from hvdlite.torch.sharded.shared_parameters import SharedParameters, check_shareable
 
@@ -128,51 +125,11 @@ class Sharded(Distributed):
     def _moves(self, param: torch.Tensor) -> bool:
         """Return whether a step may change a parameter; one that was frozen may have a gradient."""
         assert self._ownership is not None
-        if param.requires_grad or not self._ownership.knows(param):
-            return bool(param.requires_grad)
-        return self._reducer.divides or param.grad is not None  # With stage 2 its owner knows.
+        return param.requires_grad or (self._ownership.knows(param) and param.grad is not None)
 
     def _has_state(self, param: torch.Tensor) -> bool:
         ownership = self._ownership
-        return ownership is None or ownership.has_state(param, self._division.place)
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Clip the gradients of all parameters by their norm; every rank calls it before `step`.
-
-        With stage 2 a rank has only the gradients of its own parameters, and
-        `torch.nn.utils.clip_grad_norm_` would take their norm for that of all. This has the bits of
-        that function on all gradients, in the order of the optimizer's parameters.
-
-        Args:
-            max_norm: the norm after clipping, if it was larger.
-            norm_type: of a p-norm; may be `inf`.
-
-        Returns:
-            The norm before clipping, the same on every rank.
-
-        Example:
-            >>> loss.backward()
-            >>> optimizer.clip_grad_norm_(1.0)
-            >>> optimizer.step()
-        """
-        self.synchronize()
-        params = self._parameters()
-        if self._alone or not self._reducer.divides:
-            norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
-            return norm
-        name = f"{self._reducer.name}.norms"
-        return gradient_norms.clip(params, max_norm, norm_type, name, self._process_set)
-
-    def _unscale_together(
-        self, unscale: Callable[[], overflow.Found], found_inf: torch.Tensor
-    ) -> overflow.Found:
-        """Unscale for a GradScaler, and agree with the other ranks on overflows."""
-        if self._alone or not self._reducer.divides:
-            return unscale()
-        self.synchronize()
-        return overflow.agree(
-            unscale, found_inf, f"{self._reducer.name}.overflow", self._process_set
-        )
+        return ownership is None or ownership.has_state(self._division.place, param)
 
     def unshare_parameters(self) -> None:
         """Give this rank a copy of its own of parameters that are shared, until the next `step`.
@@ -272,9 +229,7 @@ class Sharded(Distributed):
         self._whole, self._gathered_on, self._gathered = True, None, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
-        copied = _shard(
-            super().__deepcopy__(memo), self._division.of_copies(memo), self._reducer.divides
-        )
+        copied = _shard(super().__deepcopy__(memo), self._division.of_copies(memo))
         copied._whole = self._whole
         if self._ownership is self._division.present():
             copied._ownership = copied._division.present()
@@ -294,34 +249,25 @@ class Sharded(Distributed):
 def ShardedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    stage: int = 1,
-    copies: int = 1,
     share_parameters: bool = False,
     **arguments: Any,
 ) -> Sharded:
     """Make an optimizer step with the gradients of all ranks, and divide its state among them.
 
     Parameters after `step` have the same bits as with `DistributedOptimizer`, and Adam's state
-    takes 1/n of the memory on n ranks. With stage=1 each step sends the updated parameters besides
-    the gradients, half as many bytes again. With stage=2 it sends no more than without sharding,
-    and a rank keeps only the reduced gradients of the parameters that it updates: `grad` of the
-    others is None after backward(), so clip with `optimizer.clip_grad_norm_`.
+    takes 1/n of the memory on n ranks. Each step sends the updated parameters besides the
+    gradients, half as many bytes again.
 
     Args:
         optimizer: updates each parameter from its own gradient, as all of torch.optim do except
             LBFGS; it is changed in place.
         named_parameters: `model.named_parameters()`, for messages that name parameters.
-        stage: of ZeRO. 1: the optimizer's state is divided; 2: the gradients, too.
-        copies: how many ranks have the state of each parameter; a second copy is on another host
-            if there is one, and costs no communication. With stage=2 it is 1; in an elastic job
-            at least 2.
         share_parameters: whether the ranks of a host have the parameters in common memory, each
             host with the whole state of the optimizer: one copy of both per host, and no step sends
             parameters. Parameters move there in the first step, with the values of the host's first
             rank. Call `unshare_parameters()` before you change them outside step(). It needs
-            CPUs and stage=1.
-        arguments: those of `DistributedOptimizer`; stage=2 takes neither `compression` nor `weight`
-            nor `gradient_as_bucket_view`, and sparse gradients with `sparse_as_dense` only.
+            CPUs.
+        arguments: those of `DistributedOptimizer`.
 
     Returns:
         The optimizer, with the methods of `Distributed` and `Sharded`.
@@ -335,15 +281,9 @@ def ShardedOptimizer(
         >>> optimizer = hvd.ShardedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # This raises an error without init().
-    _check_numbers(stage, copies)
-    in_set = arguments.get("process_set", global_process_set) is not global_process_set
     check_together(
         {
             Mode.SHARDED: True,
-            Mode.STAGE_2: stage == 2,
-            Mode.ONE_COPY: copies == 1,
-            Mode.COPIES: copies > 1,
-            Mode.SHARDED_IN_SET: in_set,
             Mode.SHARE_PARAMETERS: share_parameters,
             **modes_of(**arguments),
         }
@@ -353,28 +293,7 @@ def ShardedOptimizer(
         check_shareable([param for group in optimizer.param_groups for param in group["params"]])
     distributed = DistributedOptimizer(optimizer, named_parameters, **arguments)
     process_set = distributed._reducer.settings.reduction.process_set
-    division = Division(process_set, copies, by_host=share_parameters)
-    if stage == 2:
-        overflow.extend_grad_scaler()
-    sharded = _shard(distributed, division, stage == 2)
-    if basics.in_elastic_job():
-        from hvdlite.torch.sharded.elastic import make_elastic
-
-        make_elastic(sharded)
-    return sharded
-
-
-def _check_numbers(stage: int, copies: int) -> None:
-    if stage not in (1, 2):
-        raise ArgumentError(
-            f"ShardedOptimizer(stage={stage!r}): give stage=1, which divides the optimizer's "
-            "state, or stage=2, which divides the gradients, too"
-        )
-    if not isinstance(copies, int) or copies < 1:
-        raise ArgumentError(
-            f"ShardedOptimizer(copies={copies!r}): give the number of ranks that have the state of "
-            "each parameter, 1 or more"
-        )
+    return _shard(distributed, Division(process_set, by_host=share_parameters))
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -394,13 +313,10 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _shard(distributed: Any, division: Division, divides_gradients: bool) -> Sharded:
+def _shard(distributed: Any, division: Division) -> Sharded:
     """Turn a distributed optimizer into a sharded one, in place."""
     become(distributed, distributed._wrapped_class)
     subclass_in_place(distributed, Sharded)
     distributed._division = division
     sharded: Sharded = distributed
-    if divides_gradients:
-        reducer = sharded._reducer
-        reducer.use_exchange(OwnedExchange(reducer.name, reducer.settings, division))
     return sharded

@@ -11,7 +11,7 @@ from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
-from hvdlite.torch.exchange.ownership import Ownership
+from hvdlite.torch.sharded.ownership import Ownership
 
 
 class ParameterExchange:
@@ -32,7 +32,6 @@ class ParameterExchange:
         self.params = list(params)  # The order is the same on all ranks; each has an owner.
         self._name = name
         self._process_set = process_set
-        self._copies = ownership.copies
         # This has the positions by owner.
         self._of: list[list[int]] = [[] for _ in process_set.ranks]
         for position, param in enumerate(params):
@@ -82,9 +81,10 @@ class ParameterExchange:
             spec(f"{self._name}.{position}", memories[position], memories[position])
             for position in self._of[owner]
         ]
-        # Ranks with another number of copies get an error about the shape of this tensor.
-        copies = memories[0].new_empty(0, self._copies)
-        specs.append(spec(f"{self._name}.copies", copies, copies))
+        # Of an owner without parameters this travels alone, so that a rank for which it has some
+        # gets an error.
+        end = memories[0].new_empty(0)
+        specs.append(spec(f"{self._name}.end", end, end))
         root = self._process_set.ranks[owner]
-        keep = (memories, copies)
+        keep = (memories, end)
         return start_broadcast(name, specs, root, self._process_set, keep, blocking=True)

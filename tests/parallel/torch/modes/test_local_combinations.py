@@ -169,7 +169,6 @@ def scenario_each_way_to_reduce_within_a_host() -> None:
         (hvd.DistributedOptimizer, {"compression": hvd.Compression.bf16}, 2e-2),
         (hvd.DistributedOptimizer, {"gradient_as_bucket_view": True}, 1e-5),
         (hvd.ShardedOptimizer, {}, 1e-5),
-        (hvd.ShardedOptimizer, {"stage": 2}, 1e-5),
     ]
     case = {"every": 4, "outer_lr": 0.8, "outer_momentum": 0.5}
     expected = replicas(len(hosts()), mean_of_host(loss_of), **case)

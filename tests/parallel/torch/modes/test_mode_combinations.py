@@ -33,30 +33,19 @@ def unsharded(optimizer: Any, *arguments: Any, **options: Any) -> Any:
     return hvd.DistributedOptimizer(optimizer, *arguments, **options)
 
 
-def stage_1(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+def sharded(optimizer: Any, *arguments: Any, **options: Any) -> Any:
     return hvd.ShardedOptimizer(optimizer, *arguments, **options)
 
 
-def copied(optimizer: Any, *arguments: Any, **options: Any) -> Any:
-    return hvd.ShardedOptimizer(optimizer, *arguments, copies=2, **options)
-
-
-def stage_2(optimizer: Any, *arguments: Any, **options: Any) -> Any:
-    return hvd.ShardedOptimizer(optimizer, *arguments, stage=2, **options)
-
-
-SHARDED: tuple[Distribute, ...] = (stage_1, copied, stage_2)
-
-# What stage 2 does not take is refused with a sentence; test_torch_sharded_gradients has them.
-ARGUMENTS: list[tuple[dict[str, Any], bool]] = [  # whether stage 2 takes them
-    ({"compression": hvd.Compression.fp16}, False),
-    ({"compression": hvd.Compression.bf16}, False),
-    ({"weight": lambda: 1.0 + hvd.rank()}, False),
-    ({"gradient_as_bucket_view": True}, False),
-    ({"backward_passes_per_step": 2}, True),
-    ({"op": hvd.Sum}, True),
-    ({"gradient_predivide_factor": 2.0}, True),
-    ({"num_groups": 3}, True),
+ARGUMENTS: list[dict[str, Any]] = [
+    {"compression": hvd.Compression.fp16},
+    {"compression": hvd.Compression.bf16},
+    {"weight": lambda: 1.0 + hvd.rank()},
+    {"gradient_as_bucket_view": True},
+    {"backward_passes_per_step": 2},
+    {"op": hvd.Sum},
+    {"gradient_predivide_factor": 2.0},
+    {"num_groups": 3},
 ]
 
 
@@ -71,49 +60,46 @@ def make_pair(distribute: Distribute, **arguments: Any) -> list[tuple[Model, Any
 
 
 def scenario_sharded_with_each_argument_has_the_bits_of_unsharded() -> None:
-    for arguments, also_stage_2 in ARGUMENTS:
+    for arguments in ARGUMENTS:
         passes = arguments.get("backward_passes_per_step", 1)
-        for distribute in SHARDED if also_stage_2 else SHARDED[:2]:
-            (ours, one), (theirs, other) = make_pair(distribute, **arguments)
-            for model, optimizer in ((ours, one), (theirs, other)):
-                for step in range(3):
-                    optimizer.zero_grad()
-                    for part in range(passes):
-                        loss_of(model, passes * step + part, hvd.rank()).backward()
-                    optimizer.step()
-            assert_same_bits(ours, theirs)
+        (ours, one), (theirs, other) = make_pair(sharded, **arguments)
+        for model, optimizer in ((ours, one), (theirs, other)):
+            for step in range(3):
+                optimizer.zero_grad()
+                for part in range(passes):
+                    loss_of(model, passes * step + part, hvd.rank()).backward()
+                optimizer.step()
+        assert_same_bits(ours, theirs)
 
 
 def scenario_sharded_in_all_sets_of_neighbours() -> None:
     pairs = [[rank, rank + 1] for rank in range(hvd.size() - 1)]
     sets = [hvd.add_process_set(ranks) for ranks in pairs if len(ranks) < hvd.size()]
     for members in sets:
-        for distribute in SHARDED:
-            trained = make_pair(distribute, process_set=members)
-            for model, optimizer in trained:
-                for step in range(2):
-                    optimizer.zero_grad()
-                    loss_of(model, step, hvd.rank()).backward()
-                    optimizer.step()
-            assert_same_bits(trained[0][0], trained[1][0])
+        trained = make_pair(sharded, process_set=members)
+        for model, optimizer in trained:
+            for step in range(2):
+                optimizer.zero_grad()
+                loss_of(model, step, hvd.rank()).backward()
+                optimizer.step()
+        assert_same_bits(trained[0][0], trained[1][0])
     for members in sets:
         hvd.remove_process_set(members)
 
 
 def scenario_sharded_with_a_scaler() -> None:
-    for distribute in SHARDED:
-        trained, scales = make_pair(distribute), []
-        for model, optimizer in trained:
-            scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
-            for step in range(4):
-                optimizer.zero_grad()
-                factor = math.inf if step == 2 and hvd.rank() == hvd.size() - 1 else 1.0
-                scaler.scale(factor * loss_of(model, step, hvd.rank())).backward()
-                scaler.step(optimizer)
-                scaler.update()
-            scales.append(scaler.get_scale())
-        assert scales == [256.0, 256.0]
-        assert_same_bits(trained[0][0], trained[1][0])
+    trained, scales = make_pair(sharded), []
+    for model, optimizer in trained:
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        for step in range(4):
+            optimizer.zero_grad()
+            factor = math.inf if step == 2 and hvd.rank() == hvd.size() - 1 else 1.0
+            scaler.scale(factor * loss_of(model, step, hvd.rank())).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [256.0, 256.0]
+    assert_same_bits(trained[0][0], trained[1][0])
 
 
 class Normalized(nn.Module):
@@ -150,8 +136,7 @@ def train_normalized(distribute: Distribute, **arguments: Any) -> Normalized:
 
 def scenario_batch_normalization_over_all_ranks() -> None:
     expected = train_normalized(unsharded)
-    for distribute in SHARDED:
-        assert_same_bits(train_normalized(distribute), expected)
+    assert_same_bits(train_normalized(sharded), expected)
     every_step = train_normalized(hvd.LocalSGD, every=1)
     assert_close(list(every_step.parameters()), list(expected.parameters()), 1e-9)
     assert_close([every_step.norm.running_mean], [expected.norm.running_mean], 1e-9)
@@ -162,8 +147,6 @@ def scenario_what_the_table_refuses() -> None:
     sgd = MAKES["SGD"](groups_of(model))
     with raises("with op=hvd.Adasum"):
         hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
-    with raises("cannot be combined with compression="):
-        stage_2(sgd, compression=hvd.Compression.bf16)
 
 
 def send_ones(optimizer: Any) -> None:

@@ -33,10 +33,6 @@ ARGUMENTS: dict[Mode, dict[str, Any]] = {
     Mode.VIRTUAL: {"virtual_size": 4},
     Mode.START: {"start": 2},
     Mode.LOCAL_SGD_OVER: {"process_set": OWN},
-    Mode.STAGE_2: {"stage": 2},
-    Mode.ONE_COPY: {"copies": 1},
-    Mode.COPIES: {"copies": 2},
-    Mode.SHARDED_IN_SET: {"process_set": OWN},
     Mode.SHARE_PARAMETERS: {"share_parameters": True},
 }
 # What `DistributedOptimizer` alone has, and what the other functions take.
@@ -157,7 +153,6 @@ def scenario_every_pair() -> None:
             continue
         used = {whole for mode in pair for whole in with_wholes(mode)}
         used |= {Mode.DISTRIBUTED} if is_distributed(chosen) else set()
-        used |= {Mode.ONE_COPY} if chosen & OF_SHARDED and Mode.COPIES not in chosen else set()
         used |= {Mode.PROCESS_SET} if Mode.LOCAL_SGD_OVER in chosen else set()
         used |= {Mode.LOCAL_SGD} if is_local(chosen) and refusal(*pair) else set()
         expected = {refusal(one, other) for one, other in itertools.combinations(used, 2)}
@@ -168,7 +163,7 @@ def scenario_every_pair() -> None:
         else:
             assert message in expected - ({None} if len(expected) > 1 else set()), (pair, message)
         refused, accepted = refused + (message is not None), accepted + (message is None)
-    assert refused > 50 and accepted > 200, (refused, accepted)
+    assert refused > 30 and accepted > 100, (refused, accepted)
     for one in alone:
         hvd.remove_process_set(one)
 

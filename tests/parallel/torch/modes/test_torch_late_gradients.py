@@ -373,10 +373,9 @@ def scenario_refusals() -> None:
     for op in (hvd.Sum, hvd.Adasum):
         refused("late= cannot be combined with op=hvd.", op=op)
     model = Traced()
-    for stage in (1, 2):
-        with raises("ShardedOptimizer cannot be combined with late="):
-            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-            hvd.ShardedOptimizer(sgd, stage=stage, late=late())
+    with raises("ShardedOptimizer cannot be combined with late="):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        hvd.ShardedOptimizer(sgd, late=late())
     optimizer = Run(model, late()).optimizer
     with raises("with late= a rank that is behind computes nothing"):
         optimizer.step(lambda: None)

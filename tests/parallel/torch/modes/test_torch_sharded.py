@@ -18,10 +18,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
-from hvdlite.torch.exchange.ownership import Ownership, successors
-from hvdlite.torch.optimizers.state_bytes import serialized
-from hvdlite.torch.sharded import shares
-from hvdlite.torch.sharded.shares import Shares
+from hvdlite.torch.sharded.ownership import Ownership
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (
     MAKES,
@@ -50,21 +47,6 @@ def scenario_same_bits_as_unsharded_and_near_plain_training() -> None:
         train(plain, make(groups_of(plain)), loss_of, hvd.size(), range(6), norm)
         assert_same_bits(ours, theirs)
         assert_near(ours, plain)
-
-
-def scenario_copies_have_the_same_bits_and_more_state() -> None:
-    once, twice = Model(), Model()
-    makes = MAKES["AdamW"]
-    one, two = sharded(makes, once), sharded(makes, twice, copies=2)
-    for model, optimizer in ((once, one), (twice, two)):
-        train_on(model, optimizer, range(4))
-    assert_same_bits(once, twice)
-    held = [hvd.allreduce(torch.tensor(len(each.state)), op=hvd.Sum) for each in (one, two)]
-    assert held[1] == 2 * held[0]
-    for param, state in one.state.items():
-        name = next(n for n, p in once.named_parameters() if p is param)
-        copied = two.state[dict(twice.named_parameters())[name]]
-        assert all(torch.equal(value, copied[key]) for key, value in state.items())
 
 
 def scenario_state_is_divided() -> None:
@@ -201,10 +183,6 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
     sgd = torch.optim.SGD(params, lr=0.1)
     with raises("cannot be combined with op=hvd.Adasum: it updates all parameters"):
         hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
-    with raises("give stage=1, which divides the optimizer's state, or stage=2"):
-        hvd.ShardedOptimizer(sgd, stage=3)
-    with raises("give the number of ranks that have the state of each parameter, 1 or more"):
-        hvd.ShardedOptimizer(sgd, copies=0)
     with raises("takes a torch.optim.Optimizer, not a list"):
         hvd.ShardedOptimizer(params)
     with raises("this LBFGS uses all gradients together inside step"):
@@ -213,11 +191,9 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
         hvd.ShardedOptimizer(torch.optim.SGD([{"params": params, "max_grad_norm": 1.0}], lr=0.1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(basics, "in_elastic_job", lambda: True)
-        for refused in ({}, {"stage": 2}):
-            with raises("an elastic job cannot be combined with .*stage=1 and copies=2 or more"):
-                hvd.ShardedOptimizer(sgd, **refused)
-        with raises("an elastic job cannot be combined with .*divided among all ranks"):
-            hvd.ShardedOptimizer(sgd, copies=2, process_set=hvd.ProcessSet([0]))
+        for arguments in ({}, {"share_parameters": True}):
+            with raises("takes its share of the state along; use DistributedOptimizer"):
+                hvd.ShardedOptimizer(sgd, **arguments)
     with raises("this optimizer is a DistributedOptimizer already"):
         hvd.ShardedOptimizer(hvd.ShardedOptimizer(sgd))
 
@@ -232,13 +208,6 @@ def scenario_other_ranks_need_a_file() -> None:
     optimizer.load_state_dict({**torch.optim.AdamW(groups_of(model)).state_dict(), "state": {}})
     train_on(model, optimizer, range(1))
     assert_same_everywhere(model.table)
-
-
-def scenario_ranks_that_disagree_about_copies_get_an_error() -> None:
-    model = Model()
-    optimizer = sharded(MAKES["SGD"], model, copies=1 + hvd.rank() % 2)
-    with raises("updated.copies': ranks disagree about the shape"):
-        train_on(model, optimizer, range(1))
 
 
 def scenario_parameters_are_equal_everywhere() -> None:
@@ -259,28 +228,12 @@ test_sharded = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))
 
 def test_owners_are_balanced_and_stay() -> None:
     params = [torch.empty(size) for size in (5, 100, 40, 60, 3)]
-    owners = Ownership([0, 0, 0], copies=1)
+    owners = Ownership(3)
     owners.take(params)
     assert [owners.owner(param) for param in params] == [2, 0, 2, 1, 2]
     more = torch.empty(1000)
     owners.take([more, *params])
     assert owners.owner(more) == 2 and owners.owner(params[1]) == 0
-
-
-def test_a_copy_is_on_the_next_host() -> None:
-    assert [others[0] for others in successors([0, 0, 1, 1, 2])] == [2, 3, 4, 4, 0]
-    assert [others[0] for others in successors([0, 0, 0])] == [1, 2, 0]
-    assert successors([0]) == [[]]
-
-
-def test_state_that_no_worker_has_any_more_is_an_error() -> None:
-    shares = Shares("shares")
-    told = {0: (3, [0, 1]), 2: (3, [1, 2]), 5: (0, [])}  # worker 5 joins
-    assert shares._holders(told, 3) == {0: [0], 1: [0, 2], 2: [2]}
-    with raises("of 1 of 4 parameters have died at the same time"):
-        shares._holders(told, 4)
-    with raises(r"the commits of different steps, \[2, 3\]"):
-        shares._holders({**told, 2: (2, [1, 2])}, 3)
 
 
 def write_file(folder: str) -> None:
@@ -340,14 +293,3 @@ def join_early() -> str:
 def test_the_ranks_that_go_on_without_a_joined_rank_get_an_error() -> None:
     texts = [result.value for result in run_world(2, join_early)]
     assert "rank 1, which has joined" in texts[0] and "without hvd.join()" in texts[0]
-
-
-def test_a_worker_that_joins_gets_the_parts_and_the_count_of_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told = {"held": [b"[0, []]", b"[7, [0, 1]]"], "parts": map(serialized, ({}, {0: 5, 1: 6}))}
-    monkeypatch.setattr(shares, "own_place", lambda workers: 0)
-    monkeypatch.setattr(Shares, "_gather", lambda self, what, data: (list(told[what]), (4, 2)))
-    joins = Shares("optimizer")
-    assert joins.meet([], 2, lambda wanted: {}) == ((4, 2), {0: 5, 1: 6})
-    assert joins.version == 7

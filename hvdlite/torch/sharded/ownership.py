@@ -1,4 +1,4 @@
-"""Divides whole parameters among ranks: each parameter has an owner, and perhaps further copies.
+"""Divides whole parameters among ranks: each parameter has an owner.
 
 All ranks compute the same division from the same parameters, without communication. A parameter
 keeps its owner, because the owner has the optimizer's state for it.
@@ -16,33 +16,12 @@ from hvdlite import basics
 from hvdlite.process_sets import ProcessSet
 
 
-def successors(hosts: Sequence[int]) -> list[list[int]]:
-    """List for each rank the other ranks that copy what it owns, the best one first."""
-    # The first copy is on the next host, so that the end of one host leaves a copy. Ranks of one
-    # host spread their copies over the ranks of the next host. `hosts` has the host of each rank:
-    # for [0, 0, 1, 1] the result is [[2, 3, 1], [3, 2, 0], [0, 1, 3], [1, 0, 2]].
-    order = list(dict.fromkeys(hosts))
-    members = {host: [rank for rank, its in enumerate(hosts) if its == host] for host in order}
-    result = []
-    for rank, host in enumerate(hosts):
-        index, begin = members[host].index(rank), order.index(host)
-        following: list[int] = []
-        for step in range(1, len(order) + 1):
-            there = members[order[(begin + step) % len(order)]]
-            start = index + 1 if step == len(order) else index
-            following += [there[(start + i) % len(there)] for i in range(len(there))]
-        result.append([other for other in following if other != rank])
-    return result
-
-
 class Ownership:
     """The owner of each parameter, for ranks that are numbered from zero. Used by one thread."""
 
-    def __init__(self, hosts: Sequence[int], copies: int) -> None:
-        """Begin without parameters; `hosts` has the host of each rank."""
-        self.copies = copies  # The owner and copies - 1 other ranks have a parameter's state.
-        self._loads = [0] * len(hosts)  # The unit is bytes.
-        self._copiers = [others[: copies - 1] for others in successors(hosts)]
+    def __init__(self, ranks: int) -> None:
+        """Begin without parameters, for so many ranks."""
+        self._loads = [0] * ranks  # The unit is bytes.
         self._owners: dict[torch.Tensor, int] = {}
 
     def take(self, params: Sequence[torch.Tensor]) -> None:
@@ -73,23 +52,17 @@ class Ownership:
         """Return the rank whose result for a parameter all ranks take."""
         return self._owners[param]
 
-    def positions(self, params: Sequence[torch.Tensor], rank: int) -> list[int]:
-        """List the positions of the parameters that have this owner."""
-        return [position for position, param in enumerate(params) if self.owns(rank, param)]
-
-    def has_state(self, param: torch.Tensor, rank: int) -> bool:
-        """Return whether a rank updates a parameter: as its owner, or as one of its copies."""
-        owner = self._owners.get(param)
-        return owner is None or owner == rank or rank in self._copiers[owner]
+    def has_state(self, rank: int, param: torch.Tensor) -> bool:
+        """Return whether a rank updates a parameter: as its owner, or because it has none."""
+        return self._owners.get(param, rank) == rank
 
 
 class Division:
     """The ownership of parameters among the members of a process set, as they are now."""
 
-    def __init__(self, process_set: ProcessSet, copies: int, by_host: bool = False) -> None:
+    def __init__(self, process_set: ProcessSet, by_host: bool = False) -> None:
         """Begin without an ownership; `by_host` divides among the members of each host."""
         self._process_set = process_set
-        self.copies = copies
         self.by_host = by_host
         self.place = 0  # This rank has this position among the members.
         self._ownership: Ownership | None = None
@@ -108,8 +81,7 @@ class Division:
         members = self.members()
         world = (basics.rank(), *members)
         if self._ownership is None or world != self._world:
-            hosts = basics.host_of()
-            self._ownership = Ownership([hosts[rank] for rank in members], self.copies)
+            self._ownership = Ownership(len(members))
             self.place = members.index(basics.rank())
             self._world = world
         return self._ownership
