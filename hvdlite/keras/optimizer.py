@@ -106,7 +106,7 @@ def DistributedOptimizer(
         device_sparse: ignored.
         compression: how gradients are compressed while they travel, see `Compression`.
         sparse_as_dense: makes sparse gradients (of embeddings, on TensorFlow) dense; without it
-            they stay sparse, and the rows of all ranks are gathered if that moves fewer bytes.
+            they stay sparse, and the rows of all ranks are gathered.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for sums that would overflow otherwise.
         op: `Average`, `Sum` or `Adasum` (of each gradient separately).

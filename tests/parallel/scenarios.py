@@ -7,14 +7,12 @@ test for each scenario and each world, which fails with what went wrong in that 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
-import logging
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -142,23 +140,6 @@ def make_tests(
         check(results, name)
 
     return test
-
-
-@contextlib.contextmanager
-def heard_from(logger_name: str) -> Iterator[list[str]]:
-    """Collect the messages of a logger, at INFO and above."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger(logger_name)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def tensors_sent_by(call: Callable[[], Any]) -> int:

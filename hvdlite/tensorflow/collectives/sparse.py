@@ -1,30 +1,24 @@
-"""Reduces tf.IndexedSlices: gathers rows or, for gradients, sends them dense if that is cheaper.
+"""Reduces tf.IndexedSlices: gathers their rows.
 
 Rows of equal indices are added up before anything is sent, and those of a gradient when they have
-arrived, too. An allreduce then sums the ranks' numbers of rows. The sum is the same on every rank,
-so all ranks choose alike between rows and dense. In a function this costs no time: a gradient's
-indices are known before its values, often before the forward pass, so the sum is ready before the
-values are. A gradient that travelled dense becomes rows again, so that an optimizer treats it in
-the same way. The rule for the choice is in `hvdlite.sparse`, which PyTorch shares.
+arrived, too. A gradient that cannot travel as rows becomes rows again, so that an optimizer treats
+it in the same way.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import _core, ops, sparse
+from hvdlite import _core, ops
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.tensorflow.collectives import requests
 from hvdlite.tensorflow.collectives.requests import Reduction, check
 from hvdlite.tensorflow.collectives.row_requests import allgather, allgather_sizes
 from hvdlite.tensorflow.graph import xla
 from hvdlite.tensorflow.graph.names import WireName
-
-_said: set[str] = set()  # `_say_dense` has logged these names.
 
 
 def allreduce_slices(
@@ -52,23 +46,20 @@ def reduce_sparse_gradients(
     reduction: Reduction,
     compression: Any,
 ) -> list[tf.IndexedSlices]:
-    """Reduce gradients, each as rows or dense, whichever moves fewer bytes; not for XLA."""
-    if not gradients:
-        return []
-    merged = [_merge(one, wire.text) for one, wire in zip(gradients, wires, strict=True)]
-    how = (reduction, compression)
-    if not _can_gather(reduction):
-        # Only rows of averages and sums can be gathered; all other gradients travel dense.
-        pairs = [_reduce_dense(one, wire, *how) for one, wire in zip(merged, wires, strict=True)]
-    else:
-        pairs = [
-            _reduce_cheaply(one, counts, wire, *how)
-            for one, counts, wire in zip(merged, _count(merged, wires), wires, strict=True)
-        ]
-    return [
-        tf.IndexedSlices(*pair, dense_shape=one.dense_shape)
-        for pair, one in zip(pairs, merged, strict=True)
-    ]
+    """Reduce gradients as rows, where the operation can; not for XLA."""
+    reduced = []
+    for gradient, wire in zip(gradients, wires, strict=True):
+        merged = _merge(gradient, wire.text)
+        if _can_gather(reduction):
+            values, indices = _gather(merged, wire, reduction, compression)
+            # Ranks may have the same index. Keras' optimizers square each row of a gradient alone.
+            rows = _merge(tf.IndexedSlices(values, indices), wire.text)
+            values, indices = tf.cast(rows.values, merged.values.dtype), rows.indices
+        else:
+            # Only rows of averages and sums can be gathered; all other gradients travel dense.
+            values, indices = _reduce_dense(merged, wire, reduction, compression)
+        reduced.append(tf.IndexedSlices(values, indices, dense_shape=merged.dense_shape))
+    return reduced
 
 
 def _can_gather(reduction: Reduction) -> bool:
@@ -81,82 +72,6 @@ def _merge(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
     indices, places = tf.unique(tf.convert_to_tensor(slices.indices))
     values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
-
-
-def _count(merged: Sequence[tf.IndexedSlices], wires: Sequence[WireName]) -> list[tf.Tensor]:
-    """Sum three numbers of each gradient over all ranks: its rows, its dense limit, and one."""
-    # A gradient travels dense if it has at least as many rows as its dense limit. In a function the
-    # numbers travel as soon as they are ready; eagerly all travel together.
-    totals: list[tf.Tensor] = []
-    everything = range(len(merged))
-    for part in [everything] if tf.executing_eagerly() else [[i] for i in everything]:
-        numbers = [
-            tf.stack([tf.size(merged[i].indices, tf.int64), _dense_from(merged[i]), 1])
-            for i in part
-        ]
-        parts = [wires[i].plus("rows") for i in part]
-        names = [one.text for one in parts]
-        totals += requests.allreduce(numbers, parts[0], names, Reduction(ops.Sum))
-        requests.take_turns(parts[0], totals[-len(numbers) :])
-    return totals
-
-
-def _reduce_cheaply(
-    merged: tf.IndexedSlices,
-    counts: tf.Tensor,
-    wire: WireName,
-    reduction: Reduction,
-    compression: Any,
-) -> Any:
-    """Choose rows or dense from the summed counts only, and reduce."""
-    # So all ranks choose alike even if their shapes differ by mistake, and get a mismatch error.
-    rows, limits, ranks = tf.unstack(counts)
-
-    def gathered() -> Any:
-        # Ranks may have the same index. Keras' optimizers square each row of a gradient alone.
-        values, indices = _gather(merged, wire, reduction, compression)
-        rows = _merge(tf.IndexedSlices(values, indices), wire.text)
-        return tf.cast(rows.values, merged.values.dtype), rows.indices
-
-    def dense() -> Any:
-        with tf.control_dependencies(_say_dense(wire.text, rows)):
-            return _reduce_dense(merged, wire, reduction, compression)
-
-    if not _has_shape(merged):
-        return gathered()
-    return tf.cond(rows * ranks < limits, gathered, dense)
-
-
-def _has_shape(slices: tf.IndexedSlices) -> bool:
-    shape = slices.dense_shape
-    return shape is not None and shape.shape.is_fully_defined()
-
-
-def _dense_from(slices: tf.IndexedSlices) -> Any:
-    """Return the dense limit of `_count`; a number that is never reached if it has no shape."""
-    if not _has_shape(slices):
-        return 1 << 40
-    known = tf.get_static_value(slices.dense_shape)
-    shape = tf.unstack(tf.cast(slices.dense_shape, tf.int64)) if known is None else map(int, known)
-    rows, *rest = shape
-    row_bytes = math.prod(rest, start=slices.values.dtype.size)
-    return sparse.dense_from(row_bytes, rows * row_bytes)
-
-
-def _say_dense(name: str, rows: tf.Tensor) -> list[Any]:
-    """Log once that a gradient travels dense; a graph does so when it runs, if INFO is logged."""
-
-    def say(rows: Any) -> Any:
-        if name not in _said:
-            _said.add(name)
-            sparse.say_dense(name, int(rows))
-        return rows
-
-    if tf.executing_eagerly():
-        say(rows)
-    elif name not in _said and sparse.hears_dense():
-        return [tf.numpy_function(say, [rows], tf.int64)]
-    return []
 
 
 def _gather(

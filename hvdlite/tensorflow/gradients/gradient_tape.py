@@ -97,7 +97,7 @@ def DistributedGradientTape(
         device_sparse: likewise.
         compression: how gradients are compressed while they travel, see `Compression`.
         sparse_as_dense: makes tf.IndexedSlices dense; without it they stay tf.IndexedSlices, except
-            in XLA, and travel as rows or dense, whichever moves fewer bytes.
+            in XLA, and travel as rows.
         op: `Average`, `Sum` or `Adasum` (of each gradient separately).
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for sums that would overflow otherwise.

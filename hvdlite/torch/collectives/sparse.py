@@ -1,12 +1,11 @@
 """Sparse gradients: the rows of all ranks are gathered, and equal indices added up.
 
 A sparse tensor travels as *rows*: it is coalesced, so that each index is sent once, and its indices
-and values are sent by one grouped allgather. The traffic grows with the number of ranks. If it
-would be more than that of a dense allreduce, the gradient travels *dense* and becomes sparse again
-when it arrives. All ranks must choose alike without a message for it, and a rank without a
-gradient does not even know that the gradient would be sparse. So the choice for step k follows from
-the numbers of rows in step k - 1. In the first step every gradient travels dense, together with its
-number of rows.
+and values are sent by one grouped allgather. A rank without a gradient does not know that the
+gradient would be sparse. So in the first step every gradient travels dense, together with a flag
+that says whether it is sparse. If it is, a *mask* follows, which marks the rows that some rank had,
+because a row of zeros still counts as a row for an optimizer. From the next step on all ranks send
+rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvdlite import ops, sparse
+from hvdlite import ops
 from hvdlite.compression import NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.operation_names import next_name
@@ -71,13 +70,6 @@ def _take_rows(tensor: torch.Tensor, compression: Any, scale: float) -> _Rows:
     return _Rows(tensor.shape, tensor.indices().t().contiguous(), readable(wire), context)
 
 
-class GatheredRows(NamedTuple):
-    """The result for one tensor."""
-
-    tensor: torch.Tensor  # It is sparse and coalesced.
-    rows: int  # All ranks together sent so many rows.
-
-
 class RowGathering:
     """A grouped allgather of the rows of some tensors, in flight."""
 
@@ -111,8 +103,8 @@ class RowGathering:
         )
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def finish(self) -> list[GatheredRows]:
-        """Wait, and return the results by tensor."""
+    def finish(self) -> list[torch.Tensor]:
+        """Wait, and return the results by tensor, sparse and coalesced."""
         self.core.wait()
         received = take_received(self.core, self._sources)
         factors = self._factors(received[-1])
@@ -124,7 +116,7 @@ class RowGathering:
                 each = torch.repeat_interleave(factors, rows)
                 wide = wide * each.to(wide).reshape(-1, *[1] * (wide.dim() - 1))
             result = _sparse(indices.tensor.t(), wide, row.shape)
-            results.append(GatheredRows(result.coalesce(), len(indices.tensor)))
+            results.append(result.coalesce())
         return results
 
     def _factors(self, weights: Received) -> torch.Tensor | None:
@@ -186,33 +178,24 @@ def sparse_allreduce_async(
         )
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set)
     gathering = RowGathering([tensor], [name], name, reduction, NoneCompressor, blocking=False)
-    return SparseHandle(gathering.core, lambda _: gathering.finish()[0].tensor)
+    return SparseHandle(gathering.core, lambda _: gathering.finish()[0])
 
 
 class SparseWays:
-    """Chooses, alike on all ranks, how the sparse gradients of a bucket travel."""
+    """Knows, alike on all ranks, which gradients of a bucket travel as rows."""
 
-    # A sparse gradient that travels dense has a *mask* beside it, which marks the rows that some
-    # rank had. The mask is needed because a row of zeros still counts as a row for an optimizer.
-
-    def __init__(
-        self, params: Sequence[torch.Tensor], names: Sequence[str], never_sparse: bool = False
-    ) -> None:
+    def __init__(self, params: Sequence[torch.Tensor], never_sparse: bool = False) -> None:
         self._params = params
-        self._names = names
         self._never_sparse = never_sparse  # Sparse gradients become dense permanently.
         self.by_rows: set[int] = set()  # Gradients at these positions travel as rows next.
-        self.with_mask: set[int] = set()  # Those at these positions travel dense with a mask.
         # On a GPU a search for sparse gradients in each cycle would make the host wait; so once all
         # parameters had gradients and none was sparse, the bucket is dense permanently.
         self.dense_for_good = False
         self._dimensions = [1] * len(params)  # Each position has so many sparse dimensions.
-        self._said: set[int] = set()  # The message of these positions was logged.
 
     def begin_anew(self) -> None:
-        """Choose anew from the next cycle on, because some ranks have missed cycles."""
+        """Learn anew which gradients are sparse, because some ranks have missed cycles."""
         self.by_rows = set()
-        self.with_mask = set()
         self.dense_for_good = False
 
     @property
@@ -234,20 +217,14 @@ class SparseWays:
         self._dimensions[position] = gradient.sparse_dim()
         return gradient
 
-    def to_dense(self, position: int, gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Return a sparse gradient as a dense one, and its number of rows, at least one."""
-        self._dimensions[position] = gradient.sparse_dim()
-        gradient = gradient.coalesce()
-        return gradient.to_dense(), max(gradient._nnz(), 1)
-
     def dimensions_of(self, gradient: torch.Tensor) -> int:
         """Return the number of sparse dimensions of a gradient; 0 if it is dense."""
         return gradient.sparse_dim() if is_sparse(gradient) else 0
 
     def agree(self, position: int, dimensions: float) -> None:
-        """Adopt the number of sparse dimensions that the gradient has on ranks that have one."""
-        if dimensions > 0:
-            self._dimensions[position] = round(dimensions)
+        """Let a gradient with so many sparse dimensions travel as rows from the next cycle on."""
+        self._dimensions[position] = round(dimensions)
+        self.by_rows.add(position)
 
     def mask_of(self, position: int, gradient: torch.Tensor | None) -> torch.Tensor:
         """Return a vector of ones for the rows that this rank's gradient has, zeros elsewhere."""
@@ -265,20 +242,3 @@ class SparseWays:
         indices = mask.nonzero().t()
         values = dense[tuple(indices)]
         return _sparse(indices, values, dense.shape, is_coalesced=True)
-
-    def choose(self, position: int, rows: float) -> None:
-        """Choose how the parameter's next gradient travels, from all ranks' rows in this cycle."""
-        if rows <= 0:
-            # No gradient was sparse.
-            return
-        self.with_mask.discard(position)
-        param = self._params[position]
-        row_bytes = param.shape[self._dimensions[position] :].numel() * param.element_size()
-        if rows < sparse.dense_from(row_bytes, param.numel() * param.element_size()):
-            self.by_rows.add(position)
-            return
-        self.by_rows.discard(position)
-        self.with_mask.add(position)
-        if position not in self._said:
-            self._said.add(position)
-            sparse.say_dense(self._names[position], int(rows))

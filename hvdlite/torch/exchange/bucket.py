@@ -1,22 +1,22 @@
 """Buckets of gradients that all ranks get, reduced by an allreduce; see `gradient_bucket`.
 
 Flags travel with the gradients (see `bucket_flags`): if no rank had a gradient, every rank leaves
-`grad` at None. From the numbers of rows of sparse gradients all ranks choose how these travel next:
-as rows, by a second operation, or dense (see `sparse`). They arrive sparse either way.
+`grad` at None. Sparse gradients travel dense once, and then as rows, by a second operation (see
+`sparse`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from hvdlite import _core, ops
+from hvdlite import _core
 from hvdlite.compression import NoneCompressor, cast_in_core
 from hvdlite.ops import dtype_number
 from hvdlite.torch.collectives import fast_path
-from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
+from hvdlite.torch.collectives.sparse import RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
 from hvdlite.torch.exchange.bucket_flags import BucketFlags
@@ -53,7 +53,7 @@ class Bucket(GradientBucket):
         self._places: BucketPlaces | None = None  # This is the memory of this step.
         # The keys are casts; the specs are of the places.
         self._plain_specs: dict[int | None, list[_core.Tensor]] = {}
-        self._ways = SparseWays(self.params, self._names, sparse_as_dense)
+        self._ways = SparseWays(self.params, sparse_as_dense)
         self._flags = BucketFlags(self.params, self._ways)
         self._sent: Sent | None = None
 
@@ -71,7 +71,7 @@ class Bucket(GradientBucket):
         return [self._name, *([] if sent.rows is None else [f"{self._name}.rows"])]
 
     def begin_anew(self) -> None:
-        """Let all gradients travel dense next, with the numbers of their rows."""
+        """Let all gradients travel dense next."""
         self._ways.begin_anew()
 
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
@@ -91,8 +91,7 @@ class Bucket(GradientBucket):
 
     def _read_plain(self, sent: Sent) -> Any:
         """Read all gradients in one call if the core can reduce them as they lie; else None."""
-        special = self._ways.by_rows or self._ways.with_mask or self._places
-        if special or sent.by_hand is not NoneCompressor:
+        if self._ways.by_rows or self._places or sent.by_hand is not NoneCompressor:
             return None
         if sent.cast not in self._plain_specs:
             self._plain_specs[sent.cast] = self._describe_plain(sent.cast)
@@ -127,13 +126,10 @@ class Bucket(GradientBucket):
         if self._layout is not None:
             specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
-        masks = self._make_masks(sorted(self._ways.with_mask), flights)
-        specs += self._mask_specs(masks)
         if by_rows:
             self._gather(sent, sorted(by_rows))
-        keep = memory, flags, masks
+        keep = memory, flags
         sent.handle = start_allreduce(self._name, specs, sent.reduction, keep, blocking)
-        sent.masks = masks
 
     def _gather(self, sent: Sent, positions: list[int]) -> None:
         with torch.no_grad():
@@ -159,7 +155,7 @@ class Bucket(GradientBucket):
     def _own(self, position: int) -> InFlight:
         """Return this rank's gradient, or zeros, as a dense tensor that can be sent."""
         param = self.params[position]
-        gradient, version, rows = param.grad, -1, 0
+        gradient, version = param.grad, -1
         place = None if self._places is None else self._places.gradients[position]
         if place is not None and not place.suits(param):
             place = None
@@ -172,14 +168,13 @@ class Bucket(GradientBucket):
                 # The gradient becomes dense permanently.
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
-        dense = gradient
-        if is_sparse(gradient):
-            dense, rows = self._ways.to_dense(position, gradient)
+        sparse = is_sparse(gradient)
+        dense = gradient.coalesce().to_dense() if sparse else gradient
         check(dense, self._names[position])
         if lies_otherwise(dense):
             dense = dense.resolve_conj().resolve_neg()
         address = address_of(gradient)
-        return InFlight(param, gradient, version, address, dense, None, dense, rows, place)
+        return InFlight(param, gradient, version, address, dense, None, dense, sparse, place)
 
     def _compress(self, sent: Sent, flight: InFlight) -> InFlight:
         """Make of a dense gradient what travels."""
@@ -199,19 +194,15 @@ class Bucket(GradientBucket):
         assert sent is not None and sent.handle is not None
         sent.handle.wait()
         changed = None if dropped else sent.first_changed()
-        gathered: dict[int, GatheredRows] = {}
+        gathered: dict[int, torch.Tensor] = {}
         if sent.rows is not None:
             positions, gathering = sent.rows
             gathered = dict(zip(positions, gathering.finish(), strict=True))
-        factor = sent.handle.members if sent.reduction.op == ops.Average else 1
-        present, rows, steps = self._flags.read(sent, counts, factor)
-        arrived = sent.plain is not None and all(present) and not any(rows)
+        present, sparse, steps = self._flags.read(sent, counts)
+        arrived = sent.plain is not None and all(present) and not any(sparse)
         flights = [] if arrived else sent.each(self.params)
-        masks = sent.masks
-        late = [i for i in range(len(flights)) if rows[i] > 0 and i not in masks]
-        if late:
-            # All ranks do this, before any of them raises below.
-            masks = masks | self._send_masks(late, flights, sent.reduction)
+        # All ranks do this, before any of them raises below.
+        masks = self._send_masks(sparse, flights, sent.reduction) if any(sparse) else {}
         self.reset()
         if changed is not None:
             raise self._changed(self._names[changed])
@@ -222,37 +213,26 @@ class Bucket(GradientBucket):
                 if not present[i]:
                     flight.param.grad = None
                 elif i in gathered:
-                    flight.param.grad = gathered[i].tensor
-                    rows[i] = gathered[i].rows
+                    flight.param.grad = gathered[i]
                 else:
-                    self._arrive(sent, i, flight, masks[i] if rows[i] > 0 else None)
-                self._ways.choose(i, rows[i])
-
-    def _make_masks(
-        self, positions: Sequence[int], flights: Sequence[InFlight]
-    ) -> dict[int, torch.Tensor]:
-        with torch.no_grad():
-            return {
-                i: self._ways.mask_of(i, flights[i].gradient if flights[i].present else None)
-                for i in positions
-            }
-
-    def _mask_specs(self, masks: Mapping[int, torch.Tensor]) -> list[_core.Tensor]:
-        return [spec(f"{self._labels[i]}.mask", mask, mask) for i, mask in masks.items()]
+                    self._arrive(sent, flight, masks.get(i))
 
     def _send_masks(
-        self, positions: Sequence[int], flights: Sequence[InFlight], reduction: Reduction
+        self, sparse: Sequence[bool], flights: Sequence[InFlight], reduction: Reduction
     ) -> dict[int, torch.Tensor]:
         """Reduce the masks of gradients that were not expected to be sparse, and wait."""
-        masks = self._make_masks(positions, flights)
-        specs = self._mask_specs(masks)
+        with torch.no_grad():
+            masks = {
+                i: self._ways.mask_of(i, flight.gradient if flight.present else None)
+                for i, flight in enumerate(flights)
+                if sparse[i]
+            }
+        specs = [spec(f"{self._labels[i]}.mask", mask, mask) for i, mask in masks.items()]
         start_allreduce(f"{self._name}.masks", specs, reduction, masks, blocking=True).wait()
         return masks
 
-    def _arrive(
-        self, sent: Sent, position: int, flight: InFlight, mask: torch.Tensor | None
-    ) -> None:
-        """Put the result of the gradient at this position into `grad`."""
+    def _arrive(self, sent: Sent, flight: InFlight, mask: torch.Tensor | None) -> None:
+        """Put the result of a gradient into `grad`."""
         result = sent.by_hand.decompress(flight.target, flight.context)
         if flight.place is not None:
             result = flight.place.take(result)

@@ -1,8 +1,8 @@
 """The flags that travel with the gradients of a bucket: what each rank has to say of its own.
 
-A vector has, for each parameter: whether the rank had a gradient, the number of rows if it was
-sparse and travels dense, whether it was, and its sparse dimensions. Then come the number of the
-rank's step, and a one: all ranks learn from the reduced ones how many counted.
+A vector has, for each parameter: whether the rank had a gradient, whether that was sparse and
+travels dense, and its sparse dimensions. Then come the number of the rank's step, and a one: all
+ranks learn from the reduced ones how many counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Told(NamedTuple):
     """What the reduced flags say."""
 
     present: list[bool]  # This says by position whether some rank had a gradient.
-    rows: list[float]  # These are all ranks' rows of sparse gradients that travelled dense.
+    sparse: list[bool]  # This says by position whether a sparse gradient travelled dense.
     # This rank's step and the flags are for `GradientBucket._check_step`, when they are known.
     steps: tuple[int, list[float]] | None
 
@@ -49,39 +49,35 @@ class BucketFlags:
         flags, device = self.tensor, self._params[0].device
         if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
             flags = self.tensor = torch.empty(size, dtype=dtype, device=device)
-        if all(flight.present and not flight.rows for flight in flights):
+        if all(flight.present and not flight.sparse for flight in flights):
             flags.fill_(1)  # `flags[i] = 1` would make the host wait for a GPU.
             flags[count:-2].zero_()
             flags[-2:-1].fill_(step)
         else:
             values: list[float] = [flight.present for flight in flights]
-            values += [flight.rows for flight in flights]
-            values += [flight.rows > 0 for flight in flights]
+            values += [flight.sparse for flight in flights]
             values += [self._ways.dimensions_of(flight.gradient) for flight in flights]
             values += [step, 1.0]
             written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
             flags.copy_(written, non_blocking=True)
 
-    def read(self, sent: Sent, counts: bool, factor: int) -> Told:
+    def read(self, sent: Sent, counts: bool) -> Told:
         """Read the reduced flags; `counts` says whether this rank's weight is not zero."""
         size, ways = len(self._params), self._ways
         if ways.dense_for_good and counts and all(flight.present for flight in sent.flights):
             self._device_steps = self._device_steps or DeviceSteps()
             steps = self._device_steps.look(self.tensor, sent.step)
-            return Told([True] * size, [0.0] * size, steps)
+            return Told([True] * size, [False] * size, steps)
         self._device_steps = None
         *flags, step, ones = self.tensor.tolist()
         known = sent.step, [step, ones]
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
-            return Told(present, [0.0] * size, known)
-        # The factor makes a reduced number the sum over the ranks.
-        rows = [flag * factor for flag in flags[size : 2 * size]]
-        for i, (sparse, dimensions) in enumerate(
-            zip(flags[2 * size : 3 * size], flags[3 * size :], strict=True)
-        ):
-            if sparse > 0:
-                ways.agree(i, dimensions / sparse)
-        any_rows = any(rows) or sent.rows is not None
+            return Told(present, [False] * size, known)
+        sparse = flags[size : 2 * size]
+        for i, dimensions in enumerate(flags[2 * size :]):
+            if sparse[i] > 0:
+                ways.agree(i, dimensions / sparse[i])
+        any_rows = any(sparse) or sent.rows is not None
         ways.dense_for_good = self.tensor.is_cuda and all(present) and not any_rows
-        return Told(present, rows, known)
+        return Told(present, [flag > 0 for flag in sparse], known)

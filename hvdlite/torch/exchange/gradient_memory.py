@@ -19,8 +19,8 @@ import torch
 from hvdlite import _core, basics
 
 # The flags of each parameter say whether there is a gradient; for a sparse one that travels dense:
-# its number of rows, a one, and its number of sparse dimensions.
-FLAGS = 4
+# a one, and its number of sparse dimensions.
+FLAGS = 3
 # The flags of the bucket are the number of the step, and a one. Their quotient is the mean step
 # number of the ranks that take part, by which these check that they are in the same step.
 COMMON_FLAGS = 2

@@ -24,7 +24,7 @@ class InFlight:
     wire: torch.Tensor  # This tensor is reduced; it may be `gradient` itself.
     context: Any  # The compressor made it.
     target: torch.Tensor  # The core writes the result here; it is most often `wire`.
-    rows: int = 0  # A sparse gradient that travels dense has so many rows.
+    sparse: bool = False  # The gradient is sparse, and travels dense.
     place: Place | None = None  # It is the part of the gradient memory for `grad`.
 
     @property
@@ -65,8 +65,6 @@ class Sent:
     handle: Submission | None = None  # The operation with the flags has it, once it is submitted.
     # These are positions of parameters whose rows are in flight, and their operation.
     rows: tuple[list[int], RowGathering] | None = None
-    # These masks are in flight, by position.
-    masks: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def first_changed(self) -> int | None:
         """Return the position of the first gradient that the script changed; None: none was."""

@@ -95,7 +95,7 @@ def scenario_imports_no_other_framework() -> None:
 
 
 def scenario_rows_that_travel_are_those_of_one_process() -> None:
-    """The same rows are on several ranks, several times; the table is too large to travel dense."""
+    """The same rows are on several ranks, several times."""
     words = np.random.default_rng(1).integers(1, 60, (16 * hvd.size(), 6)) * 50
     wanted = (words.sum(1) > 8800).astype("int32")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,4 +1,4 @@
-"""tf.IndexedSlices of tapes: gathered as rows or reduced dense, whichever moves fewer bytes."""
+"""tf.IndexedSlices of tapes: gathered as rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel.scenarios import heard_from, make_tests, sizes, tensors_sent_by
+from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     eagerly,
@@ -23,19 +23,15 @@ pytestmark = pytest.mark.long
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 WORDS, WIDTH = 64, 4
-LIMIT = 43  # from this number of rows on dense is cheaper: 1024 bytes; a row has 16 and an index
-BY_ROWS, DENSE = 3, 2  # tensors sent: the number of rows, values and indices; or all at once
 
-# The words of each rank, and how they travel.
-CASES: dict[str, tuple[list[list[int]], int]] = {
-    "different rows": ([[1], [2, 30], [63, 1]], BY_ROWS),
-    "many rows": ([list(range(40)), list(range(10, 50)), list(range(64))], DENSE),
-    "rows of one rank": ([[], [7, 9], []], BY_ROWS),
-    "no rows at all": ([[], [], []], BY_ROWS),
-    "equal rows": ([[5] * 30, [5] * 30 + [6], [6] * 40], BY_ROWS),
-    "every row, by one rank": ([[], [], list(range(64))], DENSE),
-    "below the limit": ([list(range(20)), list(range(20)), [3, 3, 9]], BY_ROWS),
-    "at the limit": ([list(range(20)), list(range(20)), [3, 4, 9]], DENSE),
+# The words of each rank.
+CASES: dict[str, list[list[int]]] = {
+    "different rows": [[1], [2, 30], [63, 1]],
+    "many rows": [list(range(40)), list(range(10, 50)), list(range(64))],
+    "rows of one rank": [[], [7, 9], []],
+    "no rows at all": [[], [], []],
+    "equal rows": [[5] * 30, [5] * 30 + [6], [6] * 40],
+    "every row, by one rank": [[], [], list(range(64))],
 }
 
 
@@ -63,14 +59,13 @@ def make_gradient(form: Form, **arguments: Any) -> Callable[[Sequence[int]], Any
 
 def scenario_every_case_in_turn(form: Form) -> None:
     gradient = make_gradient(form, op=hvd.Sum)
-    for case, (words, tensors) in CASES.items():
+    for case, words in CASES.items():
         results: list[Any] = []
         sent = tensors_sent_by(lambda w=words, r=results: r.append(gradient(w[hvd.rank()])))
-        assert sent == tensors, case
+        assert sent == 2, case  # values and indices
         assert isinstance(results[0], tf.IndexedSlices), case
         np.testing.assert_array_equal(tf.convert_to_tensor(results[0]), expected_sum(words), case)
-        if tensors == DENSE:
-            assert sorted(results[0].indices.numpy()) == sorted({w for one in words for w in one})
+        assert sorted(results[0].indices.numpy()) == sorted({w for one in words for w in one})
 
 
 def scenario_averages_weights_and_narrow_ones(form: Form) -> None:
@@ -84,7 +79,7 @@ def scenario_averages_weights_and_narrow_ones(form: Form) -> None:
     ):
         gradient = make_gradient(form, **arguments)
         for case in ("different rows", "many rows", "equal rows"):
-            words = CASES[case][0]
+            words = CASES[case]
             expected = expected_sum(words)
             if "weight" in arguments:
                 parts = [[words[i] if i == rank else [] for i in range(3)] for rank in range(3)]
@@ -96,23 +91,11 @@ def scenario_averages_weights_and_narrow_ones(form: Form) -> None:
 
 
 def scenario_adasum_is_about_dense_gradients(form: Form) -> None:
-    words = CASES["different rows"][0]
+    words = CASES["different rows"]
     by_itself = make_gradient(form, op=hvd.Adasum)(words[hvd.rank()])
     asked = make_gradient(form, op=hvd.Adasum, sparse_as_dense=True)(words[hvd.rank()])
     assert isinstance(by_itself, tf.IndexedSlices)
     np.testing.assert_array_equal(tf.convert_to_tensor(by_itself), asked)
-
-
-def scenario_dense_is_said_once(form: Form) -> None:
-    name = f"loud.{form.__name__}"
-    with heard_from("hvdlite.sparse") as said:
-        gradient = make_gradient(form, name=name)
-        gradient(CASES["different rows"][0][hvd.rank()])
-        assert said == []
-        for _ in range(3):
-            gradient(CASES["many rows"][0][hvd.rank()])
-    (sentence,) = said
-    assert f"gradients of {name}.0 have so many rows (144 on all ranks)" in sentence
 
 
 def scenario_tables_of_many_dtypes_and_shapes_beside_dense_ones(form: Form) -> None:
@@ -138,7 +121,7 @@ def scenario_tables_of_many_dtypes_and_shapes_beside_dense_ones(form: Form) -> N
 
 
 def scenario_in_a_loop_of_a_function() -> None:
-    """Each iteration chooses rows or dense for itself, and iterations stay in order."""
+    """Each iteration sends other rows, and iterations stay in order."""
     table = tf.Variable(tf.ones([WORDS, WIDTH]))
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -170,25 +153,11 @@ def scenario_unknown_shapes(form: Form) -> None:
         return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, table)
 
     compiled = form(step)
-    for words, tensors in ((tf.range(WORDS), DENSE), (tf.constant([hvd.rank()]), BY_ROWS)):
-        assert tensors_sent_by(lambda w=words: compiled(w)) == tensors
-
-
-def scenario_tables_that_differ_are_told_of(form: Form) -> None:
-    """All ranks choose alike, whatever each rank's own rows would suggest."""
-
-    def step(words: Any, table: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table, words))
-        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, table)
-
-    words = tf.range(19)  # 57 in all
-    odd = tf.Variable(tf.ones([WORDS + 60 * (hvd.rank() == 1), WIDTH]))  # 43 or 83 rows are many
-    with pytest.raises(tf.errors.FailedPreconditionError, match="gradients.*shape"):
-        form(lambda: step(words, odd))()
-    huge = tf.Variable(tf.ones([WORDS + 999 * (hvd.rank() == 1), WIDTH]))
-    result = form(lambda: step(words, huge))()
-    assert tf.reduce_sum(result.values) == 19 * WIDTH * hvd.size()
+    for words in (tf.range(WORDS), tf.constant([hvd.rank()])):
+        expected = np.zeros((WORDS, WIDTH))
+        for rank in range(hvd.size()):
+            expected[words if len(words) > 1 else rank] += 1
+        np.testing.assert_array_equal(tf.convert_to_tensor(compiled(words)), expected)
 
 
 def scenario_slices_without_a_shape_stay_rows(form: Form) -> None:
@@ -310,7 +279,7 @@ def scenario_what_rows_have_no_reduction_for_is_not_implemented(form: Form) -> N
 def scenario_groups_of_gradients_with_slices_among_them(form: Form) -> None:
     table, layer = tf.Variable(tf.ones([WORDS, WIDTH])), tf.Variable(tf.ones([3]))
     other = tf.Variable(tf.ones([2]))
-    words = CASES["different rows"][0]
+    words = CASES["different rows"]
     for how in ({"num_groups": 2}, {"num_groups": 1}, {"groups": [[layer, table], [other]]}):
         for scale in ({}, {"op": hvd.Sum}):
 
@@ -333,7 +302,7 @@ def scenario_groups_of_gradients_with_slices_among_them(form: Form) -> None:
 
 
 def scenario_a_group_whose_first_member_travels_by_itself() -> None:
-    """All rows travel dense, so that the two requests could be taken for each other."""
+    """The rows of the table travel in requests of their own, whichever request comes first."""
     table, layer = tf.Variable(tf.ones([5, 3])), tf.Variable(tf.ones([5, 3]))
 
     def late(seconds: Any) -> Any:
