@@ -32,7 +32,7 @@ help:
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make soak              elastic training and parameter servers for minutes: kills and chaos'
 	@echo 'make bench             benchmarks (JSON lines)'
-	@echo 'make docs              write docs/knobs.md, docs/options.md and the table of modes'
+	@echo 'make docs              write docs/knobs.md and docs/options.md'
 	@echo 'make docs-site         build the site from docs/ and the docstrings: build/site/html/index.html'
 	@echo 'make ptx               compile the GPU kernels (csrc/gpu/cuda/kernels/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
@@ -116,7 +116,6 @@ soak: $(DONE)/core
 docs: $(DONE)/core
 	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
 	$(IN_VENV) python tools/options_doc.py docs/options.md
-	$(IN_VENV) python tools/modes_doc.py docs/modes.md
 
 docs-site: $(DONE)/docs
 	$(IN_VENV) python tools/build_site.py build/site

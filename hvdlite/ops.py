@@ -14,7 +14,6 @@ from typing import Any
 
 from hvdlite._core import DTYPES, REDUCE_OPS, REDUCIBLE
 from hvdlite.errors import ArgumentError
-from hvdlite.modes import Mode, check_together
 
 
 class ReduceOp(IntEnum):
@@ -77,11 +76,6 @@ def choose_op(average: bool | None, op: int | None) -> ReduceOp:
     return reduce_op(op)
 
 
-def modes_of_op(op: int) -> dict[Mode, bool]:
-    """Return whether gradients are combined otherwise than by their mean, for `check_together`."""
-    return {Mode.SUM: op == Sum, Mode.ADASUM: op == Adasum}
-
-
 def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
     """Raise ArgumentError if `op` cannot combine gradients, or if the factor does not fit it."""
     # An average is divided by the factor before the sum, and by the rest after the sum.
@@ -90,9 +84,25 @@ def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
         raise ArgumentError(
             f"op=hvd.{op.name} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
         )
-    check_together({Mode.PREDIVIDE: predivide_factor != 1.0, **modes_of_op(op)})
+    if predivide_factor != 1.0:
+        check_mean("gradient_predivide_factor=", op, "it divides an average in two parts")
     if predivide_factor <= 0:
         raise ArgumentError("gradient_predivide_factor is a positive number")
+
+
+def check_mean(option: str, op: int, why: str) -> None:
+    """Raise ArgumentError if an option that needs `Average` is given with another operation."""
+    if op != Average:
+        raise ArgumentError(
+            f"{option} cannot be combined with op=hvd.{reduce_op(op).name}: {why}; use "
+            "op=hvd.Average"
+        )
+
+
+def check_weight(weight: Any, op: int) -> None:
+    """Raise ArgumentError if gradients have weights and are not averaged."""
+    if weight is not None:
+        check_mean("weight=", op, "it makes a weighted average")
 
 
 def check_passes(passes: Any) -> int:

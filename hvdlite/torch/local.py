@@ -12,13 +12,12 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.modes import Mode, check_together
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
+from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.reducer import GradientReducer
@@ -31,6 +30,7 @@ from hvdlite.torch.optimizers.wrapping import (
     refuse_second,
     take_step_back,
 )
+from hvdlite.torch.virtual.steps import refuse_with_virtual_size
 
 _KEY = "hvdlite.local_sgd"
 
@@ -217,7 +217,6 @@ def LocalSGD(
         weight=weight,
         process_set=process_set,
     )
-    check_together({Mode.LOCAL_SGD: True, **modes_of(compression=compression)})
     _check_values(settings)
     _check_optimizer(optimizer, settings)
     return _localize(optimizer, settings)
@@ -314,19 +313,29 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
         )
     if isinstance(optimizer, Local):
         raise ArgumentError("this optimizer is one of LocalSGD or DiLoCo already")
-    adasum = isinstance(optimizer, DistributedAdasum)
-    check_together({Mode.LOCAL_SGD_OVER: adasum, Mode.ADASUM: adasum})
+    if isinstance(optimizer, DistributedAdasum):
+        raise ArgumentError(
+            "LocalSGD(DistributedOptimizer(...)) cannot be combined with op=hvd.Adasum: both "
+            "combine the changes of the parameters; pass the plain optimizer"
+        )
     if not isinstance(optimizer, Distributed):
         return
     own = optimizer._reducer.settings
-    virtual, shared = own.virtual_size is not None, optimizer._shares_parameters
-    check_together(
-        {Mode.LOCAL_SGD_OVER: True, Mode.VIRTUAL: virtual, Mode.SHARE_PARAMETERS: shared}
-    )
+    if own.virtual_size is not None:
+        refuse_with_virtual_size("LocalSGD(DistributedOptimizer(...))")
+    if optimizer._shares_parameters:
+        raise ArgumentError(
+            "ShardedOptimizer(share_parameters=True) cannot be combined with LocalSGD: a round "
+            "would average the copies of ranks that have one in common; leave share_parameters= out"
+        )
     if own.reduction.process_set.ranks == settings.process_set.ranks:
         raise ArgumentError(
             "these gradients are averaged over the same ranks in every step, so that nothing is "
             "left for LocalSGD; pass the plain optimizer, or a DistributedOptimizer over the "
             "process set of one host"
         )
-    check_together({Mode.LOCAL_SGD_OVER: True, Mode.START: settings.start > 0})
+    if settings.start > 0:
+        raise ArgumentError(
+            "LocalSGD(DistributedOptimizer(...)) cannot be combined with LocalSGD(start=...): only "
+            "the DistributedOptimizer averages gradients there; leave start= out"
+        )

@@ -12,7 +12,6 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.modes import Mode, check_together
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.subclass import subclass_in_place
@@ -21,7 +20,7 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
 from hvdlite.torch.exchange.late import Late
-from hvdlite.torch.exchange.settings import Settings, Weight, modes_of
+from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.late_gradients import Attending
 from hvdlite.torch.optimizers.reducer import GradientReducer
@@ -34,7 +33,7 @@ from hvdlite.torch.optimizers.wrapping import (
     take_step_back,
 )
 from hvdlite.torch.virtual.stepping import VirtualStepping
-from hvdlite.torch.virtual.steps import VirtualSteps
+from hvdlite.torch.virtual.steps import VirtualSteps, refuse_with_virtual_size
 from hvdlite.virtual.blocks import check_virtual_size
 
 
@@ -65,9 +64,9 @@ class Distributed(VirtualStepping, Attending):
 
     @weight.setter
     def weight(self, weight: Weight) -> None:
-        if weight is not None:
-            chosen = {Mode.WEIGHT: True, Mode.VIRTUAL: self._virtual is not None}
-            check_together({**chosen, **ops.modes_of_op(self._reducer.settings.reduction.op)})
+        if weight is not None and self._virtual is not None:
+            refuse_with_virtual_size("weight=")
+        ops.check_weight(weight, self._reducer.settings.reduction.op)
         self._reducer.set_weight(weight)
 
     def synchronize(self) -> None:
@@ -155,8 +154,14 @@ class Distributed(VirtualStepping, Attending):
             HvdliteError: a reduction has failed, or `skip_synchronize` left one in flight.
         """
         self._opt_called = True  # LR schedulers check this.
-        if closure is not None:
-            check_together({Mode.CLOSURE: True, **self._reducer.settings.modes()})
+        if closure is not None and self._virtual is not None:
+            refuse_with_virtual_size("step(closure)")
+        if closure is not None and self._reducer.settings.late is not None:
+            raise ArgumentError(
+                "late= cannot be combined with step(closure): every rank evaluates the model "
+                "there, and with late= a rank that is behind computes nothing; call step() without "
+                "a closure"
+            )
         if self._virtual is not None:
             self._virtual.before_step()
         if self._skips_synchronize:
@@ -283,11 +288,9 @@ def DistributedOptimizer(
     basics.size()  # Without init() this raises, rather than the first backward().
     reduction = _reduction(op, gradient_predivide_factor, process_set, virtual_size)
     passes = ops.check_passes(backward_passes_per_step)
-    modes = modes_of(op=op, compression=compression, backward_passes_per_step=passes, late=late,
-                     gradient_as_bucket_view=gradient_as_bucket_view, process_set=process_set,
-                     gradient_predivide_factor=gradient_predivide_factor, weight=weight,
-                     virtual_size=virtual_size)  # fmt: skip
-    _check_options(optimizer, compression, late, modes)
+    _check_options(optimizer, compression, late)
+    _check_combined(op, gradient_predivide_factor, passes, weight, gradient_as_bucket_view,
+                    process_set, compression, late, virtual_size)  # fmt: skip
     names, cap_bytes = _names_of(optimizer, named_parameters), bytes_of_cap(bucket_cap_mb)
     if op == ops.Adasum:
         return _adasum(optimizer, names, compression, cap_bytes, process_set)
@@ -340,13 +343,52 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     return distributed
 
 
-def _check_options(optimizer: Any, compression: Any, late: Any, modes: dict[Mode, bool]) -> None:
+def _check_combined(
+    op: int,
+    predivide_factor: float,
+    passes: int,
+    weight: Weight,
+    bucket_view: bool,
+    process_set: ProcessSet,
+    compression: Any,
+    late: Late | None,
+    virtual_size: int | None,
+) -> None:
+    """Raise ArgumentError if two of the options exclude each other."""
+    if virtual_size is not None:
+        ops.check_mean("virtual_size=", op, "a step uses the mean over the virtual ranks")
+        for option, given in {
+            "gradient_predivide_factor=": predivide_factor != 1.0,
+            "weight=": weight is not None,
+            "backward_passes_per_step=": passes > 1,
+            "gradient_as_bucket_view=True": bucket_view,
+            "process_set=": process_set is not global_process_set,
+            "compression=": compression is not Compression.none,
+            "late=": late is not None,
+        }.items():
+            if given:
+                refuse_with_virtual_size(option)
+    ops.check_weight(weight, op)
+    if bucket_view and op == ops.Adasum:
+        raise ArgumentError(
+            "gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum: hvd.Adasum "
+            "combines changes of the parameters, not gradients; use op=hvd.Average or hvd.Sum"
+        )
+    if late is not None:
+        ops.check_mean("late=", op, "a step divides by the number of gradients that are in it")
+    if late is not None and basics.in_elastic_job():
+        raise ArgumentError(
+            "late= cannot be combined with an elastic job: the gradients of a step come from the "
+            "same ranks there; leave late= out"
+        )
+
+
+def _check_options(optimizer: Any, compression: Any, late: Any) -> None:
     has_options = isinstance(compression, type) and dataclasses.is_dataclass(compression)
     if has_options and compression in vars(Compression).values():
         raise ArgumentError(f"make the compression: hvd.Compression.{compression()}, with brackets")
     if late is not None and not isinstance(late, Late):
         raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
-    check_together({Mode.DISTRIBUTED: True, **modes})
     if not hasattr(optimizer, "param_groups"):
         raise ArgumentError(
             f"DistributedOptimizer takes an optimizer, not a {type(optimizer).__name__}: pass an "

@@ -10,11 +10,10 @@ from torch.nn import functional
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
-from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.optimizers.late_gradients import may_be_behind
-from hvdlite.torch.virtual.steps import in_virtual_step
+from hvdlite.torch.virtual.steps import in_virtual_step, refuse_with_virtual_size
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
@@ -52,12 +51,17 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalize each channel of `inputs` [samples, channels, ...]."""
-        virtual = self.training and in_virtual_step()
-        check_together({Mode.SYNC_BATCH_NORM: True, Mode.VIRTUAL: virtual})
+        if self.training and in_virtual_step():
+            refuse_with_virtual_size("SyncBatchNorm")
         if self.process_set.size() == 1 or not self.training:
             result: torch.Tensor = super().forward(inputs)
             return result
-        check_together({Mode.SYNC_BATCH_NORM: True, Mode.LATE: may_be_behind()})
+        if may_be_behind():
+            raise ArgumentError(
+                "late= cannot be combined with SyncBatchNorm: the layer waits for every rank, and "
+                "a rank that is behind computes nothing; use torch's BatchNorm, or a layer that "
+                "normalizes each sample alone"
+            )
         self._check_input_dim(inputs)
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)
         wide = inputs.float() if narrow else inputs

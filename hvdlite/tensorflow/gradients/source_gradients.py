@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops
-from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.tensorflow.collectives.requests import Reduction
 from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
@@ -78,7 +77,7 @@ def source_gradients(
 ) -> SourceGradients:
     """Check the user's arguments for the reduction of gradients, and whether they fit together."""
     ops.check_gradient_op(op, predivide_factor)
-    check_together({Mode.WEIGHT: weight is not None, **ops.modes_of_op(op)})
+    ops.check_weight(weight, op)
     if process_set is not global_process_set:
         registered_id(process_set)
     return SourceGradients(

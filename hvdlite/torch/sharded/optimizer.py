@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics
+from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.modes import Mode, check_together
 from hvdlite.process_sets import ProcessSet, check_root
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
-from hvdlite.torch.exchange.settings import modes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 from hvdlite.torch.sharded.ownership import Division, Ownership
 from hvdlite.torch.sharded.parameter_exchange import ParameterExchange
 from hvdlite.torch.sharded.shared_parameters import SharedParameters, check_shareable
+from hvdlite.torch.virtual.steps import refuse_with_virtual_size
 
 _State = dict[Any, Any]  # A state_dict has it by the parameter's index.
 
@@ -281,13 +280,23 @@ def ShardedOptimizer(
         >>> optimizer = hvd.ShardedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # This raises an error without init().
-    check_together(
-        {
-            Mode.SHARDED: True,
-            Mode.SHARE_PARAMETERS: share_parameters,
-            **modes_of(**arguments),
-        }
-    )
+    if basics.in_elastic_job():
+        raise ArgumentError(
+            "ShardedOptimizer cannot be combined with an elastic job: a rank that dies takes its "
+            "share of the state along; use DistributedOptimizer"
+        )
+    if arguments.get("op") == ops.Adasum:
+        raise ArgumentError(
+            "ShardedOptimizer cannot be combined with op=hvd.Adasum: it updates all parameters on "
+            "every rank; use op=hvd.Average"
+        )
+    if arguments.get("late") is not None:
+        raise ArgumentError(
+            "ShardedOptimizer cannot be combined with late=: each step needs the parameters that "
+            "every other rank has updated; use DistributedOptimizer"
+        )
+    if arguments.get("virtual_size") is not None:
+        refuse_with_virtual_size("ShardedOptimizer")
     _check_optimizer(optimizer)
     if share_parameters:
         check_shareable([param for group in optimizer.param_groups for param in group["params"]])

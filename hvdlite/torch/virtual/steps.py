@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.gather_bytes import gather_in_epoch
-from hvdlite.modes import Mode, check_together
 from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.virtual.buffers import Buffers
@@ -36,6 +35,33 @@ _OUTSIDE = (
     "reduced: call it inside of the loop, or call optimizer.zero_grad() before it"
 )
 _NONE = -1  # No world has this number.
+# What virtual_size= cannot be combined with, and why.
+_REFUSED = {
+    "gradient_predivide_factor=": "gradients are divided once, after their sum; leave "
+    "gradient_predivide_factor= out",
+    "weight=": "every virtual rank counts the same; leave weight= out",
+    "backward_passes_per_step=": "it counts the backward() calls of a step itself; leave "
+    "backward_passes_per_step at 1",
+    "gradient_as_bucket_view=True": "the sums of a rank's block have memory of their own; leave "
+    "gradient_as_bucket_view= out",
+    "process_set=": "all ranks carry the virtual ranks together; leave process_set= out",
+    "compression=": "what is rounded between ranks depends on their number; leave compression= out",
+    "late=": "a step has the gradients of all virtual ranks; leave late= out",
+    "LocalSGD(DistributedOptimizer(...))": "all ranks carry the virtual ranks together; leave "
+    "LocalSGD out",
+    "ShardedOptimizer": "norms and saved states would follow the division among ranks; use "
+    "DistributedOptimizer",
+    "step(closure)": "each evaluation would need the batches of all virtual ranks; call step() "
+    "without a closure",
+    "SyncBatchNorm": "the layer sees the batches of ranks, whose number may change; use torch's "
+    "BatchNorm, whose moments virtual_steps() averages",
+}
+
+
+def refuse_with_virtual_size(option: str) -> NoReturn:
+    """Raise ArgumentError: virtual ranks cannot be combined with this option."""
+    raise ArgumentError(f"virtual_size= cannot be combined with {option}: {_REFUSED[option]}")
+
 
 # Whether this thread is in the loop over a step, where ranks cannot meet.
 _in_step: ContextVar[bool] = ContextVar("hvdlite_virtual_step", default=False)
@@ -141,7 +167,8 @@ class VirtualSteps:
                 f"virtual_steps(): the loaded state was made with seed={self._seed}, and the "
                 f"sampler has seed={sampler.seed}; give the sampler the same seed"
             )
-        check_together({Mode.VIRTUAL: True, **self._reducer.settings.modes()})
+        if self._reducer.settings.passes > 1:
+            refuse_with_virtual_size("backward_passes_per_step=")
         self._check_model(model)
         self._model, self._threads, self._seed = model, threads, sampler.seed
         self._loader = loader

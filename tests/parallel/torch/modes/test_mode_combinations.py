@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite import basics
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (
     MAKES,
@@ -142,11 +144,72 @@ def scenario_batch_normalization_over_all_ranks() -> None:
     assert_close([every_step.norm.running_mean], [expected.norm.running_mean], 1e-9)
 
 
-def scenario_what_the_table_refuses() -> None:
-    model = Model()
-    sgd = MAKES["SGD"](groups_of(model))
-    with raises("with op=hvd.Adasum"):
-        hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor= .*op=hvd.Sum"),
+    ({"op": hvd.Adasum, "gradient_predivide_factor": 2.0}, "predivide_factor= .*op=hvd.Adasum"),
+    ({"op": hvd.Sum, "weight": 2.0}, "weight= .*op=hvd.Sum: it makes a weighted average; use"),
+    ({"op": hvd.Adasum, "weight": 2.0}, "weight= .*op=hvd.Adasum: it makes a weighted average"),
+    ({"op": hvd.Adasum, "gradient_as_bucket_view": True}, "bucket_view=True .*op=hvd.Adasum: "),
+    ({"op": hvd.Sum, "late": hvd.Late()}, "late= .*op=hvd.Sum: .*; use op=hvd.Average"),
+    ({"op": hvd.Adasum, "late": hvd.Late()}, "late= .*op=hvd.Adasum: .*; use op=hvd.Average"),
+    ({"op": hvd.Sum, "virtual_size": 4}, "virtual_size= .*op=hvd.Sum: .*; use op=hvd.Average"),
+    ({"op": hvd.Adasum, "virtual_size": 4}, "virtual_size= .*op=hvd.Adasum: .*; use"),
+    ({"gradient_predivide_factor": 2.0, "virtual_size": 4}, "size= .*predivide_factor=: .*; leave"),
+    ({"weight": 2.0, "virtual_size": 4}, "virtual_size= .*weight=: .*; leave weight= out"),
+    ({"backward_passes_per_step": 2, "virtual_size": 4}, "size= .*backward_passes_per_step=: "),
+    ({"gradient_as_bucket_view": True, "virtual_size": 4}, "size= .*gradient_as_bucket_view=True"),
+    ({"compression": hvd.Compression.bf16, "virtual_size": 4}, "size= .*compression=: .*; leave"),
+    ({"late": hvd.Late(), "virtual_size": 4}, "virtual_size= .*late=: .*; leave late= out"),
+]
+
+
+def scenario_options_that_exclude_each_other_are_refused() -> None:
+    own = hvd.add_process_set([0])
+    sgd = MAKES["SGD"](groups_of(Model()))
+    cases = [
+        *REFUSED,
+        ({"process_set": own, "virtual_size": 4}, "size= .*process_set=: .*; leave"),
+    ]
+    for arguments, text in cases:
+        with raises(text.replace(" .*", " cannot be combined with .*", 1)):
+            hvd.DistributedOptimizer(sgd, **arguments)
+    for arguments, text in (
+        ({"op": hvd.Adasum}, "op=hvd.Adasum: it updates all parameters on every rank; use"),
+        ({"late": hvd.Late()}, "late=: .*; use DistributedOptimizer"),
+    ):
+        with raises(f"ShardedOptimizer cannot be combined with {text}"):
+            hvd.ShardedOptimizer(sgd, **arguments)
+    with raises("virtual_size= cannot be combined with ShardedOptimizer: .*; use Distributed"):
+        hvd.ShardedOptimizer(sgd, virtual_size=4)
+    for arguments, other in (
+        ({"op": hvd.Adasum}, r"LocalSGD\(Distributed.* cannot be combined with op=hvd.Adasum: "),
+        ({"virtual_size": 4}, r"virtual_size= cannot be combined with LocalSGD\(Distributed"),
+    ):
+        optimizer = hvd.DistributedOptimizer(MAKES["SGD"](groups_of(Model())), **arguments)
+        with raises(other):
+            hvd.LocalSGD(optimizer)
+    optimizer = hvd.DistributedOptimizer(MAKES["SGD"](groups_of(Model())), process_set=own)
+    with raises(
+        r"LocalSGD\(Distributed.* cannot be combined with LocalSGD\(start=...\): .*; leave"
+    ):
+        hvd.LocalSGD(optimizer, start=2)
+    optimizer = hvd.ShardedOptimizer(MAKES["SGD"](groups_of(Model())), share_parameters=True)
+    with raises(r"share_parameters=True\) cannot be combined with LocalSGD: .*; leave"):
+        hvd.LocalSGD(optimizer)
+    for arguments in ({"virtual_size": 4}, {"late": hvd.Late()}):
+        optimizer = hvd.DistributedOptimizer(MAKES["SGD"](groups_of(Model())), **arguments)
+        with raises(r"= cannot be combined with step\(closure\): .*; call step"):
+            optimizer.step(lambda: None)
+    optimizer = hvd.DistributedOptimizer(MAKES["SGD"](groups_of(Model())), virtual_size=4)
+    with raises("virtual_size= cannot be combined with weight="):
+        optimizer.weight = 2.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(basics, "in_elastic_job", lambda: True)
+        with raises("late= cannot be combined with an elastic job: .*; leave late= out"):
+            hvd.DistributedOptimizer(sgd, late=hvd.Late())
+        with raises("ShardedOptimizer cannot be combined with an elastic job: .*; use Distributed"):
+            hvd.ShardedOptimizer(sgd)
+    hvd.remove_process_set(own)
 
 
 def send_ones(optimizer: Any) -> None:
