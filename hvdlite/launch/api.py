@@ -138,7 +138,8 @@ def elastic_job(
         blacklist_cooldown_range: the shortest and the longest time without new ranks for a host
             whose ranks die again and again.
         elastic_timeout: how long to wait while there are fewer than `min_np` ranks or slots.
-        elastic_heartbeat: how long a rank or a host may be silent until it counts as dead.
+        elastic_heartbeat: how long a host may be silent until it counts as dead; a rank
+            may for 60 s.
         drain_timeout: how long ranks may take to leave a host that is taken away.
 
     Returns:

@@ -39,7 +39,7 @@ class Elastic:
     reset_limit: int | None = None
     # The shortest and the longest time for which a failing host gets no ranks.
     cooldown: tuple[float, float] = (10.0, 600.0)
-    heartbeat: float = 3.0  # how long a rank or a host may be silent until it counts as dead
+    heartbeat: float = 3.0  # how long a host may be silent until it counts as dead
     # This says how long ranks may take to leave a host that is taken away, or to end after an
     # exception.
     drain_timeout: float = 30.0

@@ -135,6 +135,3 @@ def _check(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> 
         )
     if epoch not in EPOCHS:
         raise ArgumentError(f"epoch {epoch} cannot be used: give a number from 0 to {EPOCHS[-1]}")
-
-
-seats, seat_for = assignments, assignment_for  # their names until 0.1.0

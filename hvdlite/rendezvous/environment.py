@@ -157,9 +157,6 @@ def assign_rank(worker: WorkerEnvironment | None) -> None:
     _given = None if worker is None else with_own_settings(worker)
 
 
-give_seat = assign_rank  # its name until 0.1.0
-
-
 def with_own_settings(
     worker: WorkerEnvironment, environment: Mapping[str, str] | None = None
 ) -> WorkerEnvironment:
