@@ -30,9 +30,12 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
             ArgumentError: another optimizer of hvdlite has one of them.
         """
         super().add_param_group(param_group)
+        if "_made_as" not in vars(self):
+            return  # It is being made.
         groups = self.__dict__["param_groups"]
+        title, process_set = self._made_as
         try:
-            refuse_second(self, *self._made_as, {}, groups[-1:])
+            refuse_second(self, title, process_set, {}, groups[-1:])
         except ArgumentError:
             groups.pop()
             raise

@@ -177,6 +177,7 @@ def scenario_one_bucket_is_always_replayed() -> None:
     for careful in (True, False):
         model = Traced()
         run = Run(model, late())
+        run.optimizer = None
         run.optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), late=late(), num_groups=1
         )

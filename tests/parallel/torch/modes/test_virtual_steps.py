@@ -204,7 +204,8 @@ def scenario_arguments_are_refused() -> None:
         with pytest.raises(hvd.ArgumentError, match="power of two"):
             hvd.DistributedOptimizer(sgd, virtual_size=size)
     with pytest.raises(hvd.ArgumentError, match="pass virtual_size= to"):
-        hvd.DistributedOptimizer(sgd).virtual_steps(loader, 0, model)
+        plain = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        hvd.DistributedOptimizer(plain).virtual_steps(loader, 0, model)
     with pytest.raises(hvd.ArgumentError, match=r"cannot be combined with weight="):
         optimizer.weight = 2.0
     for options in ({"batch_size": 0}, {"seed": -1}, {"batch_size": 3}):
@@ -224,7 +225,7 @@ def scenario_ranks_with_other_arguments_are_told() -> None:
 def scenario_more_ranks_than_virtual_ranks_are_refused() -> None:
     if hvd.size() == 1:
         return
-    model, _, loader = tiny()
+    model = tiny()[0]
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(sgd, virtual_size=1)
     sampler = hvd.VirtualBatchSampler(range(9), batch_size=1, virtual_size=1)
