@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (55_166, 421),
-    "csrc": (27_764, 309),
-    "tests": (85_846, 530),
+    "hvdlite": (46_576, 358),
+    "csrc": (26_193, 289),
+    "tests": (78_191, 491),
 }
 
 
