@@ -67,7 +67,8 @@ class Job:
 
     def __init__(self, address: str, kind: str, folder: Path, deaf: bool) -> None:
         self._folder = folder
-        self._kind = kind
+        # Of each family these are ours to end; what a worker of Ray has started is Ray's.
+        self._ours = slice(1) if kind == "fixed" else slice(None)
         self.program = subprocess.Popen(
             python(PROGRAM, folder, deaf, KINDS[kind]),
             env={**base_environment(), "OMP_NUM_THREADS": "1", "RAY_ADDRESS": address},
@@ -84,9 +85,13 @@ class Job:
         return [list(living(map(int, text.split()[members]))) for text in texts]
 
     def left(self) -> list[psutil.Process]:
-        """List what lives of the job, but for children that Ray is to end."""
-        ours = slice(1) if self._kind == "fixed" else slice(None)
-        return [one for family in self.families(ours) for one in family]
+        """List what lives of the job and is ours to end."""
+        return [one for family in self.families(self._ours) for one in family]
+
+    def kill(self) -> None:
+        """Kill the program: children with a session of their own may outlive it."""
+        self.program.kill()
+        self._ours = slice(min(2, self._ours.stop or 2))
 
     def wait_until_gone(self) -> float:
         """Wait until nothing is left; return how many seconds this took."""
@@ -147,7 +152,7 @@ def test_sigterm_ends_ranks_and_their_children(start: Start, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_death_of_the_program_ends_ranks_and_their_children(start: Start, kind: str) -> None:
     job = start(kind, deaf=True)
-    job.program.kill()
+    job.kill()
     assert job.wait_until_gone() <= 4.0
 
 
