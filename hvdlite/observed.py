@@ -23,7 +23,7 @@ _fit_values: dict[str, float] = {}
 
 
 def observe(samples: int | None = None, **values: Any) -> None:
-    """Tell the live view how many samples this rank has done, and the last value of anything else.
+    """Tell the live view how many samples this rank has done, and the report the last other values.
 
     It takes microseconds, sends nothing and never blocks; without a live view it does nothing that
     one could see. Any rank and any thread may call it, at any time. `hvd.shutdown` forgets all.

@@ -103,7 +103,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
 }
 # Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`,
 # hvdlite.init() in an elastic job or under a view, and hvdlite.tensorflow's DistributedOptimizer,
-# which also takes Keras's optimizers, as in Horovod.
+# which is that of Keras.
 FACES = {
     "hvdlite/__init__.py": "hvdlite.launch",
     "hvdlite/basics.py": "hvdlite.elastic",

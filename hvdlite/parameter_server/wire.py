@@ -1,7 +1,7 @@
 """Frames between a worker and a server: a header of fixed size, entries of fixed size, raw bytes.
 
     request   operation, entries, clock, version that the worker has, bytes of the body
-    answer    status, entries, number of the last checkpoint, version, bytes of the body
+    answer    status, 0, number of the last checkpoint, version, bytes of the body
 
 The body of PUSH begins with its entries, one for each gradient, and their bytes follow in that
 order. An entry of rows has 8 bytes per row number, then the rows themselves. Both sides compute the

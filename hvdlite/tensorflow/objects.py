@@ -1,7 +1,4 @@
-"""Collectives of Python objects, with the arguments that Horovod has for TensorFlow.
-
-Objects travel without TensorFlow, so none of these functions needs a session.
-"""
+"""Collectives of Python objects, with the arguments that Horovod has for TensorFlow."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ enum class NcclResult : int {
 struct NcclUniqueId {
   char internal[128];
 };
-// The layout of 2.18; `version` and `size` tell newer libraries where it ends.
+// The layout that 2.18 began; `version` and `size` tell newer libraries where it ends.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
