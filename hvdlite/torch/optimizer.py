@@ -288,7 +288,7 @@ def DistributedOptimizer(
     basics.size()  # Without init() this raises, rather than the first backward().
     reduction = _reduction(op, gradient_predivide_factor, process_set, virtual_size)
     passes = ops.check_passes(backward_passes_per_step)
-    _check_options(optimizer, compression, late)
+    _check_options(optimizer, late)
     _check_combined(op, gradient_predivide_factor, passes, weight, gradient_as_bucket_view,
                     process_set, compression, late, virtual_size)  # fmt: skip
     names, cap_bytes = _names_of(optimizer, named_parameters), bytes_of_cap(bucket_cap_mb)
@@ -383,10 +383,7 @@ def _check_combined(
         )
 
 
-def _check_options(optimizer: Any, compression: Any, late: Any) -> None:
-    has_options = isinstance(compression, type) and dataclasses.is_dataclass(compression)
-    if has_options and compression in vars(Compression).values():
-        raise ArgumentError(f"make the compression: hvd.Compression.{compression()}, with brackets")
+def _check_options(optimizer: Any, late: Any) -> None:
     if late is not None and not isinstance(late, Late):
         raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
     if not hasattr(optimizer, "param_groups"):

@@ -195,7 +195,7 @@ class Sharded(Distributed):
         return {
             indices[param]: value
             for param, value in self.state.items()
-            if param in indices and self._ownership.owns(self._division.place, param)
+            if param in indices and self._ownership.knows(param) and self._has_state(param)
         }
 
     def state_dict(self) -> dict[str, Any]:

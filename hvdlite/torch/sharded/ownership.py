@@ -40,16 +40,12 @@ class Ownership:
         other._owners = {copied[id(param)]: one for param, one in owners if id(param) in copied}
         return other
 
-    def owns(self, rank: int, param: torch.Tensor) -> bool:
-        """Return whether the parameter has this owner."""
-        return self._owners.get(param) == rank
-
     def knows(self, param: torch.Tensor) -> bool:
         """Return whether the parameter has an owner."""
         return param in self._owners
 
     def owner(self, param: torch.Tensor) -> int:
-        """Return the rank whose result for a parameter all ranks take."""
+        """Return the owner of a parameter."""
         return self._owners[param]
 
     def has_state(self, rank: int, param: torch.Tensor) -> bool:
