@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (46_576, 358),
+    "hvdlite": (46_566, 358),
     "csrc": (26_193, 289),
     "tests": (78_196, 491),
 }
