@@ -21,8 +21,13 @@ KEYS = (secrets.token_bytes(32), secrets.token_bytes(32))
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
+    # The kernel would let its own buffers grow to tens of MiB.
+    client = socket.socket()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname())
+        for one in (listener, client):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        client.connect(listener.getsockname())
         return client, listener.accept()[0]
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (46_566, 358),
     "csrc": (26_193, 289),
-    "tests": (78_196, 491),
+    "tests": (78_201, 491),
 }
 
 
