@@ -56,15 +56,27 @@ def read_hostfile(text: str, path: str) -> list[Host]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        options = dict(word.partition("=")[::2] for word in words[1:])
         try:
-            host = read_host(words[0])
-            if "slots" in options:
-                host = Host(host.name, _slots(options["slots"], host.name))
+            hosts.append(_read_words(words))
         except HostsError as error:
             raise HostsError(f"{path}, line {number}: {error}") from None
-        hosts.append(host)
     return _merged(hosts, path)
+
+
+def _read_words(words: Sequence[str]) -> Host:
+    """Read the words of one line of a hostfile."""
+    host = read_host(words[0])
+    # Open MPI's upper limit changes nothing: no host gets more ranks than slots.
+    options = [word for word in words[1:] if not re.fullmatch(r"max[_-]slots=\d+", word)]
+    if len(words) == 1:
+        return host
+    has_number = host.name != words[0].strip("[]")
+    if has_number or len(options) != 1 or not options[0].startswith("slots="):
+        raise HostsError(
+            f"{' '.join(words)!r} is not a line of a hostfile; write `{host.name} slots=2`, or "
+            f"`{host.name}:2`, for 2 ranks on {host.name}"
+        )
+    return Host(host.name, _slots(options[0].removeprefix("slots="), host.name))
 
 
 def lines_of(text: str) -> list[str]:

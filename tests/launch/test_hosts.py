@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hvdlite.launch.hosts import Host, HostsError, is_here, read_hostfile, read_hosts, spread
@@ -24,8 +26,10 @@ def test_list_of_hosts(text: str, hosts: list[Host]) -> None:
 
 
 def test_both_forms_of_a_hostfile() -> None:
-    text = "# a comment\n\na slots=2\nb:4 # another\nc\nd slots=1 max_slots=3\n"
-    hosts = [Host("a", 2), Host("b", 4), Host("c", 1), Host("d", 1)]
+    text = (
+        "# a comment\n\na slots=2\nb:4 # another\nc\nd slots=1 max_slots=3\nd max-slots=3 slots=1\n"
+    )
+    hosts = [Host("a", 2), Host("b", 4), Host("c", 1), Host("d", 2)]
     assert read_hostfile(text, "hosts") == hosts
 
 
@@ -57,6 +61,29 @@ def test_hostfile_of_an_editor_that_marks_the_byte_order() -> None:
 def test_mistake_in_a_hostfile_is_located() -> None:
     with pytest.raises(HostsError, match="hosts, line 2: a has 'many' slots"):
         read_hostfile("b\na slots=many\n", "hosts")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a lots=2",
+        "a 2",
+        "a Slots=2",
+        "a cpu=2",
+        "a slots = 2",
+        "a slots=2 slots=4",
+        "a max_slots=4",
+        "a slots=2 max_slots=many",
+        "a:2 slots=4",
+        "a slots=2 b slots=2",
+    ],
+)
+def test_line_of_a_hostfile_that_says_something_else_is_refused(line: str) -> None:
+    form = re.escape(
+        f"hosts, line 2: {line!r} is not a line of a hostfile; write `a slots=2`, or `a:2`"
+    )
+    with pytest.raises(HostsError, match=form):
+        read_hostfile(f"b\n{line} # comment\n", "hosts")
 
 
 def test_ranks_fill_hosts_in_order() -> None:
