@@ -14,7 +14,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.finite import level, look
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import is_finite
-from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.exchange.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hvdlite.errors import HvdliteError, UnreducedGradientsWarning
-from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.bucket import GradientBucket
 
 
 @dataclass

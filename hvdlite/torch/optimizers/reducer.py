@@ -22,7 +22,7 @@ import torch
 from hvdlite import _core, basics, operation_names, ops
 from hvdlite.errors import CollectiveError, HvdliteError
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
-from hvdlite.torch.exchange.gradient_bucket import GradientBucket
+from hvdlite.torch.exchange.bucket import GradientBucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
