@@ -10,7 +10,6 @@ once, and then as rows, by a second operation (see `sparse`).
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,73 +34,10 @@ def _shorten(name: str, limit: int) -> str:
     return _core.utf8_of_name(name)[:limit].decode(errors="ignore")
 
 
-class GradientBucket(abc.ABC):
+class Bucket:
     """The gradients of some parameters, cycle after cycle: `submit`, then `finish`."""
 
     # Between these calls the gradients belong to the core. It is not thread-safe.
-
-    def __init__(self, name: str, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """Make it; `name` identifies its operations on all ranks."""
-        self.params = list(params)
-        self._name = name
-        self._names = list(names)
-
-    @property
-    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters and their names."""
-        return list(zip(self._names, self.params, strict=True))
-
-    @property
-    @abc.abstractmethod
-    def submitted(self) -> bool:
-        """Whether the gradients are in flight."""
-
-    @property
-    @abc.abstractmethod
-    def operations(self) -> list[str]:
-        """The names of the operations that are in flight."""
-
-    def begin_anew(self) -> None:  # noqa: B027 (a bucket may remember nothing)
-        """Forget what other ranks may not remember alike, because some have missed steps."""
-
-    @abc.abstractmethod
-    def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
-        """Submit the gradients, and zeros for missing ones; if it raises, nothing was submitted."""
-        # All ranks count `step` alike. With `blocking` the caller will wait at once.
-
-    @abc.abstractmethod
-    def finish(self, counts: bool, dropped: bool = False) -> None:
-        """Wait, and put the results into `grad`; raise if that failed or a gradient was changed."""
-        # `counts` says whether this rank's weight is not zero. If the results are `dropped`,
-        # changed gradients are not an error.
-
-    @abc.abstractmethod
-    def reset(self) -> None:
-        """Forget what was submitted in this cycle."""
-
-    def _check_step(self, step: int, flags: Sequence[float]) -> None:
-        """Raise an error if gradients of different steps were reduced together."""
-        # The flags are the means of the ranks' flags of their steps, and of ones.
-        of_steps, ones = flags
-        if ones > 0 and abs(of_steps / ones - (1.0 + step % STEPS)) > 0.25:
-            raise HvdliteError(
-                f"rank {basics.rank()}: the gradients of its step {step + 1}, in "
-                f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
-                "backward() and step() equally often on every rank; run further backward() calls "
-                "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
-            )
-
-    def _changed(self, name: str) -> HvdliteError:
-        error: HvdliteError = HvdliteError(
-            f"the gradient of {name} was changed while it was being reduced, and is wrong "
-            "now; call optimizer.synchronize() after backward(), before clipping, "
-            "unscaling, zeroing or a second backward()"
-        )
-        return error
-
-
-class Bucket(GradientBucket):
-    """A bucket whose gradients all ranks get."""
 
     def __init__(
         self,
@@ -113,7 +49,10 @@ class Bucket(GradientBucket):
         places: Callable[[], BucketPlaces] | None = None,
         layout: int | None = None,
     ) -> None:
-        super().__init__(name, params, names)
+        """Make it; `name` identifies its operations on all ranks."""
+        self.params = list(params)
+        self._name = name
+        self._names = list(names)
         # The core has these names of the parameters.
         self._labels = [_shorten(one, 400) for one in names]
         self._compression = compression
@@ -125,6 +64,11 @@ class Bucket(GradientBucket):
         self._ways = SparseWays(self.params, sparse_as_dense)
         self._flags = BucketFlags(self.params, self._ways)
         self._sent: Sent | None = None
+
+    @property
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters and their names."""
+        return list(zip(self._names, self.params, strict=True))
 
     @property
     def submitted(self) -> bool:
@@ -140,11 +84,12 @@ class Bucket(GradientBucket):
         return [self._name, *([] if sent.rows is None else [f"{self._name}.rows"])]
 
     def begin_anew(self) -> None:
-        """Let all gradients travel dense next."""
+        """Let all gradients travel dense next, because some ranks have missed steps."""
         self._ways.begin_anew()
 
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
-        """Submit the gradients; see `GradientBucket.submit`."""
+        """Submit the gradients, and zeros for missing ones; if it raises, nothing was submitted."""
+        # All ranks count `step` alike. With `blocking` the caller will wait at once.
         if self._find_places is not None:
             places = self._find_places()
             if places is not self._places:
@@ -258,7 +203,9 @@ class Bucket(GradientBucket):
         return flight
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
-        """Wait, and put the results into `grad`; see `GradientBucket.finish`."""
+        """Wait, and put the results into `grad`; raise if that failed or a gradient was changed."""
+        # `counts` says whether this rank's weight is not zero. If the results are `dropped`,
+        # changed gradients are not an error.
         sent = self._sent
         assert sent is not None and sent.handle is not None
         sent.handle.wait()
@@ -313,5 +260,25 @@ class Bucket(GradientBucket):
             flight.param.grad = result
 
     def reset(self) -> None:
-        """Forget what was submitted."""
+        """Forget what was submitted in this cycle."""
         self._sent = None
+
+    def _check_step(self, step: int, flags: Sequence[float]) -> None:
+        """Raise an error if gradients of different steps were reduced together."""
+        # The flags are the means of the ranks' flags of their steps, and of ones.
+        of_steps, ones = flags
+        if ones > 0 and abs(of_steps / ones - (1.0 + step % STEPS)) > 0.25:
+            raise HvdliteError(
+                f"rank {basics.rank()}: the gradients of its step {step + 1}, in "
+                f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
+                "backward() and step() equally often on every rank; run further backward() calls "
+                "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
+            )
+
+    def _changed(self, name: str) -> HvdliteError:
+        error: HvdliteError = HvdliteError(
+            f"the gradient of {name} was changed while it was being reduced, and is wrong "
+            "now; call optimizer.synchronize() after backward(), before clipping, "
+            "unscaling, zeroing or a second backward()"
+        )
+        return error

@@ -25,7 +25,7 @@ class Told(NamedTuple):
 
     present: list[bool]  # This says by position whether some rank had a gradient.
     sparse: list[bool]  # This says by position whether a sparse gradient travelled dense.
-    # This rank's step and the flags are for `GradientBucket._check_step`, when they are known.
+    # This rank's step and the flags are for `Bucket._check_step`, when they are known.
     steps: tuple[int, list[float]] | None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.exchange.bucket import Bucket, GradientBucket
+from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.bucket_plan import form
 from hvdlite.torch.exchange.gradient_memory import GradientMemory
 from hvdlite.torch.exchange.layout import digest
@@ -32,7 +32,7 @@ class GradientExchange:
 
     def make_buckets(
         self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
-    ) -> Sequence[GradientBucket]:
+    ) -> Sequence[Bucket]:
         """Make the buckets of these parameters, whose order is the same on all ranks."""
         formed = form(params, self._settings.groups, self._settings.cap_bytes)
         named = [[names[param] for param in bucket] for bucket in formed]

@@ -14,7 +14,7 @@ from hvdlite.errors import HvdliteError
 from hvdlite.finite import level, look
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import is_finite
-from hvdlite.torch.exchange.bucket import GradientBucket
+from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.exchange.settings import Settings
@@ -42,8 +42,8 @@ class Buckets:
         self._weight: float | None = None  # This rank's gradients of the last cycle had it.
         self._weighed = False  # The weight of this cycle is known.
         self.steps = 0  # All ranks count steps alike, from the last `begin_anew`.
-        self.all: Sequence[GradientBucket] = ()  # Backward completes the buckets in this order.
-        self._by_param: dict[torch.Tensor, GradientBucket] = {}
+        self.all: Sequence[Bucket] = ()  # Backward completes the buckets in this order.
+        self._by_param: dict[torch.Tensor, Bucket] = {}
         self._settings = settings
         self._watched = watched
         self._replicas = replicas
@@ -66,7 +66,7 @@ class Buckets:
         self.all = self.exchange.make_buckets(self._watched.params, self._watched.names)
         self._by_param = {param: bucket for bucket in self.all for param in bucket.params}
 
-    def of(self, param: torch.Tensor) -> GradientBucket | None:
+    def of(self, param: torch.Tensor) -> Bucket | None:
         """Return the bucket of a parameter; None if it no longer belongs to the optimizer."""
         return self._by_param.get(param)
 
@@ -97,7 +97,7 @@ class Buckets:
         if self._transaction is not None:
             self._transaction.begin()
 
-    def submit(self, bucket: GradientBucket, blocking: bool, fresh: bool) -> None:
+    def submit(self, bucket: Bucket, blocking: bool, fresh: bool) -> None:
         """Submit one bucket or raise; `fresh` says that this rank has a gradient in the cycle."""
         if not self._weighed:
             weight = self._settings.weight
@@ -139,7 +139,7 @@ class Buckets:
             failure = failure or ended
         return failure, differing
 
-    def explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
+    def explain(self, bucket: Bucket, error: HvdliteError) -> HvdliteError:
         """Say why buckets differ; all ranks take part, with another failure, too."""
         if bucket is not self.all[0] or not differs(error):
             return error

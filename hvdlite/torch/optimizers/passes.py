@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hvdlite.errors import HvdliteError, UnreducedGradientsWarning
-from hvdlite.torch.exchange.bucket import GradientBucket
+from hvdlite.torch.exchange.bucket import Bucket
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Cycle:
     # It has the last backward of each parameter.
     seen_in: dict[torch.Tensor, int] = field(default_factory=dict)
     # It counts the gradients of each bucket.
-    ready: dict[GradientBucket, int] = field(default_factory=dict)
+    ready: dict[Bucket, int] = field(default_factory=dict)
     failure: HvdliteError | None = None  # The first submission that failed has this error.
 
     @property
@@ -39,7 +39,7 @@ class Cycle:
             self.seen_in[param] = self.backwards
         return self.passes.get(param, 0) + (not paused and not again), again
 
-    def completes(self, bucket: GradientBucket) -> bool:
+    def completes(self, bucket: Bucket) -> bool:
         """Count one more gradient of a bucket that is ready, and return whether it was the last."""
         ready = self.ready[bucket] = self.ready.get(bucket, 0) + 1
         return ready == len(bucket.params)

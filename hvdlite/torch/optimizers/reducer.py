@@ -22,7 +22,7 @@ import torch
 from hvdlite import _core, basics, operation_names, ops
 from hvdlite.errors import CollectiveError, HvdliteError
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
-from hvdlite.torch.exchange.bucket import GradientBucket
+from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
@@ -187,7 +187,7 @@ class GradientReducer:
             self._submit_rest(blocking=not self._overlaps)
             queue(self._wait)
 
-    def _submit(self, bucket: GradientBucket, blocking: bool) -> None:
+    def _submit(self, bucket: Bucket, blocking: bool) -> None:
         try:
             self.buckets.submit(bucket, blocking, fresh=bool(self._cycle.passes))
         except CollectiveError:
