@@ -44,7 +44,7 @@ CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for fo
 # that scripts for Horovod import by name stand beside its folders, although these import them.
 NEUTRAL = (
     *("hvdlite", "hvdlite.rendezvous", "hvdlite.elastic", "hvdlite.errors"),
-    *("hvdlite.parameter_server", "hvdlite.virtual"),
+    "hvdlite.parameter_server",
 )
 TORCH = (
     "hvdlite.torch.compression",
@@ -82,7 +82,6 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.elastic": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.live": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.parameter_server": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
-    "hvdlite.virtual": ("hvdlite.errors", "hvdlite.rendezvous", "hvdlite"),
     "hvdlite.emit": ("hvdlite.errors", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
     "hvdlite.numpy": NEUTRAL,
@@ -122,7 +121,6 @@ PACKAGES_OF_PART = {
     "hvdlite.ray": {"ray"},
     "hvdlite.spark": {"pyarrow", "pyspark"},
     "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},
-    "hvdlite.virtual": {"numpy"},
     "hvdlite.tensorflow": {"tensorflow", "keras", "tf_keras", "numpy"},
     "hvdlite.keras": {"keras", "numpy"},
     "hvdlite.keras._torch": {"torch", "keras"},

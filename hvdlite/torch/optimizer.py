@@ -32,9 +32,9 @@ from hvdlite.torch.optimizers.wrapping import (
     refuse_second,
     take_step_back,
 )
+from hvdlite.torch.virtual.blocks import check_virtual_size
 from hvdlite.torch.virtual.stepping import VirtualStepping
 from hvdlite.torch.virtual.steps import VirtualSteps, refuse_with_virtual_size
-from hvdlite.virtual.blocks import check_virtual_size
 
 
 class Distributed(VirtualStepping, Attending):

@@ -19,8 +19,7 @@ from hvdlite.elastic.epochs import current
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.elastic.handlers import StateHandler
-from hvdlite.torch.virtual.generators import generators
-from hvdlite.virtual.generators import seed_of
+from hvdlite.torch.virtual.generators import generators, seed_of
 
 
 class RandomStateHandler(StateHandler):

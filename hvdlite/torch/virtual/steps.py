@@ -16,19 +16,19 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.gather_bytes import gather_in_epoch
 from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.optimizers.reducer import GradientReducer
-from hvdlite.torch.virtual.buffers import Buffers
-from hvdlite.torch.virtual.generators import seed_all
-from hvdlite.torch.virtual.machine import describe
-from hvdlite.torch.virtual.partial_sums import PartialSums
-from hvdlite.torch.virtual.sampler import VirtualBatchSampler
-from hvdlite.virtual.agreement import (
+from hvdlite.torch.virtual.agreement import (
     agree,
     check_carried,
     check_threads,
+    describe,
     refuse_unfinished,
     warn_of,
 )
-from hvdlite.virtual.blocks import Blocks, blocks_of_world
+from hvdlite.torch.virtual.blocks import Blocks, blocks_of_world
+from hvdlite.torch.virtual.buffers import Buffers
+from hvdlite.torch.virtual.generators import seed_all
+from hvdlite.torch.virtual.partial_sums import PartialSums
+from hvdlite.torch.virtual.sampler import VirtualBatchSampler
 
 _OUTSIDE = (
     "backward() after the loop over a step of virtual_steps() would add to gradients that are "

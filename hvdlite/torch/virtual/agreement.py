@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 import warnings
 from typing import Any
 
+import torch
+
+import hvdlite
 from hvdlite import basics
 from hvdlite.errors import HvdliteError, MismatchError, VirtualRanksWarning
 from hvdlite.gather_bytes import gather_bytes
@@ -71,3 +75,16 @@ def refuse_unfinished(number: int) -> None:
         f"step {number} of virtual_steps() was left before its end: loop over all "
         "batches of each step, or leave the loop over virtual_steps(), too"
     )
+
+
+def describe(threads: int) -> dict[str, str]:
+    """Return the kind of processor, the versions of the libraries, and torch's threads."""
+    kind = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "none"
+    return {
+        "processor": kind,
+        "GPU": gpu,
+        "torch": str(torch.__version__),
+        "hvdlite": hvdlite.__version__,
+        "threads": str(threads),
+    }

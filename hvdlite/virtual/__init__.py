@@ -1,1 +1,0 @@
-"""Virtual ranks: a fixed number of them is carried by any number of ranks, with the same result."""
