@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
@@ -56,12 +56,22 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         Raises:
             ArgumentError: an argument cannot be used, or `data` is too short for one step.
         """
-        self._order = BatchOrder(
-            "VirtualBatchSampler", len(data), batch_size, virtual_size, seed,
-            _permuted if shuffle else None,
-        )  # fmt: skip
+        self.virtual_size = check_virtual_size(virtual_size)
+        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ArgumentError(
+                    f"VirtualBatchSampler({name}={value!r}): give a whole number from {least} on"
+                )
         self.batch_size, self.seed = batch_size, seed
-        self.virtual_size, self.steps = self._order.virtual_size, self._order.steps
+        self._samples = len(data)
+        self._shuffle = shuffle
+        self.steps = self._samples // (batch_size * self.virtual_size)
+        if self.steps == 0:
+            raise ArgumentError(
+                f"VirtualBatchSampler: a step takes {batch_size} x {virtual_size} samples, and "
+                f"there are {self._samples}; use a smaller batch_size or virtual_size"
+            )
+        self._order: tuple[int, list[int]] | None = None  # It has the number of its epoch.
         self._next: tuple[int, int, Block] | None = None
 
     def batch(self, epoch: int, step: int, virtual_rank: int) -> list[int]:
@@ -72,7 +82,17 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
             step: the number of the step in the epoch.
             virtual_rank: the number of the virtual rank.
         """
-        return self._order.batch(epoch, step, virtual_rank)
+        begin = (step * self.virtual_size + virtual_rank) * self.batch_size
+        return self._order_of(epoch)[begin : begin + self.batch_size]
+
+    def _order_of(self, epoch: int) -> list[int]:
+        if self._order is None or self._order[0] != epoch:
+            order = [*range(self._samples)]
+            if self._shuffle:
+                generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+                order = torch.randperm(len(order), generator=generator, device="cpu").tolist()
+            self._order = epoch, order
+        return self._order[1]
 
     def _go_to(self, epoch: int, step: int, block: Block) -> None:
         """Make the next iterator give a block's batches, from a step of an epoch on."""
@@ -97,56 +117,6 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
             return self.steps * self.virtual_size
         _, first, block = self._next
         return (self.steps - first) * block.size
-
-
-class BatchOrder:
-    """The samples of all epochs, divided among steps and virtual ranks."""
-
-    def __init__(
-        self,
-        caller: str,
-        samples: int,
-        batch_size: int,
-        virtual_size: int,
-        seed: int,
-        permute: Callable[[int, int], list[int]] | None,
-    ) -> None:
-        """Check the user's arguments; `permute` gets a seed and a number of samples."""
-        self.virtual_size = check_virtual_size(virtual_size)
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ArgumentError(
-                    f"{caller}({name}={value!r}): give a whole number from {least} on"
-                )
-        self.batch_size, self.seed = batch_size, seed
-        self._samples = samples
-        self._permute = permute
-        self.steps = samples // (batch_size * self.virtual_size)
-        if self.steps == 0:
-            raise ArgumentError(
-                f"{caller}: a step takes {batch_size} x {virtual_size} samples, and "
-                f"there are {samples}; use a smaller batch_size or virtual_size"
-            )
-        self._order: tuple[int, list[int]] | None = None  # It has the number of its epoch.
-
-    def batch(self, epoch: int, step: int, virtual_rank: int) -> list[int]:
-        """Return the indices of the samples of one virtual rank in one step."""
-        begin = (step * self.virtual_size + virtual_rank) * self.batch_size
-        return self._order_of(epoch)[begin : begin + self.batch_size]
-
-    def _order_of(self, epoch: int) -> list[int]:
-        if self._order is None or self._order[0] != epoch:
-            order = [*range(self._samples)]
-            if self._permute is not None:
-                order = self._permute(seed_of(self.seed, epoch), self._samples)
-            self._order = epoch, order
-        return self._order[1]
-
-
-def _permuted(seed: int, samples: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    order: list[int] = torch.randperm(samples, generator=generator, device="cpu").tolist()
-    return order
 
 
 class _Indices(list[int]):
