@@ -11,9 +11,13 @@ from typing import Any
 from hvdlite import basics
 from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
-from hvdlite.elastic.sharding import checked, refuse_other_keys, refuse_other_order
 from hvdlite.errors import ElasticSamplerWarning
-from hvdlite.torch.sampler import DistributedSampler
+from hvdlite.torch.sampler import (
+    DistributedSampler,
+    checked,
+    refuse_other_keys,
+    refuse_other_order,
+)
 
 
 class ElasticSampler(DistributedSampler):
