@@ -15,182 +15,14 @@ from typing import Any
 import torch
 
 from hvdlite import basics
-from hvdlite.elastic.sampling import Done, Item, Segment, close, left_over, remaining, take
+from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
 from hvdlite.errors import ArgumentError, UnrecordedSamplesWarning
 
 _VERSION = 1
 _KEYS = {"version", "epoch", "consumed", "length", "seed", "shuffle"}
 
 
-class ShardedData:
-    """Distributes the samples of an epoch, and knows how many of them are done.
-
-    Attributes:
-        shuffle: whether each epoch has an order of its own.
-        seed: decides these orders, together with the epoch.
-        drop_last: whether samples that cannot be distributed evenly are left out, instead of
-            repeated.
-        epoch: the number of the epoch.
-    """
-
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    epoch: int
-    _closed: tuple[Done, ...]  # These segments of the epoch are over.
-    _segment: Segment
-    _replica: int
-    _fixed: tuple[int | None, int | None]  # The user may give size and rank.
-
-    def _start(
-        self,
-        shuffle: bool,
-        seed: int,
-        drop_last: bool,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-    ) -> None:
-        """Distribute the samples of epoch 0."""
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        self.epoch = 0
-        self._fixed = (num_replicas, rank)
-        self._begin_epoch(())
-
-    def _length(self) -> int:
-        """Return the number of samples."""
-        raise NotImplementedError(f"{type(self).__name__} has no samples")
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, unless this is the present one already.
-
-        Args:
-            epoch: its number.
-        """
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self._begin_epoch(())
-
-    def record(self, samples: int) -> None:
-        """Record that this rank has trained on the next of its samples.
-
-        Call it after the step, on all ranks with the same numbers.
-
-        Args:
-            samples: how many; for the last batch it may be the size of a full one.
-
-        Raises:
-            ArgumentError: the number is negative.
-        """
-        self._segment.count(checked(samples))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the recorded samples end: a few numbers, alike on all ranks.
-
-        Example:
-            >>> import hvdlite.torch as hvd
-            >>> hvd.init()
-            >>> sampler = hvd.DistributedSampler(range(100), seed=7)
-            >>> sampler.record(32)
-            >>> sampler.state_dict()
-            {'version': 1, 'epoch': 0, 'consumed': 32, 'length': 100, 'seed': 7, 'shuffle': True}
-            >>> hvd.shutdown()
-        """
-        self._before_state()
-        return self._state_after(0)
-
-    def _before_state(self) -> None:
-        """Warn where the state would mislead; `state_dict` calls it."""
-
-    def _state_after(self, samples: int) -> dict[str, Any]:
-        """Return the state when each rank has done at least so many samples of the segment."""
-        done = max(samples, *self._segment.done)
-        length = self._length()
-        before = length - left_over(length, self._closed)
-        own = min(done * self.num_replicas, self._segment.samples)
-        return {
-            "version": _VERSION,
-            "epoch": self.epoch,
-            "consumed": length if done >= self._segment.share else before + own,
-            "length": length,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Distribute what was left of an epoch to the ranks of the present world.
-
-        All ranks load the same state.
-
-        Args:
-            state_dict: what `state_dict` returned, in a world of any size.
-
-        Raises:
-            ArgumentError: it is not such a state, or the state is of other samples or of another
-                order.
-        """
-        name = type(self).__name__
-        refuse_other_keys(name, state_dict, state_dict.keys() >= _KEYS)
-        if state_dict["version"] != _VERSION:
-            raise ArgumentError(
-                f"{name}.load_state_dict: the state has version {state_dict['version']!r}, and "
-                f"this hvdlite reads version {_VERSION}; load it with the hvdlite that wrote it"
-            )
-        own = {"length": self._length(), "shuffle": self.shuffle, "seed": self.seed}
-        refuse_other_order(name, state_dict, own)
-        self.epoch = int(state_dict["epoch"])
-        consumed = int(state_dict["consumed"])
-        self._begin_epoch(((consumed,),) if consumed else ())
-
-    @property
-    def num_replicas(self) -> int:
-        """Among how many ranks the samples were distributed."""
-        return len(self._segment.workers)
-
-    @property
-    def rank(self) -> int:
-        """This rank's number when the samples were distributed."""
-        return self._replica
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples each rank gets."""
-        return self._segment.share
-
-    @property
-    def total_size(self) -> int:
-        """How many samples all ranks together get, with the repeated ones."""
-        return self._segment.share * self.num_replicas
-
-    @property
-    def padded(self) -> int:
-        """How many samples this distribution repeats so that all ranks get equally many."""
-        return self._segment.padded
-
-    def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
-        """Distribute what the closed segments have left of the epoch."""
-        size, rank = self._fixed
-        size = basics.size() if size is None else size
-        self._replica = basics.rank() if rank is None else rank
-        if not 0 <= self._replica < size:
-            raise ArgumentError(
-                f"{type(self).__name__}(num_replicas={size}, rank={self._replica}): the ranks are "
-                f"0 to {size - 1}; leave both out to use those of hvdlite"
-            )
-        left = left_over(self._length(), closed)
-        samples = left - left % size if self.drop_last else left
-        self._closed = closed
-        self._segment = Segment(samples, tuple(range(size)))
-
-    def _own(self, order: Sequence[Item]) -> list[Item]:
-        """Return this rank's samples of the segment, from the order of the whole epoch."""
-        left = remaining(order, self._closed)[: self._segment.samples]
-        # The end of the epoch repeats its beginning, also when it was resumed in between.
-        return take(left, self.num_replicas, self._replica, padding=order)
-
-
-class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # type: ignore[misc]
+class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[misc]
     """Distributes the samples of an epoch to the ranks as torch's sampler does, and can be resumed.
 
     The indices of a fresh epoch are those of `torch.utils.data.DistributedSampler`. In your loop:
@@ -254,15 +86,12 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
         """
         self.dataset = dataset
         self._asked = 0  # The last set_epoch() set this epoch.
-        self._start(shuffle, seed, drop_last, num_replicas, rank)
-
-    def _length(self) -> int:
-        return len(self.dataset)
-
-    def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
-        super()._begin_epoch(closed)
-        self._ran_out = False  # It says whether an iterator has come to its end.
-        self._drawn = 0  # No iterator of this segment has given more indices.
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._fixed = (num_replicas, rank)  # The user may give size and rank.
+        self._begin_epoch(())
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, unless the sampler is in it already.
@@ -271,7 +100,22 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
             epoch: its number.
         """
         self._asked = epoch
-        super().set_epoch(epoch)
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._begin_epoch(())
+
+    def record(self, samples: int) -> None:
+        """Record that this rank has trained on the next of its samples.
+
+        Call it after the step, on all ranks with the same numbers.
+
+        Args:
+            samples: how many; for the last batch it may be the size of a full one.
+
+        Raises:
+            ArgumentError: the number is negative.
+        """
+        self._segment.count(checked(samples))
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Do what `record` does, with the arguments of Horovod's ElasticSampler.
@@ -282,20 +126,45 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
         """
         self.record(batch_size)
 
-    def _before_state(self) -> None:
-        """Warn in the middle of an epoch of which nothing was recorded."""
-        if not self._drawn or self._ran_out or any(self._segment.done):
-            return
-        # torchdata's StatefulDataLoader asks the iterator as well, which has its own position.
-        if sys._getframe(2).f_globals.get("__name__", "").startswith("torchdata."):
-            return
-        warnings.warn(
-            f"state_dict() of a DistributedSampler that has given {self._drawn} samples of epoch "
-            f"{self.epoch}, none of which was recorded: the epoch would begin anew; call "
-            "sampler.record(len(batch)) after each step",
-            UnrecordedSamplesWarning,
-            stacklevel=3,
-        )
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the recorded samples end: a few numbers, alike on all ranks.
+
+        Example:
+            >>> import hvdlite.torch as hvd
+            >>> hvd.init()
+            >>> sampler = hvd.DistributedSampler(range(100), seed=7)
+            >>> sampler.record(32)
+            >>> sampler.state_dict()
+            {'version': 1, 'epoch': 0, 'consumed': 32, 'length': 100, 'seed': 7, 'shuffle': True}
+            >>> hvd.shutdown()
+        """
+        self._warn_of_unrecorded()
+        return self._state_after(0)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Distribute what was left of an epoch to the ranks of the present world.
+
+        All ranks load the same state.
+
+        Args:
+            state_dict: what `state_dict` returned, in a world of any size.
+
+        Raises:
+            ArgumentError: it is not such a state, or the state is of other samples or of another
+                order.
+        """
+        name = type(self).__name__
+        refuse_other_keys(name, state_dict, state_dict.keys() >= _KEYS)
+        if state_dict["version"] != _VERSION:
+            raise ArgumentError(
+                f"{name}.load_state_dict: the state has version {state_dict['version']!r}, and "
+                f"this hvdlite reads version {_VERSION}; load it with the hvdlite that wrote it"
+            )
+        own = {"length": len(self.dataset), "shuffle": self.shuffle, "seed": self.seed}
+        refuse_other_order(name, state_dict, own)
+        self.epoch = int(state_dict["epoch"])
+        consumed = int(state_dict["consumed"])
+        self._begin_epoch(((consumed,),) if consumed else ())
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank that are left, in an iterator that has a state."""
@@ -311,6 +180,54 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
     def __len__(self) -> int:
         return self.num_samples
 
+    @property
+    def num_replicas(self) -> int:
+        """Among how many ranks the samples were distributed."""
+        return len(self._segment.workers)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number when the samples were distributed."""
+        return self._replica
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples each rank gets."""
+        return self._segment.share
+
+    @property
+    def total_size(self) -> int:
+        """How many samples all ranks together get, with the repeated ones."""
+        return self._segment.share * self.num_replicas
+
+    @property
+    def padded(self) -> int:
+        """How many samples this distribution repeats so that all ranks get equally many."""
+        return self._segment.padded
+
+    def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
+        """Distribute what the closed segments have left of the epoch."""
+        size, rank = self._fixed
+        size = basics.size() if size is None else size
+        self._replica = basics.rank() if rank is None else rank
+        if not 0 <= self._replica < size:
+            raise ArgumentError(
+                f"{type(self).__name__}(num_replicas={size}, rank={self._replica}): the ranks are "
+                f"0 to {size - 1}; leave both out to use those of hvdlite"
+            )
+        left = left_over(len(self.dataset), closed)
+        samples = left - left % size if self.drop_last else left
+        self._closed = closed
+        self._segment = Segment(samples, tuple(range(size)))
+        self._ran_out = False  # It says whether an iterator has come to its end.
+        self._drawn = 0  # No iterator of this segment has given more indices.
+
+    def _own(self, order: Sequence[int]) -> list[int]:
+        """Return this rank's samples of the segment, from the order of the whole epoch."""
+        left = remaining(order, self._closed)[: self._segment.samples]
+        # The end of the epoch repeats its beginning, also when it was resumed in between.
+        return take(left, self.num_replicas, self._replica, padding=order)
+
     def _make_order(self) -> list[int]:
         """Return the order of the epoch's samples: torch's."""
         length = len(self.dataset)
@@ -320,6 +237,36 @@ class DistributedSampler(ShardedData, torch.utils.data.DistributedSampler):  # t
         generator.manual_seed(self.seed + self.epoch)
         order: list[int] = torch.randperm(length, generator=generator, device="cpu").tolist()
         return order
+
+    def _state_after(self, samples: int) -> dict[str, Any]:
+        """Return the state when each rank has done at least so many samples of the segment."""
+        done = max(samples, *self._segment.done)
+        length = len(self.dataset)
+        before = length - left_over(length, self._closed)
+        own = min(done * self.num_replicas, self._segment.samples)
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "consumed": length if done >= self._segment.share else before + own,
+            "length": length,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def _warn_of_unrecorded(self) -> None:
+        """Warn in the middle of an epoch of which nothing was recorded."""
+        if not self._drawn or self._ran_out or any(self._segment.done):
+            return
+        # torchdata's StatefulDataLoader asks the iterator as well, which has its own position.
+        if sys._getframe(2).f_globals.get("__name__", "").startswith("torchdata."):
+            return
+        warnings.warn(
+            f"state_dict() of a DistributedSampler that has given {self._drawn} samples of epoch "
+            f"{self.epoch}, none of which was recorded: the epoch would begin anew; call "
+            "sampler.record(len(batch)) after each step",
+            UnrecordedSamplesWarning,
+            stacklevel=3,
+        )
 
 
 class _Indices(Iterator[int]):
