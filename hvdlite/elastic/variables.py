@@ -1,37 +1,11 @@
-"""The base of states of TensorFlow's or Keras's variables, and the copies that they keep."""
+"""The base of states of TensorFlow's or Keras's variables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hvdlite.elastic.tensor_state import TensorState
-
-
-class VariableCopies:
-    """The values of variables at the last `save`, in arrays that the next one uses again."""
-
-    def __init__(self, to_array: Callable[[Any], Any]) -> None:
-        """Begin without copies; `to_array` returns a value as a NumPy array, copied or not."""
-        self._to_array = to_array
-        self._copies: dict[int, tuple[Any, Any]] = {}  # It has (variable, value) by id().
-
-    def save(self, variables: Iterable[Any]) -> None:
-        """Copy the values."""
-        before, self._copies = self._copies, {}
-        for variable in variables:
-            value = self._to_array(variable)
-            _, buffer = before.get(id(variable), (None, None))
-            if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
-                buffer = value.copy()
-            else:
-                buffer[...] = value
-            self._copies[id(variable)] = (variable, buffer)
-
-    def restore(self) -> None:
-        """Assign the copies."""
-        for variable, buffer in self._copies.values():
-            variable.assign(buffer)
 
 
 class VariableState(TensorState):
@@ -50,19 +24,33 @@ class VariableState(TensorState):
         Raises:
             ArgumentError: a value cannot be pickled, or an attribute has the name of a method.
         """
-        self._copies = VariableCopies(to_array)
-        self._copies.save(self._variables())
+        self._to_array = to_array
+        self._copies: dict[int, tuple[Any, Any]] = {}  # It has (variable, value) by id().
+        self._copy_variables()
         super().__init__(**kwargs)
 
     def save(self) -> None:
         """Copy the variables and the attributes."""
-        self._copies.save(self._variables())
+        self._copy_variables()
         super().save()
 
     def restore(self) -> None:
         """Go back to the last `save`."""
-        self._copies.restore()
+        for variable, buffer in self._copies.values():
+            variable.assign(buffer)
         super().restore()
+
+    def _copy_variables(self) -> None:
+        """Copy the values, into the arrays of the last copy where these suit."""
+        before, self._copies = self._copies, {}
+        for variable in self._variables():
+            value = self._to_array(variable)
+            _, buffer = before.get(id(variable), (None, None))
+            if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+                buffer = value.copy()
+            else:
+                buffer[...] = value
+            self._copies[id(variable)] = (variable, buffer)
 
     def _variables(self) -> list[Any]:
         """List what is saved and restored on this rank."""
