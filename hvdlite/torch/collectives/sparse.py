@@ -80,7 +80,6 @@ class RowGathering:
         name: str,
         reduction: Reduction,
         compression: Any,
-        blocking: bool,
     ) -> None:
         """Submit an allgather of sparse tensors for a mean or sum; a zero weight sends no rows."""
         self._reduction = reduction
@@ -99,7 +98,7 @@ class RowGathering:
             check(source, label)
         specs = [spec(label, s, None) for label, s in zip(labels, self._sources, strict=True)]
         self.core = start_allgather(
-            name, specs, reduction.process_set, self._sources, blocking, reduction.transaction
+            name, specs, reduction.process_set, self._sources, False, reduction.transaction
         )
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -177,16 +176,16 @@ def sparse_allreduce_async(
             "hvd.Sum, or allreduce() of tensor.to_dense()"
         )
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set)
-    gathering = RowGathering([tensor], [name], name, reduction, NoneCompressor, blocking=False)
+    gathering = RowGathering([tensor], [name], name, reduction, NoneCompressor)
     return SparseHandle(gathering.core, lambda _: gathering.finish()[0])
 
 
 class SparseWays:
     """Knows, alike on all ranks, which gradients of a bucket travel as rows."""
 
-    def __init__(self, params: Sequence[torch.Tensor], never_sparse: bool = False) -> None:
+    def __init__(self, params: Sequence[torch.Tensor], sparse_as_dense: bool) -> None:
         self._params = params
-        self._never_sparse = never_sparse  # Sparse gradients become dense permanently.
+        self._sparse_as_dense = sparse_as_dense  # Sparse gradients become dense permanently.
         self.by_rows: set[int] = set()  # Gradients at these positions travel as rows next.
         # On a GPU a search for sparse gradients in each cycle would make the host wait; so once all
         # parameters had gradients and none was sparse, the bucket is dense permanently.
@@ -201,7 +200,7 @@ class SparseWays:
     @property
     def as_dense(self) -> bool:
         """Whether a sparse gradient becomes dense, and stays so."""
-        return self._never_sparse or self.dense_for_good
+        return self._sparse_as_dense or self.dense_for_good
 
     def rows_of(self, position: int) -> torch.Tensor:
         """Return this rank's gradient as a sparse tensor, an empty one if it has none."""

@@ -153,7 +153,6 @@ class Bucket:
                 f"{self._name}.rows",
                 sent.reduction,
                 self._compression,
-                blocking=False,
             )
         sent.rows = positions, gathering
 

@@ -51,10 +51,8 @@ def scenario_tensors_of_several_sparse_dimensions_and_types() -> None:
 
 def scenario_duplicates_are_merged_before_they_are_sent() -> None:
     tensor = torch.sparse_coo_tensor([[1, 1, 0, 1]], [1.0, 2.0, 4.0, 8.0], (3,))
-    before = hvd.Compression.none
-    gathering = sparse.RowGathering(
-        [tensor], ["x"], "x", sparse.Reduction(hvd.Sum), before, blocking=True
-    )
+    reduction = sparse.Reduction(hvd.Sum)
+    gathering = sparse.RowGathering([tensor], ["x"], "x", reduction, hvd.Compression.none)
     (arrived,) = gathering.finish()
     assert gathering.core.first_dimensions[: hvd.size()] == [2] * hvd.size()
     assert arrived.to_dense().tolist() == [4.0 * hvd.size(), 11.0 * hvd.size(), 0.0]
