@@ -355,7 +355,6 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
-        stream: int = 0,
     ) -> Handle:
         """Submit what rank `to` of the process set receives under the same name.
 
@@ -372,7 +371,6 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
-        stream: int = 0,
     ) -> Handle:
         """Submit a tensor whose output address gets what rank `source` sends under this name."""
 

@@ -127,11 +127,13 @@ class Backend {
   virtual Status broadcast(const Broadcast& call, Patience patience) = 0;
   virtual Status alltoall(const Alltoall& call, Patience patience) = 0;
   virtual Status reducescatter(const Reducescatter& call, Patience patience) = 0;
-  // Moves bytes between this rank and others, of which nobody else knows. Transfers with one rank
-  // move in the order in which both ranks have them, and those with different ranks at the same
-  // time: so ranks may cut the transfers that they have in common into calls as each likes, where
-  // no collective of theirs lies between.
-  virtual Status transfer(std::span<const Transfer> transfers, Patience patience) = 0;
+  // Moves bytes of host memory between this rank and others, of which nobody else knows. Transfers
+  // with one rank move in the order in which both ranks have them, and those with different ranks
+  // at the same time: so ranks may cut the transfers that they have in common into calls as each
+  // likes, where no collective of theirs lies between.
+  virtual Status transfer(std::span<const Transfer> /*transfers*/, Patience /*patience*/) {
+    return Status(StatusCode::kInternal, "this data plane makes no transfers");
+  }
   // Returns when every member has called it.
   virtual Status barrier(const Group& group, Patience patience) = 0;
   // The collectives from here on use these settings, on every rank alike.

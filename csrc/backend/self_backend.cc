@@ -65,10 +65,6 @@ Status SelfBackend::alltoall(const Alltoall& call, Patience) {
   return Status();
 }
 
-Status SelfBackend::transfer(std::span<const Transfer>, Patience) {
-  return Status(StatusCode::kInternal, "a transfer in a world of one rank");
-}
-
 Status SelfBackend::reducescatter(const Reducescatter& call, Patience patience) {
   return SelfBackend::allreduce({call.group, call.dtype, call.op, {&call.piece, 1}}, patience);
 }

@@ -15,8 +15,6 @@ class SelfBackend : public Backend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
-  // There is no rank to exchange anything with; the engine's local checks refuse it.
-  Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Status barrier(const Group&, Patience) override { return Status(); }
 };
 

@@ -164,6 +164,11 @@ Status check_capacities(const Entry& entry) {
 // The local half of a send's checks: `rank` is one of the two.
 Status check_send(const Request& request, const Group& group, int rank) {
   if (request.tensors.size() != 1) return invalid_call(request, "a send takes one tensor");
+  if (request.tensors[0].device != DeviceType::kHost) {
+    return invalid_call(request,
+                        "a send takes a tensor in host memory, and this one is on a GPU; copy it "
+                        "to host memory");
+  }
   const bool sends = request.source() == rank;
   const int peer = sends ? request.destination() : request.source();
   if (peer == rank) {

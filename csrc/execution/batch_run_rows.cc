@@ -230,7 +230,7 @@ Status BatchRun::send() {
       transfers.push_back({request.source(), {}, {output, bytes}});
     }
   }
-  return plane_of(batch_.device).transfer(transfers, patience_);
+  return parts_.backend->transfer(transfers, patience_);
 }
 
 Status BatchRun::broadcast() {

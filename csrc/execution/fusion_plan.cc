@@ -42,14 +42,9 @@ Batch make_batch(const Agreed& agreed, ElementTypes types, DeviceType device) {
 
 void add_send(std::vector<Batch>& batches, const Agreed& agreed, std::size_t index) {
   const std::vector<TensorShape>& tensors = agreed.entry->request.tensors;
-  const bool on_host = std::all_of(tensors.begin(), tensors.end(), [](const TensorShape& tensor) {
-    return tensor.device == DeviceType::kHost;
-  });
-  const DeviceType device = on_host ? DeviceType::kHost : DeviceType::kGpu;
-  const bool follows = on_host && !batches.empty() && batches.back().kind == Kind::kSend &&
-                       batches.back().device == DeviceType::kHost &&
+  const bool follows = !batches.empty() && batches.back().kind == Kind::kSend &&
                        batches.back().tensors.back().agreed + 1 == index;
-  if (!follows) batches.push_back(make_batch(agreed, DataType::kUint8, device));
+  if (!follows) batches.push_back(make_batch(agreed, DataType::kUint8, DeviceType::kHost));
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     batches.back().bytes += tensors[t].wire_bytes();
     batches.back().tensors.push_back({index, t});

@@ -5,9 +5,9 @@
 // than the threshold is a batch of its own. By Adasum the tensors of one entry travel together
 // whatever their size, and with no others: so bits never depend on what happens to be fused. A
 // batch keeps the place of its first tensor, so batches of different process sets stay in the
-// coordinator's order. Sends of tensors in host memory that follow each other are one batch, and
-// move at the same time; but never with anything between them, for which other ranks might wait.
-// Everything else is a batch of its own.
+// coordinator's order. Sends that follow each other are one batch, and move at the same time; but
+// never with anything between them, for which other ranks might wait. Everything else is a batch of
+// its own.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct TensorRef {
 struct Batch {
   Kind kind = Kind::kAllreduce;
   ElementTypes types = DataType::kFloat32;
-  DeviceType device = DeviceType::kHost;  // all-reduce, send: of all tensors
+  DeviceType device = DeviceType::kHost;  // all-reduce: of all tensors
   ReduceOp op = ReduceOp::kSum;
   bool weighted = false;
   std::uint32_t process_set = 0;

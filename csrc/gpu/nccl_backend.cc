@@ -82,25 +82,6 @@ Status NcclBackend::alltoall(const Alltoall& call, Patience patience) {
   });
 }
 
-Status NcclBackend::transfer(std::span<const Transfer> transfers, Patience patience) {
-  return communicator_->enqueue("a send", patience, [&] {
-    return for_all(transfers, [&](const Transfer& transfer) {
-      const int peer = communicator_->index_of(transfer.rank);
-      NcclResult result = NcclResult::kSuccess;
-      if (!transfer.outgoing.empty()) {
-        result = nccl().send(transfer.outgoing.data(), transfer.outgoing.size(), kBytes, peer,
-                             communicator_->get(), stream());
-      }
-      if (!transfer.incoming.empty() &&
-          (result == NcclResult::kSuccess || result == NcclResult::kInProgress)) {
-        result = nccl().recv(transfer.incoming.data(), transfer.incoming.size(), kBytes, peer,
-                             communicator_->get(), stream());
-      }
-      return result;
-    });
-  });
-}
-
 Status NcclBackend::barrier(const Group& group, Patience patience) {
   return host_.barrier(group, patience);
 }

@@ -37,7 +37,6 @@ class NcclBackend : public DeviceBackend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
-  Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }

@@ -1,6 +1,5 @@
 // The way in which the members of a process set agree on a data plane for their GPU tensors. Over
-// the host's data plane (by transfers, because a group may be the two ranks of a send), each tells
-// the others which libraries and which device it has. If all can
+// the host's data plane, each tells the others which libraries and which device it has. If all can
 // use NCCL they use it; otherwise their tensors pass through the host, with one warning. Ranks
 // outside of the process set take no part. While some members have joined, those that are left
 // agree anew.

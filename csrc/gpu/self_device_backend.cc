@@ -89,10 +89,6 @@ Status SelfDeviceBackend::alltoall(const Alltoall& call, Patience) {
   return copy(call.input, call.output);
 }
 
-Status SelfDeviceBackend::transfer(std::span<const Transfer> transfers, Patience patience) {
-  return SelfBackend().transfer(transfers, patience);
-}
-
 Status SelfDeviceBackend::reducescatter(const Reducescatter& call, Patience patience) {
   return allreduce({call.group, call.dtype, call.op, {&call.piece, 1}}, patience);
 }

@@ -18,8 +18,6 @@ class SelfDeviceBackend : public DeviceBackend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
-  // Nobody to exchange anything with.
-  Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Status barrier(const Group&, Patience) override { return Status(); }
 
  private:

@@ -87,23 +87,6 @@ Status StagedBackend::alltoall(const Alltoall& call, Patience patience) {
   return store(output_, call.output.data(), patience);
 }
 
-Status StagedBackend::transfer(std::span<const Transfer> transfers, Patience patience) {
-  std::vector<std::vector<std::byte>> outgoing(transfers.size());
-  std::vector<std::vector<std::byte>> incoming(transfers.size());
-  std::vector<Transfer> staged;
-  for (std::size_t i = 0; i < transfers.size(); ++i) {
-    outgoing[i].resize(transfers[i].outgoing.size());
-    incoming[i].resize(transfers[i].incoming.size());
-    HVDLITE_RETURN_IF_ERROR(fetch(transfers[i].outgoing.data(), outgoing[i], patience));
-    staged.push_back({transfers[i].rank, outgoing[i], incoming[i]});
-  }
-  HVDLITE_RETURN_IF_ERROR(host_.transfer(staged, patience));
-  for (std::size_t i = 0; i < transfers.size(); ++i) {
-    HVDLITE_RETURN_IF_ERROR(store(incoming[i], transfers[i].incoming.data(), patience));
-  }
-  return Status();
-}
-
 Status StagedBackend::reducescatter(const Reducescatter& call, Patience patience) {
   const Piece& piece = call.piece;
   const std::uint64_t own = call.counts[call.group.index_of(rank_)];

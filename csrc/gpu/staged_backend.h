@@ -23,7 +23,6 @@ class StagedBackend : public DeviceBackend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
-  Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override {
     return host_.barrier(group, patience);
   }

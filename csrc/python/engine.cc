@@ -97,14 +97,14 @@ HandlePtr broadcast(const HolderPtr& self, Name name, const Tensors& tensors, in
 }
 
 HandlePtr send(const HolderPtr& self, Name name, const TensorArgument& tensor, int to,
-               std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
-  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
+               std::uint32_t process_set, py::object keep, bool blocking) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, 0);
   return submit(self, call.ends(self->engine().rank(), to), std::move(keep), blocking);
 }
 
 HandlePtr recv(const HolderPtr& self, Name name, const TensorArgument& tensor, int source,
-               std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
-  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
+               std::uint32_t process_set, py::object keep, bool blocking) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, 0);
   return submit(self, call.ends(source, self->engine().rank()), std::move(keep), blocking);
 }
 
@@ -357,9 +357,9 @@ void register_engine(py::module_& module) {
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
            process_set, keep, blocking, stream)
       .def("send", &send, py::arg("name"), py::arg("tensor"), py::arg("to"), process_set, keep,
-           blocking, stream)
+           blocking)
       .def("recv", &recv, py::arg("name"), py::arg("tensor"), py::arg("source"), process_set, keep,
-           blocking, stream)
+           blocking)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)
       .def("commit", &commit, py::arg("name"), py::arg("transaction"), process_set, blocking)
       .def("join", &join, blocking)

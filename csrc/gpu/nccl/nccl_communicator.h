@@ -38,8 +38,7 @@ class NcclCommunicator {
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   NcclComm get() const { return comm_; }
-  int index_of(int rank) const { return membership_.group.index_of(rank); }
-  int index() const { return index_of(membership_.fabric.topology.rank); }
+  int index() const { return membership_.group.index_of(membership_.fabric.topology.rank); }
   int size() const { return static_cast<int>(membership_.group.ranks.size()); }
   const NcclApi& api() const { return *api_; }
 

@@ -238,7 +238,7 @@ TEST(engine_names_both_ranks_of_a_send_that_does_not_fit) {
   });
 }
 
-TEST(engine_refuses_sends_to_itself_and_to_strangers) {
+TEST(engine_refuses_sends_to_itself_to_strangers_and_from_gpus) {
   run_world({0, 0, 0}, [](int rank, Engine& engine) {
     std::vector<float> data(3);
     const std::uint32_t set = add_set(engine, {0, 1});
@@ -251,6 +251,9 @@ TEST(engine_refuses_sends_to_itself_and_to_strangers) {
     refused(send_entry("x", rank, rank, data), 0, "a rank does not send to itself");
     refused(send_entry("x", rank, 3, data), 0, "rank 3 is not a member of");
     refused(send_entry("x", -1, rank, data), 0, "rank -1 is not a member of");
+    const EntryPtr on_gpu = send_entry("x", rank, (rank + 1) % 3, data);
+    on_gpu->request.tensors[0].device = DeviceType::kGpu;
+    refused(on_gpu, 0, "a send takes a tensor in host memory, and this one is on a GPU; copy it");
     if (rank < 2) {
       refused(send_entry("x", rank, 2, data), set, "rank 2 is not a member of process set [0, 1]");
     }

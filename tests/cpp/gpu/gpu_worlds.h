@@ -156,18 +156,6 @@ class ThroughDevice : public Backend {
       return plane.reducescatter({call.group, call.dtype, call.op, moved, call.counts}, patience);
     });
   }
-  // One after the other, each in the group of its two ranks.
-  Status transfer(std::span<const Transfer> transfers, Patience patience) override {
-    for (const Transfer& one : transfers) {
-      const Group pair{0, {std::min(rank, one.rank), std::max(rank, one.rank)}, 0, 0};
-      HVDLITE_RETURN_IF_ERROR(move(pair, one.outgoing, one.incoming, patience,
-                                   [&](DeviceBackend& plane, auto in, auto out) {
-                                     const Transfer moved{one.rank, in, out};
-                                     return plane.transfer({&moved, 1}, patience);
-                                   }));
-    }
-    return Status();
-  }
   Status barrier(const Group& group, Patience patience) override {
     const Result<DeviceBackend*> plane = plane_.open(group, ordinal_, patience);
     HVDLITE_RETURN_IF_ERROR(plane.status());

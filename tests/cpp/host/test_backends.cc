@@ -201,7 +201,7 @@ TEST(backends_broadcast_from_every_root) {
 }
 
 TEST(backends_transfer_between_every_two_ranks_both_ways) {
-  for_every_world([](int size, int rank, Backend& backend, const Group&) {
+  for_every_host_world([](int size, int rank, Backend& backend, const Group&) {
     for (int low = 0; low < size; ++low) {
       for (int high = low + 1; high < size; ++high) {
         if (rank != low && rank != high) continue;
