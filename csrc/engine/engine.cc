@@ -84,6 +84,11 @@ Status Engine::check(Entry& entry) {
                                        " has lost a member in this elastic job, or was removed"));
   }
   HVDLITE_RETURN_IF_ERROR(check_entry(entry, group, rank()));
+  if (request.is_send() && elastic()) {
+    return invalid_call(request,
+                        "an elastic job takes no sends, which cannot be redone without the other "
+                        "rank; use a broadcast, or start without --min-np and --max-np");
+  }
   if (const RankExtension* const decider = parts_.extensions.decider_of(request)) {
     HVDLITE_RETURN_IF_ERROR(decider->check(entry, *group, elastic()));
   }

@@ -37,8 +37,7 @@ std::string obstacle(const Entry& entry, const std::vector<GroupPtr>& sets,
     return text + ", and its root, rank " + std::to_string(request.root) + ", is gone";
   }
   if (const int rank = named_gone(request, gone); rank >= 0) {
-    return text + ", and rank " + std::to_string(rank) +
-           (request.is_send() ? " is gone" : " of its process set is gone");
+    return text + ", and rank " + std::to_string(rank) + " of its process set is gone";
   }
   for (const GroupPtr& set : sets) {
     if (static_cast<std::uint32_t>(set->id) != request.process_set) continue;

@@ -24,8 +24,7 @@
 
 namespace hvdlite {
 
-// Who takes part in a batch: the members of its process set that have not joined; of sends the two
-// ranks of the first one.
+// Who takes part in a batch: the members of its process set that have not joined. Sends do not ask.
 struct Members {
   Group group;
   Presence present;  // The index is a position in the set.

@@ -17,15 +17,9 @@ void append(std::vector<EntryPtr>& to, std::vector<EntryPtr> more) {
 
 }  // namespace
 
-CommitKey commit_key(const Request& request) {
-  if (!request.is_send()) return request.process_set;
-  const auto [low, high] = std::minmax(request.ranks[0], request.ranks[1]);
-  return (static_cast<CommitKey>(low) + 1) << 32 | static_cast<CommitKey>(high);
-}
-
 void CommitBook::hold(EntryPtr entry, const Group& group) {
   const Request& request = entry->request;
-  Set& set = sets_[commit_key(request)];
+  Set& set = sets_[request.process_set];
   set.group = group;
   if (request.kind == Kind::kCommit) {
     set.ending.push_back(std::move(entry));
@@ -47,8 +41,8 @@ void CommitBook::end_round() {
   }
 }
 
-std::vector<CommitKey> CommitBook::due_sets() const {
-  std::vector<CommitKey> ids;
+std::vector<std::uint32_t> CommitBook::due_sets() const {
+  std::vector<std::uint32_t> ids;
   for (const auto& [id, set] : sets_) {
     if (!set.due.empty()) ids.push_back(id);
   }
@@ -60,14 +54,14 @@ bool CommitBook::joins(const Set& set) {
                      [](const EntryPtr& entry) { return entry->request.kind == Kind::kJoin; });
 }
 
-std::uint64_t CommitBook::next_count(CommitKey id) const {
+std::uint64_t CommitBook::next_count(std::uint32_t id) const {
   MutexLock lock(mutex_);
   if (joins(sets_.at(id))) return (joins_ + 1) << kJoinShift;
   const auto found = counts_.find(id);
   return (found == counts_.end() ? joins_ << kJoinShift : found->second) + 1;
 }
 
-std::vector<EntryPtr> CommitBook::complete(CommitKey id) {
+std::vector<EntryPtr> CommitBook::complete(std::uint32_t id) {
   const std::uint64_t count = next_count(id);
   std::vector<EntryPtr> handed_out = std::exchange(sets_.at(id).due, {});
   MutexLock lock(mutex_);
@@ -79,7 +73,7 @@ std::vector<EntryPtr> CommitBook::complete(CommitKey id) {
   return handed_out;
 }
 
-std::vector<EntryPtr> CommitBook::drop(CommitKey id) {
+std::vector<EntryPtr> CommitBook::drop(std::uint32_t id) {
   std::vector<EntryPtr> dropped;
   const auto set = sets_.extract(id);
   if (set.empty()) return dropped;
@@ -94,7 +88,7 @@ CommitCounts CommitBook::counts() const {
 
 std::vector<EntryPtr> CommitBook::complete_up_to(const CommitCounts& commit_point) {
   std::vector<EntryPtr> handed_out;
-  for (const CommitKey id : due_sets()) {
+  for (const std::uint32_t id : due_sets()) {
     const auto reached = commit_point.find(id);
     if (reached == commit_point.end() || reached->second < next_count(id)) continue;
     append(handed_out, complete(id));

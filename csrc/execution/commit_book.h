@@ -1,14 +1,12 @@
 // Which results this rank may hand out: the accounts behind atomic collectives, in elastic jobs.
 //
-// Words. A *commit* is a barrier of a process set's members behind a round. What is said of sets
-// here goes for pairs of ranks too: a send is held, and committed, by its two ranks alone, so that
-// both hand it out, or redo it in the next world, or get the same error where one of them is gone.
-// An entry is *held* from its execution to the commit that hands it out: that of its round, or, if
-// it belongs to a transaction, that of the round with the transaction's kCommit entry. A held entry
-// is *due* when the next commit of its set hands it out. A member enters a commit after executing
-// all that is ordered before it. So if one member has completed commit c, every member has the
-// results of everything up to c in memory. All members have the same rounds, so their *counts* of
-// commits compare; a member that had joined meets the others' counts again when all have joined.
+// Words. A *commit* is a barrier of a process set's members behind a round. An entry is *held* from
+// its execution to the commit that hands it out: that of its round, or, if it belongs to a
+// transaction, that of the round with the transaction's kCommit entry. A held entry is *due* when
+// the next commit of its set hands it out. A member enters a commit after executing all that is
+// ordered before it. So if one member has completed commit c, every member has the results of
+// everything up to c in memory. All members have the same rounds, so their *counts* of commits
+// compare; a member that had joined meets the others' counts again when all have joined.
 //
 // The *commit point* is, for each set, the highest count of any survivor. After a death every
 // survivor hands out what is due up to the commit point, and submits all else anew.
@@ -28,13 +26,8 @@
 
 namespace hvdlite {
 
-// The id of a process set; or of a pair of ranks, above all of these.
-using CommitKey = std::uint64_t;
-CommitKey commit_key(const Request& request);
-inline bool is_pair(CommitKey key) { return key > UINT32_MAX; }
-
-// Each process set or pair of ranks has a number that grows with every commit.
-using CommitCounts = std::map<CommitKey, std::uint64_t>;
+// Each process set has a number that grows with every commit.
+using CommitCounts = std::map<std::uint32_t, std::uint64_t>;
 
 class CommitBook {
  public:
@@ -46,14 +39,14 @@ class CommitBook {
   void end_round();
 
   // The sets with due entries, ascending: every member goes through them in this order.
-  std::vector<CommitKey> due_sets() const;
+  std::vector<std::uint32_t> due_sets() const;
   // The members that take part in the next commit of a set with due entries; and these entries.
-  const Group& group(CommitKey set) const { return sets_.at(set).group; }
-  const std::vector<EntryPtr>& due(CommitKey set) const { return sets_.at(set).due; }
+  const Group& group(std::uint32_t set) const { return sets_.at(set).group; }
+  const std::vector<EntryPtr>& due(std::uint32_t set) const { return sets_.at(set).due; }
   // This rank has completed the next commit of the set: returns what it hands out.
-  std::vector<EntryPtr> complete(CommitKey set);
+  std::vector<EntryPtr> complete(std::uint32_t set);
   // The set was removed: returns what is held there, and no commit will ever hand out.
-  std::vector<EntryPtr> drop(CommitKey set);
+  std::vector<EntryPtr> drop(std::uint32_t set);
 
   CommitCounts counts() const;
   // Completes all commits that some survivor has completed: returns what they hand out.
@@ -71,10 +64,10 @@ class CommitBook {
     std::map<std::string, std::vector<EntryPtr>> held;  // The key is a transaction.
   };
   // The count of the set after its next commit.
-  std::uint64_t next_count(CommitKey set) const;
+  std::uint64_t next_count(std::uint32_t set) const;
   static bool joins(const Set& set);
 
-  std::map<CommitKey, Set> sets_;
+  std::map<std::uint32_t, Set> sets_;
   mutable Mutex mutex_;
   CommitCounts counts_ HVDLITE_GUARDED_BY(mutex_);
   std::uint64_t joins_ HVDLITE_GUARDED_BY(mutex_) = 0;  // joins that were committed

@@ -8,16 +8,6 @@
 
 namespace hvdlite {
 
-namespace {
-
-// The two ranks of a send. Their group has no lane of its own: nothing is staged for it.
-Group pair_of(const Request& request) {
-  const auto [low, high] = std::minmax({request.source(), request.destination()});
-  return {static_cast<int>(request.process_set), {low, high}, 0, 0};
-}
-
-}  // namespace
-
 Status Executor::run(std::vector<Agreed>& round) {
   std::vector<std::size_t> left(round.size());
   for (std::size_t i = 0; i < round.size(); ++i) {
@@ -46,10 +36,6 @@ Status Executor::run(std::vector<Agreed>& round) {
 }
 
 const Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
-  if (batch.kind == Kind::kSend) {
-    pair_ = {pair_of(agreed.entry->request), {}};
-    return pair_;
-  }
   const auto [at, is_new] = members_.try_emplace(batch.process_set);
   Members& members = at->second;
   if (!is_new && members.group.generation == batch.generation) return members;
@@ -93,8 +79,7 @@ void Executor::finish_batch(const Batch& batch, const Members& members, std::vec
     agreed.entry->completion->members = members.group.divisor();
     agreed.entry->completion->epoch = parts_.epoch;
     if (parts_.commits != nullptr) {
-      const Request& request = agreed.entry->request;
-      parts_.commits->hold(agreed.entry, request.is_send() ? pair_of(request) : members.group);
+      parts_.commits->hold(agreed.entry, members.group);
     } else {
       parts_.queue.finish(agreed.entry, Status());
     }

@@ -45,9 +45,6 @@ class Executor {
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
   // executor_commit.cc, elastic jobs: hands out what is due, set by set.
   Status commit();
-  // Returns when both ranks have called it.
-  Status meet(const Group& pair);
-  Patience patience() const { return patience_of(parts_.config.collective_timeout); }
   // The set is gone: its transactions that are not committed fail.
   void drop_set(std::uint32_t set);
   // Waits until the device has made the results of these entries.
@@ -57,7 +54,6 @@ class Executor {
   std::int64_t threshold_;  // bytes, of a batch
   BatchBuffers buffers_;
   std::map<std::uint32_t, Members> members_;  // A process set has those of its last batch.
-  Members pair_;                              // The last batch of sends had them.
 };
 
 }  // namespace hvdlite

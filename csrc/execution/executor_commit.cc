@@ -17,11 +17,11 @@ constexpr auto kDeviceInterval = std::chrono::microseconds(50);
 Status Executor::commit() {
   CommitBook& book = *parts_.commits;
   book.end_round();
-  for (const CommitKey set : book.due_sets()) {
+  for (const std::uint32_t set : book.due_sets()) {
     const Group& group = book.group(set);
     HVDLITE_RETURN_IF_ERROR(await_device(book.due(set), group));
-    HVDLITE_RETURN_IF_ERROR(is_pair(set) ? meet(group)
-                                         : parts_.backend->barrier(group, patience()));
+    HVDLITE_RETURN_IF_ERROR(
+        parts_.backend->barrier(group, patience_of(parts_.config.collective_timeout)));
     for (const EntryPtr& entry : book.complete(set)) {
       if (entry->request.kind == Kind::kRemoveProcessSet) drop_set(entry->removes);
       buffers_.kept.release(*entry);
@@ -29,14 +29,6 @@ Status Executor::commit() {
     }
   }
   return Status();
-}
-
-Status Executor::meet(const Group& pair) {
-  const int peer = pair.ranks[pair.ranks[0] == parts_.rank ? 1 : 0];
-  const std::byte sent{};
-  std::byte received{};
-  const Transfer transfer{peer, {&sent, 1}, {&received, 1}};
-  return parts_.backend->transfer({&transfer, 1}, patience());
 }
 
 void Executor::drop_set(std::uint32_t set) {

@@ -39,7 +39,7 @@ TEST(elastic_book_holds_a_transaction_until_its_commit) {
   book.hold(booked(Kind::kCommit, "commit", "step"), kAll);
   CHECK(book.due_sets().empty());
   book.end_round();
-  CHECK_EQ(book.due_sets(), std::vector<CommitKey>{0});
+  CHECK_EQ(book.due_sets(), std::vector<std::uint32_t>{0});
   const auto handed_out = book.complete(0);
   CHECK_EQ(handed_out.size(), std::size_t{3});
   CHECK_EQ(handed_out[0]->request.name, std::string("a"));
@@ -67,9 +67,9 @@ TEST(elastic_book_counts_each_process_set_by_itself) {
   book.hold(booked(Kind::kAllreduce, "x", "", 7), kAll);
   book.hold(booked(Kind::kAllreduce, "y", "", 3), kAll);
   book.hold(booked(Kind::kAllreduce, "z", "", 3), kAll);
-  CHECK_EQ(book.due_sets(), std::vector<CommitKey>{3, 7});
+  CHECK_EQ(book.due_sets(), std::vector<std::uint32_t>{3, 7});
   CHECK_EQ(book.complete(3).size(), std::size_t{2});
-  CHECK_EQ(book.due_sets(), std::vector<CommitKey>{7});
+  CHECK_EQ(book.due_sets(), std::vector<std::uint32_t>{7});
   CHECK(book.counts() == CommitCounts{{3, 1}});
   CHECK_EQ(book.complete(7).size(), std::size_t{1});
   commit_one(book, 3);

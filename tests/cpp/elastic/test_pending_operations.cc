@@ -349,3 +349,17 @@ TEST(elastic_names_of_transactions_are_checked_at_the_call) {
                StatusCode::kInvalidArgument);
   chain.leave();
 }
+
+TEST(elastic_sends_are_refused_at_the_call) {
+  Chain chain(2);
+  chain.make({0, 1});
+  chain.resume();
+  std::vector<float> a = {1};
+  const EntryPtr entry = allreduce_entry("a", a);
+  entry->request.kind = Kind::kSend;
+  entry->request.ranks = {0, 1};
+  const Status status = chain.engine(0, 0).enqueue(entry, false);
+  CHECK_STATUS(status, StatusCode::kInvalidArgument);
+  CHECK(has(status.message(), "an elastic job takes no sends"));
+  chain.leave();
+}
