@@ -55,6 +55,15 @@ def refuse_pass(name: str, passes: int) -> None:
     )
 
 
+def used_too_early(name: str) -> HvdliteError:
+    """Return the error of a gradient that is gone before it was reduced."""
+    return HvdliteError(
+        f"the gradient of {name} was gone before it was reduced: a hook of the script has used it "
+        "with another optimizer, on each rank by itself; make the optimizer that the hook steps a "
+        "hvd.DistributedOptimizer"
+    )
+
+
 def warn_of_unreduced(title: str, passes: int) -> None:
     """Warn that step() reduces what backward() has promised to reduce."""
     warnings.warn(

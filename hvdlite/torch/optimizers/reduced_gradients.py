@@ -1,4 +1,4 @@
-"""The gradients of one reducer that are reduced, and those to which no backward may add then.
+"""The gradients of one reducer that are reduced, until a step uses them.
 
 A further backward adds to gradients that are there. An average of gradients that are the same on
 all ranks keeps them, but a sum multiplies them.
@@ -21,24 +21,32 @@ class ReducedGradients:
         """Begin without gradients; `names` are those of the parameters, and may grow."""
         # It says whether gradients are reduced, none was computed since, and no step has used them.
         self.current = False
-        # This says why no backward may follow while they are reduced.
-        self.refusal: str | None = None
-        self._names = names
-        self._reduced: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
+        self._names = names  # It keeps all parameters alive.
+        # The keys are the ids of parameters, as a tensor's own hash takes long.
+        self._reduced: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def protect(self, params: Iterable[torch.Tensor]) -> None:
-        """Let no backward add to them."""
+    def note(self, params: Iterable[torch.Tensor]) -> None:
+        """Note that the gradients of these parameters are reduced."""
         # Parameters that were frozen meanwhile may still have theirs.
-        self._reduced = {param: one for param, one in self._reduced.items() if _is_grad(param, one)}
-        grads = ((param, param.grad) for param in params)
-        self._reduced |= {param: weakref.ref(one) for param, one in grads if one is not None}
-
-    def check(self, params: Iterable[torch.Tensor]) -> None:
-        """Refuse a backward while a protected gradient is its parameter's `grad`, or `refusal`."""
-        if self.current and self.refusal is not None:
-            raise HvdliteError(self.refusal)
         for param in params:
-            if param not in self._reduced or not _is_grad(param, self._reduced[param]):
+            gradient = param.grad
+            if gradient is not None:
+                self._reduced[id(param)] = weakref.ref(gradient)
+
+    def replaced(self, params: Iterable[torch.Tensor]) -> torch.Tensor | None:
+        """Return the first parameter whose `grad` is another tensor than the reduced one."""
+        # What the script changes in place, as clipping does, still is the reduced gradient.
+        for param in params:
+            gradient, reduced = param.grad, self._reduced.get(id(param))
+            if gradient is not None and (reduced is None or reduced() is not gradient):
+                return param
+        return None
+
+    def check_sums(self, params: Iterable[torch.Tensor]) -> None:
+        """Refuse to sum gradients again that are sums over the ranks already."""
+        for param in params:
+            reduced = self._reduced.get(id(param))
+            if reduced is None or param.grad is None or reduced() is not param.grad:
                 continue
             name = self._names[param]
             raise HvdliteError(
@@ -52,7 +60,3 @@ class ReducedGradients:
         """Note that the optimizer has used them, or that they are zeroed."""
         self.current = False
         self._reduced = {}
-
-
-def _is_grad(param: torch.Tensor, gradient: weakref.ref[torch.Tensor]) -> bool:
-    return param.grad is not None and gradient() is param.grad

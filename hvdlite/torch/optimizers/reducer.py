@@ -8,7 +8,8 @@ the last backward of the cycle, so that gradients are reduced when backward() re
 without a backward it runs in `step`.
 
 A further backward may add to gradients that are reduced and not yet used; they are then reduced
-again. Those before it are the same on all ranks, so an average keeps them. A sum is refused.
+again. Those before it are the same on all ranks, so an average keeps them. A sum is refused. The
+same holds in `step` if the script has put another tensor into a `grad` meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.buckets import Buckets
-from hvdlite.torch.optimizers.passes import Cycle, refuse_pass, warn_of_unreduced
+from hvdlite.torch.optimizers.passes import (
+    Cycle,
+    refuse_pass,
+    used_too_early,
+    warn_of_unreduced,
+)
 from hvdlite.torch.optimizers.reduced_gradients import ReducedGradients
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
@@ -64,6 +70,8 @@ class GradientReducer:
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._reduced = ReducedGradients(self._watched.names)
         self._paused = self._warned = False
+        self._refusal: str | None = None
+        self._stepped_in = -1  # The last step was called in the backward of this number.
         self._update_layout()
 
     @property
@@ -143,12 +151,18 @@ class GradientReducer:
         self.settings.weight = weight
 
     def refuse_backward(self, why: str) -> None:
-        """Refuse a backward() while the gradients are reduced and not yet used."""
-        self._reduced.refusal = why
+        """Refuse each backward() that does not run while `paused`."""
+        self._refusal = why
 
     # The thread of backward calls the hook.
 
     def _on_gradient(self, param: torch.Tensor) -> None:
+        if self._refusal is not None and not self._paused:
+            raise HvdliteError(self._refusal)
+        if param.grad is None:  # A hook of the script has used it.
+            if self._stepped_in != torch._C._current_graph_task_id():
+                raise used_too_early(self._watched.names[param])
+            return
         if not self._cycle.open and not self._overlaps:
             basics.engine().note_gradient()  # Live figures then tell what backward takes.
         self._open_cycle()
@@ -182,10 +196,18 @@ class GradientReducer:
         reduces = self._cycle.open and last
         if reduces:
             self._follow_changes()
+            self._look_for_used()
         self._cycle.backwards += 1
         if reduces:
             self._submit_rest(blocking=not self._overlaps)
             queue(self._wait)
+
+    def _look_for_used(self) -> None:
+        """Make it the cycle's failure if a hook of the script has used a gradient too early."""
+        for param, passes in self._cycle.passes.items():
+            if param.grad is None and passes >= self.settings.passes:
+                error = used_too_early(self._watched.names[param])
+                self._cycle.failure = self._cycle.failure or error
 
     def _submit(self, bucket: Bucket, blocking: bool) -> None:
         try:
@@ -202,7 +224,8 @@ class GradientReducer:
         if self._cycle.open:
             return
         self._update_layout()
-        self._reduced.check(self._watched.params)
+        if self.settings.reduction.op == ops.Sum:
+            self._reduced.check_sums(self._watched.params)
         self._cycle.open = True
         self._cycle.backwards = 0
         self._reduced.current = False
@@ -222,7 +245,7 @@ class GradientReducer:
 
     def submit(self) -> None:
         """Start to reduce the gradients that are not under way; `synchronize` waits for them."""
-        if not self._reduced.current:
+        if not self._all_reduced():
             self._open_cycle()
             self._follow_changes()
             self._submit_rest(blocking=False)
@@ -230,12 +253,27 @@ class GradientReducer:
     def synchronize(self) -> None:
         """Reduce the gradients that are not reduced yet, and wait for all of them."""
         # The cycle is over also if this raises the first error.
-        if self._reduced.current:
+        if self._all_reduced():
             return
         self._open_cycle()
         self._reduce_now()
         if self.takes_part:
             self.buckets.meet()
+
+    def _all_reduced(self) -> bool:
+        """Return whether the gradients that the parameters have are the reduced ones."""
+        if not self._reduced.current:
+            return False
+        param = self._reduced.replaced(self._watched.params)
+        if param is None:
+            return True
+        if self.settings.reduction.op == ops.Average and self.settings.late is None:
+            return False
+        raise HvdliteError(
+            f"the gradient of {self._watched.names[param]} was replaced by another tensor after "
+            "backward() had reduced it, and only an average may be reduced again: change gradients "
+            "in place, or call zero_grad() before gradients are computed without backward()"
+        )
 
     def synchronize_in_step(self) -> None:
         """Do as `synchronize`; warn once if a backward has left gradients that are not reduced."""
@@ -266,8 +304,7 @@ class GradientReducer:
         if failure is not None:
             raise failure
         self._reduced.current = self.takes_part  # A later member looks again in its next step.
-        if self.settings.reduction.op == ops.Sum:
-            self._reduced.protect(self._watched.params)
+        self._reduced.note(self._watched.params)
         warn(differing)
 
     def _end_cycle(self) -> None:
@@ -285,6 +322,7 @@ class GradientReducer:
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""
         self.buckets.steps += 1
+        self._stepped_in = torch._C._current_graph_task_id()
         self.expect_gradients()
 
     def expect_gradients(self) -> None:
