@@ -15,19 +15,18 @@ from hvdlite.errors import HvdliteError, MismatchError, VirtualRanksWarning
 from hvdlite.gather_bytes import gather_bytes
 
 
-def agree(name: str, arguments: list[Any], machine: dict[str, str]) -> None:
+def agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> None:
     """Compare the arguments of `virtual_steps` and the machines of the ranks."""
     data = json.dumps([basics.rank(), arguments, machine]).encode()
-    names = "virtual_size", "seed", "batch_size", "steps of an epoch", "epoch", "first step"
     for block in gather_bytes(basics.engine(), data, f"#{name}.arguments"):
         if len(block) == 0:
             continue  # The rank has joined: the step raises an error.
         rank, others, its_machine = json.loads(bytes(block))
-        for what, own, other in zip(names, arguments, others, strict=True):
-            if own != other:
+        for what, own in arguments.items():
+            if own != others[what]:
                 raise MismatchError(
-                    f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {other} on "
-                    f"rank {rank}; give every rank the same, and load the same state on all"
+                    f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {others[what]} "
+                    f"on rank {rank}; give every rank the same, and load the same state on all"
                 )
         warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
 
@@ -47,6 +46,17 @@ def warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
             VirtualRanksWarning,
             stacklevel=2,
         )
+
+
+def warn_of_collective() -> None:
+    """Warn of a collective in the body of the loop over a step."""
+    warnings.warn(
+        "a collective ran inside of the loop over a step of virtual_steps(): ranks carry different "
+        "numbers of virtual ranks, so its results depend on the number of ranks, or ranks wait in "
+        "vain; call it after the loop, or give the loss to step.record()",
+        VirtualRanksWarning,
+        stacklevel=4,
+    )
 
 
 def check_carried(carried: float, virtual_size: int) -> None:

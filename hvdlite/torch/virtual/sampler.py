@@ -11,6 +11,8 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.torch.virtual.blocks import Block, check_virtual_size
 from hvdlite.torch.virtual.generators import seed_all, seed_of
 
+ORDER = "seed", "batch_size", "samples", "shuffle"
+
 
 class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
     """Gives each virtual rank its batch of each step, whichever rank carries it.
@@ -74,6 +76,12 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         self._order: tuple[int, list[int]] | None = None  # It has the number of its epoch.
         self._next: tuple[int, int, Block] | None = None
 
+    @property
+    def order(self) -> dict[str, Any]:
+        """What decides the order of the samples: `ORDER`."""
+        values = self.seed, self.batch_size, self._samples, self._shuffle
+        return dict(zip(ORDER, values, strict=True))
+
     def batch(self, epoch: int, step: int, virtual_rank: int) -> list[int]:
         """Return the indices of the samples of one virtual rank in one step.
 
@@ -98,25 +106,29 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         """Make the next iterator give a block's batches, from a step of an epoch on."""
         self._next = epoch, step, block
 
+    def _leave(self) -> None:
+        """Refuse further iterators: only the loop over the steps may draw."""
+        self._next = None
+
     def __iter__(self) -> Iterator[list[int]]:
         """Return the batches of this rank's virtual ranks; `virtual_steps` calls it."""
         if self._next is None:
             raise HvdliteError(
                 "a VirtualBatchSampler is drawn from by optimizer.virtual_steps(loader, epoch, "
-                "model), which knows this rank's virtual ranks; loop over that"
+                "model) alone, which knows this rank's virtual ranks; loop over that, and give "
+                "evaluation a DataLoader of its own"
             )
-        epoch, first, block = self._next
+        return self._batches(*self._next)
+
+    def _batches(self, epoch: int, first: int, block: Block) -> Iterator[list[int]]:
         for step in range(first, self.steps):
             for virtual_rank in range(block.first, block.first + block.size):
                 seeds = (self.seed, epoch, step, virtual_rank, "data")
                 yield _Indices(self.batch(epoch, step, virtual_rank), seeds)
 
     def __len__(self) -> int:
-        """Return the number of batches of the iterator; of all virtual ranks before the first."""
-        if self._next is None:
-            return self.steps * self.virtual_size
-        _, first, block = self._next
-        return (self.steps - first) * block.size
+        """Return the number of batches of an epoch, of all virtual ranks."""
+        return self.steps * self.virtual_size
 
 
 class _Indices(list[int]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from hvdlite import basics, ops
-from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.errors import ArgumentError, HvdliteError, VirtualRanksWarning
 from hvdlite.gather_bytes import gather_in_epoch
 from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.optimizers.reducer import GradientReducer
@@ -23,16 +24,18 @@ from hvdlite.torch.virtual.agreement import (
     describe,
     refuse_unfinished,
     warn_of,
+    warn_of_collective,
 )
 from hvdlite.torch.virtual.blocks import Blocks, blocks_of_world
 from hvdlite.torch.virtual.buffers import Buffers
 from hvdlite.torch.virtual.generators import seed_all
 from hvdlite.torch.virtual.partial_sums import PartialSums
-from hvdlite.torch.virtual.sampler import VirtualBatchSampler
+from hvdlite.torch.virtual.sampler import ORDER, VirtualBatchSampler
 
 _OUTSIDE = (
-    "backward() after the loop over a step of virtual_steps() would add to gradients that are "
-    "reduced: call it inside of the loop, or call optimizer.zero_grad() before it"
+    "backward() outside of the loop over a step of virtual_steps(): with virtual_size= that loop "
+    "alone computes the gradients of a step; call it inside of the loop, or under "
+    "optimizer.no_sync() for gradients that no step uses"
 )
 _NONE = -1  # No world has this number.
 # What virtual_size= cannot be combined with, and why.
@@ -130,12 +133,13 @@ class VirtualSteps:
 
     def __init__(self, reducer: GradientReducer, virtual_size: int) -> None:
         self._reducer = reducer
+        reducer.refuse_backward(_OUTSIDE)
         self._running = False
         self._unfinished = False  # A loop began and did not come to its end.
         self._size = virtual_size
         self._name = f"{reducer.name}.virtual"
         self._threads = 1
-        self._seed: int | None = None
+        self._order: dict[str, Any] = {}  # The order of samples; it is empty before the first loop.
         self._epoch = self._done = 0  # So many steps of this epoch are done.
         self._resumes = False  # A state was loaded, and the loop has not come to its epoch.
         self._is_own = False  # Loops of this process have come there, since a state was loaded.
@@ -162,15 +166,17 @@ class VirtualSteps:
             )
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise ArgumentError(f"virtual_steps(threads={threads!r}): give a number from 1 on")
-        if self._resumes and self._seed not in (None, sampler.seed):
-            raise ArgumentError(
-                f"virtual_steps(): the loaded state was made with seed={self._seed}, and the "
-                f"sampler has seed={sampler.seed}; give the sampler the same seed"
-            )
+        for what, saved in self._order.items() if self._resumes else ():
+            if saved != sampler.order[what]:
+                raise ArgumentError(
+                    f"virtual_steps(): the loaded state was made with {what}={saved}, and the "
+                    f"sampler has {what}={sampler.order[what]}, which is another order of samples; "
+                    f"give the sampler the same {what}"
+                )
         if self._reducer.settings.passes > 1:
             refuse_with_virtual_size("backward_passes_per_step=")
         self._check_model(model)
-        self._model, self._threads, self._seed = model, threads, sampler.seed
+        self._model, self._threads, self._order = model, threads, sampler.order
         self._loader = loader
         return self._loop(sampler, epoch)
 
@@ -187,6 +193,18 @@ class VirtualSteps:
                 "virtual_steps(): the model lacks parameters of the optimizer; pass the whole "
                 "model, or several models as one torch.nn.ModuleList"
             )
+        trained = set(params)
+        others = [name for name, param in model.named_parameters()
+                  if param.requires_grad and param not in trained]  # fmt: skip
+        if others:
+            warnings.warn(
+                f"virtual_steps(): {len(others)} parameters of the model, first {others[0]}, are "
+                "not in this optimizer: their gradients are of this rank's batches alone, and "
+                "another optimizer that uses them makes the ranks differ; give them to this one, "
+                "or freeze them by requires_grad_(False)",
+                VirtualRanksWarning,
+                stacklevel=4,
+            )
         if any(param.itemsize < 4 for param in params):
             raise ArgumentError(
                 "virtual_steps(): sums of gradients of 16 bits would depend on the number of "
@@ -200,7 +218,7 @@ class VirtualSteps:
 
     def _loop(self, sampler: VirtualBatchSampler, epoch: int) -> Iterator[VirtualStep]:
         self._refuse_nested()
-        sizes = [self._size, sampler.seed, sampler.batch_size, sampler.steps]
+        arguments = {"virtual_size": self._size, **sampler.order, "epoch": epoch}
         if self._resumes and epoch < self._epoch:  # The state was saved in a later epoch.
             if self._is_own:
                 raise HvdliteError(
@@ -208,7 +226,8 @@ class VirtualSteps:
                     "optimizer is: read the epoch from the state of the elastic job, and give "
                     "another training a new DistributedOptimizer, or epochs that go on"
                 )
-            agree(self._name, [*sizes, epoch, sampler.steps], describe(self._threads))
+            arguments["first step"] = sampler.steps
+            agree(self._name, arguments, describe(self._threads))
             return
         first = self._done if self._resumes and epoch == self._epoch else 0
         if self._resumes:
@@ -216,9 +235,9 @@ class VirtualSteps:
         self._resumes, self._epoch, self._done, self._is_own = False, epoch, first, True
         torch.set_num_threads(self._threads)
         self._take_block(first)
-        agree(self._name, [*sizes, epoch, first], describe(self._threads))
+        agree(self._name, {**arguments, "first step": first}, describe(self._threads))
         for number in range(first, sampler.steps):
-            seed_all(self._seed, epoch, number, "before")
+            seed_all(sampler.seed, epoch, number, "before")
             step = VirtualStep(number, epoch, self)
             yield step
             if self._done != number + 1:
@@ -284,13 +303,14 @@ class VirtualSteps:
                 self._blocks = self._blocks._replace(epoch=_NONE)
                 raise
             self._unfinished, self._done = False, step.number + 1
-        seed_all(self._seed, epoch, step.number, "after")
+        seed_all(self._order["seed"], epoch, step.number, "after")
 
     def _take_block(self, step: int) -> None:
         """Take this rank's block in the present world, and its batches from this step on."""
         self._blocks = blocks_of_world(self._size)
         self._loader.batch_sampler._go_to(self._epoch, step, self._blocks.own)
         self._batches = iter(self._loader)
+        self._loader.batch_sampler._leave()
 
     def _compute(self, step: VirtualStep, sums: _Sums) -> Iterator[Any]:
         """Give the batches of this rank's block, and add up what comes of them."""
@@ -302,9 +322,12 @@ class VirtualSteps:
             batch = next(self._batches)
             check_threads(torch.get_num_threads(), self._threads)
             step._recorded = None
-            seed_all(self._seed, self._epoch, step.number, virtual_rank)
+            seed_all(self._order["seed"], self._epoch, step.number, virtual_rank)
+            ran = basics.engine().counters()["batches"]
             with self._reducer.paused():
                 yield batch
+            if basics.engine().counters()["batches"] != ran:
+                warn_of_collective()
             sums.gradients.add(self._take_gradients())
             sums.losses.add({} if step._recorded is None else {"loss": step._recorded})
             sums.buffers.note(virtual_rank)
@@ -323,7 +346,6 @@ class VirtualSteps:
         if carried == self._size:
             sums.buffers.send(self._name, [one > 0 for one in changed])
         self._reducer.synchronize()
-        self._reducer.refuse_backward(_OUTSIDE)
         with torch.no_grad():
             sums.buffers.finish(self._size)
         return loss / self._size if times == self._size else None, carried
@@ -383,7 +405,7 @@ class VirtualSteps:
         """Return where the training stands, for `load`."""
         return {
             "virtual_size": self._size,
-            "seed": self._seed,
+            **self._order,
             "epoch": self._epoch,
             "step": self._done,
             "machine": describe(self._threads),
@@ -397,13 +419,14 @@ class VirtualSteps:
                 f"optimizer has virtual_size={self._size}: the batch of a step would be another "
                 "one; give the same virtual_size"
             )
-        self._seed, self._epoch, self._done = state["seed"], state["epoch"], state["step"]
-        self._resumes, self._is_own = self._seed is not None, False
+        self._order = {what: state[what] for what in ORDER if what in state}
+        self._epoch, self._done = state["epoch"], state["step"]
+        self._resumes, self._is_own = bool(self._order), False
         self._machine_of_state = state["machine"]
 
     def go_on(self) -> None:
         """Go on after the last step, in the loops of a training function that is called again."""
-        self._resumes = self._seed is not None
+        self._resumes = bool(self._order)
         self._machine_of_state = describe(self._threads)
 
 
