@@ -27,6 +27,7 @@ from hvdlite.torch.optimizers.wrapping import (
     Wrapping,
     note_made,
     own_step,
+    refuse_evaluating,
     refuse_second,
     take_step_back,
 )
@@ -311,6 +312,7 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
             f"LocalSGD takes an optimizer, not a {type(optimizer).__name__}: pass an optimizer, "
             "for example torch.optim.SGD(model.parameters(), lr=0.1)"
         )
+    refuse_evaluating(optimizer, "LocalSGD", "use hvd.DistributedOptimizer")
     if isinstance(optimizer, Local):
         raise ArgumentError("this optimizer is one of LocalSGD or DiLoCo already")
     if isinstance(optimizer, DistributedAdasum):

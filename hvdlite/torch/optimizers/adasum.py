@@ -32,6 +32,7 @@ from hvdlite.torch.optimizers.wrapping import (
     Wrapping,
     note_made,
     own_step,
+    refuse_evaluating,
     refuse_second,
     take_step_back,
 )
@@ -99,13 +100,23 @@ class DistributedAdasum(Wrapping):
             self._adasum_transaction.begin()
         if self._adasum_set.size() == 1:
             return self._step_alone(given, options)
-        # One that was frozen after a backward moves, too.
-        params = [param for param in every if param.requires_grad or param.grad is not None]
+        # One that was frozen after a backward moves, too. LBFGS moves all along its history.
+        moves_all = isinstance(self, torch.optim.LBFGS)
+        params = [one for one in every if moves_all or one.requires_grad or one.grad is not None]
+        versions = {param: param._version for param in every}
         if params:
             self._adasum_replicas.start(params, self._parameter_names)
         with torch.no_grad():
             before = {param: param.detach().clone() for param in params}
         result = super().step(*given, **options)
+        for param, version in versions.items():
+            if param not in before and param._version != version:
+                raise HvdliteError(
+                    f"step() of this {type(self).__name__} has changed "
+                    f"{self._parameter_names[param]}, which is frozen and has no gradient: "
+                    "op=hvd.Adasum combines the changes of the others alone, so ranks differ now; "
+                    "freeze it before the optimizer is made, or use op=hvd.Average"
+                )
         with torch.no_grad():
             self._combine(params, before)
         return result
@@ -204,6 +215,7 @@ def distribute_adasum(
     # `plan_buckets`.
     number = next_object("DistributedAdasum", registered_id(process_set))
     name = f"deltas.{number}" if number else "deltas"
+    refuse_evaluating(optimizer, "op=hvd.Adasum", "use op=hvd.Average")
     kind, read_groups = type(optimizer).__name__, reader_of(optimizer)
     title = f"the DistributedOptimizer of {kind} ({name})"
     refuse_second(optimizer, title, process_set, names, read_groups())

@@ -116,6 +116,16 @@ def _shared(
     return None
 
 
+def refuse_evaluating(optimizer: Any, what: str, remedy: str) -> None:
+    """Raise if an optimizer changes parameters outside of its step, as schedule-free ones do."""
+    # Their eval() and train() compute parameters from their state.
+    if callable(getattr(optimizer, "eval", None)):
+        raise ArgumentError(
+            f"{what} cannot be combined with {type(optimizer).__name__}: its eval() and train() "
+            f"change the parameters by its state, which is another one on each rank; {remedy}"
+        )
+
+
 def own_step(step: Any) -> Any:
     """Mark a wrapping's `step` as torch marks a `step` that torch has wrapped."""
     # Torch wraps `step` to run its hooks, which the wrapped class's own step does, and to notice

@@ -21,6 +21,7 @@ from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
+from hvdlite.torch.optimizers.wrapping import refuse_evaluating
 from hvdlite.torch.sharded.ownership import Division, Ownership
 from hvdlite.torch.sharded.parameter_exchange import ParameterExchange
 from hvdlite.torch.sharded.shared_parameters import SharedParameters, check_shareable
@@ -310,6 +311,7 @@ def _check_optimizer(optimizer: Any) -> None:
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"ShardedOptimizer takes a torch.optim.Optimizer, not a {kind}")
+    refuse_evaluating(optimizer, "ShardedOptimizer", "use hvd.DistributedOptimizer")
     clips = any(group.get("max_grad_norm") for group in optimizer.param_groups)
     if clips or isinstance(optimizer, torch.optim.LBFGS):
         reason = "clips by the norm of all gradients" if clips else "uses all gradients together"

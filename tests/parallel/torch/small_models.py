@@ -74,6 +74,13 @@ def counters() -> dict[str, int]:
     return basics.engine().counters()
 
 
+class Evaluating(torch.optim.SGD):
+    """Changes parameters outside of its step, as schedule-free optimizers do."""
+
+    def eval(self) -> None:
+        """Do nothing here."""
+
+
 class Branches(nn.Module):
     """Uses one of its layers, or none."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import (
+    Evaluating,
     assert_close,
     assert_same_everywhere,
     inputs,
@@ -105,6 +106,41 @@ def scenario_misuse_says_what_to_do() -> None:
     tensor = torch.ones(2, requires_grad=True)
     with raises("has no gradient"):
         hvd.allreduce(tensor, op=hvd.Adasum).sum().backward()
+    model = make_model()
+    with raises("op=hvd.Adasum cannot be combined with Evaluating: its eval.* use op=hvd.Average"):
+        hvd.DistributedOptimizer(Evaluating(model.parameters()), op=hvd.Adasum)
+
+    class MovesFrozen(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            super().step(closure)
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].mul_(0.9)
+
+    model[0].weight.requires_grad_(False)
+    sgd = MovesFrozen(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Adasum)
+    model(inputs()).square().sum().backward()
+    if hvd.size() > 1:
+        with raises("MovesFrozen has changed 0.weight, which is frozen and has no gradient"):
+            optimizer.step()
+
+
+def scenario_lbfgs_moves_a_layer_that_is_frozen_later() -> None:
+    model = make_model()
+    lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    optimizer = hvd.DistributedOptimizer(lbfgs, model.named_parameters(), op=hvd.Adasum)
+    for step in range(4):
+        model[0].weight.requires_grad_(step < 2)
+        model[0].weight.grad = None
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(inputs()).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert_same_everywhere(model)
 
 
 OPTIMIZERS = {

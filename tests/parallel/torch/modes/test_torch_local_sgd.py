@@ -20,7 +20,13 @@ from parallel.torch.modes.local_models import (
     simulate,
     take_steps,
 )
-from parallel.torch.small_models import assert_close, assert_same_everywhere, counters, raises
+from parallel.torch.small_models import (
+    Evaluating,
+    assert_close,
+    assert_same_everywhere,
+    counters,
+    raises,
+)
 
 PRELOAD = ("torch._dynamo",)
 STEPS = 26
@@ -278,6 +284,8 @@ def scenario_what_cannot_be_used() -> None:
             hvd.LocalSGD(sgd(make_model().parameters()), **arguments)
     with raises("takes an optimizer"):
         hvd.DiLoCo(make_model())  # type: ignore[arg-type]
+    with raises("LocalSGD cannot be combined with Evaluating: its eval.* use hvd.Distributed"):
+        hvd.LocalSGD(Evaluating(make_model().parameters()))
     with raises("op=hvd.Adasum"):
         hvd.LocalSGD(hvd.DistributedOptimizer(sgd(make_model().parameters()), op=hvd.Adasum))
     with raises("nothing is left"):

@@ -33,7 +33,7 @@ from parallel.torch.modes.sharded_models import (
     sharded,
     train_on,
 )
-from parallel.torch.small_models import assert_same_everywhere, raises
+from parallel.torch.small_models import Evaluating, assert_same_everywhere, raises
 from references.sharded import train
 
 PRELOAD = ("torch._dynamo",)
@@ -187,6 +187,8 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
         hvd.ShardedOptimizer(params)
     with raises("this LBFGS uses all gradients together inside step"):
         hvd.ShardedOptimizer(torch.optim.LBFGS(params))
+    with raises("ShardedOptimizer cannot be combined with Evaluating: its eval.* use hvd.Distr"):
+        hvd.ShardedOptimizer(Evaluating(params))
     with raises("this SGD clips by the norm of all gradients inside step"):
         hvd.ShardedOptimizer(torch.optim.SGD([{"params": params, "max_grad_norm": 1.0}], lr=0.1))
     with pytest.MonkeyPatch.context() as patch:
