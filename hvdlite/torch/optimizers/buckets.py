@@ -106,7 +106,8 @@ class Buckets:
             self._weighed = True
         if self._checks_finite:
             finite = ((name, is_finite(param.grad)) for name, param in bucket.named_parameters)
-            look(self.name, finite, self.steps + 1)
+            params = self._watched.params
+            look(self.name, finite, self.steps + 1, lambda: not all(map(is_finite, params)))
         self._replicas.start(self._watched.params, self._watched.names)
         reduction = self.exchange.reduction(self.reduction, fresh)
         if self._transaction is not None:
