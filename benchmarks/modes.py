@@ -23,8 +23,6 @@ modes that have them. `loss` is that of the training data at the end, and
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
 import math
 import random
 import sys
@@ -40,8 +38,7 @@ from workers import add_common_arguments, print_row, run_ranks
 MODES = ("localsgd", "late")
 DELAYS = ("hiccup", "tail", "slow")
 TRAINED = 1440  # The model trains on so many digits.
-MICRO = 2  # A micro-batch has so many samples.
-MICROS = 4  # A step has so many micro-batches.
+BATCH = 8  # A rank's batch has so many samples.
 EVERY = 16
 ROUND = 2 * EVERY  # A turn has so many steps.
 
@@ -120,10 +117,10 @@ class Synchronous:
         return self.hvd.DistributedOptimizer(optimizer)
 
     def _draw(self) -> Iterator[Batch]:
-        """Draw micro-batches at random, other ones on each rank."""
+        """Draw batches at random, other ones on each rank."""
         generator = torch.Generator().manual_seed(1 + self.hvd.rank())
         while True:
-            chosen = torch.randint(TRAINED, (MICRO,), generator=generator)
+            chosen = torch.randint(TRAINED, (BATCH,), generator=generator)
             yield self._images[chosen], self._digits[chosen]
 
     def take_turn(self) -> None:
@@ -138,24 +135,18 @@ class Synchronous:
         self._seconds += float(self.hvd.allreduce(passed, op=self.hvd.Max, name="passed"))
 
     def step(self) -> None:
-        """Train on all micro-batches."""
-        compute = next(self._compute)
-        for i, micro in enumerate(itertools.islice(self.batches, MICROS)):
-            if i < MICROS - 1:
-                with self.optimizer.no_sync():
-                    self.learn(micro, compute)
-            else:
-                self.learn(micro, compute)
+        """Train on a batch."""
+        self.learn(next(self._compute))
         self.optimizer.step()
 
-    def learn(self, micro: Batch, compute: float) -> None:
-        """Compute the gradient of a micro-batch of a step that takes `compute` seconds."""
-        time.sleep(compute / MICROS)
-        images, digits = micro
-        (nn.functional.cross_entropy(self.model(images), digits) / MICROS).backward()
+    def learn(self, compute: float) -> None:
+        """Compute the gradient of a batch, in so many seconds."""
+        time.sleep(compute)
+        images, digits = next(self.batches)
+        nn.functional.cross_entropy(self.model(images), digits).backward()
 
     def share_done(self) -> float:
-        """Return the share of the micro-batches that counted."""
+        """Return the share of the samples that counted."""
         return 1.0
 
     @torch.no_grad()
@@ -179,13 +170,6 @@ class LocalSGD(Synchronous):
         """Let the optimizer average."""
         return self.hvd.LocalSGD(optimizer, every=EVERY)
 
-    def step(self) -> None:
-        """Train on all micro-batches, without the others."""
-        compute = next(self._compute)
-        for micro in itertools.islice(self.batches, MICROS):
-            self.learn(micro, compute)
-        self.optimizer.step()
-
 
 class LateGradients(Synchronous):
     """Steps go on without ranks that are late."""
@@ -197,14 +181,11 @@ class LateGradients(Synchronous):
         return self.hvd.DistributedOptimizer(optimizer, late=self.hvd.Late())
 
     def step(self) -> None:
-        """Train on all micro-batches, unless the others are ahead."""
+        """Train on a batch, unless the others are ahead."""
         compute = next(self._compute)
         if not self.optimizer.behind:
             self._computed += 1
-            for i, micro in enumerate(itertools.islice(self.batches, MICROS)):
-                last = i == MICROS - 1
-                with contextlib.nullcontext() if last else self.optimizer.no_sync():
-                    self.learn(micro, compute)
+            self.learn(compute)
         self.optimizer.step()
 
     def share_done(self) -> float:
