@@ -15,7 +15,9 @@ _steps: defaultdict[str, list[int]] = defaultdict(lambda: [0, -1])
 
 def level() -> int:
     """Return HVDLITE_CHECK_FINITE: 0 looks at nothing, 1 raises an error, 2 warns."""
-    return int(_core.knob_values()["check_finite"])
+    if basics.is_initialized():
+        return basics.current_world().check_finite
+    return int(_core.knob_values()["check_finite"])  # A graph may be traced before init().
 
 
 def look(

@@ -52,6 +52,7 @@ class World:
     recorder: Recorder
     start: Deadline
     job_id: bytes
+    check_finite: int  # This is the knob of the name; reading it takes microseconds.
     epoch: int = 0  # It is the number of this world in an elastic job.
     member: Member | None = None  # Only a worker of an elastic job has one.
 
@@ -125,6 +126,7 @@ def make_world(
         recorder=recorder,
         start=start,
         job_id=job_id,
+        check_finite=int(knobs["check_finite"]),
         epoch=epoch,
     )
 
