@@ -245,12 +245,12 @@ def check_name(where: str) -> str:
 
 
 @functools.cache
-def warn_of_no_check(what: str) -> None:
-    """Warn on rank 0, once, that HVDLITE_CHECK_REPLICAS does not compare what `what` trains."""
+def warn_of_no_check() -> None:
+    """Warn on rank 0, once, that HVDLITE_CHECK_REPLICAS does not compare what a tape trains."""
     every = check_interval()
     if every > 0 and basics.rank() == 0:
         warnings.warn(
-            f"HVDLITE_CHECK_REPLICAS={every} does not compare what {what} trains; call "
+            f"HVDLITE_CHECK_REPLICAS={every} does not compare what a tape trains; call "
             f"hvd.check_replicas(variables) once in {every} steps, on every rank",
             UserWarning,
             stacklevel=3,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +72,6 @@ def checked(found: LauncherEnvironment) -> LauncherEnvironment:
         rank, size = found.names
         raise BootstrapError(f"{rank}={found.rank} and {size}={found.size} contradict each other")
     return found
-
-
-_Recogniser = Callable[[Variables], "LauncherEnvironment | None"]
 
 
 def _torchrun(variables: Variables) -> LauncherEnvironment | None:

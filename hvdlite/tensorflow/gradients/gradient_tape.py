@@ -122,7 +122,7 @@ def DistributedGradientTape(
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    warn_of_no_check("a tape")
+    warn_of_no_check()
     settings = source_gradients(
         compression,
         sparse_as_dense,

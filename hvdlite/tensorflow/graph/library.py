@@ -89,14 +89,6 @@ def native() -> ctypes.CDLL:
     return _library().native
 
 
-def forwarded() -> tuple[int, int]:
-    """Return the number of outputs that reuse their input's memory, and of all outputs."""
-    counts = (ctypes.c_uint64 * 2)()
-    size = ctypes.sizeof(ctypes.c_uint64)
-    native().hvdlite_tensorflow_forwarded(counts, ctypes.byref(counts, size))
-    return counts[0], counts[1]
-
-
 def _library() -> _Library:
     global _loaded
     with _lock:

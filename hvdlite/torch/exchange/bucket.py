@@ -29,11 +29,6 @@ from hvdlite.torch.exchange.in_flight import InFlight, Sent, address_of
 from hvdlite.torch.exchange.layout import layout_spec
 
 
-def _shorten(name: str, limit: int) -> str:
-    """Cut a name to `limit` bytes: the core accepts at most 512."""
-    return _core.utf8_of_name(name)[:limit].decode(errors="ignore")
-
-
 class Bucket:
     """The gradients of some parameters, cycle after cycle: `submit`, then `finish`."""
 
@@ -53,8 +48,8 @@ class Bucket:
         self.params = list(params)
         self._name = name
         self._names = list(names)
-        # The core has these names of the parameters.
-        self._labels = [_shorten(one, 400) for one in names]
+        # The core has these names of the parameters; it accepts at most 512 bytes.
+        self._labels = [_core.utf8_of_name(one)[:400].decode(errors="ignore") for one in names]
         self._compression = compression
         self._find_places = places  # Without gradient memory gradients are reduced in place.
         self._layout = layout  # All ranks must have the same number, see `layout`.
