@@ -55,6 +55,19 @@ def steps_in(stdout: str) -> set[str]:
     return set(re.findall(r"stopped after .*", stdout))
 
 
+def stop_by_signal(
+    number: int, ranks: int, code: str, *flags: str, ready: int, env: dict[str, str] = ENV
+) -> tuple[str, str]:
+    """Signal the launcher of a job that is ready; return what the stopped job has printed."""
+    with MarkedJob(ranks, *flags, *python(PRELUDE + code), env=env) as job:
+        job.wait_until_ready(ready)
+        job.signal(number)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75, stderr
+    return stdout, stderr
+
+
 def test_all_ranks_stop_at_the_step_in_which_one_gets_the_signal() -> None:
     code = (
         PRELUDE + "loop(lambda step: rank == 1 and step == 20 and os.kill(os.getpid(), "
@@ -69,25 +82,15 @@ def test_all_ranks_stop_at_the_step_in_which_one_gets_the_signal() -> None:
 
 @pytest.mark.parametrize("every", [1, 7])
 def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
-    code = PRELUDE + f"loop(every={every})\nsys.exit(EXIT_STOPPED)"
-    with MarkedJob(3, *python(code), env=ENV) as job:
-        job.wait_until_ready(3)
-        job.signal(signal.SIGTERM)
-        status, stdout, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 75, stderr
+    code = f"loop(every={every})\nsys.exit(EXIT_STOPPED)"
+    stdout, stderr = stop_by_signal(signal.SIGTERM, 3, code, ready=3)
     assert len(steps_in(stdout)) == 1 and stdout.count("stopped after") == 3, stdout
     assert stderr.endswith(STOPPED)
 
 
 def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
-    code = PRELUDE + "loop()\nsys.exit(EXIT_STOPPED)"
-    with MarkedJob(3, *python(code), env=ENV) as job:
-        job.wait_until_ready(3)
-        job.signal(signal.SIGUSR1)
-        status, stdout, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 75
+    code = "loop()\nsys.exit(EXIT_STOPPED)"
+    stdout, stderr = stop_by_signal(signal.SIGUSR1, 3, code, ready=3)
     [where] = steps_in(stdout)
     assert where.endswith(": SIGUSR1")
     assert stderr == STOPPED
@@ -96,14 +99,9 @@ def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signal_reaches_the_ranks_of_another_host(number: int, tmp_path: Path) -> None:
     child = "child = subprocess.Popen(['sleep', '600'])\n"
-    code = PRELUDE + f"{child}loop()\nsay('child', child.poll())\nsys.exit(EXIT_STOPPED)"
+    code = f"{child}loop()\nsay('child', child.poll())\nsys.exit(EXIT_STOPPED)"
     env = {**ENV, "PATH": fake_ssh(tmp_path)}
-    with MarkedJob(2, "-H", "far1:2", *python(code), env=env) as job:
-        job.wait_until_ready(2)
-        job.signal(number)
-        status, stdout, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 75, stderr
+    stdout, _ = stop_by_signal(number, 2, code, "-H", "far1:2", ready=2, env=env)
     assert len(steps_in(stdout)) == 1 and stdout.count("child None") == 2, stdout
 
 
@@ -152,17 +150,12 @@ def test_rank_that_fails_while_the_others_save_fails_the_job() -> None:
 
 
 def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
-    code = PRELUDE + (
+    code = (
         "child = subprocess.Popen(['sleep', '600'])\n"
         "say('ready', child.pid)\nloop()\ntime.sleep(0.3)\nsay('child', child.poll())\n"
         "sys.exit(EXIT_STOPPED)"
     )
-    with MarkedJob(2, *python(code), env=ENV) as job:
-        job.wait_until_ready(4)
-        job.signal(signal.SIGTERM)
-        status, stdout, _, _ = job.finish()
-        assert job.alive() == []
-    assert status == 75
+    stdout, _ = stop_by_signal(signal.SIGTERM, 2, code, ready=4)
     assert stdout.count("child None") == 2, stdout
 
 
