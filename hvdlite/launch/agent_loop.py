@@ -26,6 +26,7 @@ from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
+from hvdlite.rendezvous.descriptors import room_for_processes
 
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone
 _TICK_SECONDS = 1.0
@@ -238,6 +239,7 @@ class Agent(JobLoop[Worker]):
 
     def _start(self, command: Frame) -> None:
         own, part = command.data(), self._part
+        room_for_processes(len(self._workers) + 1)
         try:
             worker = start_worker(
                 Placement(*own["placement"]),

@@ -6,6 +6,7 @@ them here and there, and supervises them until nothing of the job is left.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import socket
@@ -28,6 +29,7 @@ from hvdlite.launch.remote.worker import more_sinks
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
+from hvdlite.rendezvous.descriptors import room_for_processes
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.service import Service
 
@@ -147,30 +149,38 @@ class Run:
     def _start(self, supervisor: Supervisor, policy: Policy, start: Start) -> None:
         """Start a process, watch it and show its output."""
         what = self.what
-        here = self.here(start.host)
-        name = socket.gethostname() if here else start.host
+        name = socket.gethostname() if self.here(start.host) else start.host
         own = {
             **job_environment(start.placement, self.job, self.address),
             **self.variables(start),
             "HVDLITE_HOSTNAME": name,
             "HOROVOD_HOSTNAME": name,
         }
+        room_for_processes(max(what.ranks, len(supervisor.workers) + 1))
         files = None
         if what.output_folder is not None:
             files = output_files(what.output_folder, start.worker)
-        if here:
-            worker: AnyRank = self._start_here(start, own)
-        else:
-            if not what.remote_launcher.carries_secrets:
-                del own["HVDLITE_TOKEN"]
-            sinks = more_sinks(what.stdin is not None, what.live)
-            worker = self.agents.hosts[start.host].launch(start, own, sinks)
+        try:
+            worker = self._start_anywhere(start, own)
+        except OSError:
+            for file in files or ():
+                os.close(file)
+            raise
         said = None
         if what.verbose:
             joins = ", to join" if start.joiner else ""
             who = f"{policy.noun_of(start.worker)} {start.worker}"
             said = f"{who}: {{}}{joins}: {shlex.join(what.command)}"
         supervisor.add(worker, files, said)
+
+    def _start_anywhere(self, start: Start, own: dict[str, str]) -> AnyRank:
+        what = self.what
+        if self.here(start.host):
+            return self._start_here(start, own)
+        if not what.remote_launcher.carries_secrets:
+            del own["HVDLITE_TOKEN"]
+        sinks = more_sinks(what.stdin is not None, what.live)
+        return self.agents.hosts[start.host].launch(start, own, sinks)
 
     def _start_here(self, start: Start, own: Mapping[str, str]) -> AnyRank:
         what = self.what

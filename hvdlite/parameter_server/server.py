@@ -49,7 +49,6 @@ from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS, Job, Role, ServerHandshake
 
 _TICK_SECONDS = 0.25
-_ROOM = 1024  # So many handshakes may run at once.
 _LINGER_SECONDS = 3.0  # For so long a dead worker's successor may come.
 _SIGN_OF_LIFE_SECONDS = 1.0  # Two WAIT answers are so far apart.
 # A refused worker may finish sending for so long, before it reads why.
@@ -85,7 +84,7 @@ class Server:
         self._listeners = list(listeners)
         self._selector = selectors.DefaultSelector()
         self._acceptors = [
-            Acceptor(one, job, len(EPOCHS), self._selector, self._welcome, True, _ROOM)
+            Acceptor(one, job, len(EPOCHS), self._selector, self._welcome, True, 2 * workers)
             for one in listeners
         ]
         self._lock = threading.Lock()

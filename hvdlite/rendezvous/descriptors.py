@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 from hvdlite.errors import BootstrapError
 
 _SPARE = 256  # for the script
+_FILES_OF_PROCESS = 16  # at most: its pipes, the files of its output, what tells of its end
+
+
+def raise_limit(wanted: int) -> int:
+    """Raise this process's own limit towards `wanted` open files; return what it is now."""
+    # The limit stays as it is where it suffices, because programs that call select(2) rely on it.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(soft, most)
+
+
+def room_for_processes(count: int) -> None:
+    """Raise the limit, if a launcher of so many processes needs that to read their output."""
+    raise_limit(_SPARE + _FILES_OF_PROCESS * count)
 
 
 def make_room(more: int, size: int) -> None:
     """Raise this process's own limit, if it needs that to open `more` descriptors."""
-    # The limit stays as it is where it suffices, because programs that call select(2) rely on it.
     # Raises BootstrapError if the limit of the system is too low.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = len(os.listdir("/proc/self/fd")) + more
-    if soft == resource.RLIM_INFINITY or least + _SPARE <= soft:
-        return
-    most = hard if hard != resource.RLIM_INFINITY else least + _SPARE
+    most = raise_limit(least + _SPARE)
     if most < least:
         raise BootstrapError(
             f"this rank needs {least} open files for its connections to the other ranks of {size}, "
             f"and may open {most}; raise the limit, for example by: ulimit -Hn {least + _SPARE}"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(least + _SPARE, most), hard))

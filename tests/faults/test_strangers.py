@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from elastic.journals import check_core_job, read_journals
+from elastic.plans import Fault, Plan
 from faults.arrays import ones, reduce_array, total_of_ones
-from faults.flood import HELLO, flooded, flooded_by_another_user
+from faults.flood import HELLO, crowded, flooded, flooded_by_another_user
 from faults.jobs import (
     Address,
     listening_tcp,
@@ -31,6 +34,7 @@ from hvdlite.rendezvous.address import address_of, dial
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store, StoreClient
+from launcher import end_launcher, start_launcher
 from patience import HANG, Stopwatch, wait_until
 
 CONNECTIONS = 10_000
@@ -112,6 +116,41 @@ def test_garbage_to_every_port_of_a_running_job(hosts: int, tmp_path: Path) -> N
                 assert resident(pid) - size < GROWTH
         assert job.stop() == 0
     assert not trap.exists()
+
+
+WITH_FEW_FILES = """
+import resource, sys
+from hvdlite.launch.command.cli import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sys.exit(main())
+"""
+
+
+def test_dead_worker_is_replaced_amid_more_strangers_than_the_launcher_may_open_files(
+    tmp_path: Path,
+) -> None:
+    """Worker 1 dies; the others wait for the second epoch after that, which has a new worker."""
+    steps = 12
+    plan = Plan(str(tmp_path), steps, (Fault(1, "before step", 4),), hold_at=8, hold_until=2)
+    worker = Path(__file__).parents[1] / "elastic" / "core_worker.py"
+    flags = ("-np", "2", "--min-np", "1", "--max-np", "2")
+    command = (sys.executable, str(worker), plan.as_json())
+    job = start_launcher(*flags, *command, program=("-c", WITH_FEW_FILES))
+    try:
+        doors: set[Address] = set()
+
+        def listens() -> bool:
+            doors.update(listening_unix(socket_inodes(job.pid)))
+            return bool(doors)
+
+        wait_until(listens, "the launcher listens")
+        with crowded(doors, 400):
+            stderr = job.communicate(timeout=4 * HANG)[1].decode()
+    finally:
+        end_launcher(job)
+    assert job.returncode == 0, stderr
+    assert "Too many open files" not in stderr
+    check_core_job(read_journals(tmp_path), steps)
 
 
 @pytest.fixture

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import subprocess
 
+import pytest
+
+from hvdlite.launch.process.local import start_worker
+from hvdlite.launch.process.placement import place
 from hvdlite.launch.process.processes import kill_processes, processes_with
 from patience import wait_until
 
@@ -28,3 +34,25 @@ def test_processes_that_start_while_others_are_killed_are_killed_too() -> None:
         finally:
             kill_processes(mark)
     wait_until(lambda: not processes_with(mark), "the end of all of them")
+
+
+def test_process_that_cannot_be_watched_leaves_no_file_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(2):
+        with pytest.raises(OSError, match="Too many open files"):
+            start_worker(place([1])[0], ["sleep", "600"], dict(os.environ), stdin=b"", live=True)
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_no_process_is_found_where_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert processes_with("TEST_MARK=1") == []

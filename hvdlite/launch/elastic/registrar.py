@@ -55,7 +55,6 @@ __all__ = [
 ]
 
 _MOST_WORKERS = 2**31  # worker numbers are below it
-_ROOM = 1024  # handshakes at once
 
 _Call = Callable[[float], list[Action]]
 
@@ -67,7 +66,7 @@ class Registrar(Service):
     name = "hvdlite-registrar"
 
     def __init__(self, job: Job, limits: Limits, listener: socket.socket) -> None:
-        super().__init__(job, _MOST_WORKERS, listener, _ROOM)
+        super().__init__(job, _MOST_WORKERS, listener, 2 * (limits.max_np or limits.np))
         # Readable while `take()` has events; borrowed by the caller until `close()`.
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._heartbeat = None if is_never(limits.heartbeat) else limits.heartbeat

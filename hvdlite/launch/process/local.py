@@ -9,6 +9,7 @@ which may see many workers, as soon as its group has been killed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -103,7 +104,7 @@ class Worker:
         pipes: Mapping[int, int] | None = None,
         number: int | None = None,
     ) -> None:
-        """Take over a process that leads its own group, and pipes besides those of its output."""
+        """Take over a process that leads its own group, and its pipes by sink."""
         # `tie` is a descriptor with which the group lives: it is killed when this is closed.
         # `number` is the worker's number in an elastic job; by default the rank.
         self.placement = placement
@@ -133,10 +134,6 @@ class Worker:
     def take_pipes(self) -> dict[int, int]:
         """Hand over the read ends of its output, by sink; the caller owns them."""
         pipes, self._pipes = self._pipes, {}
-        for sink, pipe in ((STDOUT, self.process.stdout), (STDERR, self.process.stderr)):
-            if pipe is not None and not pipe.closed:
-                pipes[sink] = os.dup(pipe.fileno())
-                pipe.close()
         return pipes
 
     def look(self) -> Ending | None:
@@ -173,32 +170,49 @@ def start_worker(
     placement: Placement,
     command: Sequence[str],
     environment: Mapping[str, str],
-    stdout: int | IO[Any] = subprocess.PIPE,
-    stderr: int | IO[Any] = subprocess.PIPE,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
     stdin: bytes | None = None,
     number: int | None = None,
     live: bool = False,
 ) -> Worker:
     """Start one rank with exactly this environment; its group dies when this process dies."""
+    # `stdout` and `stderr` say where its output goes; by default through pipes of the worker.
     # `stdin` says what the rank reads from its stdin; by default it has none. With `stdin` the rank
     # also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
     # `number` is the worker's number in an elastic job; by default the rank.
     # `live` says whether the rank gets a pipe for samples of what it does, in HVDLITE_LIVE_FD.
     # Raises OSError if the process cannot be started.
     pipes: dict[int, int] = {}
-    own_tie, tie = os.pipe2(os.O_CLOEXEC)
-    passed, closed = [own_tie], [own_tie]
-    source: int | IO[Any] = subprocess.DEVNULL
-    if stdin is not None:
-        pipes[RESULT], write = os.pipe2(os.O_CLOEXEC)
-        source = _file_of(stdin)
-        environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
-        passed, closed = [*passed, write], [*closed, write, source]
-    if live:
-        pipes[LIVE], write = os.pipe2(os.O_CLOEXEC)
-        environment = {**environment, "HVDLITE_LIVE_FD": f"{write}:{os.fstat(write).st_ino}"}
-        passed, closed = [*passed, write], [*closed, write]
-    try:
+    with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
+
+        def pipe() -> tuple[int, int]:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            kept.callback(os.close, read)
+            given.callback(os.close, write)
+            return read, write
+
+        own_tie, tie = os.pipe2(os.O_CLOEXEC)
+        kept.callback(os.close, tie)
+        given.callback(os.close, own_tie)
+        passed = [own_tie]
+        source: int | IO[Any] = subprocess.DEVNULL
+        if stdin is not None:
+            pipes[RESULT], write = pipe()
+            source = _file_of(stdin)
+            given.callback(os.close, source)
+            environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
+            passed.append(write)
+        if live:
+            pipes[LIVE], write = pipe()
+            environment = {**environment, "HVDLITE_LIVE_FD": f"{write}:{os.fstat(write).st_ino}"}
+            passed.append(write)
+        if stdout is None:
+            pipes[STDOUT], stdout = pipe()
+            _enlarge(stdout)
+        if stderr is None:
+            pipes[STDERR], stderr = pipe()
+            _enlarge(stderr)
         process = subprocess.Popen(
             shim.tied(command),
             env=dict(environment),
@@ -207,19 +221,11 @@ def start_worker(
             stderr=stderr,
             start_new_session=True,
             pass_fds=passed,
-            bufsize=0,
         )
         _kill_at_hangup(own_tie, process.pid)
-    except OSError:
-        os.close(tie)
-        raise
-    finally:
-        for fd in closed:
-            os.close(fd)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            _enlarge(pipe.fileno())
-    return Worker(placement, process, tie, pipes, number)
+        worker = Worker(placement, process, tie, pipes, number)
+        kept.pop_all()
+    return worker
 
 
 def _kill_at_hangup(pipe: int, group: int) -> None:

@@ -196,7 +196,11 @@ class Agents:
         later = {n: max(w, failed[n].ready_at if n in failed else 0.0) for n, w in wanted.items()}
         for name, when in later.items():
             if name not in self.hosts and when <= now and self._remote_launcher.reachable(name):
-                self._watch(self._connect(name), owner)
+                try:
+                    self._watch(self._connect(name), owner)
+                except OSError as error:  # Nothing can be started here now.
+                    failed.setdefault(name, BackOff()).failed(now)
+                    owner.host_lost(name, str(error))
         if now > self._ticked_at + self._pulse.heartbeat / 2:
             # This process was stopped, or had no core, and reads before it calls others silent.
             self._awake_since = now

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import selectors
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 
 import pytest
 
 from hvdlite.rendezvous import acceptor
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import ClientHandshake, Job, Role, ServerHandshake
+from hvdlite.rendezvous.store import StoreClient
 from patience import HANG
 
 JOB = Job(token=b"t" * 32, job_id=b"j" * 16, epoch=3)
@@ -49,3 +55,91 @@ def test_strangers_do_not_push_out_a_rank_that_has_named_the_job(
         rank.sendall(client.feed(rank.recv(client.wanted())))
         serve()
     assert welcomed == [0]
+
+
+def test_stranger_may_hang_up_in_the_moment_in_which_it_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(acceptor, "_LEAST_ROOM", 1)
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        listener = socket.create_server(("127.0.0.1", 0))
+        door = acceptor.Acceptor(listener, JOB, 0, selector, lambda *_: None)
+        stack.callback(door.close)
+        first = socket.create_connection(listener.getsockname(), HANG)
+        for key, _ in selector.select(HANG):
+            key.data()
+        first.close()
+        stack.enter_context(socket.create_connection(listener.getsockname(), HANG))
+        events: dict[bool, selectors.SelectorKey] = {}
+        while len(events) < 2:
+            events.update({key.fileobj is listener: key for key, _ in selector.select(HANG)})
+        events[True].data()  # It lets the second one in, and so drops the first one.
+        events[False].data()
+        assert len(door._pending) == 1
+
+
+WITH_FEW_FILES = """
+import os, resource, select, sys
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.store import Store
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+with Store.start(1, Job(b"t" * 32, b"j" * 16, 3)) as store:
+    print(store.address, flush=True)
+    while not select.select([sys.stdin], [], [], 0.001)[0]:
+        os.listdir("/proc")  # This opens it.
+"""
+
+
+def test_strangers_leave_files_for_the_process_that_they_call() -> None:
+    with ExitStack() as stack:
+        command = [sys.executable, "-c", WITH_FEW_FILES]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        server = stack.enter_context(subprocess.Popen(command, text=True, **pipes))  # type: ignore[call-overload]
+        address = server.stdout.readline().strip()
+        for _ in range(300):
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+            stranger.connect("\0" + address.removeprefix("unix:"))
+        with StoreClient(address, JOB, 0, deadline=Deadline(HANG)) as client:
+            assert client.exchange("a key", 7) == [7]
+        _, stderr = server.communicate()
+    assert (server.returncode, stderr) == (0, "")
+
+
+class FullTable(socket.socket):
+    """A listener of a process that can open no more files."""
+
+    full = True
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.full:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_acceptor_without_a_file_rests_says_so_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        listener = FullTable()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        door = acceptor.Acceptor(listener, JOB, 1, selector, lambda *_: None)
+        stack.callback(door.close)
+        stack.enter_context(socket.create_connection(listener.getsockname(), HANG))
+        for _ in range(2):
+            monkeypatch.setattr(acceptor, "_REST_SECONDS", HANG)
+            for key, _ in selector.select(HANG):
+                key.data()
+            door.expire()
+            assert selector.select(0) == [], "it does not turn in circles"
+            monkeypatch.setattr(door, "_rests_until", 0.0)
+            door.expire()
+        listener.full = False
+        for key, _ in selector.select(HANG):
+            key.data()
+        assert len(door._pending) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "hvdlite: connections have to wait: Too many open files; `ulimit -n` of this " in said
