@@ -83,8 +83,8 @@ def constant(name: str, value: object) -> Part:
 
 
 def literal(text: str) -> str:
-    """Protect a text from Kubernetes, which replaces $(NAME) by the variable NAME."""
-    return text.replace("$(", "$$(")
+    """Protect a text from Kubernetes: it replaces $(NAME) by the variable NAME, and $$ by $."""
+    return text.replace("$", "$$")
 
 
 def field(name: str, path: str) -> Part:

@@ -53,6 +53,15 @@ def pods(described: Any) -> Iterator[dict[str, Any]]:
             yield from pods(value)
 
 
+def containers(described: Any) -> Iterator[dict[str, Any]]:
+    """Give all that has a command in an object: containers, and the trainer of a TrainJob."""
+    if isinstance(described, dict) and "command" in described:
+        yield described
+    inner = described.values() if isinstance(described, dict) else described
+    for value in inner if isinstance(described, dict | list) else ():
+        yield from containers(value)
+
+
 @needs_schemas
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("ranks", "per_pod"), SHAPES)
@@ -133,12 +142,28 @@ def test_commands_of_pods_with_several_ranks() -> None:
     assert objects("trainjob", request_of(4, 2))[1]["spec"]["trainer"]["command"] == auto.split()
 
 
-def test_kubernetes_replaces_nothing_in_the_program() -> None:
-    request = EmitRequest(["sh", "-c", "echo $(date)"], 1, 1, image="a", variables={"A": "$(B)"})
-    (job,) = objects("job", request)
-    (one,) = next(pods(job))["containers"]
-    assert one["command"] == ["sh", "-c", "echo $$(date)"]
-    assert one["env"][0] == {"name": "A", "value": "$$(B)"}
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """Expand a text as Kubernetes documents it: $(NAME) is a variable that is there, $$ is $."""
+    known = {f"$({name})": value for name, value in variables.items()}
+    return re.sub(r"\$\$|\$\([^)]*\)", lambda one: {"$$": "$", **known}.get(one[0], one[0]), text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "per_pod"), SHAPES)
+def test_words_and_values_arrive_as_they_were_given(kind: str, ranks: int, per_pod: int) -> None:
+    words = ["$(date)", "a$b", "a$$b", "$$(NODE_RANK)", "$(A)", "$", "$$", "$(", "$$$(A", "a: #\n"]
+    values = {f"V{index}": word for index, word in enumerate(words)} | {"A": "a"}
+    request = EmitRequest(["sh", *words], ranks, per_pod, image="a", variables=values)
+    for one in containers(objects(kind, request)):
+        variables = {"NODE_RANK": "1"}
+        for variable in one.get("env", ()):
+            if "value" in variable:
+                variables[variable["name"]] = expanded(variable["value"], variables)
+        if "env" in one:
+            assert variables.items() >= request.variables.items()
+        command = [expanded(word, variables) for word in one["command"]]
+        assert command[-len(request.command) :] == request.command
+        assert "--node-rank" not in command or command[command.index("--node-rank") + 1] == "1"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_command_is_the_users(command: tuple[str, ...], line: str) -> None:
     subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
 
 
+def test_words_and_values_arrive_as_they_were_given() -> None:
+    words = ["$(date)", "a$$b", "`x`", "a 'b' \"c\"", "{0}", "%s", "a\nb", "*", "\\", ""]
+    variables = {f"V{index}": word for index, word in enumerate(words)}
+    text = emit("slurm", EmitRequest(["env", *words], 2, 2, variables=variables))
+    fakes = 'srun() { shift 2; printf \'%s\\0\' "$@" "${!V@}" "$V0" "$V6"; }\n'
+    done = subprocess.run(["bash"], input=fakes + text, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == ["env", *words, *variables, words[0], words[6]]
+
+
 def test_flags_for_the_ranks_become_variables() -> None:
     done = run_launcher(*FOUR, "--log-level", "debug", "--tcp", "python", "train.py")
     assert "export HVDLITE_LOG_LEVEL=debug\n" in done.stdout
