@@ -175,14 +175,14 @@ class Curves:
     bytes: list[float]  # One rank gives so many to collectives per second.
 
 
-def curves(history: Mapping[int, Sequence[Sample]], most: int = _MOST_POINTS) -> Curves:
-    """Return what `Run.history()` tells, in at most `most` intervals."""
+def curves(history: Mapping[int, Sequence[Sample]]) -> Curves:
+    """Return what `Run.history()` tells, in at most `_MOST_POINTS` intervals."""
     found = Curves([], [], {name: [] for name in PHASES}, [], [])
     points = next(
         (samples for samples in history.values() if samples[-1].steps is not None),
         next(iter(history.values()), ()),
     )
-    apart = max(1, -(-(len(points) - 1) // most))
+    apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
     kept = points[::-1][::apart][::-1]  # The newest one stays.
     samples = _samples(history.values(), [point.time for point in kept])
     for (first, last), (before, after) in zip(pairwise(kept), pairwise(samples), strict=True):

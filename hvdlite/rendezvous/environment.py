@@ -157,13 +157,11 @@ def assign_rank(worker: WorkerEnvironment | None) -> None:
     _given = None if worker is None else with_own_settings(worker)
 
 
-def with_own_settings(
-    worker: WorkerEnvironment, environment: Mapping[str, str] | None = None
-) -> WorkerEnvironment:
+def with_own_settings(worker: WorkerEnvironment) -> WorkerEnvironment:
     """Complete an assignment by what this process's variables say of its host and its patience."""
     # HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES, HVDLITE_BIND_ADDRESS and HVDLITE_START_TIMEOUT
     # count where the assignment has the default.
-    variables = Variables(os.environ if environment is None else environment)
+    variables = Variables(os.environ)
     patient = worker.start_timeout == WorkerEnvironment.start_timeout
     return replace(
         worker,

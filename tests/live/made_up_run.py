@@ -26,11 +26,10 @@ class MadeUpJob:
         self.ranks = ranks
         self.hosts = hosts
         self.second = 0
-        self.epoch = 0
         self._noise = random.Random(1)
         self._steps = 0.0
         self._sums = [[0.0] * 7 for _ in range(ranks)]
-        self._samples = dict.fromkeys(range(ranks), 0)  # of a process, which may outlive an epoch
+        self._samples = dict.fromkeys(range(ranks), 0)
         self._begin = time.monotonic() - seconds
         for _ in range(seconds):
             self.say()
@@ -48,7 +47,7 @@ class MadeUpJob:
             sample = Sample(
                 rank=rank,
                 size=self.ranks,
-                epoch=self.epoch,
+                epoch=0,
                 host=self.hosts[rank % len(self.hosts)],
                 pid=100 + rank,
                 time=BEGAN + self.second,
@@ -67,13 +66,6 @@ class MadeUpJob:
             )
             self.run.add(sample, self._begin + self.second)
 
-    def next_epoch(self, ranks: int) -> None:
-        """Begin the next world of an elastic job; its engines count from 0."""
-        self.ranks = ranks
-        self.epoch += 1
-        self._steps = 0.0
-        self._sums = [[0.0] * 7 for _ in range(ranks)]
-
     def _train(self) -> None:
         """Train for a second."""
         late = 0.004 + 0.009 * (self.second % 20 > 7)
@@ -88,4 +80,4 @@ class MadeUpJob:
             row += (1.0, late, 0.0) if last else (0.0, 0.0, 0.0)
             for i, one in enumerate(row):
                 sums[i] += count * one
-            self._samples[rank] = self._samples.get(rank, 0) + round(16 * count)
+            self._samples[rank] += round(16 * count)
