@@ -57,11 +57,12 @@ def refuse_pass(name: str, passes: int) -> None:
 
 def used_too_early(name: str) -> HvdliteError:
     """Return the error of a gradient that is gone before it was reduced."""
-    return HvdliteError(
+    error: HvdliteError = HvdliteError(
         f"the gradient of {name} was gone before it was reduced: a hook of the script has used it "
         "with another optimizer, on each rank by itself; make the optimizer that the hook steps a "
         "hvd.DistributedOptimizer"
     )
+    return error
 
 
 def warn_of_unreduced(title: str, passes: int) -> None:
