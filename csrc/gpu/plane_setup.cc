@@ -20,11 +20,6 @@ std::size_t fusion_bytes(const Config& config) {
 
 Status invalid(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
 
-template <typename T>
-std::span<std::byte> bytes_of(T& value) {
-  return std::as_writable_bytes(std::span(&value, 1));
-}
-
 }  // namespace
 
 // A plain struct, because its bytes travel.
@@ -78,16 +73,10 @@ Result<std::vector<DeviceAgreement::Candidate>> DeviceAgreement::exchange(const 
                                                                           const Candidate& own,
                                                                           Patience patience) {
   std::vector<Candidate> members(group.ranks.size());
-  std::vector<Transfer> transfers;
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (group.ranks[i] == own.rank) {
-      members[i] = own;
-    } else {
-      transfers.push_back(
-          {group.ranks[i], std::as_bytes(std::span(&own, 1)), bytes_of(members[i])});
-    }
-  }
-  HVDLITE_RETURN_IF_ERROR(host_.transfer(transfers, patience));
+  const std::vector<std::size_t> bytes(members.size(), sizeof(Candidate));
+  const Allgather call{group, std::as_bytes(std::span(&own, 1)), bytes,
+                       std::as_writable_bytes(std::span(members))};
+  HVDLITE_RETURN_IF_ERROR(host_.allgather(call, patience));
   return members;
 }
 
@@ -131,13 +120,8 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
   const std::shared_ptr<const NcclApi>& api = loaded.value();
   const int root = group.ranks.front();
   if (fabric_->topology.rank == root) start.result = api->get_unique_id(&start.id);
-  std::vector<Transfer> transfers;
-  for (const int rank : group.ranks) {
-    if (fabric_->topology.rank == root && rank != root)
-      transfers.push_back({rank, bytes_of(start), {}});
-  }
-  if (fabric_->topology.rank != root) transfers.push_back({root, {}, bytes_of(start)});
-  HVDLITE_RETURN_IF_ERROR(host_.transfer(transfers, patience));
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&start, 1));
+  HVDLITE_RETURN_IF_ERROR(host_.broadcast({group, root, bytes, bytes}, patience));
   if (start.result != NcclResult::kSuccess) {
     return invalid("NCCL does not start on rank " + std::to_string(root) + ": " +
                    api->error_string(start.result) + "; run with NCCL_DEBUG=INFO");
