@@ -9,31 +9,11 @@
 #include <cerrno>
 
 namespace hvdlite {
-namespace {
-
-std::byte* map_pages(int fd, std::uint64_t bytes, int flags) {
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
-  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
-}
-
-}  // namespace
 
 Result<Mapping> Mapping::shared(const Fd& memfd, std::uint64_t bytes) {
-  std::byte* data = map_pages(memfd.get(), bytes, MAP_SHARED);
-  if (data == nullptr) return system_error("mmap of a shared segment", errno);
-  return Mapping(data, bytes);
-}
-
-Result<Mapping> Mapping::anonymous(std::uint64_t bytes) {
-  std::byte* data = map_pages(-1, bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
-  if (data == nullptr) return system_error("mmap of private memory", errno);
-  return Mapping(data, bytes);
-}
-
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
+  if (data == MAP_FAILED) return system_error("mmap of a shared segment", errno);
+  return Mapping(static_cast<std::byte*>(data), bytes);
 }
 
 Mapping::~Mapping() {
@@ -41,11 +21,8 @@ Mapping::~Mapping() {
 }
 
 void Mapping::discard(std::uint64_t begin, std::uint64_t bytes) const {
-  // The first is for a file, the second for private memory. Where the system does neither, the
-  // pages stay in use.
-  if (::madvise(data_ + begin, bytes, MADV_REMOVE) != 0) {
-    ::madvise(data_ + begin, bytes, MADV_DONTNEED);
-  }
+  // Where the system cannot, the pages stay in use.
+  (void)::madvise(data_ + begin, bytes, MADV_REMOVE);
 }
 
 void Mapping::keep_out_of_dumps(std::uint64_t begin, std::uint64_t bytes) const {

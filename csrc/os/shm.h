@@ -1,5 +1,5 @@
-// Owner of a memory mapping of a shared memfd or of private anonymous memory, which the destructor
-// unmaps. Sizes are in bytes. Errors are kInternal and name the system call.
+// Owner of a memory mapping of a shared memfd, which the destructor unmaps. Sizes are in bytes.
+// Errors are kInternal and name the system call.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,8 @@ namespace hvdlite {
 class Mapping {
  public:
   static Result<Mapping> shared(const Fd& memfd, std::uint64_t bytes);
-  static Result<Mapping> anonymous(std::uint64_t bytes);  // zeroed, page-aligned
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Mapping& operator=(Mapping&& other) noexcept;
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
@@ -28,7 +26,6 @@ class Mapping {
   void keep_out_of_dumps(std::uint64_t begin, std::uint64_t bytes) const;
 
   std::byte* data() const { return data_; }
-  std::uint64_t bytes() const { return bytes_; }
 
  private:
   Mapping(std::byte* data, std::uint64_t bytes) : data_(data), bytes_(bytes) {}

@@ -25,7 +25,7 @@ struct WorldMemory {
 Status add_rank(WorldMemory& memory, const Topology& topology, const Config& config) {
   SegmentLayout layout = SegmentLayout::make(topology.local_size(topology.rank), config);
   layout.gradient_bytes = std::min(layout.gradient_bytes, kMostGradientBytes);
-  Result<std::shared_ptr<Segment>> segment = Segment::in_process(layout);
+  Result<std::shared_ptr<Segment>> segment = make_segment(layout);
   HVDLITE_RETURN_IF_ERROR(segment.status());
   memory.segments.push_back(segment.value());
   memory.events.push_back(make_event());
@@ -66,6 +66,12 @@ void connect(Fabric& a, Fabric& b) {
 }
 
 }  // namespace
+
+Result<std::shared_ptr<Segment>> make_segment(const SegmentLayout& layout) {
+  const Result<Fd> memfd = Segment::create(layout);
+  HVDLITE_RETURN_IF_ERROR(memfd.status());
+  return Segment::map(memfd.value());
+}
 
 Result<std::vector<std::unique_ptr<Fabric>>> make_inproc_world(const std::vector<int>& host_of,
                                                                const Config& config,

@@ -8,9 +8,12 @@
 
 namespace hvdlite {
 
-// Makes one fabric for each of `host_of.size()` ranks. Ranks with the same number in it share plain
-// memory as processes would share a segment; in-process channels connect all of them, those for
-// control messages only along the tree if there is one. The fabrics may be destroyed in any order.
+// Makes a segment and maps it, for threads as ranks.
+Result<std::shared_ptr<Segment>> make_segment(const SegmentLayout& layout);
+
+// Makes one fabric for each of `host_of.size()` ranks. Ranks with the same number in it share
+// segments as processes do; in-process channels connect all of them, those for control messages
+// only along the tree if there is one. The fabrics may be destroyed in any order.
 Result<std::vector<std::unique_ptr<Fabric>>> make_inproc_world(const std::vector<int>& host_of,
                                                                const Config& config,
                                                                bool control_tree = false);

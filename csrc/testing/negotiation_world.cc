@@ -7,6 +7,7 @@
 
 #include "backend/self_backend.h"
 #include "testing/inproc_channel.h"
+#include "testing/inproc_world.h"
 #include "transport/control_tree.h"
 
 namespace hvdlite {
@@ -55,7 +56,7 @@ Status NegotiationWorld::connect(const std::vector<int>& host_of, bool control_t
   for (int rank = 0; rank < size; ++rank) {
     auto fabric = std::make_unique<Fabric>(Topology{rank, size, host_of, control_tree});
     fabric->relay_patience = std::chrono::hours(1);
-    Result<std::shared_ptr<Segment>> segment = Segment::in_process(SegmentLayout::make(1, config));
+    Result<std::shared_ptr<Segment>> segment = make_segment(SegmentLayout::make(1, config));
     HVDLITE_RETURN_IF_ERROR(segment.status());
     fabric->own_segment = fabric->segments[rank] = segment.value();
     events_.push_back(make_event());

@@ -107,13 +107,6 @@ Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
 }
 
-Result<std::shared_ptr<Segment>> Segment::in_process(const SegmentLayout& layout) {
-  Result<Mapping> mapping = Mapping::anonymous(layout.total_bytes());
-  if (!mapping.ok()) return mapping.status();
-  write_header(mapping.value(), layout);
-  return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
-}
-
 std::atomic<std::uint32_t>* Segment::sleeping() const {
   return &reinterpret_cast<Header*>(mapping_.data())->sleeping;
 }

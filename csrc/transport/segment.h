@@ -9,9 +9,9 @@
 //
 // The owner creates the memfd (Segment::create), touches it first, and passes it to its peers,
 // which map it. The memfd is sealed against shrinking, so that no peer can make another one fault.
-// Worlds of threads use the same layout over private memory, with one mapping for all threads,
-// because ThreadSanitizer follows addresses. Sizes are 64-bit throughout. Fabrics own their
-// Segments. waiter.h, byte_ring.h and plane/staging.h say which thread may touch which part.
+// Worlds of threads have one mapping for all threads, because ThreadSanitizer follows addresses.
+// Sizes are 64-bit throughout. Fabrics own their Segments. waiter.h, byte_ring.h and
+// plane/staging.h say which thread may touch which part.
 #pragma once
 
 #include <atomic>
@@ -61,8 +61,6 @@ class Segment {
   static Result<Fd> create(const SegmentLayout& layout);
   // Maps a memfd, and checks its seal, header, version and size: kInternal when they do not fit.
   static Result<std::shared_ptr<Segment>> map(const Fd& memfd);
-  // Makes private memory of the same layout, for threads as ranks.
-  static Result<std::shared_ptr<Segment>> in_process(const SegmentLayout& layout);
 
   const SegmentLayout& layout() const { return layout_; }
   std::atomic<std::uint32_t>* sleeping() const;

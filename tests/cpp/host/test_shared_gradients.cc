@@ -236,7 +236,7 @@ TEST(shared_gradients_name_the_rank_that_is_lost_or_makes_no_progress) {
 TEST(gradient_area_lends_what_fits_and_takes_it_back) {
   SegmentLayout layout = SegmentLayout::make(2, Config());
   layout.gradient_bytes = 1 << 20;
-  const auto segment = Segment::in_process(layout);
+  const auto segment = make_segment(layout);
   CHECK_OK(segment.status());
   const auto area = std::make_shared<GradientArea>(segment.value());
   CHECK(area->lend(0) == nullptr);
@@ -293,7 +293,7 @@ TEST(gradient_area_has_no_room_on_a_host_of_one_rank_or_where_a_limit_or_the_kno
   config.shm_gradients = 0;
   const SegmentLayout layout = SegmentLayout::make(2, config);
   CHECK_EQ(layout.gradient_bytes, 0u);
-  const auto segment = Segment::in_process(layout);
+  const auto segment = make_segment(layout);
   CHECK_OK(segment.status());
   CHECK(std::make_shared<GradientArea>(segment.value())->lend(1) == nullptr);
 }
