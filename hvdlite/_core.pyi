@@ -347,39 +347,20 @@ class Engine:
     ) -> Handle:
         """Submit a broadcast from `root` (a rank): its inputs into every rank's outputs."""
 
-    def send(
-        self,
-        name: str,
-        tensor: Tensor,
-        to: int,
-        process_set: int = 0,
-        keep: Any = None,
-        blocking: bool = False,
-    ) -> Handle:
-        """Submit what rank `to` of the process set receives under the same name.
+    def send(self, name: str, tensor: Tensor, to: int, keep: Any = None) -> Handle:
+        """Submit what rank `to` receives under the same name: one dimension, in host memory.
 
-        Only the two ranks take part. They agree about dtype and number of elements; shapes may
-        differ. The handle completes when the tensor may be changed, and not before the other rank
-        receives.
+        Only the two ranks take part. The handle completes when the tensor may be changed, and not
+        before the other rank receives.
         """
 
-    def recv(
-        self,
-        name: str,
-        tensor: Tensor,
-        source: int,
-        process_set: int = 0,
-        keep: Any = None,
-        blocking: bool = False,
-    ) -> Handle:
+    def recv(self, name: str, tensor: Tensor, source: int, keep: Any = None) -> Handle:
         """Submit a tensor whose output address gets what rank `source` sends under this name."""
 
     def barrier(self, name: str, process_set: int = 0, blocking: bool = False) -> Handle:
         """Submit a barrier."""
 
-    def commit(
-        self, name: str, transaction: str, process_set: int = 0, blocking: bool = False
-    ) -> Handle:
+    def commit(self, name: str, transaction: str, process_set: int = 0) -> Handle:
         """Submit the end of an elastic job's transaction: all ranks complete all of it, or none."""
 
     def join(self, blocking: bool = False) -> Handle:

@@ -78,11 +78,6 @@ EntryBuilder& EntryBuilder::capacity(std::uint64_t bytes) {
 
 Result<EntryPtr> EntryBuilder::build() {
   if (!wrong_.ok()) return wrong_;
-  if (entry_->request.is_send()) {
-    for (TensorShape& tensor : entry_->request.tensors) {
-      tensor.dims = {static_cast<std::int64_t>(tensor.count())};
-    }
-  }
   return std::move(entry_);
 }
 

@@ -52,11 +52,6 @@ class EntryBuilder {
     entry_->attachment = std::move(attachment);
     return *this;
   }
-  // A send's two ranks. Its tensors count by their elements alone, whatever their shapes.
-  EntryBuilder& ends(int source, int destination) {
-    entry_->request.ranks = {source, destination};
-    return *this;
-  }
   EntryBuilder& splits(std::vector<std::int64_t> rows) {
     entry_->request.splits = std::move(rows);
     return *this;

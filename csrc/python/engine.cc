@@ -97,15 +97,16 @@ HandlePtr broadcast(const HolderPtr& self, Name name, const Tensors& tensors, in
 }
 
 HandlePtr send(const HolderPtr& self, Name name, const TensorArgument& tensor, int to,
-               std::uint32_t process_set, py::object keep, bool blocking) {
-  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, 0);
-  return submit(self, call.ends(self->engine().rank(), to), std::move(keep), blocking);
+               py::object keep) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), 0, {&tensor}, 0);
+  return submit(self, call.ranks({self->engine().rank(), to}), std::move(keep), /*blocking=*/false);
 }
 
 HandlePtr recv(const HolderPtr& self, Name name, const TensorArgument& tensor, int source,
-               std::uint32_t process_set, py::object keep, bool blocking) {
-  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, 0);
-  return submit(self, call.ends(source, self->engine().rank()), std::move(keep), blocking);
+               py::object keep) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), 0, {&tensor}, 0);
+  return submit(self, call.ranks({source, self->engine().rank()}), std::move(keep),
+                /*blocking=*/false);
 }
 
 HandlePtr barrier(const HolderPtr& self, Name name, std::uint32_t process_set, bool blocking) {
@@ -114,9 +115,9 @@ HandlePtr barrier(const HolderPtr& self, Name name, std::uint32_t process_set, b
 }
 
 HandlePtr commit(const HolderPtr& self, Name name, std::string transaction,
-                 std::uint32_t process_set, bool blocking) {
+                 std::uint32_t process_set) {
   EntryBuilder call(Kind::kCommit, std::move(name.text), process_set);
-  return submit(self, call.transaction(std::move(transaction)), py::none(), blocking);
+  return submit(self, call.transaction(std::move(transaction)), py::none(), /*blocking=*/false);
 }
 
 HandlePtr join(const HolderPtr& self, bool blocking) {
@@ -356,12 +357,10 @@ void register_engine(py::module_& module) {
            py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking, stream)
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
            process_set, keep, blocking, stream)
-      .def("send", &send, py::arg("name"), py::arg("tensor"), py::arg("to"), process_set, keep,
-           blocking)
-      .def("recv", &recv, py::arg("name"), py::arg("tensor"), py::arg("source"), process_set, keep,
-           blocking)
+      .def("send", &send, py::arg("name"), py::arg("tensor"), py::arg("to"), keep)
+      .def("recv", &recv, py::arg("name"), py::arg("tensor"), py::arg("source"), keep)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)
-      .def("commit", &commit, py::arg("name"), py::arg("transaction"), process_set, blocking)
+      .def("commit", &commit, py::arg("name"), py::arg("transaction"), process_set)
       .def("join", &join, blocking)
       .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
       .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
