@@ -123,11 +123,6 @@ class TuningSearch {
   // The duel that the last record() ended, if it did.
   const std::optional<Duel>& ended() const { return ended_; }
 
-  // No search takes more samples.
-  static int most_samples(int most_trials) {
-    return 2 * (most_trials * (2 * kTrialWins - 1) + kFinalWins + kFinalLosses - 1);
-  }
-
  private:
   void propose();                        // the next trial; the final duel after the last
   bool step(Tunables& candidate) const;  // false: there is nothing to try in this direction

@@ -32,7 +32,9 @@ void make_steps(StepClock& clock, int first, int count, const std::vector<double
   }
 }
 
-std::string line_of(StepClock& clock) {
+std::string line_of_two_ranks(const std::vector<double>& before, const std::vector<double>& after) {
+  StepClock clock(2, 0.49);
+  make_steps(clock, 0, 12, before, after);
   const auto line = clock.lateness().take_line();
   return line ? line->text : "";
 }
@@ -53,20 +55,14 @@ TEST(lateness_names_the_rank_that_is_late_and_by_how_much) {
 }
 
 TEST(lateness_of_two_ranks_is_after_the_other_one) {
-  StepClock clock(2, 0.49);
-  make_steps(clock, 0, 12, {0, 0}, {8, 0});
-  const std::string line = line_of(clock);
-  CHECK_EQ(line,
+  CHECK_EQ(line_of_two_ranks({0, 0}, {8, 0}),
            std::string("rank 0 was last in 100 % of 10 steps, 8.0 ms (16 % of a step) after the "
                        "median, 0.0 ms of it before backward: look at its batches and at what "
                        "else runs on its host"));
 }
 
 TEST(lateness_stays_when_a_later_all_reduce_finds_all_ranks_together) {
-  StepClock clock(2, 0.49);
-  make_steps(clock, 0, 12, {0, 9}, {0, 0});
-  const std::string line = line_of(clock);
-  CHECK_EQ(line,
+  CHECK_EQ(line_of_two_ranks({0, 9}, {0, 0}),
            std::string("rank 1 was last in 100 % of 10 steps, 9.0 ms (18 % of a step) after the "
                        "median, 9.0 ms of it before backward: look at its input, its forward pass "
                        "and its links"));
