@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <span>
-#include <string_view>
 
 #include "base/counter.h"
 #include "base/deadline.h"
@@ -105,7 +104,6 @@ class Backend {
   static constexpr const char* kTraceRow = "engine";  // where the engine draws its batches
 
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;
   // Called once, before the first collective, with what outlives the backend: the parts of a
   // collective may be drawn on its row kTraceRow (TraceSpan), a device's on a row of its own
   // (Trace::span).

@@ -9,7 +9,6 @@ namespace hvdlite {
 
 class SelfBackend : public Backend {
  public:
-  std::string_view name() const override { return "self"; }
   Status allreduce(const Allreduce& call, Patience patience) override;
   Status allgather(const Allgather& call, Patience patience) override;
   Status broadcast(const Broadcast& call, Patience patience) override;

@@ -14,7 +14,6 @@
 #endif
 #define HVDLITE_GUARDED_BY(x) HVDLITE_ANNOTATE(guarded_by(x))
 #define HVDLITE_REQUIRES(x) HVDLITE_ANNOTATE(requires_capability(x))
-#define HVDLITE_EXCLUDES(x) HVDLITE_ANNOTATE(locks_excluded(x))
 
 namespace hvdlite {
 
@@ -22,7 +21,6 @@ class HVDLITE_ANNOTATE(capability("mutex")) Mutex {
  public:
   void lock() HVDLITE_ANNOTATE(acquire_capability()) { mutex_.lock(); }
   void unlock() HVDLITE_ANNOTATE(release_capability()) { mutex_.unlock(); }
-  bool try_lock() HVDLITE_ANNOTATE(try_acquire_capability(true)) { return mutex_.try_lock(); }
 
  private:
   friend class Condition;

@@ -24,7 +24,6 @@ class Timeline : public NegotiationObserver {
  public:
   explicit Timeline(Trace& trace) : trace_(trace), devices_(trace) {}  // borrowed
 
-  bool on() const { return trace_.on(); }
   void taken(const std::vector<EntryPtr>& entries) const {
     if (trace_.on()) write_taken(entries);
   }

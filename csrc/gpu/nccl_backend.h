@@ -30,7 +30,6 @@ class NcclBackend : public DeviceBackend {
               Backend& host, bool fused);
   ~NcclBackend() override;
 
-  std::string_view name() const override { return "nccl"; }
   CudaDevice& device() const override { return *workspace_.device; }
   Status allreduce(const Allreduce& call, Patience patience) override;
   Status allgather(const Allgather& call, Patience patience) override;

@@ -11,7 +11,6 @@ class SelfDeviceBackend : public DeviceBackend {
  public:
   explicit SelfDeviceBackend(DeviceWorkspace& workspace) : workspace_(workspace) {}  // borrowed
 
-  std::string_view name() const override { return "self on a GPU"; }
   CudaDevice& device() const override { return *workspace_.device; }
   Status allreduce(const Allreduce& call, Patience patience) override;
   Status allgather(const Allgather& call, Patience patience) override;

@@ -16,7 +16,6 @@ class StagedBackend : public DeviceBackend {
   StagedBackend(DeviceWorkspace& workspace, Backend& host, int rank)  // both borrowed
       : workspace_(workspace), host_(host), rank_(rank) {}
 
-  std::string_view name() const override { return "GPU through the host"; }
   CudaDevice& device() const override { return *workspace_.device; }
   Status allreduce(const Allreduce& call, Patience patience) override;
   Status allgather(const Allgather& call, Patience patience) override;

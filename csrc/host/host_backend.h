@@ -22,7 +22,6 @@ class HostBackend : public Backend {
   HostBackend(const HostBackend&) = delete;
   HostBackend& operator=(const HostBackend&) = delete;
 
-  std::string_view name() const override { return "host"; }
   void trace_to(Trace& trace) override { plane_.trace_to(trace, kTraceRow); }
   void count_in(Counter& to_other_hosts, Counter& unstaged) override {
     plane_.count_in(to_other_hosts, unstaged);

@@ -19,7 +19,6 @@
 #include "engine/engine.h"
 #include "entry/entry_builder.h"
 #include "python/bindings.h"
-#include "python/unlocked.h"
 
 namespace hvdlite {
 

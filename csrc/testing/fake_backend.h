@@ -16,7 +16,6 @@ class FakeBackend : public SelfBackend {
   FakeBackend(std::vector<std::string>& calls, const Status& failure)
       : calls_(calls), failure_(failure) {}
 
-  std::string_view name() const override { return "fake"; }
   Status allreduce(const Allreduce& call, Patience patience) override {
     calls_.push_back("allreduce of " + std::to_string(call.pieces.size()) + " " +
                      std::string(name_of(call.types.memory)) + " by " +

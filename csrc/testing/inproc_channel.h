@@ -25,7 +25,6 @@ class InprocChannel : public Channel {
   InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link, WakeUp peer_wake_up);
   ~InprocChannel() override { close(); }
 
-  int peer() const override { return rings_.peer; }
   Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
     return rings_.write(bytes, gone());
   }

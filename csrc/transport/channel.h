@@ -35,8 +35,6 @@ Status peer_silent(int rank, double seconds, int error);
 class Channel {
  public:
   virtual ~Channel() = default;
-  // The rank at the other end.
-  virtual int peer() const = 0;
   // Takes as many bytes as fit now and returns their number; 0: full, try again after a wake-up.
   virtual Result<std::size_t> try_write(std::span<const std::byte> bytes) = 0;
   // Fills `bytes` with what has arrived and returns the number of bytes; 0: nothing yet.

@@ -18,7 +18,6 @@ class RingChannel : public Channel {
   RingChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up)
       : rings_{peer, inbound, outbound, peer_wake_up} {}
 
-  int peer() const override { return rings_.peer; }
   Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
     return rings_.write(piece(bytes, rings_.outbound), gone());
   }

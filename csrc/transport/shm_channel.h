@@ -16,7 +16,6 @@ class ShmChannel : public Channel {
   ShmChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up, Fd lifeline);
   ~ShmChannel() override { close(); }
 
-  int peer() const override { return rings_.peer; }
   Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
     return rings_.write(bytes, gone());
   }

@@ -19,7 +19,6 @@ class TcpChannel : public Channel {
   TcpChannel(int peer, Fd socket, double patience);
   ~TcpChannel() override { close(); }
 
-  int peer() const override { return peer_; }
   Result<std::size_t> try_write(std::span<const std::byte> bytes) override;
   Result<std::size_t> try_read(std::span<std::byte> bytes) override;
   Status attach(Waiter& waiter) override;

@@ -35,7 +35,6 @@ class Writer {
     append(text.data(), text.size());
   }
   void put_all(const Bytes& bytes) { append(bytes.data(), bytes.size()); }
-  std::size_t size() const { return bytes_.size(); }
   Bytes take() { return std::move(bytes_); }
 
  private:

@@ -1,6 +1,7 @@
 #include "negotiation/deadlock/deadlock_watch.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace hvdlite {

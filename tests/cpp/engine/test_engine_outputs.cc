@@ -1,6 +1,5 @@
 // Whole engines whose callers give the memory for results with rows.
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "backend/self_backend.h"

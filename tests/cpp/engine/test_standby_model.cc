@@ -10,7 +10,6 @@
 #include <array>
 #include <deque>
 #include <string_view>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>

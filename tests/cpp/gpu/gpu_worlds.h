@@ -98,7 +98,6 @@ class ThroughDevice : public Backend {
     (void)device_->api().stream_destroy(consumer_);
   }
 
-  std::string_view name() const override { return "through a device"; }
   Status allreduce(const Allreduce& call, Patience patience) override {
     const auto& [group, types, op, pieces] = call;
     std::vector<OnDevice> inputs, outputs;

@@ -1,5 +1,4 @@
 // The conformance suite's part on collectives that give every member something of its own.
-#include <cmath>
 #include <numeric>
 #include <vector>
 

@@ -26,7 +26,7 @@ struct Device {
   std::array<std::atomic<std::int64_t>, sizeof(FakeCounters) / sizeof(std::int64_t)> counters{};
 
   // The stream that a call means by stream 0; made at the first use.
-  std::shared_ptr<Stream> default_stream() HVDLITE_EXCLUDES(mutex);
+  std::shared_ptr<Stream> default_stream();
 
   hvdlite::Mutex mutex;
   std::shared_ptr<Stream> default_ HVDLITE_GUARDED_BY(mutex);
