@@ -36,7 +36,7 @@ import numpy as np
 from hvdlite import elastic
 from hvdlite.elastic import history
 from hvdlite.elastic.state import State
-from hvdlite.elastic.variables import VariableState
+from hvdlite.elastic.tensor_state import VariableState
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.adapters import backend_adapter, keras_2
