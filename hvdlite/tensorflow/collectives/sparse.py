@@ -37,7 +37,7 @@ def allreduce_slices(
         )
     merged = _merge(slices, wire.text)
     values, indices = _gather(merged, wire, reduction, compression)
-    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+    return tf.IndexedSlices(values, indices, dense_shape=merged.dense_shape)
 
 
 def reduce_sparse_gradients(
@@ -71,7 +71,9 @@ def _merge(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
     values = check(slices.values, name)
     indices, places = tf.unique(tf.convert_to_tensor(slices.indices))
     values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
-    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+    shape = slices.dense_shape  # A script may give a tuple, of which a graph can make no result.
+    shape = None if shape is None else tf.convert_to_tensor(shape)
+    return tf.IndexedSlices(values, indices, dense_shape=shape)
 
 
 def _gather(

@@ -80,7 +80,12 @@ def _checked(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
         [],
     )
     with tf.control_dependencies([check]):
-        return list(tf.nest.map_structure(tf.identity, list(gradients), expand_composites=True))
+        return [
+            tf.IndexedSlices(tf.identity(one.values), one.indices, one.dense_shape)
+            if isinstance(one, tf.IndexedSlices)
+            else (None if one is None else tf.identity(one))
+            for one in gradients
+        ]
 
 
 def _parts(
