@@ -13,18 +13,20 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.address import fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.dial import local_host, reach
-from hvdlite.rendezvous.frames import FrameReader, FrameWriter
+from hvdlite.rendezvous.frames import MAX_BODY_BYTES, FrameReader, FrameWriter
 from hvdlite.rendezvous.handshake import Job, Role, session_keys
 from hvdlite.rendezvous.peer import BacklogError, Peer
 from hvdlite.rendezvous.service import Service
+
+_Self = TypeVar("_Self", bound="Store")
 
 _GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
 
@@ -62,9 +64,14 @@ class Store(Service):
         self._size = size
         self._exchanges: dict[str, _Exchange] = {}
         self._published: dict[str, _Published] = {}
+        self._operations: dict[str, Callable[[Peer, str, Any, float], None]] = {
+            "exchange": self._exchange,
+            "publish": self._publish,
+            "look up": self._look_up,
+        }
 
     @classmethod
-    def start(cls, size: int, job: Job, address: str | None = None) -> Store:
+    def start(cls: type[_Self], size: int, job: Job, address: str | None = None) -> _Self:
         """Listen, and serve until `close` is called."""
         # `size` says how many ranks the job has; an exchange is complete when all have sent a
         # value.
@@ -74,19 +81,15 @@ class Store(Service):
         return cls(job, size, listen(address or fresh_unix_address()))._start()
 
     def _take(self, peer: Peer, body: bytes) -> None:
-        operations = {
-            "exchange": self._exchange,
-            "publish": self._publish,
-            "look up": self._look_up,
-        }
         try:
             message = json.loads(body)
-            operation, key, value = operations[message["kind"]], message["key"], message["value"]
+            operation, key = self._operations[message["kind"]], str(message["key"])
+            value = message["value"]
             until = time.monotonic() + message["patience"]
         except (ValueError, RecursionError, LookupError, TypeError, OverflowError):
             self._end(peer)
         else:
-            operation(peer, str(key), value, until)
+            operation(peer, key, value, until)
 
     def _publish(self, peer: Peer, key: str, value: Any, until: float) -> None:
         published = self._published.setdefault(key, _Published())
@@ -168,27 +171,31 @@ class StoreClient:
         """Send a value, and return those of all ranks, in rank order."""
         # Raises BootstrapError if some rank did not send its value in time, or left; the message
         # names it.
-        values: list[Any] = self._ask("exchange", key, value)
+        values: list[Any] = self.ask("exchange", key, value, self._deadline)
         return values
 
     def publish(self, key: str, value: Any) -> None:
         """Publish a value for as long as this client is connected."""
         # Raises BootstrapError if the store has gone.
-        self._ask("publish", key, value)
+        self.ask("publish", key, value, self._deadline)
 
     def look_up(self, key: str) -> Any:
         """Return the value that a rank publishes under a key, and wait until one does."""
         # Raises PublisherGoneError if the rank that published it has disconnected.
         # Raises BootstrapError if no rank has published it in time.
-        return self._ask("look up", key)
+        return self.ask("look up", key, None, self._deadline)
 
-    def _ask(self, kind: str, key: str, value: Any = None) -> Any:
-        patience = max(0.0, self._deadline.seconds_left)
+    def ask(self, kind: str, key: str, value: Any, deadline: Deadline) -> Any:
+        """Have the store do an operation, and return its answer; only one at a time."""
+        # Raises BootstrapError if the store has gone, or the operation fails.
+        patience = max(0.0, deadline.seconds_left)
         message = {"kind": kind, "key": key, "value": value, "patience": patience}
+        body = json.dumps(message).encode()
+        if len(body) > MAX_BODY_BYTES:
+            raise BootstrapError(f"a message of {len(body)} bytes is too long for it")
         try:
-            frame = self._writer.wrap(json.dumps(message).encode())
-            self._deadline.send(self._connection, frame)
-            answer = json.loads(self._receive())
+            deadline.send(self._connection, self._writer.wrap(body))
+            answer = json.loads(self._receive(deadline))
         except TimeoutError:
             raise BootstrapError(
                 f"rank {self._rank} got no answer from the store ({key}); is the launcher stopped?"
@@ -201,10 +208,10 @@ class StoreClient:
             raise BootstrapError(answer["value"])
         return answer["value"]
 
-    def _receive(self) -> bytes:
+    def _receive(self, deadline: Deadline) -> bytes:
         while True:
             # The store answers at the deadline, and names the missing ranks. So wait a bit longer.
-            data = self._deadline.receive(self._connection, 1 << 16, _GRACE_SECONDS)
+            data = deadline.receive(self._connection, 1 << 16, _GRACE_SECONDS)
             if not data:
                 raise BootstrapError(
                     f"rank {self._rank} lost the store while it waited for the other ranks"

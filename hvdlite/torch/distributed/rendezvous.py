@@ -1,7 +1,8 @@
 """Finds the other ranks for `dist.init_process_group` under hvdlite-run, srun and mpirun.
 
-These launchers do not set the variables of torch's "env://". So rank 0 serves a TCPStore of torch
-at a free port, and its address goes through hvdlite's store, as the addresses in `hvd.init()` do.
+Rank 0 serves torch's store to the processes of the job alone (see `store`), and its address goes
+through hvdlite's store, as the addresses in `hvd.init()` do. Where torch sees GPUs the store is
+torch's own TCPStore: NCCL's threads ask it at any time, also when Python is at its end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import distributed
 
 from hvdlite.errors import BootstrapError
@@ -27,9 +29,11 @@ from hvdlite.rendezvous.environment import WorkerEnvironment, detect
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.serving import serve_store
 from hvdlite.rendezvous.store import StoreClient
+from hvdlite.torch.distributed.store import JobStore, KeyServer
 
 # The store's Unix address ends with it, so that a hvd.init() meanwhile has its own.
 _SUFFIX = "-torch"
+_OURS = "job:"  # The address of a store that is not a TCPStore begins with it.
 
 
 def meet(error: Exception, timeout: timedelta | None) -> tuple[Any, int, int]:
@@ -66,19 +70,40 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
             address = stack.enter_context(serve_store(at_address, job, deadline)).address
         client = StoreClient(address, job, worker.rank, deadline)
         stack.enter_context(client)
-        store = _serve(worker, client.local_host, timeout) if worker.rank == 0 else None
-        own = "" if store is None else f"{store.host}:{store.port}"
+        host = client.local_host
+        if host is not None and worker.interfaces:
+            host = interface_address(worker.interfaces)
+        own, server = "", None
+        if worker.rank == 0 and torch.cuda.is_available():
+            server = _serve_tcp(worker, host, timeout)
+            own = f"{server.host}:{server.port}"
+        elif worker.rank == 0:
+            server = KeyServer.start(worker.size, job, host and f"{host}:0")
+            own = f"{_OURS}{server.address}"
         served_at = client.exchange("torch.distributed", own)[0]
-    if store is not None:
+    if served_at.startswith(_OURS):
+        store = JobStore(served_at.removeprefix(_OURS), job, worker.rank, timeout, server)
+        _keep(store)
         return store
+    if server is not None:
+        return server
     host, port = split_host(served_at)
     return distributed.TCPStore(host, port, worker.size, is_master=False, timeout=timeout)
 
 
-def _serve(worker: WorkerEnvironment, own_host: str | None, timeout: timedelta) -> Any:
+_kept: list[JobStore] = []
+
+
+def _keep(store: JobStore) -> None:
+    """Keep a store for torch, which keeps its part in C++ alone, and close the one before it."""
+    # When all ranks have come to their next init_process_group, none uses the former store.
+    while _kept:
+        _kept.pop().close()
+    _kept.append(store)
+
+
+def _serve_tcp(worker: WorkerEnvironment, own_host: str | None, timeout: timedelta) -> Any:
     """Serve torch's store at a free port of the address at which the other ranks reach this one."""
-    if worker.interfaces:
-        own_host = interface_address(worker.interfaces)
     listener = listen(f"{own_host}:0") if own_host else listen_on_loopback()
     host, port = split_host(address_of(listener))
     return distributed.TCPStore(

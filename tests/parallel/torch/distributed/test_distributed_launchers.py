@@ -27,13 +27,22 @@ LAUNCHERS = {"hvdlite-run": HVDLITE_RUN, "torchrun": TORCHRUN, "MPICH": MPICH, "
 
 # Nothing of hvdlite is imported; a hvd.init() after it has its own world.
 SUMS = """
-import sys
+import os, sys
 
 import torch
 import torch.distributed as dist
 
+def listens():
+    lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]
+    sockets = {f"socket:[{line[9]}]" for line in lines if line[3] == "0A"}
+    files = {os.readlink(f"/proc/self/fd/{one.name}") for one in os.scandir("/proc/self/fd")
+             if os.path.lexists(f"/proc/self/fd/{one.name}")}
+    return sockets & files
+
+inherited = listens()  # from mpiexec
 for _ in range(2):
     dist.init_process_group("hvdlite")
+    assert listens() == inherited, "a stranger could connect to the store"
     total = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(total)
     dist.destroy_process_group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -362,89 +361,6 @@ def scenario_zero_grad_after_backward_drops_gradients() -> None:
     optimizer.weight = 1.0  # nothing is in flight
     backward(model)
     optimizer.step()
-
-
-def scenario_steps_inside_of_backward() -> None:
-    reference = make_model()
-    for _ in range(3):
-        summed = [torch.zeros_like(param) for param in reference.parameters()]
-        for rank in range(hvd.size()):
-            reference.zero_grad()
-            (reference(inputs(rank)).square().sum() / hvd.size()).backward()
-            torch._foreach_add_(summed, gradients(reference))
-        for param, gradient in zip(reference.parameters(), summed, strict=True):
-            param.data -= 0.1 * gradient
-    # A hook that was there first sees this rank's gradient, and its step reduces it.
-    for hooks_first, options in itertools.product((False, True), ({}, {"overlap": True})):
-        model, optimizers = make_model(), {}
-
-        def step(param: torch.Tensor, optimizers: Any = optimizers) -> None:
-            optimizers[param].step()
-            optimizers[param].zero_grad()
-            assert param.grad is None
-
-        for number, param in enumerate(model.parameters()):
-            if hooks_first:
-                param.register_post_accumulate_grad_hook(step)
-            optimizers[param] = hvd.DistributedOptimizer(
-                torch.optim.SGD([param], lr=0.1), [(f"{number}", param)], **options
-            )
-            if not hooks_first:
-                param.register_post_accumulate_grad_hook(step)
-        for _ in range(3):
-            backward(model)
-        assert_close(list(model.parameters()), list(reference.parameters()))
-        assert_same_everywhere(model)
-
-
-def scenario_a_hook_that_steps_another_optimizer() -> None:
-    for hooks_first in (False, True):
-        model = make_model()
-        optimizer: Any = None
-
-        def step(param: torch.Tensor) -> None:
-            torch.optim.SGD([param], lr=0.1).step()
-            param.grad = None
-
-        for first in (True, False):
-            if first is not hooks_first:
-                optimizer = make(model)
-                continue
-            for param in model.parameters():
-                param.register_post_accumulate_grad_hook(step)
-        with raises("gone before it was reduced: a hook of the script has used it"):
-            backward(model)
-        optimizer.zero_grad()
-
-
-def scenario_gradients_without_backward_are_reduced_by_step() -> None:
-    def assign(model: nn.Module) -> None:
-        loss = model(inputs()).square().sum()
-        params = list(model.parameters())
-        for param, gradient in zip(params, torch.autograd.grad(loss, params), strict=True):
-            param.grad = gradient
-
-    for options in ({}, {"gradient_as_bucket_view": True}, {"weight": 2.0}):
-        for drop in (False, True):
-            model = make_model()
-            optimizer = make(model, **options)
-            (0 * model(inputs()).sum()).backward()
-            if drop:
-                model.zero_grad()
-            assign(model)
-            optimizer.step()
-            assert_close(gradients(model), mean_gradients())
-            assert_same_everywhere(model)
-    model = make_model()
-    optimizer = make(model, op=hvd.Sum)
-    backward(model)
-    assign(model)
-    with raises("only an average may be reduced again: change gradients in place, or call zero_g"):
-        optimizer.step()
-    optimizer.zero_grad()
-    assign(model)
-    optimizer.step()
-    assert_close(gradients(model), factor_times(mean_gradients(), hvd.size()))
 
 
 def scenario_sparse_gradients() -> None:

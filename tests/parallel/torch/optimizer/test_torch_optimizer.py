@@ -378,6 +378,36 @@ def scenario_mismatch_names_the_parameter() -> None:
     hvd.barrier()
 
 
+def scenario_gradients_without_backward_are_reduced_by_step() -> None:
+    def assign(model: nn.Module) -> None:
+        loss = model(inputs()).square().sum()
+        params = list(model.parameters())
+        for param, gradient in zip(params, torch.autograd.grad(loss, params), strict=True):
+            param.grad = gradient
+
+    for options in ({}, {"gradient_as_bucket_view": True}, {"weight": 2.0}):
+        for drop in (False, True):
+            model = make_model()
+            optimizer = make(model, **options)
+            (0 * model(inputs()).sum()).backward()
+            if drop:
+                model.zero_grad()
+            assign(model)
+            optimizer.step()
+            assert_close(gradients(model), mean_gradients())
+            assert_same_everywhere(model)
+    model = make_model()
+    optimizer = make(model, op=hvd.Sum)
+    backward(model)
+    assign(model)
+    with raises("only an average may be reduced again: change gradients in place, or call zero_g"):
+        optimizer.step()
+    optimizer.zero_grad()
+    assign(model)
+    optimizer.step()
+    assert_close(gradients(model), [hvd.size() * gradient for gradient in mean_gradients()])
+
+
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())

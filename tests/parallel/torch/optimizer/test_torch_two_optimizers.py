@@ -1,10 +1,11 @@
-"""One parameter has one optimizer of hvdlite: a second one is refused while the first one lives."""
+"""A parameter has one optimizer of hvdlite, which a hook may step inside of backward()."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,16 @@ import torch
 
 import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
-from parallel.torch.small_models import assert_same_everywhere, backward, make_model, raises
+from parallel.torch.small_models import (
+    assert_close,
+    assert_same_everywhere,
+    backward,
+    gradients,
+    inputs,
+    make,
+    make_model,
+    raises,
+)
 
 PRELOAD = ("torch._dynamo",)
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -124,6 +134,59 @@ def scenario_process_sets_that_have_no_rank_in_common() -> None:
     del first
     for one in halves:
         hvd.remove_process_set(one)
+
+
+def scenario_steps_inside_of_backward() -> None:
+    reference = make_model()
+    for _ in range(3):
+        summed = [torch.zeros_like(param) for param in reference.parameters()]
+        for rank in range(hvd.size()):
+            reference.zero_grad()
+            (reference(inputs(rank)).square().sum() / hvd.size()).backward()
+            torch._foreach_add_(summed, gradients(reference))
+        for param, gradient in zip(reference.parameters(), summed, strict=True):
+            param.data -= 0.1 * gradient
+    # A hook that was there first sees this rank's gradient, and its step reduces it.
+    for hooks_first, options in itertools.product((False, True), ({}, {"overlap": True})):
+        model, optimizers = make_model(), {}
+
+        def step(param: torch.Tensor, optimizers: Any = optimizers) -> None:
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+            assert param.grad is None
+
+        for number, param in enumerate(model.parameters()):
+            if hooks_first:
+                param.register_post_accumulate_grad_hook(step)
+            optimizers[param] = hvd.DistributedOptimizer(
+                torch.optim.SGD([param], lr=0.1), [(f"{number}", param)], **options
+            )
+            if not hooks_first:
+                param.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            backward(model)
+        assert_close(list(model.parameters()), list(reference.parameters()))
+        assert_same_everywhere(model)
+
+
+def scenario_a_hook_that_steps_another_optimizer() -> None:
+    for hooks_first in (False, True):
+        model = make_model()
+        optimizer: Any = None
+
+        def step(param: torch.Tensor) -> None:
+            torch.optim.SGD([param], lr=0.1).step()
+            param.grad = None
+
+        for first in (True, False):
+            if first is not hooks_first:
+                optimizer = make(model)
+                continue
+            for param in model.parameters():
+                param.register_post_accumulate_grad_hook(step)
+        with raises("gone before it was reduced: a hook of the script has used it"):
+            backward(model)
+        optimizer.zero_grad()
 
 
 def body() -> dict[str, str]:
