@@ -259,17 +259,20 @@ class Bed:
         """Drop `per_thousand` of 1000 packets that a host receives, at random."""
         self._filter(host, "input", f"numgen random mod 1000 < {per_thousand} drop")
 
-    def drop(self, host: int, *ways: str, peer: int | None = None) -> None:
+    def drop(self, host: int, *ways: str, peer: int | None = None, but_ssh: bool = False) -> None:
         """Drop all that a host receives ("input"), sends ("output"), or both.
 
         Args:
             host: the host that drops.
             ways: of the packets that are dropped.
             peer: the other host; None for all other hosts.
+            but_ssh: whether what its sshd receives and sends passes.
         """
         for way in ways:
             name, end = ("iifname", "saddr") if way == "input" else ("oifname", "daddr")
             whose = f"{name} eth0" if peer is None else f"ip {end} {self.addresses[peer]}"
+            if but_ssh:
+                whose += f" tcp {'dport' if way == 'input' else 'sport'} != {PORT}"
             self._filter(host, way, f"{whose} drop")
 
     def _filter(self, host: int, way: str, rule: str) -> None:

@@ -127,6 +127,17 @@ def test_host_that_is_cut_off_is_given_up_after_the_heartbeat(
     wait_until(lambda: not bed.processes(THIRD, MARK), "the end of the workers", 4 * HANG)
 
 
+def test_host_that_only_ssh_reaches_is_given_up_after_the_heartbeat(bed: Bed, start: Start) -> None:
+    """Its agent is heard all the time, over another network than that of its workers."""
+    # A worker that is silent for 20 heartbeats is given up, too: that would be later than a hang.
+    training = start("4", hold_until=1)
+    bed.drop(THIRD, "input", "output", but_ssh=True)
+    lines, journeys = training.end()
+    check_third_host_is_lost(lines, journeys)
+    assert "lost its connection" in "".join(lines)
+    wait_until(lambda: not bed.processes(THIRD, MARK), "the end of the workers")
+
+
 def check_third_host_is_lost(lines: list[str], journeys: dict[int, Journey]) -> None:
     """Check that the workers of the other two hosts, and only they, went on to the end."""
     assert [number for number, one in journeys.items() if one.end is not None] == [0, 1]

@@ -65,7 +65,7 @@ _TABLE = f"""
 --blacklist-cooldown-range | amount | MIN MAX | seconds without new ranks for a host whose ranks die
     again and again (default: {_ELASTIC.cooldown[0]:g} {_ELASTIC.cooldown[1]:g})
 --elastic-heartbeat | amount | SECONDS | how long a host may be silent before it counts as dead; a
-    rank may for 60 s (default: {_ELASTIC.heartbeat:g})
+    rank may for 20 times as long (default: {_ELASTIC.heartbeat:g})
 --drain-timeout | amount | SECONDS | how long ranks may take to leave a host that is taken away, or
     to end after an exception (default: {_ELASTIC.drain_timeout:g})
 = parameter servers | asynchronous training; see docs/parameter_server.md

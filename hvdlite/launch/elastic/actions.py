@@ -19,8 +19,8 @@ class Limits:
     reset_limit: int | None = None  # how many epochs may follow the first one; None without a limit
     heartbeat: float = 3.0  # the workers and the registrar speak four times in this time
     # A worker that says nothing for this long is evicted. It is much longer than the heartbeat,
-    # because a thread of the worker may hold Python's lock; silent hosts are found by the launcher,
-    # at the heartbeat.
+    # because a thread of the worker may hold Python's lock; silent hosts are found at the
+    # heartbeat, by the launcher and by the connections of their workers.
     silence: float = 60.0
     start_timeout: float = 60.0  # how long the first `np` workers may take to become ready
 

@@ -196,6 +196,10 @@ class Registrar(Service):
         worker = peer.number
         if self._membership.knows(worker) and worker not in self._workers:
             self._workers[worker] = peer
+            if self._heartbeat is not None and peer.connection.family != socket.AF_UNIX:
+                # The kernel of a host that is there confirms what it gets, whatever the worker does.
+                lost = int(1000 * self._heartbeat)
+                peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost)
             return
         known = "has a connection already" if worker in self._workers else "is not of this job"
         refusal = {"kind": "refused", "reason": f"worker {worker} {known}, or not any more"}

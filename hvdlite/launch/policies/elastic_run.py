@@ -125,6 +125,7 @@ class ElasticRun(Run):
             elastic_timeout=elastic.timeout,
             reset_limit=elastic.reset_limit,
             heartbeat=elastic.heartbeat,
+            silence=PATIENCE * elastic.heartbeat,
             start_timeout=self._start_timeout(),
         )
 
