@@ -197,7 +197,7 @@ class Registrar(Service):
         if self._membership.knows(worker) and worker not in self._workers:
             self._workers[worker] = peer
             if self._heartbeat is not None and peer.connection.family != socket.AF_UNIX:
-                # The kernel of a host that is there confirms what it gets, whatever the worker does.
+                # The kernel of a living host confirms what it gets, whatever the worker does.
                 lost = int(1000 * self._heartbeat)
                 peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost)
             return
