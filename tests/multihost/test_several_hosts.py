@@ -88,6 +88,9 @@ for batch in data[:, hvd.rank() :: hvd.size()]:
     optimizer.step()
 total = sum(float(value.double().sum()) for value in model.state_dict().values())
 print(hvd.size(), f"{total:.12f}", f"{hvd.allreduce(loss.detach()).item():.9f}")
+torch.distributed.init_process_group("hvdlite")
+torch.distributed.all_reduce(loss.detach(), group=torch.distributed.new_group(range(4)))
+torch.distributed.destroy_process_group()
 """)
     status, stdout, stderr, _ = ended(
         bed, "--hostfile", str(hostfile(tmp_path)), sys.executable, "train.py", cwd=tmp_path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
+import tempfile
 import warnings
 from typing import Any
 
@@ -233,6 +235,33 @@ def scenario_first_epochs_that_differ_are_an_error() -> None:
         model = compiled(keras.optimizers.SGD(0.01), alike=True)
         with pytest.raises(hvd.ArgumentError, match="epoch 0 on rank 0, 2 on rank 1"):
             fit(model, [ours], epochs=4, initial_epoch=2 * hvd.rank())
+
+
+def scenario_a_backup_of_each_rank_goes_on_alike() -> None:
+    (folder,) = hvd.broadcast_object([tempfile.mkdtemp()], root_rank=0)
+    backup = keras.callbacks.BackupAndRestore(f"{folder}/{hvd.rank()}", delete_checkpoint=False)
+
+    class Epochs(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            epochs.append(epoch)
+            if epoch == last:
+                raise KeyboardInterrupt
+
+    weights = []
+    for last, expected in ((2, [0, 1, 2]), (None, [2, 3])):  # noqa: B007
+        epochs: list[int] = []
+        model = compiled(keras.optimizers.Adam(0.01), alike=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            fit(model, [*both_callbacks(), backup, Epochs()], epochs=4)
+        assert epochs == expected
+        weights.append([array(one) for one in model.weights])
+    whole = compiled(keras.optimizers.Adam(0.01), alike=True)
+    fit(whole, both_callbacks(), epochs=4)
+    for ours, theirs in zip(weights[-1], whole.weights, strict=True):
+        np.testing.assert_allclose(ours, array(theirs), rtol=1e-5)
+    hvd.broadcast_object([], root_rank=0)  # All have read their backup.
+    if hvd.rank() == 0:
+        shutil.rmtree(folder)
 
 
 def body() -> dict[str, str]:
