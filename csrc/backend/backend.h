@@ -1,6 +1,6 @@
 // The interface of a data plane, as the executor sees it. Implementations: host_backend (shared
-// memory and TCP), self_backend (one rank), those of csrc/gpu, fake_backend (tests). One
-// conformance suite tests them all.
+// memory and TCP), self_backend (one rank), those of csrc/gpu. One conformance suite tests all of
+// them.
 //
 // One call is one struct. Every member of the group makes the same calls in the same order, which
 // negotiation has seen to; fields that may differ between members say so. Only transfer() concerns

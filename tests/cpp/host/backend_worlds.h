@@ -11,7 +11,6 @@
 #include "check.h"
 #include "host/host_backend.h"
 #include "negotiation/process_set.h"
-#include "testing/fake_backend.h"
 #include "testing/inproc_world.h"
 
 namespace hvdlite::testing {
@@ -52,10 +51,6 @@ inline void for_every_host_world(const EveryBody& body) {
   SelfBackend self;
   const ProcessSets alone(1);
   body(1, 0, self, *alone.get(0));
-  std::vector<std::string> calls;
-  const Status fine;
-  FakeBackend fake(calls, fine);
-  body(1, 0, fake, *alone.get(0));
   const std::vector<Hosts> worlds = {
       {0},          {0, 0},       {0, 0, 0},    {0, 0, 0, 0, 0, 0, 0, 0}, {0, 1}, {0, 1, 2},
       {0, 0, 1, 1}, {0, 1, 1, 0}, {0, 0, 0, 1}, {0, 1, 0, 2, 1, 0}};

@@ -402,25 +402,3 @@ TEST(backends_notice_a_lost_rank_at_once) {
     leaver.join();
   }
 }
-
-TEST(backends_fake_fails_on_demand_and_records) {
-  std::vector<std::string> calls;
-  const Status failure(StatusCode::kRankFailed, "on demand", 3);
-  FakeBackend fake(calls, failure);
-  const ProcessSets sets(1);
-  float value = 1;
-  const Piece piece{&value, &value, 1};
-  CHECK_STATUS(
-      fake.allreduce({*sets.get(0), DataType::kFloat32, ReduceOp::kMax, {&piece, 1}}, kPatience),
-      StatusCode::kRankFailed);
-  CHECK_STATUS(fake.barrier(*sets.get(0), kPatience), StatusCode::kRankFailed);
-  CHECK_EQ(calls.at(0), std::string("allreduce of 1 float32 by max"));
-  CHECK_EQ(calls.at(1), std::string("barrier"));
-  const std::vector<std::uint64_t> counts{1};
-  CHECK_STATUS(fake.reducescatter({*sets.get(0), DataType::kFloat32, ReduceOp::kSum, piece, counts},
-                                  kPatience),
-               StatusCode::kRankFailed);
-  CHECK_STATUS(fake.alltoall({*sets.get(0), {}, {}, {}, {}}, kPatience), StatusCode::kRankFailed);
-  CHECK_EQ(calls.at(2), std::string("reducescatter of 1 float32 by sum"));
-  CHECK_EQ(calls.at(3), std::string("alltoall of 0 bytes"));
-}
