@@ -37,13 +37,17 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make(const Group& group,
   if (group.ranks.size() == 1) {
     return std::unique_ptr<DeviceBackend>(std::make_unique<SelfDeviceBackend>(workspace));
   }
-  const Result<std::vector<Candidate>> members = exchange(group, present(workspace), patience);
-  HVDLITE_RETURN_IF_ERROR(members.status());
+  const Candidate own = present(workspace);
+  std::vector<Candidate> members(group.ranks.size());
+  const std::vector<std::size_t> bytes(members.size(), sizeof(Candidate));
+  const Allgather call{group, std::as_bytes(std::span(&own, 1)), bytes,
+                       std::as_writable_bytes(std::span(members))};
+  HVDLITE_RETURN_IF_ERROR(host_.allgather(call, patience));
   const auto has_nccl = [](const Candidate& member) { return member.nccl > 0; };
-  if (std::all_of(members.value().begin(), members.value().end(), has_nccl)) {
-    return make_nccl(group, workspace, members.value(), patience);
+  if (std::all_of(members.begin(), members.end(), has_nccl)) {
+    return make_nccl(group, workspace, members, patience);
   }
-  HVDLITE_RETURN_IF_ERROR(fall_back(group, members.value()));
+  HVDLITE_RETURN_IF_ERROR(fall_back(group, members));
   return std::unique_ptr<DeviceBackend>(
       std::make_unique<StagedBackend>(workspace, host_, fabric_->topology.rank));
 }
@@ -67,17 +71,6 @@ DeviceAgreement::Candidate DeviceAgreement::present(DeviceWorkspace& workspace) 
             "; lower HVDLITE_FUSION_THRESHOLD or the memory that the framework takes");
   }
   return own;
-}
-
-Result<std::vector<DeviceAgreement::Candidate>> DeviceAgreement::exchange(const Group& group,
-                                                                          const Candidate& own,
-                                                                          Patience patience) {
-  std::vector<Candidate> members(group.ranks.size());
-  const std::vector<std::size_t> bytes(members.size(), sizeof(Candidate));
-  const Allgather call{group, std::as_bytes(std::span(&own, 1)), bytes,
-                       std::as_writable_bytes(std::span(members))};
-  HVDLITE_RETURN_IF_ERROR(host_.allgather(call, patience));
-  return members;
 }
 
 // Refuses versions of NCCL that differ.

@@ -37,8 +37,6 @@ class DeviceAgreement {
   struct Candidate;  // the message that members exchange
 
   Candidate present(DeviceWorkspace& workspace);
-  Result<std::vector<Candidate>> exchange(const Group& group, const Candidate& own,
-                                          Patience patience);
   static Status one_nccl(const std::vector<Candidate>& members);
   static std::string one_gpu_for_two(const std::vector<Candidate>& members);
   Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
