@@ -78,7 +78,6 @@ void report(const HvdliteCall& call, Status status, Completion* completion) {
   }
   HvdliteResult result{};
   result.code = static_cast<std::int32_t>(status.code());
-  result.failed_rank = status.failed_rank();
   result.message = status.message().c_str();
   Ended ended{completion, static_cast<CudaStream>(call.stream)};
   result.core = &ended;

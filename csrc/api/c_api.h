@@ -12,7 +12,7 @@ namespace hvdlite {
 
 class Engine;
 
-inline constexpr std::uint32_t kCoreTableVersion = 6;
+inline constexpr std::uint32_t kCoreTableVersion = 7;
 
 extern "C" {
 
@@ -32,7 +32,6 @@ struct HvdliteTensor {
 // How a collective ended. Valid during the call of `done` only.
 struct HvdliteResult {
   std::int32_t code;  // StatusCode: 0 is success
-  std::int32_t failed_rank;
   const char* message;
   // What was received, by tensor: see Completion. The output of tensor i has the rows of
   // first_dimensions[i * parts] to [(i + 1) * parts], added up.

@@ -159,8 +159,6 @@ Status check_capacities(const Entry& entry) {
   return Status();
 }
 
-}  // namespace
-
 // The local half of a send's checks: `rank` is one of the two.
 Status check_send(const Request& request, const Group& group, int rank) {
   if (request.tensors.size() != 1) return invalid_call(request, "a send takes one tensor");
@@ -180,6 +178,8 @@ Status check_send(const Request& request, const Group& group, int rank) {
   }
   return Status();
 }
+
+}  // namespace
 
 Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;

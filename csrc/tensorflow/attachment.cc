@@ -39,7 +39,6 @@ void submit(const HvdliteCall& call) {
   } else {
     HvdliteResult result{};
     result.code = static_cast<std::int32_t>(StatusCode::kShutdown);
-    result.failed_rank = -1;
     result.message = "hvdlite has not been initialized; call hvd.init() first";
     call.done(call.context, &result);
   }

@@ -2,6 +2,8 @@
 // both ends own together. Each end belongs to the thread of its rank.
 #pragma once
 
+#include <sys/eventfd.h>
+
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -9,6 +11,9 @@
 #include "transport/ring_pair.h"
 
 namespace hvdlite {
+
+// An eventfd for a new Waiter; it is invalid when the system has none left (errno says why).
+inline Fd make_event() { return Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
 
 // What both ends share.
 struct InprocLink {

@@ -1,7 +1,6 @@
 #include "transport/waiter.h"
 
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <array>
@@ -18,8 +17,6 @@ constexpr std::uint64_t kWakeUpTag = UINT64_MAX;
 constexpr int kEventsAtOnce = 16;
 
 }  // namespace
-
-Fd make_event() { return Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
 
 void WakeUp::write_event() const {
   const std::uint64_t one = 1;

@@ -33,9 +33,6 @@
 
 namespace hvdlite {
 
-// Makes an eventfd for a new Waiter; it is invalid when the system has none left (errno says why).
-Fd make_event();
-
 // Ends the sleep of one rank's Waiter. A view: the Fabric that hands it out owns the flag and the
 // descriptor.
 class WakeUp {

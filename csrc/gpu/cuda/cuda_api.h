@@ -74,7 +74,6 @@ inline constexpr int kOldestCudaDriver = 11000;
   X(stream_create, "cuStreamCreateWithPriority",                                                   \
     (CudaStream * stream, unsigned flags, int priority))                                           \
   X(stream_destroy, "cuStreamDestroy_v2", (CudaStream stream))                                     \
-  X(stream_synchronize, "cuStreamSynchronize", (CudaStream stream))                                \
   X(stream_wait, "cuStreamWaitEvent", (CudaStream stream, CudaEventHandle event, unsigned flags))  \
   X(stream_capturing, "cuStreamIsCapturing", (CudaStream stream, int* status))                     \
   X(event_create, "cuEventCreate", (CudaEventHandle * event, unsigned flags))                      \

@@ -37,7 +37,7 @@ class Framework {
     hold(producer, false);
     hold(consumer, false);
     for (CudaStream stream : {producer, consumer}) {
-      CHECK_EQ(device->api().stream_synchronize(stream), 0);
+      synchronize(stream);
       CHECK_EQ(device->api().stream_destroy(stream), 0);
     }
   }
@@ -46,7 +46,7 @@ class Framework {
     OnDevice made(*device, producer, values.size() * sizeof(float));
     made.write(values.data(), values.size() * sizeof(float));
     const CudaDevice::Current current(*device);
-    CHECK_EQ(device->api().stream_synchronize(producer), 0);  // `values` may go
+    synchronize(producer);  // `values` may go
     return made;
   }
   std::vector<float> read(const void* from, std::size_t count) {
@@ -55,7 +55,7 @@ class Framework {
     CHECK_EQ(device->api().copy_to_host(values.data(), device_address(from), count * sizeof(float),
                                         consumer),
              0);
-    CHECK_EQ(device->api().stream_synchronize(consumer), 0);
+    synchronize(consumer);
     return values;
   }
   EntryPtr entry(const std::string& name, const OnDevice& tensor, std::size_t count,

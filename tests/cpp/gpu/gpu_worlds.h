@@ -25,6 +25,8 @@ inline void set_gpu_option(const char* name, const char* value, int device = -1)
   fake_function<decltype(fake_set_option)>(kCuda, "fake_set_option")(name, device, value);
 }
 
+inline void synchronize(CudaStream stream) { CHECK_EQ(cuda("cuStreamSynchronize", stream), 0); }
+
 inline Config gpu_config() {
   Config config = small_config();
   config.collective_timeout = 120;
@@ -65,7 +67,7 @@ class OnDevice {
     const CudaDevice::Current current(device_);
     if (bytes == 0) return;
     CHECK_EQ(device_.api().copy_to_host(to, memory_.address(), bytes, stream_), 0);
-    CHECK_EQ(device_.api().stream_synchronize(stream_), 0);
+    synchronize(stream_);
   }
 
   template <typename T>
@@ -191,7 +193,7 @@ class ThroughDevice : public Backend {
     const CudaDevice::Current current(*device_);
     if (bytes == 0) return;
     CHECK_EQ(device_->api().copy_to_host(to, device_address(from), bytes, consumer_), 0);
-    CHECK_EQ(device_->api().stream_synchronize(consumer_), 0);
+    synchronize(consumer_);
   }
 
   GpuPlane& plane_;

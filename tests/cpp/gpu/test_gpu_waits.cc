@@ -74,7 +74,7 @@ bool reduce_behind_a_held_producer(int rank, Engine& engine, Framework& gpu) {
   soon([&] { return end->reached(); }, ends ? 10s : 50ms);
   if (rank == 0) hold(gpu.producer, false);
   const CudaDevice::Current current(*gpu.device);
-  CHECK_EQ(gpu.device->api().stream_synchronize(gpu.consumer), 0);
+  synchronize(gpu.consumer);
   return result == std::vector<float>(kCount, 0.0F);
 }
 
@@ -94,7 +94,7 @@ bool reduce_into_gradient_memory_that_is_read_late(int rank, Engine& engine, Fra
   std::vector<float> values(kCount, 1.0F);
   CHECK_EQ(gpu.device->api().copy_to_device(memory->address, values.data(), kBytes, gpu.producer),
            0);
-  CHECK_EQ(gpu.device->api().stream_synchronize(gpu.producer), 0);
+  synchronize(gpu.producer);
   if (rank == 0) hold(gpu.producer, true);
   CHECK_EQ(gpu.device->api().copy_to_host(values.data(), memory->address, kBytes, gpu.producer), 0);
   CHECK_OK(run(engine, entry));
@@ -105,7 +105,7 @@ bool reduce_into_gradient_memory_that_is_read_late(int rank, Engine& engine, Fra
       gpu.device->api().copy(device_address(sum.data()), memory->address, kBytes, gpu.consumer), 0);
   std::this_thread::sleep_for(50ms);  // time for a stream that fails to wait
   if (rank == 0) hold(gpu.producer, false);
-  CHECK_EQ(gpu.device->api().stream_synchronize(gpu.producer), 0);
+  synchronize(gpu.producer);
   const std::vector<float> result = gpu.read(sum.data(), kCount);
   return values == std::vector<float>(kCount, 1.0F) && result == std::vector<float>(kCount, 10.0F);
 }
@@ -142,7 +142,7 @@ bool gather_before_a_held_consumer(int rank, Engine& engine, Framework& gpu) {
   (void)gather(engine, gpu, 2.0F);
   release.join();
   const CudaDevice::Current current(*gpu.device);
-  CHECK_EQ(gpu.device->api().stream_synchronize(gpu.consumer), 0);
+  synchronize(gpu.consumer);
   return result == std::vector<float>(kCount, 1.0F);
 }
 
