@@ -27,6 +27,7 @@ from hvdlite.launch.elastic.actions import (
     Leaving,
     Limits,
     Refused,
+    Replace,
     Send,
 )
 from hvdlite.launch.elastic.membership import Membership
@@ -97,6 +98,9 @@ class Job:
                 assert self.membership.phase is Phase.OVER
             elif isinstance(action, Entered):
                 self.entered = True
+            elif isinstance(action, Replace):
+                assert self.formed is None, "a first worker after the first epoch"
+                self.start(len(self.workers), joiner=False)
             else:
                 assert not isinstance(action, Close) or action.worker in self.expected_gone
 
@@ -412,7 +416,7 @@ class Job:
             found = self.choices()
             if self.failed is not None:
                 return self.failed
-            likely = 0.05 if self.formed else 0.002  # a fault before the first epoch ends the job
+            likely = 0.05 if self.formed else 0.01  # one before the first epoch may end the job
             if self.faults and found and self.random.random() < likely:
                 self.fault()
             elif found:

@@ -96,6 +96,18 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Replace:
+    """Another worker is to take the place of a first one, killed before the first epoch."""
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """This worker has finished its work, and only its process is left."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Entered:
     """The workers have entered `hvd.elastic.run`: from now on joiners make sense."""
 
@@ -115,6 +127,17 @@ class Failed:
 
 
 Event: TypeAlias = (
-    EpochBegun | EpochFormed | Evict | Leaving | Raised | Went | Refused | Entered | Warn | Failed
+    EpochBegun
+    | EpochFormed
+    | Evict
+    | Leaving
+    | Raised
+    | Went
+    | Refused
+    | Replace
+    | Goodbye
+    | Entered
+    | Warn
+    | Failed
 )
 Action: TypeAlias = Send | Close | Event

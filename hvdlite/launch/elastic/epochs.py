@@ -14,6 +14,7 @@ from hvdlite.launch.elastic.actions import (
     Leaving,
     Limits,
     Message,
+    Replace,
     Send,
     Warn,
     Went,
@@ -56,6 +57,7 @@ class Epochs:
         self._suspicions = Suspicions()
         # These are about the whole job.
         self._start_by: float | None = None
+        self._script_fails = False  # whether a worker has failed, and was not killed
         self._entered = False
         self._growing = True
         self._stops = False  # whether all workers are asked to stop
@@ -139,7 +141,8 @@ class Epochs:
             return False
         give_up = self._give_up_at()
         if give_up is not None and now >= give_up:
-            self._fail(self._why_given_up())
+            if not self._start_with_those_there(now):
+                self._fail(self._why_given_up())
         elif self.phase is Phase.DONE:
             return self._dismiss_joiners()
         elif self._formed < 0 and self._record.changed:
@@ -165,13 +168,41 @@ class Epochs:
         self._announce("start", sorted(first, key=lambda one: one.number), sync=False)
         return True
 
+    def _start_with_those_there(self, now: float) -> bool:
+        """Begin without those of the first workers that are late, if enough are there."""
+        there = [one for one in self._workers.values() if one.stage is Stage.WAITING]
+        if self.phase is not Phase.STARTING or len(there) < max(1, self._limits.min_np):
+            return False
+        for one in [one for one in self._workers.values() if one not in there]:
+            seconds = self._limits.start_timeout
+            self._evict(one, f"was not ready within --start-timeout ({seconds:g} s)", now)
+        self._record = Record()
+        self._start_by = now + self._limits.start_timeout
+        self._announce("start", sorted(there, key=lambda one: one.number), sync=False)
+        return True
+
+    def _start_anew(self, dead: Sequence[Change]) -> None:
+        """Before the first epoch: have others take the places of the dead."""
+        for change in dead:
+            self._out += [Warn(f"{change.text}, and is replaced before the first step"), Replace()]
+        asked = self.epoch + 1
+        for one in self.members:
+            one.stage, one.asked = Stage.STARTING, asked
+            self._send(one, {"kind": "gather", "epoch": asked, "gone": [], "reason": ""})
+        self.members, self.phase, self._gather_at = [], Phase.STARTING, None
+        self._record = Record()
+        self._suspicions.begin()
+
     def _start_without(self) -> bool:
-        """Fail if a worker has gone before the first epoch was formed, unless all just end."""
+        """Before the first epoch a worker has gone: replace it, or fail, unless all just end."""
         if any(departed.member for departed in self._departed.values()):
             return False  # Its end is about to tell why.
         waiting = any(one.stage is not Stage.STARTING for one in self._workers.values())
-        trouble = self._record.trouble
-        if trouble or waiting:
+        trouble, killed = self._record.trouble, self._record.killed
+        enough = len(self._workers) >= max(1, self._limits.min_np)
+        if killed and enough and not (self._script_fails or self._stops):
+            self._start_anew(killed)
+        elif trouble or waiting:
             what = trouble.text if trouble else self._record.reason()
             self._fail(f"{what} before all workers were connected")
         elif not self._workers:

@@ -4,7 +4,8 @@ It has no clock, no socket and no thread: each method takes what happened and th
 what to do. What happened only changes the state. All decisions are made from the state alone, in
 `epochs.Epochs`, so they do not depend on the order in which things happened.
 
-    STARTING   the first workers become ready; a death here fails the job, as nothing is lost yet
+    STARTING   the first workers become ready; one that is killed here, or in the first FORMING, is
+               replaced, and a script that fails fails the job
     FORMED     the members of an epoch train
     GATHERING  the world broke; each member suspends its engine and says READY, or is at a boundary
     FORMING    the members of the next epoch connect
@@ -23,6 +24,7 @@ from hvdlite.launch.elastic.actions import (
     Action,
     Close,
     Entered,
+    Goodbye,
     Message,
     Raised,
     Refused,
@@ -64,6 +66,7 @@ class Membership(Epochs):
                 self._record.report(message)
                 self._part(one, math.inf, now)
                 self._finished(one, "left", now)
+                self._out.append(Goodbye(worker))
         return self._settle(now)
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
@@ -72,8 +75,10 @@ class Membership(Epochs):
         one = self._workers.get(worker)
         if departed is not None and departed.worker.raised:
             why = departed.worker.raised
+            self._script_fails = True
         elif why.startswith("exit status"):
             why = f"ended with {why}"
+            self._script_fails |= not clean
         if departed is not None:
             self._learn(departed, why, clean, now)
         elif one is not None and clean:
@@ -139,7 +144,8 @@ class Membership(Epochs):
         if one.joiner:
             one.synced = message["synced"]
         if one not in self.members:
-            self._arrived(one, message, now)
+            if message["heard"] >= one.asked:
+                self._arrived(one, message, now)
             return
         if self.phase is not Phase.FORMING and message.get("suspect") is not None:
             self._suspicions.add(one.number, message["suspect"], message["reason"], now)
@@ -195,7 +201,7 @@ class Membership(Epochs):
             return
         suspect = next((w for w in self.members if w.number == message["worker"]), None)
         silent = message.get("silent", False)
-        # After GATHER members hang up to each other.
+        # After GATHER members hang up to each other. Before the first epoch a death may explain it.
         counts = self.phase is Phase.FORMING or (silent and self.phase is Phase.GATHERING)
         if suspect is None or not counts:
             return
@@ -203,8 +209,6 @@ class Membership(Epochs):
         self._suspicions.add(one.number, suspect.number, why, now, anew=True, mutual=silent)
         self._record.symptom(one.name, why)
         self._record.sign(now)
-        if self._formed < 0:
-            self._break(now)
 
     # Who goes.
 
@@ -244,6 +248,9 @@ class Membership(Epochs):
         """The process of a worker that had departed has ended, which tells how it departed."""
         # A script that raises says goodbye, too, before its process ends.
         one = departed.worker
+        # Who is killed after a goodbye has finished its work.
+        trouble = not clean and (departed.due < math.inf or why.startswith("ended with"))
+        trouble = trouble or bool(one.raised)
         drained = clean and one.draining is not None
         if drained:
             why = f"left: {one.draining}"
@@ -254,8 +261,8 @@ class Membership(Epochs):
         elif departed.member:
             self._out.append(Went(one.number, departed.at))
         if self._last is not None:
-            self._last.record.learn(one.number, why, not clean, counts=drained or not clean)
-        known = self._record.learn(one.number, why, not clean, counts=drained or not clean)
+            self._last.record.learn(one.number, why, trouble, counts=drained or not clean)
+        known = self._record.learn(one.number, why, trouble, counts=drained or not clean)
         if known and not clean and self.phase is Phase.FORMED:
             self._gather_by(now)
 

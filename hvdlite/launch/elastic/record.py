@@ -95,6 +95,11 @@ class Record:
         return next((change for change in self._changes if change.trouble), None)
 
     @property
+    def killed(self) -> list[Change]:
+        """Those that went, if something went wrong with each of them."""
+        return self._changes if all(change.trouble for change in self._changes) else []
+
+    @property
     def gone(self) -> list[tuple[int, str]]:
         """The workers that have gone, each with the reason."""
         return [(one.worker, one.why) for one in self._changes if one.worker is not None]

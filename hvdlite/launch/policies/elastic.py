@@ -24,9 +24,11 @@ from hvdlite.launch.elastic.actions import (
     Event,
     Evict,
     Failed,
+    Goodbye,
     Leaving,
     Raised,
     Refused,
+    Replace,
     Warn,
     Went,
 )
@@ -66,6 +68,8 @@ class ElasticMembership(Policy):
         self._ended_well: dict[int, bool] = {}  # These ended since the last epoch.
         self._drains: set[int] = set()  # workers that shall leave at the next boundary
         self._leaves: set[int] = set()  # workers that the registrar has told to leave
+        self._goodbyes: set[int] = set()  # workers that have finished their work
+        self._killed_after: dict[int, str] = {}  # Of these, how each was killed.
         self._over = False
 
     def attach(self, job: Control) -> None:
@@ -83,6 +87,8 @@ class ElasticMembership(Policy):
         """Tell the registrar of a worker before it starts."""
         host = self.host_name(start.host)
         self._registrar.expect(start.worker, host, start.joiner)
+        if not start.joiner and start.worker not in self.members:
+            self.members += (start.worker,)
         return f"worker {start.worker} starts on {host}"
 
     def host_name(self, host: str) -> str:
@@ -130,6 +136,8 @@ class ElasticMembership(Policy):
             blames=not (well or asked),
         )
         self._ended_well[number] = well
+        if number in self._goodbyes and ending.by_signal:
+            self._killed_after[number] = f"worker {number} (host {worker.host}) {died_of(ending)}"
         self._trained.discard(number)
         if finished:
             self._fleet.stop_growing()
@@ -150,15 +158,23 @@ class ElasticMembership(Policy):
         if all(number in self._leaves for number in self.members):
             self._fail("all workers have left: their hosts were taken away")
         else:  # Workers that waited to join are not needed any more.
-            self.job.finish(well=self.all_well())
+            well = self.all_well()
+            for number in self.members if well else ():
+                if number in self._killed_after:
+                    self.job.say(
+                        f"{self._killed_after[number]} after its goodbye, when its work was done, "
+                        "and others have ended well: the job has not failed"
+                    )
+            self.job.finish(well)
 
     def signalled(self) -> None:
         """Tell the registrar that the workers are asked to stop."""
         self._registrar.stops()
 
     def all_well(self) -> bool:
-        """Return whether all workers of the last epoch have ended well."""
-        return all(self._ended_well.get(number, False) for number in self.members)
+        """Return whether all workers of the last epoch have ended well, or after a goodbye."""
+        well = [number for number in self.members if self._ended_well.get(number, False)]
+        return bool(well) and set(self.members) <= {*well, *self._killed_after}
 
     def _fail(self, reason: str) -> None:
         self._over = True
@@ -203,6 +219,10 @@ class ElasticMembership(Policy):
             self.job.say(f"worker {event.worker} cannot join: {event.reason}")
             self.job.note(f"worker {event.worker} cannot join: {event.reason}")
             self.job.expect_end(event.worker, self._drain_timeout)
+        elif isinstance(event, Replace):
+            self._fleet.replace_first()
+        elif isinstance(event, Goodbye):
+            self._goodbyes.add(event.worker)
         elif isinstance(event, Entered):
             self._fleet.entered()
         elif isinstance(event, Warn):

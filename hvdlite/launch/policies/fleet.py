@@ -75,6 +75,7 @@ class Fleet:
         self._next_worker = 0
         self._begun = False  # the first workers have been given out
         self._entered = False  # joiners make sense
+        self._first_missing = 0  # so many of the first workers are to be replaced
         self.grows = True  # whether workers may be started: none has finished
         self._short_since: float | None = None
         self._fixed: dict[tuple[str, int], Placement] = {}  # Only these slots have workers.
@@ -144,7 +145,11 @@ class Fleet:
 
     def entered(self) -> None:
         """Note that the workers can take joiners now."""
-        self._entered = True
+        self._entered, self._first_missing = True, 0
+
+    def replace_first(self) -> None:
+        """Start another one in the place of one of the first workers, which begin anew."""
+        self._first_missing += 1
 
     def stop_growing(self) -> None:
         """Start nothing any more: a worker has finished its work."""
@@ -215,11 +220,19 @@ class Fleet:
             free = self._free(now)
             starts = [self._start(*where, now=now) for where in free[: self._ranks]]
             return self._placed_together(starts)
-        if not (self._entered and self.grows):
+        if not (self._waits_to_start and self.grows):
             return []
+        if not self._entered:
+            found = self._free(now)[: self._first_missing]
+            self._first_missing -= len(found)
+            return [self._start(*where, now=now) for where in found]
         staying = sum(not one.leaving for one in self._running.values())
         room = None if self._max_np is None else max(0, self._max_np - staying)
         return [self._start(*where, now=now) for where in self._free(now)[:room]]
+
+    @property
+    def _waits_to_start(self) -> bool:
+        return self._entered or self._first_missing > 0
 
     @property
     def fewest_first(self) -> int:
@@ -301,7 +314,7 @@ class Fleet:
         times = [host.away_until for host in self._hosts.values() if host.away_until > now]
         if self._short_since is not None:
             times.append(self._short_since + self._timeout)
-        if self._begun and self._entered and self.grows:
+        if self._begun and self._waits_to_start and self.grows:
             times += [
                 slot.ready_at
                 for host in self._hosts.values()

@@ -10,6 +10,7 @@ from hvdlite.launch.elastic.actions import (
     Evict,
     Failed,
     Raised,
+    Replace,
     Warn,
     Went,
 )
@@ -39,8 +40,30 @@ def test_first_epoch_has_the_first_workers_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("ready", [0, 1, 2])
-def test_death_before_the_first_epoch_fails_the_job(ready: int) -> None:
+def test_worker_that_is_killed_before_the_first_epoch_is_replaced(ready: int) -> None:
     story = Story(2)
+    for worker in range(ready):
+        story.ready(worker, "start")
+    story.dies(1)
+    assert story.events.count(Replace()) == 1
+    assert story.event(Warn).text == (
+        "worker 1 (host a) died of SIGKILL, and is replaced before the first step"
+    )
+    if ready == 2:
+        assert story.kinds(0) == ["epoch", "gather"]
+    if ready in (0, 2):
+        story.ready(0, "start")
+    assert story.phase is Phase.STARTING
+    story.expect(2, joiner=False)
+    story.ready(2, "start")
+    assert [member for member, _ in story.last(2, "epoch")["members"]] == [0, 2]
+    story.connected(0, 2)
+    assert story.event(EpochFormed).workers == (0, 2)
+
+
+@pytest.mark.parametrize("ready", [0, 1, 2])
+def test_death_that_leaves_too_few_before_the_first_epoch_fails_the_job(ready: int) -> None:
+    story = Story(2, min_np=2)
     for worker in range(ready):
         story.ready(worker, "start")
     story.dies(1)
@@ -48,6 +71,31 @@ def test_death_before_the_first_epoch_fails_the_job(ready: int) -> None:
     assert story.event(Failed).reason == reason
     story.ready(0, "start")
     assert story.phase is Phase.OVER
+
+
+def test_killed_worker_explains_why_another_one_cannot_reach_it() -> None:
+    story = Story(3)
+    for worker in range(3):
+        story.ready(worker, "start")
+    story.says(2, "unreachable", epoch=0, worker=0, reason="refused")
+    story.dies(0)
+    assert story.events.count(Replace()) == 1
+    story.waits(5.0)
+    assert story.none_of(Failed)
+
+
+def test_job_starts_with_the_workers_that_are_there_after_the_start_timeout() -> None:
+    story = Story(3, min_np=2, start_timeout=30.0)
+    for worker in (0, 2):
+        story.ready(worker, "start")
+    story.waits(31.0)
+    why = "was not ready within --start-timeout (30 s)"
+    assert story.event(Evict) == Evict(1, why)
+    story.dies(1)
+    assert [member for member, _ in story.last(2, "epoch")["members"]] == [0, 2]
+    story.waits(20.0)
+    story.connected(0, 2)
+    assert story.event(EpochFormed).workers == (0, 2)
 
 
 def test_lost_connection_before_the_first_epoch_waits_for_the_reason() -> None:
@@ -76,7 +124,7 @@ def test_workers_that_all_end_well_without_init_are_a_job() -> None:
 
 
 def test_start_timeout_names_who_is_missing() -> None:
-    story = Story(3, start_timeout=30.0)
+    story = Story(3, min_np=2, start_timeout=30.0)
     story.ready(1, "start")
     story.waits(29.0)
     assert [type(event) for event in story.events] == [Warn, Warn]
@@ -89,6 +137,7 @@ def test_first_workers_that_cannot_reach_each_other_fail_the_job() -> None:
     story.ready(0, "start")
     story.ready(1, "start")
     story.says(1, "unreachable", epoch=0, worker=0, reason="refused")
+    story.waits(1.0)
     reason = "worker 1 (host a) cannot reach worker 0 (host a): refused"
     assert story.event(Failed).reason == reason
 

@@ -379,7 +379,7 @@ def test_first_worker_that_never_comes_fails_the_job(make: Callable[..., Launche
     begun = time.monotonic()
     start(make(1), 1)
     seconds = round(0.2 + 20 * (time.monotonic() - begun), 1)
-    launcher = make(2, start_timeout=seconds)
+    launcher = make(2, min_np=2, start_timeout=seconds)
     Client(launcher.registrar, 0).ready("start", -1)
     reason = launcher.wait(Failed).reason
     assert f"within --start-timeout ({seconds:g} s): waits for worker 1 (host a) to call" in reason
