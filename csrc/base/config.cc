@@ -1,5 +1,6 @@
 #include "base/config.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <type_traits>
@@ -91,6 +92,14 @@ const char* lookup(const std::string& name, const std::string& horovod, std::str
   return std::getenv(horovod.c_str());
 }
 
+bool is_set(const std::string& field) {
+  const auto knob = std::find_if(knobs().begin(), knobs().end(),
+                                 [&](const Knob& one) { return one.name == field; });
+  std::string used;
+  const char* text = lookup(knob->environment, knob->horovod, used);
+  return text != nullptr && *text != '\0';
+}
+
 template <typename T>
 Status read(const std::string& field, const std::string& horovod, T& value) {
   std::string used;
@@ -114,6 +123,11 @@ Result<Config> Config::from_environment() {
   HVDLITE_RETURN_IF_ERROR(read<type>(#field, horovod, config.field));
   HVDLITE_KNOBS(HVDLITE_READ)
 #undef HVDLITE_READ
+  const double timeout = config.collective_timeout;
+  if (timeout > 0 && timeout < config.stall_shutdown && is_set("collective_timeout") &&
+      !is_set("stall_shutdown")) {
+    config.stall_shutdown = timeout;
+  }
   return config;
 }
 

@@ -24,13 +24,14 @@
   X(double, stall_warning, 10.0, "seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",                    \
     "Warn when a tensor has waited this long for some rank; 0 switches the warning off")           \
   X(double, stall_shutdown, 600.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",               \
-    "Fail the job when a tensor has waited this long for some rank; 0 means never")                \
+    "Fail the job when a tensor has waited this long for some rank; 0 means never; where it is "   \
+    "not set, a shorter `HVDLITE_COLLECTIVE_TIMEOUT` that is set counts")                          \
   X(double, deadlock_grace, 1.0, "seconds", "",                                                    \
     "Fail operations when their ranks have provably waited for each other for this long; 0 "       \
     "switches the proof off")                                                                      \
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
-    "Fail when a peer makes no progress for this long inside a collective that has begun; "        \
-    "0 means never")                                                                               \
+    "Fail when a peer makes no progress for this long inside a collective that has begun, or, "    \
+    "unless `HVDLITE_STALL_SHUTDOWN` is set, has not called it; 0 means never")                    \
   X(double, peer_timeout, 60.0, "seconds", "",                                                     \
     "Fail when a rank of another host has not answered for this long, even an idle one; 0 means "  \
     "never")                                                                                       \

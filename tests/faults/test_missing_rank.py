@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from faults.arrays import (
     describe,
     note_time,
@@ -71,9 +73,10 @@ def never_come(folder: str) -> dict[str, Any]:
     raise AssertionError("the stalled tensor was reduced")
 
 
-def test_missing_rank_fails_the_job_after_the_stall_shutdown_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("knob", ["HVDLITE_STALL_SHUTDOWN", "HVDLITE_COLLECTIVE_TIMEOUT"])
+def test_missing_rank_fails_the_job_after_the_time_that_is_set(knob: str, tmp_path: Path) -> None:
     limit = 1.5
-    env = {"HVDLITE_STALL_SHUTDOWN": str(limit)}
+    env = {knob: str(limit)}
     results = run_world(3, never_come, args=(str(tmp_path),), env=env)
     for result in results:
         assert result.value["kind"] == "StalledError"
