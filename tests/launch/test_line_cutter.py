@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,33 @@ def test_rest_after_an_interruption_gets_a_prefix_again() -> None:
     assert cutter.flush(PREFIX) == b"[3] half"
     cutter.interrupted()
     assert cutter.feed(b" line\n", PREFIX) == b"[3]  line\n"
+
+
+def cut_for_a_file(blocks: list[bytes]) -> bytes:
+    cutter = LineCutter(on_terminal=False)
+    shown = b"".join(cutter.feed(block, PREFIX) for block in blocks)
+    return shown + cutter.flush(PREFIX)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"\r 0%\r 50%\r100%\n", b"[3] 100%\n"),
+        (b"\r 0%\r 50%\r     \rdone\nnext\n", b"[3] done\n[3] next\n"),
+        (b"0%\r50%\r      \r", b"[3] 50%"),
+        (b"one\r\ntwo\r\n", b"[3] one\n[3] two\n"),
+        (b"one\n\n0%\r1%", b"[3] one\n[3] \n[3] 1%"),
+    ],
+)
+def test_file_gets_what_a_progress_bar_has_drawn_last(written: bytes, shown: bytes) -> None:
+    assert cut_for_a_file([written]) == shown
+    assert cut_for_a_file([bytes([one]) for one in written]) == shown
+
+
+@settings(max_examples=300)
+@given(pieces)
+def test_how_the_bytes_for_a_file_are_cut_into_blocks_does_not_matter(blocks: list[bytes]) -> None:
+    assert cut_for_a_file(blocks) == cut_for_a_file([b"".join(blocks)])
 
 
 @settings(max_examples=300)

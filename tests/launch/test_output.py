@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import selectors
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from harness import base_environment
 from hvdlite.launch.output.console import Console
+from hvdlite.launch.output.lines import OutputPump
+from hvdlite.launch.process.sinks import STDERR
 from launch.marked import MarkedJob, python
 from launcher import end_launcher, launcher_command, run_launcher, start_launcher
 from patience import HANG, Stopwatch, wait_until
@@ -212,6 +215,51 @@ sys.stderr.write("\\n")
 """
     shown = run_on_terminal("-np", "1", *python(code))
     assert shown == b"[0] \r[0] 00%\r[0] 10%\r[0] 20%\r\n"
+
+
+def test_progress_bar_in_a_file_is_a_line_for_each_rank() -> None:
+    code = """
+import sys
+for percent in range(101):
+    print(f"\\r{percent}%", end="", file=sys.stderr, flush=True)
+print(file=sys.stderr)
+"""
+    stderr = run_launcher("-np", "2", "--independent", *python(code)).stderr
+    lines = [line for line in stderr.splitlines() if not line.startswith("hvdlite-run: ")]
+    assert sorted(lines) == ["[0] 100%", "[1] 100%"]
+
+
+class Paper:
+    """A console that is a file."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.text = b""
+
+    def is_terminal(self, fd: int) -> bool:
+        return False
+
+    def write(self, fd: int, text: bytes) -> None:
+        self.text += text
+
+
+def test_progress_bar_of_a_long_epoch_is_seen_in_a_file_now_and_then() -> None:
+    paper, (read, write) = Paper(), os.pipe()
+    with selectors.DefaultSelector() as selector:
+        pump = OutputPump(paper, selector, timestamps=False)  # type: ignore[arg-type]
+        pump.open(0, read, STDERR)
+        for percent in (b"\r10%", b"\r20%", b"\r30%"):
+            os.write(write, percent)
+            selector.select(HANG)[0][0].data()
+        when = pump.due(0.0)
+        assert when is not None and paper.text == b""
+        assert pump.due(when) is None
+        assert paper.text == b"[0] 30%\n"
+        os.write(write, b"\r100%\n")
+        os.close(write)
+        pump.finish()
+    assert paper.text == b"[0] 30%\n[0] 100%\n"
 
 
 def test_line_of_another_rank_does_not_land_in_a_progress_bar(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 from hvdlite.launch.output.report import Failure, describe, last_lines, root_failure
 from hvdlite.launch.process.ending import Ending
 
@@ -50,6 +54,29 @@ def test_long_traceback_is_shown_from_its_start() -> None:
 
 def test_last_lines_are_bounded() -> None:
     assert len(last_lines(b"line\n" * 1000)) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("horovod", "runs unchanged with `hvdlite-run --compat`"),
+        ("hvdlite", f"install it there, or name the one of hvdlite-run, {sys.executable}"),
+        ("horovod.mxnet", None),
+        ("horovodx", None),
+    ],
+)
+def test_module_that_is_missing_is_explained(name: str, remedy: str | None) -> None:
+    stderr = f"Traceback ...\nModuleNotFoundError: No module named '{name}'\n".encode()
+    text = describe(failed(0, 5.0, stderr), oom_killed=False)
+    said = [line for line in text.splitlines() if line.startswith("hvdlite-run: ")]
+    assert len(said) == (2 if remedy is None else 3)
+    assert remedy is None or remedy in text
+
+
+def test_progress_bar_is_one_of_the_last_lines() -> None:
+    bars = "".join(f"\r{percent}%" for percent in range(100))
+    text = f"Traceback (most recent call last):\n{bars}\nE: x"
+    assert last_lines(text.encode()) == ["Traceback (most recent call last):", "99%", "E: x"]
 
 
 def test_report_names_rank_host_pid_and_status() -> None:

@@ -3,7 +3,8 @@
 A *stream* is the stdout or the stderr of one rank. A *line* ends with a newline, or with a carriage
 return as progress bars do. The *rest* is what a stream wrote after the end of its last line. The
 rest is held back until its line is complete. On a terminal it is shown after a moment, so that the
-user sees a progress bar that never ends its line. The *open* stream is the one in whose unfinished
+user sees a progress bar that never ends its line. Where there is no terminal, a line shows what
+a progress bar has drawn last in it. The *open* stream is the one in whose unfinished
 line the cursor of the console stands. Before another stream is shown, the console begins a new
 line.
 """
@@ -21,12 +22,29 @@ from hvdlite.launch.process.sinks import LIVE, RESULT
 
 _LONGEST_REST = 256 << 10  # a longer line is shown in parts, so that memory stays bounded
 _REST_SHOWN_AFTER = 0.1  # seconds, on a terminal
+_STATE_SHOWN_AFTER = 10.0  # seconds, of a progress bar elsewhere
+
+
+def last_states(text: bytes) -> bytes:
+    """Leave in each line what was drawn last, as far as it is not blank; the last line goes on."""
+    if b"\r" not in text:
+        return text
+    *lines, rest = text.split(b"\n")
+    *states, begun = rest.split(b"\r")
+    state = _last_state(states)
+    ends = [_last_state(line.split(b"\r")) for line in lines]
+    return b"\n".join([*ends, state + b"\r" + begun if state else begun])
+
+
+def _last_state(states: list[bytes]) -> bytes:
+    return next((state for state in reversed(states) if state.strip()), b"")
 
 
 class LineCutter:
     """Cut the bytes of one stream into lines and put a prefix before each."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_terminal: bool = True) -> None:
+        self._on_terminal = on_terminal
         self._rest = b""
         self._mid_line = False  # whether the start of the current line is on the console already
         self._after_return = False
@@ -35,6 +53,11 @@ class LineCutter:
     def rest_size(self) -> int:
         """The number of bytes of an unfinished line that are held back."""
         return len(self._rest)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a progress bar has been drawn in the unfinished line."""
+        return b"\r" in self._rest
 
     @property
     def mid_line(self) -> bool:
@@ -48,11 +71,19 @@ class LineCutter:
     def feed(self, block: bytes, prefix: bytes) -> bytes:
         """Take bytes of the stream; return the lines that they complete, each with the prefix."""
         text = self._rest + block
+        if not self._on_terminal:
+            text = last_states(text)
+            end = text.rfind(b"\n") + 1
+            self._rest = text[end:]
+            return self._with(prefix, text[:end])
         end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         self._rest = text[end:]
-        if not end:
+        return self._with(prefix, text[:end])
+
+    def _with(self, prefix: bytes, text: bytes) -> bytes:
+        if not text:
             return b""
-        lines = text[:end].splitlines(keepends=True)
+        lines = text.splitlines(keepends=True)
         continued = self._mid_line or (self._after_return and lines[0] == b"\n")
         self._mid_line = False
         self._after_return = lines[-1].endswith(b"\r")
@@ -61,6 +92,8 @@ class LineCutter:
     def flush(self, prefix: bytes) -> bytes:
         """Return the rest, with the prefix if it begins a line, although its line is incomplete."""
         text, self._rest = self._rest, b""
+        if not self._on_terminal:
+            text = last_states(text + b"\n")[:-1]
         if not text:
             return b""
         start = b"" if self._mid_line else prefix
@@ -71,10 +104,12 @@ class LineCutter:
 class ShownStream(Stream):
     """A stream whose lines are shown; `file`, which it owns, gets a copy of its bytes."""
 
-    def __init__(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
+    def __init__(
+        self, rank: int, pipe: int, sink: int, file: int | None, on_terminal: bool
+    ) -> None:
         super().__init__(rank, pipe, sink)
         self.file = file
-        self.cutter = LineCutter()
+        self.cutter = LineCutter(on_terminal)
         self.rest_since = 0.0
 
 
@@ -124,8 +159,10 @@ class OutputPump(StreamReader):
         """Show, from now on, what comes through a pipe."""
         # `pipe` is the read end; owned from now on.
         # `file` is a descriptor for a copy of the bytes; owned from now on.
-        shown = sink not in (RESULT, LIVE)
-        self.add(ShownStream(rank, pipe, sink, file) if shown else Stream(rank, pipe, sink))
+        if sink in (RESULT, LIVE):
+            self.add(Stream(rank, pipe, sink))
+        else:
+            self.add(ShownStream(rank, pipe, sink, file, self._console.is_terminal(sink)))
 
     def _prefix(self, stream: Stream) -> bytes:
         if not self._timestamps:
@@ -173,10 +210,13 @@ class OutputPump(StreamReader):
         for stream in self._streams:
             if not isinstance(stream, ShownStream) or not stream.cutter.rest_size:
                 continue
-            if not self._console.is_terminal(stream.sink):
+            on_terminal = self._console.is_terminal(stream.sink)
+            if not on_terminal and not stream.cutter.has_state:
                 continue
-            when = stream.rest_since + _REST_SHOWN_AFTER
-            if when <= now:
+            when = stream.rest_since + (_REST_SHOWN_AFTER if on_terminal else _STATE_SHOWN_AFTER)
+            if when <= now and not on_terminal:
+                self._show(stream, stream.cutter.feed(b"\n", self._prefix(stream)))
+            elif when <= now:
                 self._show_rest(stream)
             elif due is None or when < due:
                 due = when

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hvdlite.launch.output.lines import last_states
 from hvdlite.launch.process.ending import Ending
 
 # Seconds after the first failure in which another one may still turn out to be its cause.
@@ -22,6 +24,18 @@ _CONSEQUENCES = (
     b"hvdlite.errors.CollectiveError",
     b"hvdlite.errors.CollectiveTimeoutError",
 )
+
+
+_REMEDIES = {
+    b"ModuleNotFoundError: No module named 'horovod'": (
+        "a script for Horovod runs unchanged with `hvdlite-run --compat`: then `import horovod` "
+        "finds hvdlite"
+    ),
+    b"ModuleNotFoundError: No module named 'hvdlite'": (
+        "the Python that the command names has no hvdlite: install it there, or name the one of "
+        f"hvdlite-run, {sys.executable}"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,7 @@ def root_failure(failures: Sequence[_Failure]) -> _Failure:
 
 def last_lines(stderr: bytes) -> list[str]:
     """Return the last lines of a rank's stderr, and more if a traceback begins before them."""
-    lines = stderr.decode(errors="replace").splitlines()
+    lines = last_states(stderr).decode(errors="replace").splitlines()
     start = max(0, len(lines) - _LINES)
     for index in range(len(lines) - 1, max(-1, len(lines) - _LINES_OF_TRACEBACK), -1):
         if lines[index].startswith("Traceback (most recent call last)"):
@@ -85,6 +99,9 @@ def describe(failure: Failure, oom_killed: bool, noun: str = "rank") -> str:
             text.append(
                 "hvdlite-run: if nobody killed it, the out-of-memory killer may have: see `dmesg`"
             )
+    for words, remedy in _REMEDIES.items():
+        if words in failure.stderr:
+            text.append(f"hvdlite-run: {remedy}")
     lines = last_lines(failure.stderr)
     if lines:
         text.append(f"hvdlite-run: last lines of {noun} {failure.rank}'s stderr:")
