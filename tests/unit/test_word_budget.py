@@ -20,8 +20,8 @@ def test_each_page_is_in_one_group_with_a_budget() -> None:
     assert list(groups) == list(word_budget.BUDGETS)
 
 
-def test_budgets_are_35_000_words() -> None:
-    assert sum(word_budget.BUDGETS.values()) == 35_000
+def test_budgets_are_30_000_words() -> None:
+    assert sum(word_budget.BUDGETS.values()) == 30_000
 
 
 def test_a_group_over_its_budget_gets_a_warning(
