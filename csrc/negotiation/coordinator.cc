@@ -272,8 +272,8 @@ bool Coordinator::fail_if_left(const PendingTable& table, const PendingTensor& p
 
 std::string Coordinator::describe_last(int rank, TimePoint now) const {
   const Activity& last = activity_[rank];
-  if (last.name.empty()) return "has submitted nothing yet";
-  return "last submitted '" + last.name + "' " + text_of_fixed(seconds_between(last.when, now), 1) +
+  if (last.name.empty()) return "has called nothing yet";
+  return "last called '" + last.name + "' " + text_of_fixed(seconds_between(last.when, now), 1) +
          " s ago";
 }
 

@@ -36,8 +36,8 @@ inline constexpr const char* kSameSteps =
     "; give every rank the same number of steps, or end the loop on every rank with hvd.join(), "
     "which a torch.distributed group does not have";
 inline constexpr const char* kJoinAtTheEnd =
-    "if ranks have different numbers of steps, end the loop on every rank with hvd.join(); a "
-    "torch.distributed group has none: give its ranks the same number";
+    "if ranks have different numbers of steps, end the loop on every rank with hvd.join(), or, "
+    "with torch.distributed, give all ranks the same number of steps";
 
 // The error where a rank has left cleanly after so many collectives, and something still needs it:
 // `missing` says what, "allreduce 'x' waits for it"; `advice` begins with its punctuation.
@@ -130,7 +130,7 @@ class Coordinator {
   const Group& group(std::uint32_t set) const { return tables_.at(set).group; }
   std::map<std::uint32_t, PendingTable>& tables() { return tables_; }
   const Activity& activity(int rank) const { return activity_[rank]; }
-  // What a rank has submitted last, for a message: "last submitted 'x' 2.0 s ago".
+  // What a rank has submitted last, for a message: "last called 'x' 2.0 s ago".
   std::string describe_last(int rank, TimePoint now) const;
   // Since when nothing has happened that the pending tensor waits for. Ranks may train for long
   // while others have joined: a join waits only for ranks that do nothing at all.

@@ -68,6 +68,23 @@ bool is_quiet(const std::vector<std::string>& modules) {
   return first->starts_with(kOurs) && std::all_of(first, modules.end(), is_ours_or_standard);
 }
 
+py::dict current_frames() {
+  return py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"))();
+}
+
+// The innermost place in a thread's frames that is neither in hvdlite nor in another library.
+std::string place_of(py::object frame) {
+  for (; !frame.is_none(); frame = frame.attr("f_back")) {
+    const auto encoded =
+        frame.attr("f_code").attr("co_filename").attr("encode")("utf-8", "replace");
+    const auto file = encoded.cast<std::string>();
+    const bool installed = file.find("-packages/") != std::string::npos || file.starts_with('<');
+    if (installed || is_ours_or_standard(module_of(frame))) continue;
+    return file + ":" + py::str(frame.attr("f_lineno")).cast<std::string>();
+  }
+  return "";
+}
+
 }  // namespace
 
 LongWaits& LongWaits::all() {
@@ -75,9 +92,12 @@ LongWaits& LongWaits::all() {
   return *instance;
 }
 
-void LongWaits::report(Engine& engine, std::vector<EntryPtr> waits) {
+void LongWaits::report(Engine& engine, std::vector<EntryPtr> waits,
+                       std::vector<std::string> places) {
   engine.with_present([&](Engine& present) {
-    if (auto* reporter = present.find<BlockedReport>()) reporter->note(std::move(waits));
+    if (auto* reporter = present.find<BlockedReport>()) {
+      reporter->note(std::move(waits), std::move(places));
+    }
   });
 }
 
@@ -88,7 +108,8 @@ void LongWaits::goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) 
   Since& since = waits_.try_emplace(&wait, Since{now - slice}).first->second;
   if (now - since.begun < reporter->half_of_grace()) return;
   since.thread = PyThread_get_thread_ident();
-  report(wait.engine, may_submit() ? std::vector<EntryPtr>() : waits_of_all(wait.engine));
+  if (may_submit()) return report(wait.engine, {});
+  report(wait.engine, waits_of_all(wait.engine), places_of_all());
 }
 
 void LongWaits::ended(const ThreadWait& wait) {
@@ -107,12 +128,21 @@ std::vector<EntryPtr> LongWaits::waits_of_all(const Engine& engine) const {
   return entries;
 }
 
+std::vector<std::string> LongWaits::places_of_all() const {
+  const py::dict frames = current_frames();
+  std::vector<std::string> places;
+  for (const auto& [wait, since] : waits_) {
+    if (since.thread == 0) continue;
+    const py::int_ thread(since.thread);
+    places.push_back(frames.contains(thread) ? place_of(frames[thread]) : "");
+  }
+  return places;
+}
+
 bool LongWaits::may_submit() const {
   std::size_t in_backward = 0;
   std::size_t backward_ends = 0;
-  const py::object current_frames =
-      py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"));
-  for (const auto& [identifier, frame] : py::dict(current_frames())) {
+  for (const auto& [identifier, frame] : current_frames()) {
     const auto thread = identifier.cast<unsigned long>();
     const bool waits = std::any_of(waits_.begin(), waits_.end(),
                                    [&](const auto& one) { return one.second.thread == thread; });

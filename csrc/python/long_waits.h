@@ -24,6 +24,7 @@
 
 #include <chrono>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "api/wait_observer.h"
@@ -47,11 +48,14 @@ class LongWaits : public WaitObserver {
 
   // Tells rank 0 what all threads that could submit wait for; with nothing: not any more. The GIL
   // was held since that was looked at.
-  static void report(Engine& engine, std::vector<EntryPtr> waits);
+  static void report(Engine& engine, std::vector<EntryPtr> waits,
+                     std::vector<std::string> places = {});
   // Whether a thread of Python may submit, besides those in long waits.
   bool may_submit() const;
-  // What the threads in long waits wait for; nothing where this is not the engine's alone.
+  // What the threads in long waits wait for; nothing where this is not the engine's alone. And
+  // where each of them does.
   std::vector<EntryPtr> waits_of_all(const Engine& engine) const;
+  std::vector<std::string> places_of_all() const;
 
   std::map<const ThreadWait*, Since> waits_;
 };

@@ -45,6 +45,12 @@ def barrier(name: str) -> None:
     basics.engine().barrier(name, blocking=True).wait()
 
 
+def place_of(function: Any) -> str:
+    """Return the place of the last line of a function."""
+    code = function.__code__
+    return f"{code.co_filename}:{max(line for *_, line in code.co_lines() if line)}"
+
+
 def barrier_against_allgather() -> dict[str, Any]:
     basics.init()
     assert works("before")
@@ -58,8 +64,9 @@ def test_a_barrier_against_an_allgather_is_an_error_on_all_ranks(size: int) -> N
     for result in run_world(size, barrier_against_allgather, env=GRACE):
         message = result.value["message"]
         assert "deadlock: " in message
-        assert "rank 0 waits for rank 1 in barrier 'end of epoch'" in message
-        assert "rank 1 waits for rank 0 in allgather 'rows'" in message
+        barred, gathered = (place_of(function) for function in (barrier, gather))
+        assert f"rank 0 waits for rank 1 in barrier 'end of epoch' ({barred})" in message
+        assert f"rank 1 waits for rank 0 in allgather 'rows' ({gathered})" in message
         assert EXACTLY in message
         if size == 3:
             assert "also waiting: rank 2 in barrier 'end of epoch'" in message

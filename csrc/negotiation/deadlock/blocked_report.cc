@@ -2,8 +2,9 @@
 
 namespace hvdlite {
 
-void BlockedReport::note(std::vector<EntryPtr> waits) {
-  Noted noted{std::move(waits), submitted_()};
+void BlockedReport::note(std::vector<EntryPtr> waits, std::vector<std::string> places) {
+  places.resize(waits.size());
+  Noted noted{std::move(waits), std::move(places), submitted_()};
   std::optional<Noted> dropped;  // once the lock is released
   {
     MutexLock lock(mutex_);
@@ -37,7 +38,7 @@ void BlockedReport::world_ended() {
 Blocked BlockedReport::describe(const Noted& noted, const Submissions& own) {
   // What was agreed while this rank was in a collective is still to run.
   if (!own.quiet || own.count != noted.submitted) return {};
-  Blocked blocked{own.count, static_cast<std::uint32_t>(own.pending.size()), {}};
+  Blocked blocked{own.count, static_cast<std::uint32_t>(own.pending.size()), {}, noted.places};
   for (const EntryPtr& entry : noted.waits) {
     const auto found = own.pending.find(entry->key);
     if (found == own.pending.end() || found->second != entry) return {};
@@ -48,6 +49,7 @@ Blocked BlockedReport::describe(const Noted& noted, const Submissions& own) {
   for (const auto& [key, entry] : own.pending) {
     if (entry->completion->has_continuation()) blocked.keys.push_back(key);
   }
+  blocked.places.resize(blocked.keys.size());
   return blocked;
 }
 

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,8 +26,8 @@ class BlockedReport : public RankExtension {
       : half_(delay_of(grace / 2)), submitted_(std::move(submitted)), ask_(std::move(ask)) {}
 
   // Any thread: all threads of this process that could submit wait for these entries; with none of
-  // them: not any more. The next submission makes it void.
-  void note(std::vector<EntryPtr> waits);
+  // them: not any more. The next submission makes it void. `places` are those of Blocked.
+  void note(std::vector<EntryPtr> waits, std::vector<std::string> places = {});
   // How long all these threads have waited before it is noted.
   Patience half_of_grace() const { return half_; }
 
@@ -37,6 +38,7 @@ class BlockedReport : public RankExtension {
  private:
   struct Noted {
     std::vector<EntryPtr> waits;
+    std::vector<std::string> places;
     std::uint64_t submitted = 0;  // until then
   };
   static Blocked describe(const Noted& noted, const Submissions& own);

@@ -109,8 +109,8 @@ void DeadlockWatch::fail(const Waits& waits) {
     for (const Open* one : own) {
       if (!failures.contains(one->key)) failures[one->key] = {one->set, describe(*one, waits)};
     }
-    reports_.erase(rank);
   }
+  for (const auto& [rank, own] : waits) reports_.erase(rank);
   for (const auto& [key, failure] : failures) {
     coordinator_.fail(coordinator_.tables().at(failure.first), key, failure.second);
   }
@@ -118,7 +118,7 @@ void DeadlockWatch::fail(const Waits& waits) {
 
 // The ranks from one that waits in the operation on, each of which waits for the next one, until
 // they come round. The shortest way round is the clearest.
-Status DeadlockWatch::describe(const Open& operation, const Waits& waits) {
+Status DeadlockWatch::describe(const Open& operation, const Waits& waits) const {
   std::vector<Wait> path;
   const auto visited = [&](int rank) {
     return std::any_of(path.begin(), path.end(), [&](const Wait& one) { return one.rank == rank; });
@@ -129,7 +129,7 @@ Status DeadlockWatch::describe(const Open& operation, const Waits& waits) {
   int rank = first->first;
   const Open* open = &operation;
   while (!visited(rank)) {
-    path.push_back({rank, -1, &open->pending->request});
+    path.push_back({rank, -1, &open->pending->request, place_of(rank, *open)});
     int next = -1;
     for (const int missing : open->missing) {
       if (!waits.contains(missing)) continue;
@@ -142,7 +142,16 @@ Status DeadlockWatch::describe(const Open& operation, const Waits& waits) {
   return deadlock_error(path, describe_others(path, waits));
 }
 
-std::string DeadlockWatch::describe_others(const std::vector<Wait>& path, const Waits& waits) {
+std::string DeadlockWatch::place_of(int rank, const Open& operation) const {
+  const Blocked& blocked = reports_.at(rank).blocked;
+  const auto key = std::find(blocked.keys.begin(), blocked.keys.end(), operation.key);
+  if (key == blocked.keys.end()) return "";
+  const std::string& place = blocked.places[static_cast<std::size_t>(key - blocked.keys.begin())];
+  return place.empty() ? "" : " (" + place + ")";
+}
+
+std::string DeadlockWatch::describe_others(const std::vector<Wait>& path,
+                                           const Waits& waits) const {
   std::string text;
   std::size_t others = 0;
   for (const auto& [rank, own] : waits) {
@@ -151,10 +160,10 @@ std::string DeadlockWatch::describe_others(const std::vector<Wait>& path, const 
         std::any_of(path.begin(), path.end(), [&](const Wait& wait) { return wait.rank == other; });
     if (told || ++others > kRanksShown) continue;
     text += (others == 1 ? "; also waiting: rank " : ", rank ") + std::to_string(rank) + " in " +
-            describe_awaited(own.front()->pending->request);
+            describe_awaited(own.front()->pending->request) + place_of(rank, *own.front());
   }
   if (others > kRanksShown) text += " and " + std::to_string(others - kRanksShown) + " more ranks";
-  return text + "; nothing else is under way on these ranks";
+  return text;
 }
 
 }  // namespace hvdlite

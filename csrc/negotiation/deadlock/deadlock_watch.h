@@ -75,8 +75,10 @@ class DeadlockWatch : public Extension {
   // Leaves the ranks that are deadlocked.
   static void keep_deadlocked(Waits& waits);
   static bool stuck(const Open& operation, const Waits& waits);
-  static Status describe(const Open& operation, const Waits& waits);
-  static std::string describe_others(const std::vector<Wait>& path, const Waits& waits);
+  Status describe(const Open& operation, const Waits& waits) const;
+  std::string describe_others(const std::vector<Wait>& path, const Waits& waits) const;
+  // " (/home/me/train.py:12)", where the rank waits for the operation; "" if it does not know.
+  std::string place_of(int rank, const Open& operation) const;
   void fail(const Waits& waits);
 
   const Patience half_;  // It is half of the grace.

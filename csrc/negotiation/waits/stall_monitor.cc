@@ -62,7 +62,7 @@ std::vector<Notice> StallMonitor::check(TimePoint now) {
     for (const auto& [key, pending] : table.tensors) {
       const TimePoint since = coordinator_.idle_since(table, pending);
       if (shutdown_ > 0 && seconds_between(since, now) >= shutdown_ && fatal.empty()) {
-        fatal = describe_stall(table, pending, now) + "; stall_shutdown is " +
+        fatal = describe_stall(table, pending, now) + "; the limit is " +
                 text_of_seconds(shutdown_) +
                 ": set HVDLITE_STALL_SHUTDOWN to wait longer, or to 0 to wait for ever";
         suspect = coordinator_.missing_ranks(table, pending).front();
@@ -111,14 +111,17 @@ std::chrono::milliseconds StallMonitor::interval() const {
 
 std::string StallMonitor::describe_stall(const PendingTable& table, const PendingTensor& pending,
                                          Coordinator::TimePoint now) const {
-  std::string text = describe(pending.request) + " has waited " +
-                     text_of_seconds(seconds_between(pending.since, now)) + " for ";
-  std::string separator;
-  for (const int rank : coordinator_.missing_ranks(table, pending)) {
-    text += separator + "rank " + std::to_string(rank) + " (" +
+  const std::vector<int> waiting = Coordinator::submitters(table, pending);
+  std::string text = waiting.size() == 1 ? "rank " + std::to_string(waiting.front()) + " is"
+                                         : std::to_string(waiting.size()) + " ranks are";
+  text += " in " + describe_awaited(pending.request);
+  const std::vector<int> missing = coordinator_.missing_ranks(table, pending);
+  for (const int rank : missing) {
+    text += (rank == missing.front() ? "; rank " : ", rank ") + std::to_string(rank) + " (" +
             coordinator_.describe_last(rank, now) + ")";
-    separator = ", ";
   }
+  text += (missing.size() == 1 ? " has" : " have") + std::string(" not called it for ") +
+          text_of_seconds(seconds_between(pending.since, now));
   return text + describe_mutual_wait(table, pending);
 }
 

@@ -12,7 +12,7 @@ std::string describe_awaited(const Request& request) {
 
 std::string describe_wait(const Wait& wait) {
   return "rank " + std::to_string(wait.rank) + " waits for rank " + std::to_string(wait.awaited) +
-         " in " + describe_awaited(*wait.request);
+         " in " + describe_awaited(*wait.request) + wait.place;
 }
 
 std::string advice_for(const std::vector<Wait>& waits) {
@@ -25,7 +25,10 @@ std::string advice_for(const std::vector<Wait>& waits) {
     return "ranks that send to each other submit both transfers before they wait, with "
            "dist.isend() or dist.irecv()";
   }
-  return std::string("call the same operations in the same order on all ranks; ") + kJoinAtTheEnd;
+  return std::string(
+             "call the same operations in the same order on all ranks, and none of them "
+             "under `if hvd.rank() == 0:`; ") +
+         kJoinAtTheEnd;
 }
 
 Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {

@@ -20,6 +20,7 @@ struct Wait {
   int rank = -1;
   int awaited = -1;
   const Request* request = nullptr;  // borrowed from its table
+  std::string place = "";            // " (/home/me/train.py:12)", where it is known
 };
 // "rank 1 waits for rank 0 in allreduce 'loss'"
 std::string describe_wait(const Wait& wait);

@@ -50,7 +50,7 @@ TEST(engine_says_which_rank_is_silent_inside_a_collective) {
         std::string text;
         CHECK(soon([&] { return !(text = told(engine, 2, words)).empty(); }));
         ++warned;
-        CHECK_EQ(rank == 0, has(text, "(last submitted 'slow' "));
+        CHECK_EQ(rank == 0, has(text, "(last called 'slow' "));
       }
       CHECK_OK(finish(engine, entry));
     };

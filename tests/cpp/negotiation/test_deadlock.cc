@@ -51,7 +51,10 @@ struct Waits {
     Blocked blocked;
     blocked.submitted = submitted[rank];
     blocked.pending = pending;
-    for (const Request& request : requests) blocked.keys.push_back(request.key());
+    for (const Request& request : requests) {
+      blocked.keys.push_back(request.key());
+      blocked.places.push_back(places[rank]);
+    }
     CHECK(coordinator.reported(rank, encode(blocked), now));
   }
   // The rank submits the request, and waits for it.
@@ -72,6 +75,7 @@ struct Waits {
   Coordinator coordinator;
   DeadlockWatch watch;
   std::map<int, std::uint64_t> submitted;  // The key is a rank.
+  std::map<int, std::string> places;       // where a rank waits
 };
 
 }  // namespace
@@ -89,13 +93,26 @@ TEST(deadlock_of_two_ranks_fails_both_operations_after_the_grace) {
   const std::string side_x = "rank 0 waits for rank 1 in barrier 'x'";
   const std::string side_y = "rank 1 waits for rank 0 in allreduce 'y'";
   const std::string rest =
-      "; nothing else is under way on these ranks: call the same operations in the same order on "
-      "all ranks; if ranks have different numbers of steps, end the loop on every rank with "
-      "hvd.join(); a torch.distributed group has none: give its ranks the same number";
+      ": call the same operations in the same order on all ranks, and none of them under `if "
+      "hvd.rank() == 0:`; if ranks have different numbers of steps, end the loop on every rank "
+      "with "
+      "hvd.join(), or, with torch.distributed, give all ranks the same number of steps";
   CHECK_EQ(failed.at("x").message(), "deadlock: " + side_x + ", and " + side_y + rest);
   CHECK_EQ(failed.at("y").message(), "deadlock: " + side_y + ", and " + side_x + rest);
   CHECK(waits.coordinator.idle());
   CHECK(!waits.watch.due());
+}
+
+TEST(deadlock_says_where_each_rank_waits) {
+  Waits waits(3);
+  waits.places = {{0, "train.py:6"}, {1, "train.py:17"}, {2, "/home/me/train.py:17"}};
+  waits.block(0, barrier_of("x"));
+  waits.block(1, allreduce_of("y", 4));
+  waits.block(2, allreduce_of("y", 4));
+  CHECK(has(waits.failures(kStart + 1s).at("x").message(),
+            "rank 0 waits for rank 1 in barrier 'x' (train.py:6), and rank 1 waits for rank 0 in "
+            "allreduce 'y' (train.py:17); also waiting: rank 2 in allreduce 'y' "
+            "(/home/me/train.py:17): call"));
 }
 
 TEST(deadlock_is_not_seen_where_some_rank_may_still_come) {
@@ -192,7 +209,8 @@ TEST(deadlock_report_is_void_before_the_submissions_that_it_counts) {
 }
 
 TEST(deadlock_report_survives_and_is_refused_where_it_is_cut) {
-  const Blocked sent{9, 7, {"0:x", "0>1>2:" + std::string(kMaxNameBytes, 'n'), ""}};
+  const Blocked sent{
+      9, 7, {"0:x", "0>1>2:" + std::string(kMaxNameBytes, 'n'), ""}, {"a.py:1", "", "b.py:2"}};
   const Bytes body = encode(sent);
   Blocked read;
   CHECK(decode(body, read));
@@ -203,7 +221,7 @@ TEST(deadlock_report_survives_and_is_refused_where_it_is_cut) {
     CHECK(!decode(part, read));
     CHECK(!waits.coordinator.reported(1, part, kStart));
   }
-  CHECK(!decode(encode({1, 1, {std::string(kMaxKeyBytes + 1, 'n')}}), read));
+  CHECK(!decode(encode({1, 1, {std::string(kMaxKeyBytes + 1, 'n')}, {}}), read));
 }
 
 TEST(deadlock_reports_of_random_bytes_are_decoded_without_harm) {
@@ -282,8 +300,7 @@ TEST(deadlock_of_a_change_of_process_sets_fails_the_change_for_all_ranks) {
   CHECK_EQ(failed.size(), std::size_t{2});
   CHECK(has(failed.at("#change").message(),
             "rank 0 waits for rank 2 in add_process_set, and rank 2 waits for rank 0 in allreduce "
-            "'x'; nothing else is under way on these ranks: every rank changes process sets at "
-            "the same point"));
+            "'x': every rank changes process sets at the same point"));
   waits.submit(1, change);
   CHECK_STATUS(waits.coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
 }
@@ -295,7 +312,7 @@ TEST(deadlock_of_many_ranks_is_told_in_a_short_text) {
     waits.block(rank, rank == 40 ? allreduce_of("y", 4) : barrier_of("x"));
   }
   const auto failed = waits.failures(kStart + 1s);
-  CHECK(has(failed.at("x").message(), "rank 8 in barrier 'x' and 54 more ranks; nothing else"));
+  CHECK(has(failed.at("x").message(), "rank 8 in barrier 'x' and 54 more ranks: call the same"));
   Waits ring(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     ring.block(rank, send_of(std::to_string(rank), (rank + 1) % kRanks, rank));
@@ -304,7 +321,7 @@ TEST(deadlock_of_many_ranks_is_told_in_a_short_text) {
   CHECK_EQ(circle.size(), std::size_t{kRanks});
   CHECK(has(circle.at("0").message(),
             "rank 7 to rank 6, rank 7 waits for rank 8 in send '7' from "
-            "rank 8 to rank 7, and so on; nothing else"));
+            "rank 8 to rank 7, and so on: ranks that send"));
 }
 
 TEST(deadlock_is_not_looked_for_without_a_grace) {
