@@ -1,6 +1,5 @@
 #include "base/config.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <type_traits>
@@ -92,11 +91,8 @@ const char* lookup(const std::string& name, const std::string& horovod, std::str
   return std::getenv(horovod.c_str());
 }
 
-bool is_set(const std::string& field) {
-  const auto knob = std::find_if(knobs().begin(), knobs().end(),
-                                 [&](const Knob& one) { return one.name == field; });
-  std::string used;
-  const char* text = lookup(knob->environment, knob->horovod, used);
+bool is_set(const char* variable) {
+  const char* text = std::getenv(variable);
   return text != nullptr && *text != '\0';
 }
 
@@ -124,8 +120,9 @@ Result<Config> Config::from_environment() {
   HVDLITE_KNOBS(HVDLITE_READ)
 #undef HVDLITE_READ
   const double timeout = config.collective_timeout;
-  if (timeout > 0 && timeout < config.stall_shutdown && is_set("collective_timeout") &&
-      !is_set("stall_shutdown")) {
+  // In Horovod the gloo timeout does not end the wait for a rank that has not called a collective.
+  if (timeout > 0 && timeout < config.stall_shutdown && is_set("HVDLITE_COLLECTIVE_TIMEOUT") &&
+      !is_set("HVDLITE_STALL_SHUTDOWN") && !is_set("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")) {
     config.stall_shutdown = timeout;
   }
   return config;
