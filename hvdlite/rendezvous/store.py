@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.address import fresh_unix_address, listen
@@ -25,8 +25,6 @@ from hvdlite.rendezvous.frames import MAX_BODY_BYTES, FrameReader, FrameWriter
 from hvdlite.rendezvous.handshake import Job, Role, session_keys
 from hvdlite.rendezvous.peer import BacklogError, Peer
 from hvdlite.rendezvous.service import Service
-
-_Self = TypeVar("_Self", bound="Store")
 
 _GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
 
@@ -64,14 +62,9 @@ class Store(Service):
         self._size = size
         self._exchanges: dict[str, _Exchange] = {}
         self._published: dict[str, _Published] = {}
-        self._operations: dict[str, Callable[[Peer, str, Any, float], None]] = {
-            "exchange": self._exchange,
-            "publish": self._publish,
-            "look up": self._look_up,
-        }
 
     @classmethod
-    def start(cls: type[_Self], size: int, job: Job, address: str | None = None) -> _Self:
+    def start(cls, size: int, job: Job, address: str | None = None) -> Store:
         """Listen, and serve until `close` is called."""
         # `size` says how many ranks the job has; an exchange is complete when all have sent a
         # value.
@@ -81,15 +74,19 @@ class Store(Service):
         return cls(job, size, listen(address or fresh_unix_address()))._start()
 
     def _take(self, peer: Peer, body: bytes) -> None:
+        operations = {
+            "exchange": self._exchange,
+            "publish": self._publish,
+            "look up": self._look_up,
+        }
         try:
             message = json.loads(body)
-            operation, key = self._operations[message["kind"]], str(message["key"])
-            value = message["value"]
+            operation, key, value = operations[message["kind"]], message["key"], message["value"]
             until = time.monotonic() + message["patience"]
         except (ValueError, RecursionError, LookupError, TypeError, OverflowError):
             self._end(peer)
         else:
-            operation(peer, key, value, until)
+            operation(peer, str(key), value, until)
 
     def _publish(self, peer: Peer, key: str, value: Any, until: float) -> None:
         published = self._published.setdefault(key, _Published())

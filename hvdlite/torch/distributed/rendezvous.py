@@ -78,7 +78,7 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
             server = _serve_tcp(worker, host, timeout)
             own = f"{server.host}:{server.port}"
         elif worker.rank == 0:
-            server = KeyServer.start(worker.size, job, host and f"{host}:0")
+            server = KeyServer(job, worker.size, host and f"{host}:0")
             own = f"{_OURS}{server.address}"
         served_at = client.exchange("torch.distributed", own)[0]
     if served_at.startswith(_OURS):

@@ -10,7 +10,7 @@ torch puts there name addresses and decide how groups are made.
 from __future__ import annotations
 
 import base64
-import socket
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -21,32 +21,28 @@ from torch import distributed
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous import forked
-from hvdlite.rendezvous.address import UNIX, split_host
+from hvdlite.rendezvous.address import UNIX, fresh_unix_address, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.peer import Peer
-from hvdlite.rendezvous.store import Store, StoreClient
+from hvdlite.rendezvous.handshake import Job, Role
+from hvdlite.rendezvous.peer import BacklogError, Peer
+from hvdlite.rendezvous.service import Service
+from hvdlite.rendezvous.store import StoreClient
 
 
-class KeyServer(Store):
+class KeyServer(Service):
     """The service; values are base64 texts, as messages are JSON."""
 
-    def __init__(self, job: Job, size: int, listener: socket.socket) -> None:
-        super().__init__(job, size, listener)
-        self._listener = listener
+    role = Role.STORE
+    name = "hvdlite-torch-store"
+
+    def __init__(self, job: Job, size: int, address: str | None) -> None:
+        """Serve from a thread; without an address at a fresh Unix socket."""
+        self._listener = listen(address or fresh_unix_address())
+        super().__init__(job, size, self._listener)
         self._values: dict[str, str] = {}
         self._waiting: list[tuple[float, Peer, list[str]]] = []
-        self._operations |= {
-            "set": self._set,
-            "append": self._append,
-            "add": self._add,
-            "compare": self._compare,
-            "delete": self._delete,
-            "check": self._check,
-            "count": self._count,
-            "get": self._get,
-        }
         forked.leave_to_parent(self)
+        self._start()
 
     def close_in_child(self) -> None:
         """Close the child's copies, so that the other ranks notice the death of the parent."""
@@ -54,64 +50,55 @@ class KeyServer(Store):
         for peer in self._peers:
             peer.connection.close()
 
-    def _put(self, key: str, value: bytes) -> None:
-        self._values[key] = _text(value)
+    def _take(self, peer: Peer, body: bytes) -> None:
+        message = json.loads(body)
+        kind, key, value = message["kind"], message["key"], message["value"]
+        if kind == "get":
+            self._waiting.append((time.monotonic() + message["patience"], peer, value))
+        else:
+            self._answer(peer, "given", self._do(kind, key, value))
 
-    def _set(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        self._values |= value
-        self._answer([peer], "given")
-        self._look(time.monotonic())
+    def _do(self, kind: str, key: str, value: Any) -> Any:
+        """Do what needs no wait, and return the answer."""
+        values, present = self._values, self._values.get(key)
+        if kind == "set":
+            values |= value
+        elif kind == "append":
+            values[key] = _text(_bytes(present or "") + _bytes(value))
+        elif kind == "add":
+            total = int(_bytes(present) if present else 0) + value
+            values[key] = _text(str(total))
+            return total
+        elif kind == "compare":
+            expected, desired = value
+            if present == expected or (present is None and not expected):
+                values[key] = desired
+            return values.get(key, expected)
+        elif kind == "delete":
+            return values.pop(key, None) is not None
+        elif kind == "check":
+            return all(one in values for one in value)
+        return len(values)
 
-    def _append(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        self._put(key, _bytes(self._values.get(key, "")) + _bytes(value))
-        self._answer([peer], "given")
-        self._look(time.monotonic())
-
-    def _add(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        total = int(_bytes(self._values[key]) if key in self._values else b"0") + int(value)
-        self._put(key, str(total).encode())
-        self._answer([peer], "given", total)
-        self._look(time.monotonic())
-
-    def _compare(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        expected, desired = value
-        present = self._values.get(key)
-        if present == expected or (present is None and not expected):
-            self._values[key] = desired
-        self._answer([peer], "given", self._values.get(key, expected))
-        self._look(time.monotonic())
-
-    def _delete(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        self._answer([peer], "given", self._values.pop(key, None) is not None)
-
-    def _check(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        self._answer([peer], "given", all(one in self._values for one in value))
-
-    def _count(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        self._answer([peer], "given", len(self._values))
-
-    def _get(self, peer: Peer, key: str, value: Any, until: float) -> None:
-        self._waiting.append((until, peer, value))
-        self._look(time.monotonic())
-
-    def _look(self, now: float) -> None:
+    def _tick(self, asleep: float) -> None:
         """Answer those whose keys are there, and those who have waited for long enough."""
         waiting, self._waiting = self._waiting, []
         for until, peer, keys in waiting:
             missing = [key for key in keys if key not in self._values]
             if not missing:
-                self._answer([peer], "given", [self._values[key] for key in keys])
-            elif now >= until:
-                self._answer([peer], "failed", f"no rank has set {', '.join(missing)} in time")
+                self._answer(peer, "given", [self._values[key] for key in keys])
+            elif asleep >= until:
+                self._answer(peer, "failed", f"no rank has set {', '.join(missing)} in time")
             else:
                 self._waiting.append((until, peer, keys))
 
-    def _tick(self, asleep: float) -> None:
-        super()._tick(asleep)
-        self._look(asleep)
+    def _answer(self, peer: Peer, kind: str, value: Any) -> None:
+        try:
+            self._send(peer, json.dumps({"kind": kind, "value": value}).encode())
+        except BacklogError:
+            self._end(peer)
 
     def _left(self, peer: Peer) -> None:
-        super()._left(peer)
         self._waiting = [one for one in self._waiting if one[1] is not peer]
 
 
