@@ -13,6 +13,7 @@ namespace hvdlite {
 namespace {
 
 constexpr int kRank = 0;
+constexpr std::size_t kMostSeen = 1 << 16;  // in a step; without repetitions there are no steps
 constexpr std::int64_t kLeastThreshold = 256 << 10;
 constexpr std::int64_t kLeastChunk = 64 << 10;
 constexpr std::int64_t kLeastSmall = 4 << 10;
@@ -68,6 +69,10 @@ std::optional<Sample> StepSampler::add(const std::vector<Agreed>& round, TimePoi
     return counts(request) && seen_.contains(mark_of(request));
   });
   std::optional<Sample> sample = ends ? end_step(now) : std::nullopt;
+  if (seen_.size() > kMostSeen) {
+    seen_.clear();
+    running_ = false;  // It is not a step.
+  }
   for (const Agreed& agreed : round) {
     const Request& request = agreed.entry->request;
     if (!counts(request)) continue;

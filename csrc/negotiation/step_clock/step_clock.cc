@@ -65,10 +65,10 @@ StepClock::StepClock(int size, double lateness_interval)
 void StepClock::arrived(const std::string& name, std::span<const Arrival> arrivals, bool counted) {
   const std::size_t hash = std::hash<std::string>()(name);
   const bool begins_step = names_.contains(hash);
-  if (begins_step || (!names_.empty() && arrivals[0].after_wait)) {
-    close(begins_step);
-  } else if (names_.size() == kMostNames) {
+  if (!begins_step && names_.size() == kMostNames) {
     begin_anew();
+  } else if (begins_step || (!names_.empty() && arrivals[0].after_wait)) {
+    close(begins_step);
   }
   names_.insert(hash);
   for (std::size_t rank = 0; rank < size_; ++rank) burst_.ranks[rank].include(arrivals[rank]);
