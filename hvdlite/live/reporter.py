@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Reporter:
         # Re-entrant, as a signal handler needs it.
         self._orders: queue.SimpleQueue[Subject | threading.Event] = queue.SimpleQueue()
         self._subject: Subject | None = None
+        self._last: Sample | None = None  # written for the subject of the thread
         self._thread: threading.Thread | None = None
 
     @property
@@ -97,7 +98,7 @@ class Reporter:
             order = self._next_order(subject)
             try:
                 if subject is not None and not isinstance(order, Subject):
-                    self._report(subject)
+                    self._report(subject, ended=order is not None)
             except OSError:
                 return  # Nobody reads the pipe any more.
             except Exception as error:
@@ -105,7 +106,7 @@ class Reporter:
                 print(f"hvdlite [{rank}] warning: no live view of it: {error!r}", file=sys.stderr)
                 subject = None
             if isinstance(order, Subject):
-                subject = order
+                subject, self._last = order, None
             elif order is not None:
                 subject = None
                 order.set()
@@ -117,12 +118,17 @@ class Reporter:
         except queue.Empty:
             return None
 
-    def _report(self, subject: Subject) -> None:
+    def _report(self, subject: Subject, ended: bool) -> None:
         engine = subject.engine()
-        if engine is not None and self._pipe.ready():
-            self._pipe.write(self._sample(subject, engine.live()).line())
+        if engine is None:  # The engine of a process group ends without a call of end().
+            last, self._last = self._last, None
+            if last is not None and self._pipe.ready():
+                self._pipe.write(replace(last, events=(), ended=True).line())
+        elif self._pipe.ready():
+            self._last = self._sample(subject, engine.live(), ended)
+            self._pipe.write(self._last.line())
 
-    def _sample(self, subject: Subject, live: Mapping[str, Any]) -> Sample:
+    def _sample(self, subject: Subject, live: Mapping[str, Any], ended: bool) -> Sample:
         observed = self._figures()
         events = live["events"]
         self._cut_events += max(0, len(events) - MOST_EVENTS)
@@ -160,6 +166,7 @@ class Reporter:
                 Stall(name, seconds, tuple(submitted), tuple(missing))
                 for name, seconds, submitted, missing in live["stalled"]
             ),
+            ended=ended,
         )
 
 

@@ -312,5 +312,5 @@ def _rank_figures(span: _Span, phases: RankSteps, silence: float, step: float) -
         cores=last.cores,
         samples=span.per_second(lambda sample: sample.samples),
         values=last.values,
-        silent=silence if silence > _SILENCE else 0.0,
+        silent=silence if silence > _SILENCE and not last.ended else 0.0,
     )

@@ -89,6 +89,7 @@ class Sample:
     events: tuple[Event, ...] = ()  # These happened since its line before.
     steps: Steps | None = None  # Only rank 0 tells where the time went.
     stalled: tuple[Stall, ...] = ()  # Rank 0 sees these wait.
+    ended: bool = False  # The rank has left the world: no line follows.
 
     def line(self) -> bytes:
         """Encode it, with a line feed at its end."""
@@ -136,6 +137,7 @@ def _check(fields: dict[str, Any]) -> None:
     numbers += counters.values()
     _demand(all(type(value) in (int, float) for value in values.values()), "values")
     _demand(isinstance(fields.get("host", ""), str), "host")
+    _demand(type(fields.get("ended", False)) is bool, "ended")
     for time, *words in fields.get("events", ()):
         numbers += time, words[1]
         _demand(all(isinstance(word, str) for word in (words[0], *words[2:])), "events")

@@ -165,7 +165,8 @@ def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
     reporter = Reporter(write, "h", period=60.0)
     reporter.follow(first, 1, 2, 0)
     reporter.end()
-    assert lines.next().epoch == 0
+    last = lines.next()
+    assert (last.epoch, last.ended) == (0, True)
     assert first.calls == 1 and not reporter.busy
     reporter.follow(second, 0, 1, 1)
     reporter.end()
@@ -174,13 +175,15 @@ def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
 
 
 def test_an_engine_is_not_kept_alive(pipe: tuple[Lines, int]) -> None:
-    _, write = pipe
-    engine = FakeEngine()
+    lines, write = pipe
+    engine = FakeEngine(size=1)
     reporter = Reporter(write, "h", period=FAST)
     reporter.follow(engine, 0, 1, 0)
-    assert reporter.busy
+    assert reporter.busy and not lines.next().ended
     del engine
     wait_until(lambda: not reporter.busy, "the engine's end")
+    wait_until(lambda: lines.next().ended, "the last line, which says so")
+    reporter.end()
 
 
 def test_full_pipe_costs_samples_and_no_time(pipe: tuple[Lines, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,16 @@ def test_figures_without_steps_are_nought() -> None:
     figures = run.figures(5, 1.0)
     assert figures is not None
     assert (figures.steps, figures.step, figures.rate, figures.bytes) == (0, 0, 0, 0)
+
+
+def test_a_rank_that_has_left_is_not_silent() -> None:
+    run = make_run(30)
+    run.add(replace(make_sample(1, 131.0, 310), ended=True), 81.0)
+    for second in range(31, 60):
+        run.add(make_sample(0, 100.0 + second, 10 * second), 50.0 + second)
+    figures = run.figures(10.0, 110.0)
+    assert figures is not None
+    assert [rank.silent for rank in figures.ranks] == [0.0, 0.0]
 
 
 def test_a_rank_without_lines_is_silent() -> None:
