@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvdlite.live.loss import alone, loss
 from hvdlite.live.run import Figures, RankFigures
-from hvdlite.live.words import bytes_text, names, percent, time_text
+from hvdlite.live.words import bytes_text, names, not_called, percent, time_text
 
 # The first steps compile and fill caches. A mean over fewer steps than these describes nothing.
 FEWEST_STEPS = 5
@@ -150,8 +150,7 @@ def _faults(figures: Figures) -> Iterator[Finding]:
         if stall.seconds >= max(STALLED_SECONDS, STALLED_STEPS * figures.step):
             yield Finding(
                 "stalled",
-                f"{names(stall.submitted)} {'has' if len(stall.submitted) == 1 else 'have'} waited "
-                f"for {stall.seconds:.0f} s in '{stall.name}' for {names(stall.missing)}",
+                f"{not_called(stall)} for {stall.seconds:.0f} s",
                 "All ranks have to call the same collectives in each step: see what "
                 f"{names(stall.missing)} does instead, for example with py-spy dump.",
                 stall.missing[0] if len(stall.missing) == 1 else None,

@@ -33,19 +33,20 @@ class Loss:
         """Say it, in hundredths that sum exactly."""
         speed_up = round(100 * self.speed_up)
         missing = round(100 * self.ideal) - speed_up
-        text = f"{self._ranks} {speed_up / 100:.2f} x the samples of {self.baseline_ranks}"
+        ranks = "1 rank is" if self.ranks == 1 else f"{self.ranks} ranks are"
+        text = f"{ranks} {speed_up / 100:.2f} times as fast as {self.baseline_ranks}"
         if missing <= 0:
-            return f"{text}: more than {self.ideal:g} x" if missing else text
+            return f"{text}: more than {self.ideal:g} times" if missing else text
         parts = (self.waiting, self.communicating, self.computing)
         waiting, communicating, computing = round_to_sum([100 * part for part in parts], missing)
         words = [
-            f"waiting {waiting / 100:.2f}",
-            f"communicating {communicating / 100:.2f}",
-            f"slower compute {computing / 100:.2f}",
+            f"{communicating / 100:.2f} exchanging gradients",
+            f"{waiting / 100:.2f} waiting",
+            f"{computing / 100:.2f} slower compute",
         ]
         if computing < 0:
             words[2] = f"less {-computing / 100:.2f} by faster compute"
-        return f"{text}; of the missing {missing / 100:.2f}: {', '.join(words)}"
+        return f"{text}; {self.ideal:g} is ideal. Lost: {', '.join(words)}"
 
     def note(self) -> str:
         """Say how samples were counted, where that is not known from `hvd.observe`."""
@@ -55,10 +56,6 @@ class Loss:
             "Samples are taken as steps x ranks, as if the batch of a rank had the same size in "
             "both runs; hvd.observe(samples=) counts them."
         )
-
-    @property
-    def _ranks(self) -> str:
-        return "1 rank does" if self.ranks == 1 else f"{self.ranks} ranks do"
 
 
 def loss(figures: Figures, baseline: Figures) -> Loss | None:

@@ -30,7 +30,7 @@ from hvdlite.live.record import Record
 from hvdlite.live.run import Figures, RankFigures, Run
 from hvdlite.live.sample import Event, Sample
 from hvdlite.live.viewer import About, End
-from hvdlite.live.words import bytes_text, clock, names, number, percent, time_text
+from hvdlite.live.words import bytes_text, clock, not_called, number, percent, time_text
 
 _PERIOD = 3.0  # seconds between two states
 _MOST_WORK = 0.03  # Writing takes at most this share of the time; with many ranks the period grows.
@@ -287,11 +287,7 @@ def _stalled(record: Record) -> list[str]:
     stalled = record.figures.stalled if record.figures is not None else ()
     if not stalled:
         return []
-    items = [
-        f"<li>{escape(one.name)}: {names(one.submitted)} for {one.seconds:.0f} s; missing: "
-        f"{names(one.missing)}</li>"
-        for one in stalled
-    ]
+    items = [f"<li>{escape(not_called(one))} for {one.seconds:.0f} s</li>" for one in stalled]
     return [*_section("Waiting for ranks", "stalled"), "<ul>", *items, "</ul></section>"]
 
 

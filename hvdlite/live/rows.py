@@ -16,7 +16,7 @@ from hvdlite.live.findings import note, straggler
 from hvdlite.live.run import Figures, RankFigures, Run
 from hvdlite.live.sample import Stall
 from hvdlite.live.viewer import About
-from hvdlite.live.words import bytes_text, clock, names
+from hvdlite.live.words import bytes_text, clock, not_called
 
 _SECONDS = 10.0  # The rows are means of so many seconds.
 _LONG_SECONDS = 60.0  # The notes are about so many seconds.
@@ -154,7 +154,7 @@ def _choose(ranks: Sequence[RankFigures], room: int) -> list[RankFigures]:
 
 
 def _stall(stall: Stall) -> str:
-    return f"'{stall.name}' has waited {stall.seconds:.0f} s for {names(stall.missing)}"
+    return f"{not_called(stall)} for {stall.seconds:.0f} s"
 
 
 def _time(seconds: float) -> str:

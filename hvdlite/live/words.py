@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvdlite.live.sample import Stall
+
 
 def time_text(seconds: float) -> str:
     """Return a time with about three digits."""
@@ -38,6 +40,14 @@ def clock(seconds: float) -> str:
 def percent(share: float) -> str:
     """Return a share."""
     return f"{share:.0%}".replace("%", " %")
+
+
+def not_called(stall: Stall) -> str:
+    """Say who is in a call and who is not: "rank 0 is in 'x'; rank 1 has not called it"."""
+    are = "is" if len(stall.submitted) == 1 else "are"
+    have = "has" if len(stall.missing) == 1 else "have"
+    inside = f"{names(stall.submitted)} {are} in '{stall.name}'"
+    return f"{inside}; {names(stall.missing)} {have} not called it"
 
 
 def names(ranks: Sequence[int]) -> str:

@@ -128,8 +128,7 @@ def test_a_wait_that_is_interrupted_is_found(tmp_path: Path, does: str) -> None:
         job.finish()
     findings = json.loads(path.with_suffix(".json").read_text())["findings"]
     assert any(
-        "rank 0 has waited for " in finding["says"]
-        and "see what rank 1 does instead" in finding["remedy"]
+        "rank 0 is in '" in finding["says"] and "see what rank 1 does instead" in finding["remedy"]
         for finding in findings
     ), findings
 
@@ -160,9 +159,7 @@ def test_a_baseline_says_where_the_missing_speed_up_is(tmp_path: Path) -> None:
     first, second = said["findings"][:2]
     assert (first["rule"], second["rule"]) == ("baseline", "straggler"), said["findings"]
     numbers = re.findall(r"-?\d+\.\d\d", first["says"])
-    speed_up, missing, *parts = (round(100 * float(number)) for number in numbers)
-    assert speed_up + missing == 200
-    assert sum(parts) == missing
+    assert sum(round(100 * float(number)) for number in numbers) == 200
     assert "steps x ranks" in first["remedy"]
 
 

@@ -196,7 +196,7 @@ def test_a_running_job_has_the_figures_of_its_last_minute() -> None:
     assert "running, written " in text
     assert "means of the last 60 s" in text
     assert "steps\n1,000\n" in text
-    assert "layer.weight: rank 0 for 12 s; missing: rank 1" in text
+    assert "rank 0 is in 'layer.weight'; rank 1 has not called it for 12 s" in text
 
 
 def test_a_job_that_said_nothing_has_a_report() -> None:
@@ -263,7 +263,7 @@ def test_the_json_file_is_a_baseline(tmp_path: Path) -> None:
     assert figures.step == record.figures.step
     assert figures.samples_per_step == record.figures.samples_per_step == 64
     again = Record.of(make_run(), ABOUT, GOOD, 81.0, 30.0, figures)
-    assert again.findings[0].says == "2 ranks do 1.00 x the samples of 2"
+    assert again.findings[0].says == "2 ranks are 1.00 times as fast as 2"
 
 
 def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:

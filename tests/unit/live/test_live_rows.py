@@ -102,7 +102,7 @@ def test_events_and_stalls_stand_below() -> None:
         run.note(event)
     shown = rows(run, 120)
     assert shown[-3:] == [
-        "'grad.0' has waited 11 s for rank 1",
+        "rank 0 is in 'grad.0'; rank 1 has not called it for 11 s",
         "18 s ago: an old event",
         "3 s ago: epoch 2",
     ]
