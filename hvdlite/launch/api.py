@@ -16,7 +16,7 @@ from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
 from hvdlite.launch.description import DEFAULT_GRACE, Description, Elastic, Outcome
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
-from hvdlite.launch.output.report import Failure, last_lines
+from hvdlite.launch.output.report import Failure, last_lines, verdict
 from hvdlite.launch.process.torchrun import without_outer_job
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.stop_marks import EXIT_STOPPED
@@ -245,7 +245,7 @@ def _raise(root: Failure, returned: Returned) -> None:
     if error is not None:
         raise error from cause
     said = "\n".join(f"    {line}" for line in last_lines(root.stderr))
-    text = f"rank {root.rank} (pid {root.pid}) failed first: {root.ending}"
+    text = f"rank {root.rank} (pid {root.pid}) {verdict(root)}"
     failure = RankFailedError(f"{text}\n{said}" if said else text)
     failure.failed_rank = root.rank
     raise failure from cause

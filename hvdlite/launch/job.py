@@ -7,6 +7,7 @@ import time
 
 from hvdlite.launch.description import Description, Outcome
 from hvdlite.launch.output.console import Console
+from hvdlite.launch.output.report import verdict
 from hvdlite.launch.policies.elastic_run import ElasticRun
 from hvdlite.launch.policies.fixed_run import FixedRun
 from hvdlite.launch.policies.restarting import kind_of
@@ -64,4 +65,4 @@ def _why(what: Description, outcome: Outcome) -> str:
     noun = "rank" if what.elastic is None else "worker"
     if what.servers is not None:
         noun = kind_of(root.rank, what.servers.count)
-    return f"{noun} {root.rank} (host {root.host}) failed first: {root.ending}"
+    return f"{noun} {root.rank} (host {root.host}) {verdict(root)}"

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+import hvdlite
 from hvdlite.launch.output.report import Failure, describe, last_lines, root_failure
 from hvdlite.launch.process.ending import Ending
 
@@ -83,6 +85,44 @@ def test_report_names_rank_host_pid_and_status() -> None:
     text = describe(failed(2, 5.0, BOOM, status=3), oom_killed=False)
     assert "rank 2 (host node7, pid 102) failed first: exit status 3" in text
     assert text.endswith("    ValueError: boom\n")
+
+
+LONG = b"""Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    loss.backward()
+  File "/env/lib/python3.11/site-packages/torch/_tensor.py", line 623, in backward
+    torch.autograd.backward(
+    ^^^^^^^^^^^^^^^^^^^^^^^^
+  File "OURS/torch/optimizers/reducer.py", line 305, in _wait
+    raise failure
+hvdlite.errors.DeadlockError: deadlock: rank 0 waits for rank 1
+  in two lines
+"""
+
+
+def test_report_leaves_out_the_frames_of_libraries() -> None:
+    ours = str(Path(hvdlite.__file__).parent)
+    text = describe(failed(1, 5.0, LONG.replace(b"OURS", ours.encode())), oom_killed=False)
+    assert text.partition("stderr, without the frames of libraries:\n")[2] == (
+        "    Traceback (most recent call last):\n"
+        '      File "train.py", line 9, in <module>\n'
+        "        loss.backward()\n"
+        "    hvdlite.errors.DeadlockError: deadlock: rank 0 waits for rank 1\n"
+        "      in two lines\n"
+    )
+
+
+def test_a_traceback_of_libraries_alone_is_shown() -> None:
+    alone = b"\n".join(LONG.splitlines()[:1] + LONG.splitlines()[3:6])
+    text = describe(failed(1, 5.0, alone), oom_killed=False)
+    assert "site-packages/torch/_tensor.py" in text and "without" not in text
+
+
+@pytest.mark.parametrize("error", [b"DeadlockError", b"MismatchError", b"StalledError"])
+def test_nobody_is_blamed_for_an_error_that_several_ranks_get(error: bytes) -> None:
+    text = describe(failed(1, 5.0, b"hvdlite.errors." + error + b": text\n"), oom_killed=False)
+    assert "failed first" not in text
+    assert "pid 101) ended first, by an error that concerns several ranks: exit status 1" in text
 
 
 def test_report_of_a_sigkill_speaks_of_memory() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+import hvdlite
 from hvdlite.launch.output.lines import last_states
 from hvdlite.launch.process.ending import Ending
 
@@ -18,6 +22,14 @@ _PATIENCE = 1.5
 _Failure = TypeVar("_Failure", bound=Any)  # It has `at`, `is_cause` and `window`, as `Failure`.
 _LINES = 20  # last lines of stderr that the report shows
 _LINES_OF_TRACEBACK = 60  # the same where they contain the start of a traceback
+_FRAME = re.compile(r'\s+File "([^"]+)", line \d+, in ')
+_OURS = str(Path(hvdlite.__file__).parent) + os.sep
+# Several ranks get these errors at once, and who ends first is chance.
+_SHARED = (
+    b"hvdlite.errors.DeadlockError",
+    b"hvdlite.errors.MismatchError",
+    b"hvdlite.errors.StalledError",
+)
 # A rank whose stderr has a line that begins like this failed because another rank did.
 _CONSEQUENCES = (
     b"hvdlite.errors.RankFailedError",
@@ -85,12 +97,33 @@ def last_lines(stderr: bytes) -> list[str]:
     return lines[start:]
 
 
+def own_frames(lines: list[str]) -> list[str]:
+    """Leave out frames of hvdlite and of installed libraries, if a traceback has others."""
+    kept, skips = [], False
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame:
+            skips = "-packages/" in frame[1] or frame[1].startswith(_OURS)
+        elif not line.startswith("    "):
+            skips = False
+        if not skips:
+            kept.append(line)
+    return kept if any(map(_FRAME.match, kept)) else lines
+
+
+def verdict(failure: Failure) -> str:
+    """Say that it failed first, unless that says nothing about the cause."""
+    shared = any(line.startswith(_SHARED) for line in failure.stderr.splitlines())
+    how = "ended first, by an error that concerns several ranks" if shared else "failed first"
+    return f"{how}: {failure.ending}"
+
+
 def describe(failure: Failure, oom_killed: bool, noun: str = "rank") -> str:
     """Write the report of a failure, which the launcher shows last."""
     # `oom_killed` says whether the kernel killed a process on that host for lack of memory.
     # `noun` says what the number of the failure counts: "rank", or "worker" in an elastic job.
     who = f"{noun} {failure.rank} (host {failure.host}, pid {failure.pid})"
-    text = [f"hvdlite-run: {who} failed first: {failure.ending}"]
+    text = [f"hvdlite-run: {who} {verdict(failure)}"]
     killed = failure.ending.by_signal and failure.ending.status == signal.SIGKILL
     if killed and not failure.ending.why:
         if oom_killed:
@@ -104,8 +137,10 @@ def describe(failure: Failure, oom_killed: bool, noun: str = "rank") -> str:
             text.append(f"hvdlite-run: {remedy}")
     lines = last_lines(failure.stderr)
     if lines:
-        text.append(f"hvdlite-run: last lines of {noun} {failure.rank}'s stderr:")
-        text.extend(f"    {line}" for line in lines)
+        own = own_frames(lines)
+        which = "" if own == lines else ", without the frames of libraries"
+        text.append(f"hvdlite-run: last lines of {noun} {failure.rank}'s stderr{which}:")
+        text.extend(f"    {line}" for line in own)
     else:
         text.append(f"hvdlite-run: {noun} {failure.rank} wrote nothing to stderr")
     return "\n".join(text) + "\n"
