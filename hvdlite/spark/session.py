@@ -78,6 +78,7 @@ def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bo
     application = session.sparkContext.applicationId
     returning = _had.get(application, 0) >= wanted
     begun = grown = time.monotonic()
+    most = slots
     quiet = not verbose
     while slots < wanted and not _is_local(session):
         now = time.monotonic()
@@ -88,9 +89,9 @@ def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bo
             quiet = True
             print(f"hvdlite.spark waits for {wanted} slots, {slots} are there", file=sys.stderr)
         time.sleep(_LOOK_SECONDS)
-        before, slots = slots, _slots(session) or 0
-        if slots > before:
-            grown = time.monotonic()
+        slots = _slots(session) or 0
+        if slots > most:  # One that was there before and comes again is not a new one.
+            most, grown = slots, time.monotonic()
     if slots < wanted:
         raise ArgumentError(
             f"num_proc={wanted}, but Spark has {slots} slots (spark.task.cpus="

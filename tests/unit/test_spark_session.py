@@ -78,6 +78,28 @@ def test_executors_that_are_on_their_way_are_waited_for(monkeypatch: pytest.Monk
         choose(FakeSession([0, 1, 3], spark__master="yarn"), 4)
 
 
+class Clock:
+    """A clock that a sleep of any length moves by a second."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 1.0
+
+
+def test_slots_that_come_and_go_are_not_waited_for_to_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(sessions, "time", clock)
+    with pytest.raises(ArgumentError, match="num_proc=5, but Spark has [012] slots"):
+        choose(FakeSession([2, 1, 0] * 500, spark__master="yarn"), 5)
+    assert clock.now < 40
+
+
 def test_lost_executor_is_waited_for_although_its_successor_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
