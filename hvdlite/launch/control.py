@@ -216,6 +216,10 @@ class Policy:
         """Name what a number counts."""
         return self.noun
 
+    def label(self, number: int) -> str:
+        """Name what a number counts before a line of its output."""
+        return str(number)
+
     def host_name(self, host: str) -> str:
         """Name a host in messages."""
         return host

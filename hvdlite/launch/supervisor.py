@@ -51,7 +51,7 @@ class Supervisor(Control):
         console, inbox = desk.console, desk.inbox
         self._policy = policy
         self._inbox = inbox
-        self._pump = OutputPump(console, self.selector, desk.timestamps, desk.view)
+        self._pump = OutputPump(console, self.selector, desk.timestamps, desk.view, policy.label)
         self._reports = desk.reports
         self._starter: Callable[[Start], None] = lambda start: None
         self._unsaid: dict[int, str] = {}  # What to say of ranks without a process id.

@@ -258,7 +258,7 @@ def _headline(record: Record) -> list[str]:
     if _UNKNOWN not in hosts:
         facts.append(("hosts", str(len(hosts))))
     if figures is not None and figures.epoch:
-        facts.append(("epoch", str(figures.epoch)))
+        facts.append(("world", str(figures.epoch)))
     facts.append(("time", clock(record.seconds)))
     if figures is not None:
         values = list(figures.ranks[0].values.items())[:_MOST_VALUES]
@@ -320,7 +320,7 @@ def _ranks(record: Record) -> list[str]:
         "optimizer, data, forward."
     )
     if figures.epoch:
-        words += f" All figures are those of epoch {figures.epoch}, the last one."
+        words += f" All figures are those of world {figures.epoch}, the last one."
     missing = figures.size - len(figures.ranks)
     if missing:
         words += f" {_count(missing, 'rank')} said nothing."

@@ -118,7 +118,7 @@ def headline(figures: Figures, about: About, now: float) -> str:
         words.append(f"{bytes_text(figures.bytes)}/s")
     words.append(f"np {figures.size}")
     if figures.epoch:
-        words.append(f"epoch {figures.epoch}")
+        words.append(f"world {figures.epoch}")
     words.append(clock(max(0.0, now - about.began)))
     return "  ".join(words)
 

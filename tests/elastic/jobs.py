@@ -26,7 +26,7 @@ class Job:
     def epochs(self) -> list[str]:
         """Return the launcher's lines about epochs."""
         lines = self.result.stderr.splitlines()
-        return [line.partition(": ")[2] for line in lines if "run: epoch " in line]
+        return [line.partition(": ")[2] for line in lines if "run: world " in line]
 
 
 def run_job(

@@ -22,4 +22,4 @@ def test_step_by_adasum_is_of_the_same_ranks_for_all_parameters() -> None:
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     lines = [line for line in result.stdout.splitlines() if "steps" in line]
     # Worker 2 has died in its fourth step, and worker 0 in its seventh, which did not come to them.
-    assert lines == ["[1] steps [6.0, 10.0, 3.0], committed 10"]
+    assert lines == ["[0] steps [6.0, 10.0, 3.0], committed 10"]

@@ -33,7 +33,7 @@ def test_host_of_two_workers_goes(number: signal.Signals, tmp_path: Path) -> Non
     )
     try:
         assert launcher.stderr is not None
-        assert any(b"epoch 0: 3 ranks" in line for line in launcher.stderr)
+        assert any(b"world 0: 3 ranks" in line for line in launcher.stderr)
         time.sleep(0.3)
         os.kill(agent_of(tmp_path, "far2"), number)
         _, stderr = launcher.communicate(timeout=2 * HANG)

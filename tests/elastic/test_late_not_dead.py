@@ -54,4 +54,4 @@ def test_nobody_is_evicted(tmp_path: Path) -> None:
         end_launcher(job)
     assert job.returncode == 0, stderr
     assert stdout.count("history 1\n") == 2, stdout
-    assert "epoch 1" not in stderr, stderr
+    assert "world 1" not in stderr, stderr

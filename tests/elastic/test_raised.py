@@ -54,7 +54,7 @@ def test_process_that_ends_late_is_not_killed_and_does_not_hold_up_the_others(
     result = run_script("one", tmp_path)
     assert result.returncode == 0, result.stderr
     host = re.escape(socket.gethostname())
-    went = rf"epoch 1: worker 1 \(host {host}\) raised ValueError: a bug at .*; 1 rank goes on"
+    went = rf"world 1: worker 1 \(host {host}\) raised ValueError: a bug at .*; 1 rank goes on"
     assert re.search(went, result.stderr)
     assert "killed" not in result.stderr
 

@@ -69,7 +69,7 @@ def first(tmp_path: Path) -> Iterator[First]:
     )
     try:
         assert launcher.stderr is not None and launcher.stdout is not None
-        assert b"epoch 0: 2 ranks start" in launcher.stderr.readline()
+        assert b"world 0: 2 ranks start" in launcher.stderr.readline()
         for _ in range(2):
             assert b"steady" in launcher.stdout.readline()
         (pid,) = processes_with(mark, "HVDLITE_WORKER=0")

@@ -32,9 +32,9 @@ def test_elastic_script(name: str) -> None:
     command = [python, str(HERE / f"{name}.py")]
     result = run_launcher(*flags, *command, env=ENVIRONMENT)
     assert result.returncode == 0, result.stderr
-    epochs = [line for line in result.stderr.splitlines() if "hvdlite-run: epoch" in line]
+    epochs = [line for line in result.stderr.splitlines() if "hvdlite-run: world" in line]
     assert len(epochs) == 3, epochs
     here = socket.gethostname()
     assert f"worker 0 (host {here}) died of SIGKILL;" in epochs[1]
     assert f"worker {ranks} (host {here}) joined; {ranks} ranks go on" in epochs[2]
-    assert f"[1] trained on {ranks} ranks, rate {rate}" in result.stdout
+    assert f"[0] trained on {ranks} ranks, rate {rate}" in result.stdout

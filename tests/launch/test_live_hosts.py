@@ -73,13 +73,13 @@ def test_workers_that_die_and_come_are_events(
     command = python(PRELUDE + SAMPLES + WAIT)
     with TerminalJob("-np", "2", *flags, *command, width=120, env=env, program=DRIVER) as job:
         job.wait_for("rank host", "\n1    ")
-        ready = re.compile(r"\[1\] ready (\d+)\n")
+        ready = re.compile(r"\[1\] ready 1 (\d+)\n")
         job.wait_until(lambda shown: ready.search("\n".join(shown)) is not None)
         pid = ready.findall("\n".join(job.screen.text))[0]
         os.kill(int(pid), signal.SIGKILL)
-        job.wait_for("s ago: epoch 2: workers [0, 2]")
+        job.wait_for("s ago: world 2: workers [0, 2]")
         end.touch()
         shown = job.finish()
     assert job.process.returncode == 0
-    assert "hvdlite-run: epoch 2: workers [0, 2]" in shown
+    assert "hvdlite-run: world 2: workers [0, 2]" in shown
     assert not any("s ago" in line for line in shown)

@@ -60,7 +60,7 @@ class Training:
         journeys = read_journals(self.folder)
         check_core_job(journeys, self.planned)
         lines = [line.partition(": ")[2] for line in stderr.splitlines()]
-        return [line for line in lines if line.startswith("epoch ")], journeys
+        return [line for line in lines if line.startswith("world ")], journeys
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_link_that_is_down_for_less_than_the_heartbeat_changes_nothing(
     time.sleep(1.0)
     bed.set_link(THIRD, up=True)
     lines, journeys = training.end()
-    assert lines == ["epoch 0: 4 ranks start"]
+    assert lines == ["world 0: 4 ranks start"]
     assert [len(one.steps) for one in journeys.values()] == [STEPS] * 4
 
 

@@ -61,7 +61,7 @@ class Patience:
         if self._fruitless < _MOST_FRUITLESS:
             return None
         return (
-            f"{_MOST_FRUITLESS} epochs in a row ended before a step was committed; the first "
+            f"{_MOST_FRUITLESS} worlds in a row ended before a step was committed; the first "
             f"ended because {self._first_reason}"
         )
 

@@ -122,10 +122,10 @@ class Record:
         """Return the line for the user about the epoch that follows."""
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         if epoch == 0:
-            return f"epoch 0: {ranks} start{'s' if world_size == 1 else ''}"
+            return f"world 0: {ranks} start{'s' if world_size == 1 else ''}"
         verb = "goes" if world_size == 1 else "go"
         took = 0.0 if self._sign is None else 1000 * (now - self._sign)
-        return f"epoch {epoch}: {self.reason(joined)}; {ranks} {verb} on after {took:.0f} ms"
+        return f"world {epoch}: {self.reason(joined)}; {ranks} {verb} on after {took:.0f} ms"
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
     """Say which members keep the others waiting; "" if none does."""
     if phase is Phase.FORMING:
         late = [one for one in members if not one.connected]
-        return f"epoch {epoch} waits for {named(late)} to connect" if late else ""
+        return f"world {epoch} waits for {named(late)} to connect" if late else ""
     late = [one for one in members if not one.answered]
     if phase is Phase.GATHERING and late:
         coming = any(one.stage is Stage.COMING for one in late)

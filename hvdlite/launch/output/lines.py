@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from hvdlite.launch.output.console import Console
@@ -132,16 +132,19 @@ class OutputPump(StreamReader):
         selector: selectors.BaseSelector,
         timestamps: bool,
         view: Samples | None = None,
+        label: Callable[[int], str] = str,
     ) -> None:
         """Make it without streams."""
         # `console` shows the lines; borrowed.
         # `selector` watches the pipes; borrowed.
         # `timestamps` says whether the time stands before each line.
         # `view` takes the ranks' samples; borrowed.
+        # `label` names a rank, or now a worker, before its lines.
         super().__init__(selector)
         self._view = view
         self._console = console
         self._timestamps = timestamps
+        self._label = label
         self._open: ShownStream | None = None
         self._results: dict[int, bytearray] = {}
 
@@ -166,10 +169,10 @@ class OutputPump(StreamReader):
 
     def _prefix(self, stream: Stream) -> bytes:
         if not self._timestamps:
-            return b"[%d] " % stream.rank
+            return f"[{self._label(stream.rank)}] ".encode()
         now = time.time()
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        return f"{clock}.{int(now * 1000) % 1000:03d} [{stream.rank}] ".encode()
+        return f"{clock}.{int(now * 1000) % 1000:03d} [{self._label(stream.rank)}] ".encode()
 
     def took(self, stream: Stream, block: bytes) -> None:
         """Show the lines that a block completes."""

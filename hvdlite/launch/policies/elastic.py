@@ -91,6 +91,13 @@ class ElasticMembership(Policy):
             self.members += (start.worker,)
         return f"worker {start.worker} starts on {host}"
 
+    def label(self, number: int) -> str:
+        """Name a member by its rank, and another worker by its number."""
+        self.take_events()  # It may have become a member a moment ago.
+        if number in self.members:
+            return str(self.members.index(number))
+        return f"worker {number}"
+
     def host_name(self, host: str) -> str:
         """Name a host as reports do: this machine by its own name, whatever the list says."""
         return socket.gethostname() if self._discovery.here(host) else host
@@ -101,7 +108,16 @@ class ElasticMembership(Policy):
 
     def due(self, now: float) -> Sequence[Start]:
         """Return the workers to start now."""
-        return self._fleet.due(now)
+        starts = self._fleet.due(now)
+        for host in dict.fromkeys(one.host for one in starts):
+            there = [str(one.worker) for one in starts if one.host == host]
+            who = (
+                f"worker {there[0]} starts"
+                if len(there) == 1
+                else f"workers {', '.join(there)} start"
+            )
+            self.job.say(f"{who} on {self.host_name(host)}")
+        return starts
 
     def not_started(self, start: Start, error: OSError) -> None:
         """Note that a worker could not be started here."""

@@ -56,7 +56,7 @@ class FakeRegistrar:
 
     def _form(self) -> None:
         self._epoch += 1
-        line = f"epoch {self._epoch}: workers {self._members}"
+        line = f"world {self._epoch}: workers {self._members}"
         members = tuple(self._members)
         self._tell(EpochBegun(members), EpochFormed(self._epoch, members, line))
 

@@ -21,7 +21,7 @@ def wait_for(name):
         time.sleep(0.02)
 def say(*words):  # in one write, because children of a worker share its stdout
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-say("ready", os.getpid())
+say("ready", worker, os.getpid())
 """
 
 
@@ -47,8 +47,9 @@ class ElasticJob(MarkedJob):
 
     def pid(self, worker: int) -> int:
         """Return the process id that a worker printed, and read up to it."""
-        line = next((one for one in self.lines if one.startswith(f"[{worker}] ready")), None)
-        return int((line or self.read_until(f"[{worker}] ready")).split()[-1])
+        words = f"] ready {worker} "
+        line = next((one for one in self.lines if words in one), None)
+        return int((line or self.read_until(words)).split()[-1])
 
     def make(self, name: str) -> None:
         """Make a file for which workers wait."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> Non
         status, _, stderr, _ = job.finish()
         assert job.alive() == []
     assert status == 0
-    assert "hvdlite-run: epoch 1: workers [0]\n" in stderr
-    assert "hvdlite-run: epoch 2: workers [0, 2]\n" in stderr
+    assert "hvdlite-run: world 1: workers [0]\n" in stderr
+    assert f"hvdlite-run: worker 2 starts on {socket.gethostname()}\n" in stderr
+    assert "hvdlite-run: world 2: workers [0, 2]\n" in stderr
     assert job.told()[:5] == [
         "limits 2 1 None 3",
         "expect 0 False",
@@ -49,18 +51,18 @@ wait_for("end")
     with ElasticJob(tmp_path, 2, code, "--max-np", "2", "--elastic-heartbeat", "1.5") as job:
         first, second = sorted(job.read_until("environment") for _ in range(2))
         job.make("dead")
-        third = job.read_until("[2] environment")
+        third = job.read_until("environment")
         job.make("end")
         assert job.finish()[0] == 0
     assert first == "[0] environment 1 0 - 1.5 0 2 0 2 1 0 unix:/nowhere 1\n"
     assert second == "[1] environment 1 1 - 1.5 1 2 1 2 1 0 unix:/nowhere 1\n"
-    assert third == "[2] environment 1 2 1 1.5 1 2 0 2 1 0 unix:/nowhere 1\n"
+    assert third == "[1] environment 1 2 1 1.5 1 2 0 2 1 0 unix:/nowhere 1\n"
 
 
 def test_job_grows_to_max_np_and_not_before_its_workers_can_take_joiners(tmp_path: Path) -> None:
     code = "wait_for('end')"
     with ElasticJob(tmp_path, 1, code, "--max-np", "3") as job:
-        job.read_until("[2] ready")
+        job.read_until("] ready 2 ")
         job.make("end")
         assert job.finish()[0] == 0
     flags = ("--max-np", "3")
@@ -183,13 +185,13 @@ def test_failure_after_others_have_finished_is_the_jobs(tmp_path: Path) -> None:
 
 
 def test_registrar_ends_the_job_with_its_reason(tmp_path: Path) -> None:
-    events = "[Warn('rank 1 is late'), Failed('three epochs without a committed step')]"
+    events = "[Warn('rank 1 is late'), Failed('three worlds without a committed step')]"
     with ElasticJob(tmp_path, 2, "time.sleep(600)", "--min-np", "1", TEST_EVENTS=events) as job:
         status, _, stderr, _ = job.finish()
         assert job.alive() == []
     assert status == 1
     assert "hvdlite-run: rank 1 is late\n" in stderr
-    assert "hvdlite-run: three epochs without a committed step; start the job again from" in stderr
+    assert "hvdlite-run: three worlds without a committed step; start the job again from" in stderr
 
 
 def test_joiners_that_wait_end_quietly_when_the_job_is_over(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_joiners_that_wait_end_quietly_when_the_job_is_over(tmp_path: Path) -> N
         assert job.alive() == []
     assert status == 0
     assert "Traceback" not in stdout
-    assert "worker 1" not in stderr
+    assert re.findall("worker 1.*", stderr) == [f"worker 1 starts on {socket.gethostname()}"]
 
 
 def test_refused_joiner_is_named_and_its_end_is_not_the_jobs(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ def save(*_):
     say("saved")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-say("can save")
+say("can save", worker)
 while True:
     time.sleep(0.05)
 """
@@ -273,20 +275,21 @@ while True:
         os.kill(job.pid(1), signal.SIGKILL)
         job.pid(2)
         for worker in (0, 2):
-            if not any(f"[{worker}] can save" in line for line in job.lines):
-                job.read_until(f"[{worker}] can save")
+            if not any(f"can save {worker}" in line for line in job.lines):
+                job.read_until(f"can save {worker}")
         job.signal(signal.SIGTERM)
         status, stdout, stderr, _ = job.finish()
     assert status == 143
-    assert "[0] saved" in stdout and "[2] saved" in stdout
+    assert "[0] saved" in stdout and "[1] saved" in stdout
     assert "the grace is over" not in stderr
 
 
 def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\nsay('deaf')\ntime.sleep(600)"
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = f"{deaf}\nos.fork()\nsay('deaf', worker)\ntime.sleep(600)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
         os.kill(job.pid(1), signal.SIGKILL)
-        while any(job.lines.count(f"[{worker}] deaf\n") < 2 for worker in (0, 2)):
+        while any(sum(f"deaf {worker}\n" in line for line in job.lines) < 2 for worker in (0, 2)):
             job.read_until("deaf")
         job.signal(signal.SIGKILL)
         assert job.seconds_until_gone() < 8

@@ -318,7 +318,7 @@ def test_three_epochs_without_a_step_fail_with_the_first_reason() -> None:
     story.dies(1, "died of SIGBUS")
     lost(story, 0, steps=0)
     reason = story.event(Failed).reason
-    assert "3 epochs in a row ended before a step was committed" in reason
+    assert "3 worlds in a row ended before a step was committed" in reason
     assert "ended because worker 3 (host a) died of SIGKILL" in reason
 
 
@@ -348,7 +348,7 @@ def test_clean_end_of_one_worker_blames_nobody_and_ends_growth() -> None:
     lost(story, 0)
     story.connected(0)
     line = story.event(EpochFormed).line
-    assert line.startswith("epoch 1: worker 1 (host a) finished; 1 rank goes on")
+    assert line.startswith("world 1: worker 1 (host a) finished; 1 rank goes on")
 
 
 def test_all_end_well() -> None:

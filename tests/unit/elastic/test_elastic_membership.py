@@ -36,7 +36,7 @@ def test_first_epoch_has_the_first_workers_in_their_order() -> None:
     assert not story.sent
     story.connected(1)
     assert story.last(1, "go")["clocks"] == [0, 1, 2]
-    assert story.event(EpochFormed) == EpochFormed(0, (0, 1, 2), "epoch 0: 3 ranks start")
+    assert story.event(EpochFormed) == EpochFormed(0, (0, 1, 2), "world 0: 3 ranks start")
 
 
 @pytest.mark.parametrize("ready", [0, 1, 2])
@@ -159,7 +159,7 @@ def test_survivors_go_on_in_place_with_the_newest_commit() -> None:
     assert [member for member, _ in epoch["members"]] == [0, 2]
     story.now += 0.041
     story.connected(0, 2)
-    line = "epoch 1: worker 1 (host a) died of SIGKILL; 2 ranks go on after 41 ms"
+    line = "world 1: worker 1 (host a) died of SIGKILL; 2 ranks go on after 41 ms"
     assert story.event(EpochFormed) == EpochFormed(1, (0, 2), line)
 
 
@@ -345,7 +345,7 @@ def test_exception_is_told_however_late_the_process_ends() -> None:
     story.ends(2, status=1)
     story.waits(1.0)
     assert story.event(EpochFormed).line.startswith(
-        "epoch 1: worker 2 (host a) raised ValueError: a bug; worker 1 (host a) lost its connection"
+        "world 1: worker 2 (host a) raised ValueError: a bug; worker 1 (host a) lost its connection"
     )
 
 

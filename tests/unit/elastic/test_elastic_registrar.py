@@ -179,7 +179,7 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
     first.expect("go")
     formed = launcher.wait(EpochFormed)
     assert formed.workers == (0,)
-    assert formed.line.startswith("epoch 1: worker 1 (host a) died of SIGKILL; 1 rank goes on")
+    assert formed.line.startswith("world 1: worker 1 (host a) died of SIGKILL; 1 rank goes on")
     first.ready("boundary", 1, commits=9)
     assert first.expect("continue") == {"kind": "continue", "epoch": 1, "sync": False}
 

@@ -218,8 +218,8 @@ def test_a_report_of_an_elastic_job_has_the_last_epoch_and_all_events() -> None:
     assert [event.time for event in record.events] == [104.0, 105.0]
     text = Reader(page(record)).text
     assert "steps\n200\n" in text
-    assert "ranks\n1\nhosts\n1\nepoch\n1\ntime\n0:00:30\n" in text
-    assert "All figures are those of epoch 1, the last one." in text
+    assert "ranks\n1\nhosts\n1\nworld\n1\ntime\n0:00:30\n" in text
+    assert "All figures are those of world 1, the last one." in text
     assert text.index("worker 1 died") < text.index("epoch 0 begins"), "the newest is on top"
 
 
