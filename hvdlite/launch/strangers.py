@@ -6,8 +6,8 @@ from hvdlite.launch.description import Description
 from hvdlite.launch.output.console import Console
 
 _TEXT = (
-    "none of the {0} ranks joined a world, so each ran alone, and a model that they trained was "
-    "trained {0} times; call hvd.init() or dist.init_process_group() in the script, or give "
+    "hvd.init() was never called: {0} independent copies of the program ran, and trained {0} times "
+    "what they train; call hvd.init() or dist.init_process_group() in the script, or give "
     "--independent if the ranks need nothing of each other"
 )
 

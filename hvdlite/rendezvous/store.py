@@ -26,6 +26,7 @@ from hvdlite.rendezvous.handshake import Job, Role, session_keys
 from hvdlite.rendezvous.peer import BacklogError, Peer
 from hvdlite.rendezvous.service import Service
 
+_CALLS = {"addresses": "call hvd.init()", "torch.distributed": "call init_process_group()"}
 _GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
 
 
@@ -127,7 +128,12 @@ class Store(Service):
             if asleep >= exchange.deadline and key in self._exchanges:
                 del self._exchanges[key]
                 missing = [str(rank) for rank in range(self._size) if rank not in exchange.values]
-                text = f"rank {', '.join(missing)} did not arrive in time ({key})"
+                there = ", ".join(map(str, sorted(exchange.values)))
+                text = (
+                    f"rank {', '.join(missing)} did not {_CALLS.get(key, 'connect')} in time, and "
+                    f"rank {there} waited for that; if it only begins later, give it "
+                    "more time by --start-timeout or HVDLITE_START_TIMEOUT"
+                )
                 self._answer(exchange.waiting, "failed", text)
         for key, published in list(self._published.items()):
             late = [peer for until, peer in published.waiting if asleep >= until]

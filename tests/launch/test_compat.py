@@ -162,7 +162,7 @@ def test_start_timeout_of_horovod_is_honoured() -> None:
     )
     result = run_launcher("-np", "2", "--compat", *python(code), env={"HOROVOD_START_TIMEOUT": "2"})
     assert result.returncode == 1
-    assert "did not arrive in time" in result.stderr
+    assert "rank 1 did not call hvd.init() in time, and rank 0 waited for that" in result.stderr
 
 
 def test_run_of_horovod() -> None:
