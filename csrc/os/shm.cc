@@ -37,10 +37,13 @@ bool address_space_is_limited() {
 Result<Fd> create_memfd(std::uint64_t bytes) {
   Fd fd(::memfd_create("hvdlite", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) {
-    return system_error(
-        "the ranks of a host share memory by memfd_create, which a container's seccomp profile may "
-        "refuse",
-        errno);
+    const int error = errno;
+    const bool full = error == EMFILE || error == ENFILE;
+    return system_error(std::string("the ranks of a host share memory by memfd_create, ") +
+                            (full ? "for which too many files are open; raise the limit, for "
+                                    "example by `ulimit -n 4096`"
+                                  : "which a container's seccomp profile may refuse"),
+                        error);
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return system_error("ftruncate of a shared segment", errno);

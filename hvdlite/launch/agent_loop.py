@@ -26,7 +26,7 @@ from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
-from hvdlite.rendezvous.descriptors import room_for_processes
+from hvdlite.rendezvous.descriptors import explained, room_for_processes
 
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone
 _TICK_SECONDS = 1.0
@@ -250,7 +250,7 @@ class Agent(JobLoop[Worker]):
                 live=part["live"],
             )
         except OSError as error:
-            text = f"hvdlite-run: cannot start here: {error}\n"
+            text = f"hvdlite-run: cannot start here: {explained(error)}\n"
             self._channel.send(frame(Kind.ERR, command.number, text.encode()))
             body = [_CANNOT_START, False, False]
             self._channel.send(data_frame(Kind.ENDED, command.number, body))

@@ -33,6 +33,7 @@ from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.remote.worker import RemoteWorker
+from hvdlite.rendezvous.descriptors import explained
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
@@ -265,7 +266,7 @@ class Supervisor(Control):
             self.start(start)
         except OSError as error:
             where = self._policy.host_name(start.host)
-            self.say(f"cannot start worker {start.worker} on {where}: {error}")
+            self.say(f"cannot start worker {start.worker} on {where}: {explained(error)}")
             self._policy.not_started(start, error)
 
     def _note_waits(self, now: float) -> float | None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvdlite.rendezvous.address import same_user
-from hvdlite.rendezvous.descriptors import raise_limit
+from hvdlite.rendezvous.descriptors import explained, raise_limit
 from hvdlite.rendezvous.handshake import (
     HANDSHAKE_SECONDS,
     Job,
@@ -130,10 +130,7 @@ class Acceptor:
             self._drop(self._least_welcome())
         self._selector.unregister(self._listener)
         self._rests_until = time.monotonic() + _REST_SECONDS
-        self._tell(
-            f"connections have to wait: {os.strerror(number)}; `ulimit -n` of this process is "
-            f"{raise_limit(0)}: raise it, or start fewer ranks on this host"
-        )
+        self._tell(f"connections have to wait: {explained(OSError(number, os.strerror(number)))}")
 
     def _tell(self, text: str) -> None:
         """Say something once."""
@@ -155,7 +152,7 @@ class Acceptor:
         try:
             data = pending.connection.recv(pending.handshake.wanted())
             if not data:
-                raise _HungUpError("a stranger hung up")
+                raise _HungUpError("a process hung up before it had said who it is")
             answer = pending.handshake.feed(data)
             # Replies are far smaller than any socket's buffer.
             pending.connection.sendall(answer)

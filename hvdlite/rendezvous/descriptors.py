@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
@@ -22,6 +23,16 @@ def raise_limit(wanted: int) -> int:
     if most > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(soft, most)
+
+
+def explained(error: Exception) -> str:
+    """Describe an error, and say what to do if the files that may be open are too few."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return (
+            f"{error.strerror}: this process may open {raise_limit(0)}; raise the limit, for "
+            "example by `ulimit -n 4096`, or start fewer ranks on this host"
+        )
+    return str(error)
 
 
 def room_for_processes(count: int) -> None:

@@ -32,6 +32,7 @@ from hvdlite.launch.process.torchrun import without_outer_job
 from hvdlite.launch.remote.channels import RemoteLauncher
 from hvdlite.launch.remote.srun import Srun, allocated_hosts
 from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.rendezvous.descriptors import explained
 
 _COLUMNS_OF_PREFIX = 6
 
@@ -229,5 +230,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ArgumentError, ConfigError, HostsError) as error:
         parser.error(str(error))
     except (BootstrapError, OSError) as error:
-        print(f"hvdlite-run: {error}", file=sys.stderr)
+        print(f"hvdlite-run: {explained(error)}", file=sys.stderr)
         return 1

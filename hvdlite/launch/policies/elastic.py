@@ -37,6 +37,7 @@ from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.output.report import Failure
 from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.starts import Start
 
 
@@ -71,6 +72,7 @@ class ElasticMembership(Policy):
         self._goodbyes: set[int] = set()  # workers that have finished their work
         self._killed_after: dict[int, str] = {}  # Of these, how each was killed.
         self._over = False
+        self._oom_kills = oom_kills()
 
     def attach(self, job: Control) -> None:
         """Take the supervisor, and listen to registrar and discovery."""
@@ -139,6 +141,9 @@ class ElasticMembership(Policy):
         self.take_events()  # A moment ago it may have become a member, or have been told to leave.
         leaves = number in self._leaves
         well = ending.well or leaves or number in self._drains
+        kills, self._oom_kills = self._oom_kills, oom_kills()
+        if ending.by_signal and self._oom_kills > kills:
+            ending = replace(ending, oom_killed=True)
         if not (well or self.job.told):
             self.job.note(f"worker {number} (host {worker.host}): {died_of(ending)}")
         self._registrar.ended(number, died_of(ending), well)
@@ -301,4 +306,7 @@ class ElasticMembership(Policy):
 
 def died_of(ending: Ending) -> str:
     """Say how a worker ended, for the line of the next epoch."""
-    return str(ending).replace("killed by", "died of") if ending.by_signal else str(ending)
+    if not ending.by_signal:
+        return str(ending)
+    memory = " (the kernel's out-of-memory killer)" if ending.oom_killed else ""
+    return str(ending).replace("killed by", "died of") + memory

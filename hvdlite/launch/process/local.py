@@ -10,6 +10,7 @@ which may see many workers, as soon as its group has been killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -247,6 +248,8 @@ def _watch(process: subprocess.Popen[bytes]) -> int:
     except OSError as error:
         process.kill()
         process.wait()
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise OSError(
             f"cannot watch a process: pidfd_open: {error.strerror}; it needs Linux 5.3, and a "
             "container whose seccomp profile lets it pass"

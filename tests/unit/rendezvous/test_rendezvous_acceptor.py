@@ -142,4 +142,5 @@ def test_acceptor_without_a_file_rests_says_so_once_and_goes_on(
         assert len(door._pending) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "hvdlite: connections have to wait: Too many open files; `ulimit -n` of this " in said
+    assert "hvdlite: connections have to wait: Too many open files: this process may open " in said
+    assert "by `ulimit -n 4096`, or start fewer ranks on this host" in said
