@@ -82,7 +82,8 @@ class TwoNodes:
         said: dict[int, list[str]] = {}
         while len(said) < count:
             line = self.read_until("ready")
-            said[int(line.split()[2])] = line.split()[3:]
+            words = line.partition("] ")[2].split()
+            said[int(words[1])] = words[2:]
         return said
 
     def read_until(self, words: str) -> str:
