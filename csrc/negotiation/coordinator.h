@@ -34,7 +34,8 @@ namespace hvdlite {
 
 inline constexpr const char* kSameSteps =
     "; give every rank the same number of steps, or end the loop on every rank with hvd.join(), "
-    "which a torch.distributed group does not have";
+    "which a torch.distributed group does not have; and call no collective under `if hvd.rank() == "
+    "0:`";
 inline constexpr const char* kJoinAtTheEnd =
     "if ranks have different numbers of steps, end the loop on every rank with hvd.join(), or, "
     "with torch.distributed, give all ranks the same number of steps";
