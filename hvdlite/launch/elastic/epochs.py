@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hvdlite.launch.elastic import waits
 from hvdlite.launch.elastic.actions import (
     Action,
     Close,
@@ -24,7 +25,6 @@ from hvdlite.launch.elastic.patience import Patience
 from hvdlite.launch.elastic.record import Change, Formed, Record
 from hvdlite.launch.elastic.roster import Departed, Phase, Stage, Worker
 from hvdlite.launch.elastic.suspicions import Suspicions
-from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 from hvdlite.rendezvous.deadline import is_never
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
@@ -63,7 +63,7 @@ class Epochs:
         self._stops = False  # whether all workers are asked to stop
         self._notices = Notices()
         self._patience = Patience(limits.reset_limit)
-        self._watch = Watch()
+        self._watch = waits.Watch()
 
     def wake_at(self) -> float | None:
         """Return when `tick` must be called if nothing happens before; None for never."""
@@ -173,11 +173,10 @@ class Epochs:
         there = [one for one in self._workers.values() if one.stage is Stage.WAITING]
         if self.phase is not Phase.STARTING or len(there) < max(1, self._limits.min_np):
             return False
+        seconds = self._limits.start_timeout
         for one in [one for one in self._workers.values() if one not in there]:
-            seconds = self._limits.start_timeout
             self._evict(one, f"was not ready within --start-timeout ({seconds:g} s)", now)
-        self._record = Record()
-        self._start_by = now + self._limits.start_timeout
+        self._record, self._start_by = Record(), now + seconds
         self._announce("start", sorted(there, key=lambda one: one.number), sync=False)
         return True
 
@@ -185,10 +184,9 @@ class Epochs:
         """Before the first epoch: have others take the places of the dead."""
         for change in dead:
             self._out += [Warn(f"{change.text}, and is replaced before the first step"), Replace()]
-        asked = self.epoch + 1
         for one in self.members:
-            one.stage, one.asked = Stage.STARTING, asked
-            self._send(one, {"kind": "gather", "epoch": asked, "gone": [], "reason": ""})
+            one.stage, one.asked = Stage.STARTING, self.epoch + 1
+            self._send(one, {"kind": "gather", "epoch": one.asked, "gone": [], "reason": ""})
         self.members, self.phase, self._gather_at = [], Phase.STARTING, None
         self._record = Record()
         self._suspicions.begin()
@@ -199,8 +197,8 @@ class Epochs:
             return False  # Its end is about to tell why.
         waiting = any(one.stage is not Stage.STARTING for one in self._workers.values())
         trouble, killed = self._record.trouble, self._record.killed
-        enough = len(self._workers) >= max(1, self._limits.min_np)
-        if killed and enough and not (self._script_fails or self._stops):
+        fails = self._script_fails or self._stops or len(self._workers) < self._limits.min_np
+        if killed and self._workers and not fails:
             self._start_anew(killed)
         elif trouble or waiting:
             what = trouble.text if trouble else self._record.reason()
@@ -484,26 +482,17 @@ class Epochs:
     def _why_given_up(self) -> str:
         if self._formed >= 0 and not self.members:
             return self._record.nobody_left()  # Its process is still there.
-        if self._formed >= 0:
-            return (
-                f"too few workers for --elastic-timeout ({self._limits.elastic_timeout:g} s): "
-                f"{self._living()} of at least {self._limits.min_np} (--min-np)"
-            )
-        return (
-            f"{self._limits.np} workers were not connected within --start-timeout "
-            f"({self._limits.start_timeout:g} s): {self._wait()}"
-        )
-
-    def _living(self) -> int:
-        return len(self.members) + len(self._waiting())
+        living = len(self.members) + len(self._waiting())
+        return waits.given_up(self._limits, self._formed < 0, living, self._wait())
 
     def _wait(self) -> str:
         """Say for whom the job waits; "" if it does not."""
         if self.phase is Phase.STARTING:
-            return describe_start([one for one in self._workers.values() if not one.joiner])
+            return waits.describe_start([one for one in self._workers.values() if not one.joiner])
         if self._short_since is not None:
-            return describe_shortage(self._living(), self._limits.min_np)
-        return describe(self.phase, self.epoch, self.members)
+            living = len(self.members) + len(self._waiting())
+            return waits.describe_shortage(living, self._limits.min_np)
+        return waits.describe(self.phase, self.epoch, self.members)
 
     def _warn(self, now: float) -> None:
         wait = self._wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvdlite.launch.elastic.actions import Limits
 from hvdlite.launch.elastic.roster import Phase, Stage, Worker, named
 
 _WARN_SECONDS = 10.0
@@ -35,6 +36,19 @@ def describe_start(first: Sequence[Worker]) -> str:
 def describe_shortage(living: int, min_np: int) -> str:
     """Say that members and joiners are too few, and wait for others."""
     return f"{living} of at least {min_np} workers wait for others to join"
+
+
+def given_up(limits: Limits, at_start: bool, living: int, wait: str) -> str:
+    """Say why a job is given up: the first workers, or enough of the later ones, did not come."""
+    if at_start:
+        return (
+            f"{limits.np} workers were not connected within --start-timeout "
+            f"({limits.start_timeout:g} s): {wait}"
+        )
+    return (
+        f"too few workers for --elastic-timeout ({limits.elastic_timeout:g} s): "
+        f"{living} of at least {limits.min_np} (--min-np)"
+    )
 
 
 def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:

@@ -365,18 +365,6 @@ def test_all_end_well() -> None:
     assert story.kinds(2) == ["leave"], "a joiner that comes late ends, too"
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_worker_that_is_killed_after_its_goodbye_has_done_its_work(killed: int) -> None:
-    story = formed(2)
-    for worker in (0, 1):
-        story.says(worker, "bye", commits={})
-        story.take(story.membership.connection_lost(worker, story.now))
-    for worker in (0, 1):
-        story.dies(worker) if worker == killed else story.ends(worker)
-    assert story.phase is Phase.DONE
-    assert story.none_of(Failed)
-
-
 def test_goodbye_of_a_script_that_raised_is_a_death() -> None:
     story = formed(2)
     story.says(1, "bye", commits={"0": 5})

@@ -163,6 +163,18 @@ def test_survivors_go_on_in_place_with_the_newest_commit() -> None:
     assert story.event(EpochFormed) == EpochFormed(1, (0, 2), line)
 
 
+@pytest.mark.parametrize("killed", [0, 1])
+def test_worker_that_is_killed_after_its_goodbye_has_done_its_work(killed: int) -> None:
+    story = formed(2)
+    for worker in (0, 1):
+        story.says(worker, "bye", commits={})
+        story.take(story.membership.connection_lost(worker, story.now))
+    for worker in (0, 1):
+        story.dies(worker) if worker == killed else story.ends(worker)
+    assert story.phase is Phase.DONE
+    assert story.none_of(Failed)
+
+
 def test_ready_that_crossed_gather_is_not_its_answer() -> None:
     story = formed(2)
     story.ready(0, "lost")  # Its link broke; the GATHER follows.

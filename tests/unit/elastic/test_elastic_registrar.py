@@ -21,6 +21,7 @@ from hvdlite.launch.elastic.actions import (
     Event,
     Evict,
     Failed,
+    Goodbye,
     Leaving,
     Limits,
     Refused,
@@ -212,6 +213,7 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
 
     # The end.
     first.send(kind="bye", commits={"0": 30}, status="done")
+    assert launcher.wait(Goodbye) == Goodbye(0)
     first.connection.close()
     launcher.registrar.ended(0, "exit status 0", clean=True)
     time.sleep(0.1)
