@@ -21,6 +21,7 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -85,6 +86,9 @@ def _start(
     return engine
 
 
+_QUIET_SECONDS = 10.0  # A member waits so long for another one before it says so.
+
+
 class _Board:
     """The part of torch.distributed's store that belongs to this start of this group."""
 
@@ -105,9 +109,21 @@ class _Board:
     def read(self, key: str, author: int) -> str:
         """Wait for the text that a member publishes, and return it."""
         member = self._member
-        left = timedelta(seconds=max(0.001, min(self._deadline.seconds_left, LONGEST_SECONDS)))
         try:
-            member.store.wait([self._key(key)], left)
+            try:
+                member.store.wait([self._key(key)], self._left(_QUIET_SECONDS))
+            except RuntimeError:
+                if self._deadline.passed:
+                    raise
+                print(
+                    f"hvdlite [{member.rank}] warning: rank {member.rank} makes process group "
+                    f"'{member.name}', and rank {author} has not come to it for "
+                    f"{_QUIET_SECONDS:g} s: every member has to call init_process_group or "
+                    "new_group",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                member.store.wait([self._key(key)], self._left(LONGEST_SECONDS))
             text: str = member.store.get(self._key(key)).decode()
         except RuntimeError as error:
             raise BootstrapError(
@@ -117,6 +133,9 @@ class _Board:
                 "new_group"
             ) from error
         return text
+
+    def _left(self, most: float) -> timedelta:
+        return timedelta(seconds=max(0.001, min(self._deadline.seconds_left, most)))
 
     def _key(self, key: str) -> str:
         return f"hvdlite/{self._start}/{key}"

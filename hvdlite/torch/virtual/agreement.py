@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,6 +92,11 @@ def refuse_unfinished(number: int) -> None:
 def describe(threads: int) -> dict[str, str]:
     """Return the kind of processor, the versions of the libraries, and torch's threads."""
     kind = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    # Libraries choose their kernels by the maker and the model of the processor, too.
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+        kind = f"{model.partition(':')[2].strip()}, {kind}"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "none"
     return {
         "processor": kind,

@@ -24,12 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness import RankResult, run_world
 from hvdlite.errors import (
+    BootstrapError,
     CollectiveTimeoutError,
     DeadlockError,
     HvdliteError,
     RankFailedError,
     cause,
 )
+from hvdlite.torch.distributed import engines
 from parallel.deaths import die, seconds_since_death
 from patience import HANG, wait_until
 
@@ -212,6 +214,23 @@ def test_groups_that_are_not_destroyed_end_at_exit() -> None:
     results = run_world(2, forget, 3)
     assert [result.returncode for result in results] == [0, 0]
     assert not any(result.stderr for result in results), results
+
+
+def make_a_group_alone() -> str:
+    engines._QUIET_SECONDS = 0.2
+    dist.init_process_group("hvdlite")
+    if dist.get_rank() == 0:
+        with pytest.raises(BootstrapError, match="every member has to call init_process_group or"):
+            dist.new_group(timeout=datetime.timedelta(seconds=1))
+    return ""
+
+
+def test_a_member_that_waits_for_another_one_says_so() -> None:
+    waiting, away = run_world(2, make_a_group_alone)
+    assert "rank 0 makes process group '1', and rank 1 has not come to it for 0.2 s" in (
+        waiting.stderr
+    )
+    assert not away.stderr
 
 
 def in_flight_at_exit() -> None:
