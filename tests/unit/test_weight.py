@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (46_566, 358),
-    "csrc": (26_193, 289),
-    "tests": (78_201, 491),
+    "hvdlite": (47_061, 351),
+    "csrc": (26_056, 288),
+    "tests": (78_928, 491),
 }
 
 
