@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (47_061, 351),
     "csrc": (26_056, 288),
-    "tests": (78_928, 491),
+    "tests": (78_929, 491),
 }
 
 
