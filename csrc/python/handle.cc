@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "api/wait_observer.h"
+#include "python/unlocked.h"
 
 namespace py = pybind11;
 

@@ -8,6 +8,7 @@
 
 #include "engine/pending_operations.h"
 #include "python/handle.h"
+#include "python/unlocked.h"
 
 namespace py = pybind11;
 

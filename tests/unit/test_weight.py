@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (47_061, 351),
-    "csrc": (26_056, 288),
+    "csrc": (26_058, 288),
     "tests": (78_929, 491),
 }
 
