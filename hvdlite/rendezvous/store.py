@@ -10,6 +10,7 @@ those of this one, and who looks it up later is told that the rank has gone. Val
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -174,31 +175,40 @@ class StoreClient:
         """Send a value, and return those of all ranks, in rank order."""
         # Raises BootstrapError if some rank did not send its value in time, or left; the message
         # names it.
-        values: list[Any] = self.ask("exchange", key, value, self._deadline)
+        values: list[Any] = self._ask("exchange", key, value)
         return values
 
     def publish(self, key: str, value: Any) -> None:
         """Publish a value for as long as this client is connected."""
         # Raises BootstrapError if the store has gone.
-        self.ask("publish", key, value, self._deadline)
+        self._ask("publish", key, value)
 
     def look_up(self, key: str) -> Any:
         """Return the value that a rank publishes under a key, and wait until one does."""
         # Raises PublisherGoneError if the rank that published it has disconnected.
         # Raises BootstrapError if no rank has published it in time.
-        return self.ask("look up", key, None, self._deadline)
+        return self._ask("look up", key)
 
-    def ask(self, kind: str, key: str, value: Any, deadline: Deadline) -> Any:
+    def _ask(self, kind: str, key: str, value: Any = None) -> Any:
+        patience = max(0.0, self._deadline.seconds_left)
+        return self.ask(kind, key, value, patience, self._deadline)
+
+    def ask(self, kind: str, key: str, value: Any, patience: float, deadline: Deadline) -> Any:
         """Have the store do an operation, and return its answer; only one at a time."""
+        # `patience` is how long the store waits for what the operation needs.
+        # Without an answer by the deadline the connection is closed: the late one would be taken
+        # for that of the next operation.
         # Raises BootstrapError if the store has gone, or the operation fails.
-        patience = max(0.0, deadline.seconds_left)
         message = {"kind": kind, "key": key, "value": value, "patience": patience}
         body = json.dumps(message).encode()
         if len(body) > MAX_BODY_BYTES:
             raise BootstrapError(f"a message of {len(body)} bytes is too long for it")
         try:
-            deadline.send(self._connection, self._writer.wrap(body))
-            answer = json.loads(self._receive(deadline))
+            with contextlib.ExitStack() as unanswered:
+                unanswered.callback(self.close)
+                deadline.send(self._connection, self._writer.wrap(body))
+                answer = json.loads(self._receive(deadline))
+                unanswered.pop_all()
         except TimeoutError:
             raise BootstrapError(
                 f"rank {self._rank} got no answer from the store ({key}); is the launcher stopped?"

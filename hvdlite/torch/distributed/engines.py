@@ -1,7 +1,7 @@
 """Connects the members of a process group, and starts their engine.
 
 The first member serves a store (`hvdlite.rendezvous.store`) while the members connect. Its address
-goes through torch.distributed's store, which any process that reaches it may read and write. So no
+goes through torch.distributed's store, which under torchrun any process may read and write. So no
 secret goes there: the members prove to each other that they know HVDLITE_TOKEN. Without a token all
 members have to be on one host, where the kernel tells them that their peers are of this user.
 

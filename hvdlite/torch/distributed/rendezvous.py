@@ -34,6 +34,7 @@ from hvdlite.torch.distributed.store import JobStore, KeyServer
 # The store's Unix address ends with it, so that a hvd.init() meanwhile has its own.
 _SUFFIX = "-torch"
 _OURS = "job:"  # The address of a store that is not a TCPStore begins with it.
+_kept: list[JobStore] = []  # It has the present one.
 
 
 def meet(error: Exception, timeout: timedelta | None) -> tuple[Any, int, int]:
@@ -83,23 +84,16 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
         served_at = client.exchange("torch.distributed", own)[0]
     if served_at.startswith(_OURS):
         store = JobStore(served_at.removeprefix(_OURS), job, worker.rank, timeout, server)
-        _keep(store)
+        # Torch keeps the store's part in C++ alone. When all ranks have come to their next
+        # init_process_group, none uses the former one.
+        while _kept:
+            _kept.pop().close()
+        _kept.append(store)
         return store
     if server is not None:
         return server
     host, port = split_host(served_at)
     return distributed.TCPStore(host, port, worker.size, is_master=False, timeout=timeout)
-
-
-_kept: list[JobStore] = []
-
-
-def _keep(store: JobStore) -> None:
-    """Keep a store for torch, which keeps its part in C++ alone, and close the one before it."""
-    # When all ranks have come to their next init_process_group, none uses the former store.
-    while _kept:
-        _kept.pop().close()
-    _kept.append(store)
 
 
 def _serve_tcp(worker: WorkerEnvironment, own_host: str | None, timeout: timedelta) -> Any:

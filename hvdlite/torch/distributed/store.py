@@ -131,10 +131,12 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         if self._server is not None:
             self._server.close()
 
-    def _ask(self, kind: str, key: str = "", value: Any = None, seconds: float = 60.0) -> Any:
+    def _ask(self, kind: str, key: str = "", value: Any = None, wait: float = 0.0) -> Any:
+        # Rank 0 answers late where its threads get no turn.
+        deadline = Deadline(wait + self.timeout.total_seconds())
         try:
             with self._lock:
-                return self._client.ask(kind, key, value, Deadline(seconds))
+                return self._client.ask(kind, key, value, wait, deadline)
         except BootstrapError as error:
             raise distributed.DistStoreError(
                 f"torch.distributed's store, which rank 0 serves: {error}"
@@ -156,7 +158,7 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         self._wait(keys, self.timeout if timeout is None else timeout)
 
     def _wait(self, keys: Sequence[str], timeout: timedelta) -> list[str]:
-        values: list[str] = self._ask("get", value=list(keys), seconds=timeout.total_seconds())
+        values: list[str] = self._ask("get", value=list(keys), wait=timeout.total_seconds())
         return values
 
     def append(self, key: str, value: Any) -> None:

@@ -31,7 +31,9 @@ from hvdlite.errors import (
     RankFailedError,
     cause,
 )
+from hvdlite.rendezvous.handshake import Job
 from hvdlite.torch.distributed import engines
+from hvdlite.torch.distributed.store import JobStore, KeyServer
 from parallel.deaths import die, seconds_since_death
 from patience import HANG, wait_until
 
@@ -231,6 +233,27 @@ def test_a_member_that_waits_for_another_one_says_so() -> None:
         waiting.stderr
     )
     assert not away.stderr
+
+
+def test_a_late_answer_of_the_store_is_not_taken_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hvdlite.rendezvous.store._GRACE_SECONDS", 0.05)
+    job = Job(token=b"t" * 32, job_id=b"j" * 16, epoch=0)
+    server, gate = KeyServer(job, 1, None), threading.Event()
+    answer = server._answer
+    monkeypatch.setattr(server, "_answer", lambda *given: gate.wait(HANG) and answer(*given))
+    store = JobStore(server.address, job, 0, datetime.timedelta(seconds=HANG), server)
+    try:
+        store.set_timeout(datetime.timedelta(seconds=0.1))
+        with pytest.raises(dist.DistStoreError, match="got no answer"):
+            store.wait(["never"], datetime.timedelta(seconds=0.1))
+        gate.set()
+        with pytest.raises(dist.DistStoreError, match="lost the store"):
+            store.check(["never"])
+    finally:
+        gate.set()
+        store.close()
 
 
 def in_flight_at_exit() -> None:
