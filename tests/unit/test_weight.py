@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (47_067, 351),
     "csrc": (26_058, 288),
-    "tests": (78_953, 491),
+    "tests": (78_954, 491),
 }
 
 
