@@ -142,6 +142,11 @@ def make_tests(
     return test
 
 
+def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
+    """Expect an error whose message has this text, a regular expression."""
+    return pytest.raises(kind, match=text)
+
+
 def tensors_sent_by(call: Callable[[], Any]) -> int:
     """Count the tensors that were sent between the ranks during a call."""
 

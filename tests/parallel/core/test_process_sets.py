@@ -18,14 +18,10 @@ from hvdlite import _core, basics, operation_names
 from hvdlite import process_sets as sets
 from hvdlite.errors import ArgumentError, BootstrapError, MismatchError, RankFailedError
 from hvdlite.objects import allgather_object, broadcast_object
-from parallel.scenarios import make_tests, on_hosts, run_all
+from parallel.scenarios import make_tests, on_hosts, raises, run_all
 from patience import Stopwatch
 
 PRELOAD = ("numpy",)
-
-
-def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
-    return pytest.raises(kind, match=text)
 
 
 def last() -> int:

@@ -23,7 +23,7 @@ from harness import run_world
 from hvdlite import basics
 from hvdlite.process_sets import global_process_set
 from hvdlite.torch.collectives import fast_path
-from parallel.scenarios import make_tests, run_all, sizes
+from parallel.scenarios import make_tests, raises, run_all, sizes
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no fast path"
@@ -42,10 +42,6 @@ SHAPES = [(), (1,), (0,), (3, 0), (2, 3), (1, 1, 5)]
 def mine(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Make a tensor of this rank's number plus one."""
     return torch.full(shape, hvd.rank() + 1, dtype=torch.float32).to(dtype)
-
-
-def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
-    return pytest.raises(kind, match=text)
 
 
 def took(tensor: Any, name: str | None = "asked", **changed: Any) -> bool:

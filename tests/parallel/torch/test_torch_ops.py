@@ -6,13 +6,12 @@ import time
 import warnings
 from typing import Any
 
-import pytest
 import torch
 
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite.torch.collectives import fast_path
-from parallel.scenarios import make_tests, run_all, sizes
+from parallel.scenarios import make_tests, raises, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
 REDUCED = [
@@ -28,10 +27,6 @@ def mine(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def ranks() -> range:
     return range(1, hvd.size() + 1)
-
-
-def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
-    return pytest.raises(kind, match=text)
 
 
 def scenario_allreduce_of_every_dtype_and_op() -> None:

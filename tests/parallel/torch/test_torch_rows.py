@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 
 import hvdlite.torch as hvd
-from parallel.scenarios import make_tests, on_hosts, run_all
+from parallel.scenarios import make_tests, on_hosts, raises, run_all
 
 PRELOAD = ("torch._dynamo",)
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -35,10 +34,6 @@ def make(rank: int, rows: int, tail: tuple[int, ...] = (), dtype: torch.dtype = 
 
 def everybody() -> range:
     return range(hvd.size())
-
-
-def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
-    return pytest.raises(kind, match=text)
 
 
 def share_of(rank: int, rows: int) -> slice:
