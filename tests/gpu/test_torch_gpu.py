@@ -9,7 +9,7 @@ from gpu import torch_cases
 from gpu.worlds import shared_gpu
 from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
-from parallel.torch import test_torch_ops, test_torch_rows
+from parallel.torch import test_torch_ops
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -35,22 +35,18 @@ def test_torch(results: list[RankResult], name: str) -> None:
     check(results, name)
 
 
-SUITES = {"ops": test_torch_ops, "rows": test_torch_rows}
-
-
-def suite_by_default(name: str) -> dict[str, str]:
+def suite_by_default() -> dict[str, str]:
     """Run one rank of a suite that does not choose devices, with the GPU as torch's default."""
     torch.set_default_device("cuda")
-    return run_all(vars(SUITES[name]))
+    return run_all(vars(test_torch_ops))
 
 
 @pytest.mark.gpu
 @needs_gpu[1]
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", SUITES)
-def test_suites_of_the_host(name: str, ranks: int) -> None:
-    results = run_world(ranks, suite_by_default, name, env=shared_gpu)
-    for scenario in names_in(vars(SUITES[name])):
+def test_suite_of_the_host(ranks: int) -> None:
+    results = run_world(ranks, suite_by_default, env=shared_gpu)
+    for scenario in names_in(vars(test_torch_ops)):
         check(results, scenario)
 
 
