@@ -134,27 +134,6 @@ def scenario_dtypes_ops_and_shapes_are_the_same() -> None:
         same_both_ways(lambda shape=shape: hvd.grouped_allreduce([mine(*shape), mine(4)]))
 
 
-def scenario_forms_are_the_same() -> None:
-    how: dict[str, Any] = {"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 3}
-    pair = [mine(2), mine(3, dtype=torch.float64)]
-    calls: list[Callable[[], Any]] = [
-        lambda: hvd.allreduce(mine(2), **how),
-        lambda: hvd.allreduce_(mine(2), **how),
-        lambda: hvd.synchronize(hvd.allreduce_async(mine(2), **how)),
-        lambda: hvd.synchronize(hvd.allreduce_async_(mine(2), **how)),
-        lambda: hvd.grouped_allreduce(pair, **how),
-        lambda: hvd.grouped_allreduce_([mine(2), mine(3)], **how),
-        lambda: hvd.synchronize(hvd.grouped_allreduce_async(pair, **how)),
-        lambda: hvd.synchronize(hvd.grouped_allreduce_async_((mine(2), mine(3)), **how)),
-        lambda: hvd.broadcast(mine(2), 0),
-        lambda: hvd.broadcast_(mine(2), 0),
-        lambda: hvd.synchronize(hvd.broadcast_async(mine(2), 0)),
-        lambda: hvd.synchronize(hvd.broadcast_async_(mine(2), 0)),
-    ]
-    for call in calls:
-        same_both_ways(call)
-
-
 def scenario_errors_are_the_same() -> None:
     rank, last = hvd.rank(), hvd.size() - 1
     tensor = mine(4)
