@@ -381,36 +381,6 @@ def scenario_sparse_gradients() -> None:
         assert_same_everywhere(table)
 
 
-def scenario_compression() -> None:
-    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
-        model = make_model()
-        optimizer = make(model, compression=compression)
-        for number in (1, 2):
-            backward(model)
-            assert_close(gradients(model), factor_times(mean_gradients(), number), rtol=2e-2)
-        optimizer.step()
-        assert_same_everywhere(model)
-
-
-def scenario_process_sets() -> None:
-    if hvd.size() < 3:
-        return
-    members = hvd.add_process_set([0, 1])
-    model = make_model()
-    optimizer = make(model, process_set=members)
-    backward(model)
-    if members.included():
-        plain = make_model()
-        for rank in (0, 1):
-            (plain(inputs(rank)).square().sum() / 2).backward()
-    else:
-        plain = make_model()
-        backward(plain)
-    assert_close(gradients(model), gradients(plain))
-    optimizer.step()
-    hvd.remove_process_set(members)
-
-
 def scenario_adasum_leaves_gradients_alone() -> None:
     model, alone = make_model(), make_model()
     optimizer = make(model, op=hvd.Adasum)
@@ -419,18 +389,6 @@ def scenario_adasum_leaves_gradients_alone() -> None:
     assert_close(gradients(model), gradients(alone))
     optimizer.step()
     assert_same_everywhere(model)
-
-
-def scenario_join() -> None:
-    model = make_model()
-    optimizer = make(model, lr=0.0)
-    for step in range(hvd.rank() + 1):
-        optimizer.zero_grad()
-        backward(model)
-        weights = [float(rank >= step) for rank in range(hvd.size())]
-        assert_close(gradients(model), mean_gradients(weights))
-        optimizer.step()
-    hvd.join()
 
 
 def scenario_compiled() -> None:

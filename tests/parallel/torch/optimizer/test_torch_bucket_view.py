@@ -14,7 +14,6 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
-from hvdlite.torch.exchange import gradient_memory
 from parallel.scenarios import check, make_tests, names_in, run_all, sizes
 from parallel.torch import test_torch_join, test_torch_process_sets
 from parallel.torch.optimizer import (
@@ -182,22 +181,6 @@ def scenario_gradients_stay_where_they_are() -> None:
         optimizer.step()
         assert all(view is one for view, one in zip(gradients(model), views, strict=True))
         assert not any(torch.equal(view, one) for view, one in zip(views, kept, strict=True))
-
-
-def scenario_buckets_lie_one_behind_the_other() -> None:
-    model = make_deep()
-    optimizer = make(model, gradient_as_bucket_view=True, bucket_cap_mb=1e-5)
-    model(inputs()).sum().backward()
-    optimizer.step()
-    reducer = optimizer._reducer
-    assert len(reducer.buckets.all) > 3
-    end = 0
-    for bucket in reducer.buckets.all:
-        assert bucket._places is not None
-        for part in [*(place.memory for place in bucket._places.gradients), bucket._flags.tensor]:
-            assert part.data_ptr() % gradient_memory.ALIGNMENT == 0
-            assert end == 0 or 0 <= part.data_ptr() - end < gradient_memory.ALIGNMENT
-            end = part.data_ptr() + part.nbytes
 
 
 def scenario_what_the_user_puts_there() -> None:

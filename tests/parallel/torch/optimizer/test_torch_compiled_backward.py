@@ -108,14 +108,13 @@ def equal(mine: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 def scenario_as_one_process() -> None:
     expected = train(alone, plainly, share=False)
     for backward in (by_compiler, in_compiled_step):
-        for wrap in (distributed(overlap=True), distributed()):
-            assert equal(train(wrap, backward), expected), backward
-
-
-def scenario_gradients_in_buckets_and_small_buckets() -> None:
-    expected = train(alone, plainly, share=False)
-    for options in ({"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-5, "overlap": True}):
-        assert equal(train(distributed(**options), by_compiler), expected), options
+        for options in (
+            {},
+            {"overlap": True},
+            {"bucket_cap_mb": 1e-5, "overlap": True},
+            {"gradient_as_bucket_view": True},
+        ):
+            assert equal(train(distributed(**options), backward), expected), (backward, options)
 
 
 def after_two_backwards(block: Any, passes: int) -> list[torch.Tensor]:
@@ -164,34 +163,7 @@ def scenario_an_error_comes_out_of_backward_and_training_goes_on() -> None:
         assert torch.allclose(gradient, hvd.allreduce(gradient, op=hvd.Average), rtol=1e-6)
 
 
-def scenario_an_error_of_the_reduction() -> None:
-    if hvd.size() == 1:
-        return
-    model, optimizer = distributed()(new_model())
-    if hvd.rank() == 0:
-        model[0].bias.requires_grad_(False)
-    with compiled(), pytest.raises(HvdliteError, match="rank 0"):
-        loss_of(model, torch.ones(2, FEATURES)).backward()
-    model[0].bias.requires_grad_(True)
-    optimizer.zero_grad()
-    with compiled():
-        loss_of(model, torch.ones(2, FEATURES)).backward()
-    optimizer.step()
-
-
-def scenario_sums_of_updates() -> None:
-    def of_adasum() -> torch.Tensor:
-        model, optimizer = distributed(op=hvd.Adasum)(new_model())
-        loss_of(model, torch.full((2, FEATURES), hvd.rank() + 1.0)).backward()
-        optimizer.step()
-        return next(model.parameters()).detach()
-
-    expected = of_adasum()
-    with compiled():
-        assert torch.allclose(of_adasum(), expected)
-
-
-test_compiled_backward = make_tests(body, sizes(1, 2, 3))
+test_compiled_backward = make_tests(body, sizes(1, 2))
 
 
 AS_TORCH_2_1 = """

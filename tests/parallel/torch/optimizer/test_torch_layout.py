@@ -63,16 +63,6 @@ def others(rank: int) -> str:
     return f"rank{'s' if len(left) > 1 else ''} {', '.join(left)}"
 
 
-def scenario_frozen_on_one_rank_from_the_start(way: dict[str, Any]) -> None:
-    for name in ("0.weight", "2.bias", "0.bias"):
-        model = make_model()
-        if hvd.rank() == 1:
-            model.get_parameter(name).requires_grad_(False)
-        optimizer = make(model, **way)
-        text = f"the parameter '{name}' is trained on {others(1)} and not on rank 1"
-        differs(text, lambda m=model, o=optimizer: train_step(m, o))  # type: ignore[misc]
-
-
 def scenario_frozen_on_one_rank_later_and_thawed(way: dict[str, Any]) -> None:
     model = make_model()
     optimizer = make(model, **way)
@@ -209,27 +199,6 @@ def scenario_a_group_with_gradients_is_added_after_their_reduction() -> None:
     for _ in range(2):
         train_step(model, optimizer)
         assert_same_everywhere(model)
-
-
-def scenario_another_model(way: dict[str, Any]) -> None:
-    model = make_model(extra=hvd.rank() == 0)
-    optimizer = make(model, **way)
-    text = f"'3.weight' is trained on rank 0 and not on {others(0)}"
-    differs(text, lambda: train_step(model, optimizer))
-
-
-def scenario_everything_frozen_on_one_rank(way: dict[str, Any]) -> None:
-    model = make_model()
-    optimizer = make(model, **way)
-    model.requires_grad_(hvd.rank() != 1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        if hvd.rank() != 1:
-            backward(model)
-        optimizer.step()
-
-    differs(f"' is trained on {others(1)} and not on rank 1", step)
 
 
 def scenario_buckets_cut_otherwise() -> None:

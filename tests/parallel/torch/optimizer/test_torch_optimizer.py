@@ -38,20 +38,6 @@ def scenario_it_is_the_optimizer_itself() -> None:
         hvd.DistributedOptimizer(distributed)
 
 
-def scenario_average_sum_and_predivide() -> None:
-    for arguments, factor in [
-        ({}, 1.0),
-        ({"op": hvd.Sum}, hvd.size()),
-        ({"gradient_predivide_factor": 4.0}, 1.0),
-    ]:
-        model = make_model()
-        optimizer = make(model, **arguments)
-        backward(model)
-        optimizer.synchronize()
-        assert_close(gradients(model), [factor * g for g in mean_gradients()])
-        optimizer.step()
-
-
 def scenario_buckets_and_groups() -> None:
     for arguments in [
         {"bucket_cap_mb": 1e-6},
@@ -91,25 +77,6 @@ def scenario_one_operation_per_bucket_and_step() -> None:
     )  # four parameters, the layout and the flags
 
 
-def scenario_synchronize_then_clip_then_step() -> None:
-    for skip in (False, True):
-        model = make_model()
-        optimizer = make(model, lr=1.0)
-        backward(model)
-        optimizer.synchronize()
-        optimizer.synchronize()
-        assert_close(gradients(model), mean_gradients())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        clipped = [g.clone() for g in gradients(model)]
-        if skip:
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        else:
-            optimizer.step()
-        assert_close(gradients(model), clipped)
-        assert_same_everywhere(model)
-
-
 def scenario_backward_passes_per_step() -> None:
     model = make_model()
     optimizer = make(model, lr=0.0, backward_passes_per_step=2)
@@ -143,60 +110,6 @@ def scenario_accumulation_can_be_dropped() -> None:
     assert_close(gradients(model), mean_gradients())
 
 
-def scenario_no_sync() -> None:
-    model = make_model()
-    optimizer = make(model)
-    before = counters()["tensors"]
-    with optimizer.no_sync():
-        backward(model, 0.25)
-        backward(model, 0.25)
-    assert counters()["tensors"] == before
-    backward(model, 0.5)
-    optimizer.step()
-    assert_close(gradients(model), mean_gradients())
-    backward_after = make_model()
-    optimizer = make(backward_after)
-    with optimizer.no_sync():
-        backward(backward_after)
-    with unreduced(optimizer):
-        optimizer.step()
-    assert_close(gradients(backward_after), mean_gradients())
-
-
-def scenario_two_losses() -> None:
-    class TwoHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.trunk, self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
-
-    model = TwoHeads()
-    optimizer = make(model, backward_passes_per_step=2)
-    features = model.trunk(inputs())
-    model.a(features).sum().backward(retain_graph=True)
-    model.b(features).sum().backward()
-    optimizer.step()
-    expected = TwoHeads()
-    for rank in range(hvd.size()):
-        features = expected.trunk(inputs(rank))
-        ((expected.a(features) + expected.b(features)).sum() / hvd.size()).backward()
-    assert_close(gradients(model), gradients(expected))
-
-
-def scenario_two_optimizers() -> None:
-    model = make_model()
-    first = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1))
-    second = hvd.DistributedOptimizer(torch.optim.Adam(model[2].parameters(), lr=0.1))
-    for _ in range(2):
-        first.zero_grad()
-        second.zero_grad()
-        backward(model)
-        order = [first, second] if hvd.rank() == 0 else [second, first]
-        for optimizer in order:
-            optimizer.step()
-    assert_same_everywhere(model)
-
-
 def scenario_a_loss_that_passes_by_another_optimizer() -> None:
     model = make_model()
     generator = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1))
@@ -210,22 +123,6 @@ def scenario_a_loss_that_passes_by_another_optimizer() -> None:
         model[2](model[0](inputs()).detach()).sum().backward()
         critic.step()
     assert_same_everywhere(model)
-
-
-def scenario_gradient_on_some_ranks_or_none() -> None:
-    for arguments in ({}, {"bucket_cap_mb": 1e-6}, {"compression": hvd.Compression.fp16}):
-        model = Branches()
-        optimizer = make(model, **arguments)
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.ones(1, 3), rare=hvd.rank() == 0).sum().backward()
-            optimizer.step()
-            assert model.never.weight.grad is None
-            assert torch.allclose(model.used.bias.grad, torch.ones(2))
-            mean = torch.full((2,), 1 / hvd.size())
-            assert torch.allclose(model.rare.bias.grad, mean, rtol=1e-3)  # it may be float16
-            assert model.rare.bias in optimizer.state and model.never.bias not in optimizer.state
-        assert_same_everywhere(model)
 
 
 def scenario_a_rank_without_data() -> None:
@@ -279,61 +176,6 @@ def scenario_weight_zero_counts_as_no_gradient() -> None:
     assert (model.used.weight.grad is None) == (hvd.size() == 1)
 
 
-def scenario_frozen_thawed_and_added() -> None:
-    model = make_model()
-    model[0].requires_grad_(False)
-    optimizer = make(model)
-    for freeze_first in (True, False, True):
-        model[0].requires_grad_(not freeze_first)
-        optimizer.zero_grad()
-        backward(model)
-        optimizer.step()
-        assert len(gradients(model)) == (2 if freeze_first else 4)
-        assert_same_everywhere(model)
-    extra = nn.Linear(2, 1)
-    hvd.broadcast_parameters(extra.state_dict())
-    optimizer.add_param_group({"params": extra.parameters(), "lr": 0.5})
-    for _ in range(2):
-        optimizer.zero_grad()
-        extra(model(inputs())).sum().backward()
-        optimizer.step()
-    assert_same_everywhere(extra)
-    assert_same_everywhere(model)
-
-
-def scenario_param_groups_with_their_own_options() -> None:
-    model = make_model()
-    sgd = torch.optim.SGD(
-        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}], lr=0.1
-    )
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
-    backward(model)
-    optimizer.step()
-    assert torch.equal(model[0].weight, make_model()[0].weight)
-    assert not torch.equal(model[2].weight, make_model()[2].weight)
-
-
-def scenario_sparse_gradients() -> None:
-    def embed() -> nn.Embedding:
-        torch.manual_seed(0)
-        return nn.Embedding(6, 2, sparse=True)
-
-    table = embed()
-    optimizer = make(table, sparse_as_dense=True)
-    table(torch.tensor([hvd.rank(), 5])).sum().backward()
-    optimizer.step()
-    expected = torch.zeros(6, 2)
-    expected[: hvd.size()] = 1 / hvd.size()
-    expected[5] += 1
-    assert torch.allclose(table.weight.grad, expected)
-    table = embed()
-    optimizer = make(table)  # the rest is in test_torch_sparse.py
-    table(torch.tensor([hvd.rank(), 5])).sum().backward()
-    optimizer.step()
-    assert table.weight.grad.is_sparse
-    assert torch.allclose(table.weight.grad.to_dense(), expected)
-
-
 def scenario_torchs_default_device_is_not_asked() -> None:
     table, words = nn.Embedding(6, 2, sparse=True), torch.tensor([hvd.rank(), 5])
     hvd.broadcast_parameters(table.state_dict(), root_rank=0)
@@ -365,17 +207,6 @@ def scenario_names() -> None:
     with raises("makes no gradient"):
         hvd.DistributedOptimizer(sgd, op=hvd.Max)
     assert type(sgd) is torch.optim.SGD
-
-
-def scenario_mismatch_names_the_parameter() -> None:
-    if hvd.size() == 1:
-        return
-    model = nn.Linear(3 + hvd.rank(), 2)
-    optimizer = make(model)
-    with raises("'weight': ranks disagree about the shape"):
-        model(torch.ones(1, 3 + hvd.rank())).sum().backward()
-        optimizer.step()
-    hvd.barrier()
 
 
 def scenario_gradients_without_backward_are_reduced_by_step() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import os
 import pickle
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import run_world
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import (
     Branches,
@@ -317,46 +315,9 @@ def scenario_mixed_dtypes_and_compression() -> None:
         assert_same_everywhere(model)
 
 
-def scenario_compiled_model() -> None:
-    model = make_model()
-    compiled = torch.compile(model, backend="aot_eager")
-    optimizer = make(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        compiled(inputs()).square().sum().backward()
-        optimizer.step()
-        if step == 0:
-            assert_close(gradients(model), mean_gradients())
-    assert_same_everywhere(model)
-
-
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())
 
 
 test_optimizer = make_tests(body, sizes(1, 2, 3))
-
-
-def train_until_a_rank_dies() -> dict[str, Any]:
-    hvd.init()
-    model = make_model()
-    optimizer = make(model)
-    for step in range(100):
-        if step == 3 and hvd.rank() == 1:
-            os._exit(7)
-        try:
-            optimizer.zero_grad()
-            backward(model)
-            optimizer.step()
-        except hvd.HorovodInternalError as error:
-            optimizer.zero_grad()  # the cycle is over: nothing is in flight
-            return {"failed_rank": error.failed_rank, "step": step}
-    return {}
-
-
-def test_death_of_a_rank_ends_the_step_of_the_others() -> None:
-    results = run_world(3, train_until_a_rank_dies, expect_failure=True)
-    assert results[1].returncode == 7
-    for survivor in (results[0], results[2]):
-        assert survivor.value == {"failed_rank": 1, "step": 3}, survivor.stderr

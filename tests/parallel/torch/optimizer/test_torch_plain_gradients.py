@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import hvdlite
 import hvdlite.torch as hvd
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.tensors import spec
@@ -41,37 +37,6 @@ def read(params: list[nn.Parameter], dtype: torch.dtype = torch.float32) -> Any:
     """Read gradients as a bucket does, for tensors of the parameters' shapes and a dtype."""
     tensors = [spec("p", torch.zeros(param.shape, dtype=dtype), None) for param in params]
     return fast_path.read_gradients(params, tensors)
-
-
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "architecture.md"
-
-
-def scenario_a_gradient_passes_the_files_that_the_page_names() -> None:
-    if hvd.size() == 1:
-        return
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
-    )
-    package, passed = Path(hvdlite.__file__).parent, set()
-
-    def look(frame: Any, event: str, _: object) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(package):
-            passed.add(path.name)
-
-    for profile in (None, look):  # The first step has more to do.
-        optimizer.zero_grad()
-        loss = model(inputs()).square().mean()
-        sys.setprofile(profile)
-        loss.backward()
-        sys.setprofile(None)
-        optimizer.step()
-    text = PAGE.read_text(encoding="utf-8").partition("In Python a gradient passes through")[2]
-    text = text.partition("\n\n")[0]
-    other = passed ^ set(re.findall(r"`(\w+\.py)`", text))
-    assert not other, other
-    assert text.startswith(f" {len(passed)} files")
 
 
 @contextmanager
@@ -202,13 +167,6 @@ def scenario_a_bucket_returns_to_plain_gradients() -> None:
         for mine in found:
             assert (hvd.allgather(mine.reshape(1, -1)) == mine.reshape(1, -1)).all()
         optimizer.step()
-
-
-def scenario_special_parameters_are_not_described() -> None:
-    with counted() as taken:
-        trained(compression=type("Doubling", (hvd.Compression.none,), {}))
-        trained(gradient_as_bucket_view=True)
-    assert taken == []
 
 
 def body() -> dict[str, str]:

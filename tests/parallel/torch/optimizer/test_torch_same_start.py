@@ -13,7 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
-from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
+from parallel.torch.small_models import backward, make, make_model, raises
 
 PRELOAD = ("torch._dynamo",)
 
@@ -108,13 +108,6 @@ def scenario_the_first_ones_are_frozen() -> None:
     expect(said_by(model, make(model)), "1 of 2 parameters differ", "first '2.bias'")
 
 
-def scenario_nameless_parameters() -> None:
-    model = other_parameters(make_model(), "2.weight")
-    groups = [{"params": list(part.parameters())} for part in (model[0], model[2])]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
-    expect(said_by(model, optimizer), "first 'parameter.1.0'")
-
-
 def scenario_a_warning_may_be_an_error() -> None:
     """The step succeeds in spite of the warning, and so does the next one."""
     model = other_parameters(make_model(), "0.bias")
@@ -125,13 +118,6 @@ def scenario_a_warning_may_be_an_error() -> None:
         backward(model)
     optimizer.step()
     assert said_by(model, optimizer) == []
-
-
-def scenario_silenced() -> None:
-    model = other_parameters(make_model(), "0.bias")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=hvd.ReplicasDifferWarning)
-        step(model, make(model))
 
 
 def scenario_a_rank_without_backward(way: dict[str, Any]) -> None:
@@ -152,20 +138,6 @@ def scenario_a_backward_before_the_broadcast() -> None:
     optimizer.zero_grad()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     assert said_by(model, optimizer) == []
-
-
-def scenario_two_optimizers_in_another_order_on_each_rank() -> None:
-    models = [other_parameters(make_model(), "0.bias") for _ in range(2)]
-    optimizers = [make(model) for model in models]
-    order = [0, 1] if hvd.rank() == 0 else [1, 0]
-    with warned() as texts:
-        # One backward through both models, which end in some order.
-        losses = [models[i](inputs()).square().sum() for i in order]
-        sum(losses).backward()  # type: ignore[union-attr]
-        for i in order:
-            optimizers[i].step()
-    assert len(texts) == (2 if hvd.rank() == 0 else 0), texts
-    assert len(set(texts)) == len(texts)  # each warning names its optimizer
 
 
 def scenario_members_of_a_process_set_compare_among_themselves() -> None:
@@ -193,13 +165,6 @@ def scenario_layouts_that_differ_are_an_error_still(way: dict[str, Any]) -> None
     with warned() as texts, raises("'0.weight' is trained on rank.* and not on rank 1"):
         step(model, make(model, **way))
     assert texts == []
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
-
-
-def scenario_a_rank_that_trains_nothing(way: dict[str, Any]) -> None:
-    model = make_model().requires_grad_(hvd.rank() != 1)
-    with raises("' is trained on rank.* and not on rank 1"):
-        step(model, make(model, **way), has_backward=hvd.rank() != 1)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
 
 
@@ -237,23 +202,6 @@ def scenario_joined_before_its_first_step(way: dict[str, Any]) -> None:
         for _ in range(2):
             step(model, optimizer)
     assert texts == []
-
-
-def scenario_later_steps_send_nothing_more() -> None:
-    model = make_model()
-    optimizer = make(model)
-    step(model, optimizer)
-
-    def sent() -> int:
-        hvd.barrier()
-        return counters()["tensors"]
-
-    begin = sent()
-    step(model, optimizer)
-    first = sent() - begin
-    begin = sent()
-    step(model, optimizer)
-    assert sent() - begin == first
 
 
 def body() -> dict[str, str]:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.collectives import sparse
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import assert_close, assert_same_everywhere, counters, raises
 
@@ -47,15 +46,6 @@ def scenario_tensors_of_several_sparse_dimensions_and_types() -> None:
         result = hvd.sparse_allreduce_async(dense.to_sparse(), op=hvd.Sum)()
         expected = torch.eye(4).to(dtype) * sum(range(1, hvd.size() + 1))
         assert result.dtype == dtype and torch.equal(result.to_dense(), expected)
-
-
-def scenario_duplicates_are_merged_before_they_are_sent() -> None:
-    tensor = torch.sparse_coo_tensor([[1, 1, 0, 1]], [1.0, 2.0, 4.0, 8.0], (3,))
-    reduction = sparse.Reduction(hvd.Sum)
-    gathering = sparse.RowGathering([tensor], ["x"], "x", reduction, hvd.Compression.none)
-    (arrived,) = gathering.finish()
-    assert gathering.core.first_dimensions[: hvd.size()] == [2] * hvd.size()
-    assert arrived.to_dense().tolist() == [4.0 * hvd.size(), 11.0 * hvd.size(), 0.0]
 
 
 def scenario_misuse_says_what_to_do() -> None:

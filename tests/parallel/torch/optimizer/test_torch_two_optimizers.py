@@ -101,17 +101,6 @@ def scenario_a_group_that_another_one_has() -> None:
         del first, second
 
 
-def scenario_each_has_its_own_parameters() -> None:
-    model = make_model()
-    both = [hvd.DistributedOptimizer(SGD(part.parameters())) for part in (model[0], model[2])]
-    for _ in range(2):
-        backward(model)
-        for optimizer in both:
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_same_everywhere(model)
-
-
 def scenario_copies_have_their_own_parameters() -> None:
     for kind in KINDS.values():
         model = make_model()
