@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import hvdlite.torch as hvd
 from hvdlite.errors import ArgumentError, MismatchError, UnsupportedError
 from parallel.scenarios import make_tests, on_hosts, run_all, sizes
 from parallel.torch.distributed.distributed_worlds import gloo, ours, start
+from patience import HANG
 
 PRELOAD = ("torch._dynamo",)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -77,14 +81,77 @@ def scenario_all_reduce() -> None:
                 )
 
 
-def scenario_all_reduce_averages() -> None:
-    for dtype in (torch.float32, torch.float64):
-        for shape in SHAPES:
-            tensor = values(shape, dtype)
-            expected = tensor.clone()
-            dist.all_reduce(expected, group=gloo())
-            dist.all_reduce(tensor, ReduceOp.AVG)
-            assert torch.allclose(tensor, expected / hvd.size())
+def all_gather(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    outputs = [torch.zeros(shape, dtype=dtype) for _ in range(hvd.size())]
+    dist.all_gather(outputs, values(shape, dtype), group=group)
+    return outputs
+
+
+def all_gather_into_tensor(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    output = torch.zeros(hvd.size() * shape[0], *shape[1:], dtype=dtype)
+    dist.all_gather_into_tensor(output, values(shape, dtype), group=group)
+    return output
+
+
+def reduce_scatter(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    output = torch.zeros(shape, dtype=dtype)
+    parts = [values(shape, dtype) + r for r in range(hvd.size())]
+    dist.reduce_scatter(output, parts, group=group)
+    return output
+
+
+def reduce_scatter_tensor(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    output = torch.zeros(shape, dtype=dtype)
+    whole = values((hvd.size() * shape[0], *shape[1:]), dtype)
+    dist.reduce_scatter_tensor(output, whole, ReduceOp.MAX, group=group)
+    return output
+
+
+def gather(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    root = hvd.size() - 1
+    outputs = [torch.zeros(shape, dtype=dtype) for _ in range(hvd.size())]
+    dist.gather(values(shape, dtype), outputs if hvd.rank() == root else None, root, group=group)
+    return outputs
+
+
+def scatter(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    root, output = hvd.size() - 1, torch.zeros(shape, dtype=dtype)
+    parts = [values(shape, dtype, r) for r in range(hvd.size())]
+    dist.scatter(output, parts if hvd.rank() == root else None, root, group=group)
+    return output
+
+
+def all_to_all_single(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    rows = [(hvd.rank() + r) % 3 for r in range(hvd.size())]  # sent and received alike
+    output = torch.zeros(sum(rows), *shape, dtype=dtype)
+    dist.all_to_all_single(output, values((sum(rows), *shape), dtype), rows, rows, group=group)
+    return output
+
+
+EXACT = (torch.float32, torch.float64, torch.int64)
+# Each with what gloo takes of dtypes and shapes.
+CALLS: dict[Callable[..., Any], tuple[Sequence[torch.dtype], Sequence[tuple[int, ...]]]] = {
+    all_gather: ((*FLOATS, *INTEGERS), SHAPES),
+    all_gather_into_tensor: ((*FLOATS, *INTEGERS), ((4,), (3, 5), (0,))),
+    reduce_scatter: (EXACT, SHAPES),
+    reduce_scatter_tensor: (EXACT, ((4,), (3, 5), (0,))),
+    gather: ((*FLOATS, *INTEGERS), ((4,), (2, 3), ())),
+    scatter: ((*FLOATS, *INTEGERS), ((4,), (2, 3), ())),
+    all_to_all_single: (EXACT, ((), (3,))),
+}
+
+
+def scenario_every_collective_gives_what_gloo_gives() -> None:
+    for call, (dtypes, shapes) in CALLS.items():
+        for dtype, shape in itertools.product(dtypes, shapes):
+            compare(functools.partial(call, shape=shape, dtype=dtype))
+
+
+def scenario_broadcast() -> None:
+    for dtype, shape, root in itertools.product(COPIED, SHAPES, {0, hvd.size() - 1}):
+        tensor = values(shape, dtype)
+        dist.broadcast(tensor, root)
+        assert same(tensor, values(shape, dtype, root)), (dtype, shape, root)
 
 
 def scenario_all_reduce_of_bools_and_complex_numbers() -> None:
@@ -103,19 +170,13 @@ def scenario_all_reduce_of_bools_and_complex_numbers() -> None:
     assert numbers.tolist() == [[size * (1 + 2j), sum(range(size)) * 1j]]
 
 
-def scenario_all_reduce_multiplies_first() -> None:
+def scenario_all_reduce_multiplies_first_or_averages() -> None:
     tensor = torch.full((3,), hvd.rank() + 1.0)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
     assert tensor.tolist() == [sum(range(1, hvd.size() + 1)) / 2] * 3
-
-
-def scenario_all_reduce_coalesced() -> None:
-    def call(group: Any) -> list[torch.Tensor]:
-        tensors = [values(shape, torch.float32) for shape in SHAPES if 0 not in shape]
-        dist.all_reduce_coalesced(tensors, group=group)
-        return tensors
-
-    compare(call)
+    mean = torch.full((3,), hvd.rank() + 1.0)
+    dist.all_reduce(mean, ReduceOp.AVG)
+    assert mean.tolist() == [(hvd.size() + 1) / 2] * 3
 
 
 def scenario_coalescing_together() -> None:
@@ -137,22 +198,6 @@ def scenario_coalescing_together() -> None:
     assert all(torch.equal(one, torch.full_like(one, size)) for one in scattered)
 
 
-def scenario_broadcast() -> None:
-    for dtype in COPIED:
-        for shape in SHAPES:
-            for root in (0, hvd.size() - 1):
-                compare_async(
-                    lambda tensor, root=root, **options: dist.broadcast(tensor, root, **options),
-                    lambda shape=shape, dtype=dtype: [values(shape, dtype)],
-                ) if dtype in (*FLOATS, *INTEGERS) else broadcast_right(shape, dtype, root)
-
-
-def broadcast_right(shape: tuple[int, ...], dtype: torch.dtype, root: int) -> None:
-    tensor = values(shape, dtype)
-    dist.broadcast(tensor, root)
-    assert same(tensor, values(shape, dtype, root))
-
-
 def scenario_reduce() -> None:
     for root in (0, hvd.size() - 1):
         for shape in SHAPES:
@@ -164,25 +209,6 @@ def scenario_reduce() -> None:
             assert torch.equal(tensor, expected if hvd.rank() == root else before)
 
 
-def scenario_all_gather() -> None:
-    size = hvd.size()
-    for dtype in (*FLOATS, *INTEGERS):
-        for shape in SHAPES:
-
-            def make(shape: Any = shape, dtype: Any = dtype) -> list[Any]:
-                return [
-                    [torch.zeros(shape, dtype=dtype) for _ in range(size)],
-                    values(shape, dtype),
-                ]
-
-            def call(group: Any, make: Any = make) -> list[torch.Tensor]:
-                outputs, tensor = make()
-                dist.all_gather(outputs, tensor, group=group)
-                return list(outputs)
-
-            compare(call)
-
-
 def scenario_all_gather_of_any_dtype_and_size() -> None:
     size, rank = hvd.size(), hvd.rank()
     for dtype in COPIED:
@@ -190,45 +216,6 @@ def scenario_all_gather_of_any_dtype_and_size() -> None:
         dist.all_gather(outputs, values((rank + 1, 2), dtype))
         for r, output in enumerate(outputs):
             assert same(output, values((r + 1, 2), dtype, r)), dtype
-
-
-def scenario_all_gather_into_tensor() -> None:
-    size = hvd.size()
-    for dtype in (*FLOATS, *INTEGERS):
-        for shape in ((4,), (3, 5), (0,)):
-
-            def call(group: Any, shape: Any = shape, dtype: Any = dtype) -> torch.Tensor:
-                output = torch.zeros(size * shape[0], *shape[1:], dtype=dtype)
-                dist.all_gather_into_tensor(output, values(shape, dtype), group=group)
-                return output
-
-            compare(call)
-
-
-def scenario_all_gather_coalesced() -> None:
-    shapes = ((2,), (3, 1), (0,))
-
-    def call(group: Any) -> list[torch.Tensor]:
-        outputs = [[torch.zeros(shape) for shape in shapes] for _ in range(hvd.size())]
-        inputs = [values(shape, torch.float32) for shape in shapes]
-        dist.all_gather_coalesced(outputs, inputs, group=group)
-        return [one for row in outputs for one in row]
-
-    compare(call)
-
-
-def scenario_reduce_scatter() -> None:
-    size = hvd.size()
-    for dtype in (torch.float32, torch.float64, torch.int64):
-        for shape in SHAPES:
-
-            def call(group: Any, shape: Any = shape, dtype: Any = dtype) -> torch.Tensor:
-                parts = [values(shape, dtype) + r for r in range(size)]
-                output = torch.zeros(shape, dtype=dtype)
-                dist.reduce_scatter(output, parts, group=group)
-                return output
-
-            compare(call)
 
 
 def scenario_reduce_scatter_of_different_sizes() -> None:
@@ -239,47 +226,6 @@ def scenario_reduce_scatter_of_different_sizes() -> None:
     assert output.tolist() == [sum(range(size))] * (rank + 1)
 
 
-def scenario_reduce_scatter_tensor() -> None:
-    size = hvd.size()
-    for op in (ReduceOp.SUM, ReduceOp.MAX):
-        for shape in ((4,), (3, 5), (0,)):
-
-            def call(group: Any, shape: Any = shape, op: Any = op) -> torch.Tensor:
-                output = torch.zeros(shape)
-                whole = values((size * shape[0], *shape[1:]), torch.float32)
-                dist.reduce_scatter_tensor(output, whole, op, group=group)
-                return output
-
-            compare(call)
-
-
-def scenario_gather_and_scatter() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    for root in (0, size - 1):
-        for dtype in (*FLOATS, *INTEGERS):
-            for shape in ((4,), (2, 3), ()):
-
-                def gather(
-                    group: Any, shape: Any = shape, dtype: Any = dtype, root: int = root
-                ) -> Any:
-                    made = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
-                    dist.gather(
-                        values(shape, dtype), made if rank == root else None, root, group=group
-                    )
-                    return made
-
-                def scatter(
-                    group: Any, shape: Any = shape, dtype: Any = dtype, root: int = root
-                ) -> Any:
-                    parts = [values(shape, dtype, r) for r in range(size)] if rank == root else None
-                    output = torch.zeros(shape, dtype=dtype)
-                    dist.scatter(output, parts, root, group=group)
-                    return output
-
-                compare(gather)
-                compare(scatter)
-
-
 def scenario_all_to_all() -> None:
     size, rank = hvd.size(), hvd.rank()
     inputs = [torch.full((r + 1, 2), 10 * rank + r) for r in range(size)]
@@ -287,26 +233,6 @@ def scenario_all_to_all() -> None:
     dist.all_to_all(outputs, inputs)
     for r, output in enumerate(outputs):
         assert torch.equal(output, torch.full((rank + 1, 2), 10 * r + rank))
-
-
-def scenario_all_to_all_single() -> None:
-    size, rank = hvd.size(), hvd.rank()
-
-    def equal(group: Any) -> torch.Tensor:
-        output = torch.zeros(2 * size, 3)
-        dist.all_to_all_single(output, values((2 * size, 3), torch.float32), group=group)
-        return output
-
-    def split(group: Any) -> torch.Tensor:
-        sent = [(rank + r) % 3 for r in range(size)]
-        received = [(r + rank) % 3 for r in range(size)]
-        output = torch.zeros(sum(received), 2)
-        whole = values((sum(sent), 2), torch.float32)
-        dist.all_to_all_single(output, whole, received, sent, group=group)
-        return output
-
-    compare(equal)
-    compare(split)
 
 
 def scenario_wrong_splits_are_told() -> None:
@@ -446,15 +372,6 @@ def scenario_another_order_of_different_shapes() -> None:
         assert tensor.tolist() == [sum(range(hvd.size()))] * len(tensor)
 
 
-def scenario_many_at_once() -> None:
-    tensors = [torch.full((5,), float(i)) for i in range(50)]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    futures = [work.get_future() for work in works]
-    for i, future in enumerate(futures):
-        assert future.wait()[0].tolist() == [i * hvd.size()] * 5
-    assert all(work.is_completed() and work.is_success() for work in works)
-
-
 def scenario_refused_tensors() -> None:
     refused: list[tuple[torch.Tensor, Any, str]] = [
         (torch.empty(2, device="meta"), ReduceOp.SUM, "cuda:nccl,cpu:hvdlite"),
@@ -478,6 +395,60 @@ def scenario_other_devices_have_their_own_backend() -> None:
     assert list(group._elsewhere) == ["meta"]
     dist.all_reduce(tensor, group=group)  # Now all ranks have connected gloo's group.
     dist.destroy_process_group(group)
+
+
+def scenario_methods_take_single_tensors() -> None:
+    rank, size, group = hvd.rank(), hvd.size(), dist.group.WORLD
+    last = size - 1
+    whole, mine = torch.zeros(size), torch.full((2,), rank + 1.0)
+    parts = [torch.full((2,), float(r)) for r in range(size)]
+    reduced_to = mine.clone()
+    group.allreduce(reduced_to, dist.ReduceOp.MAX).wait()
+    assert reduced_to.tolist() == [size] * 2
+    for call in (lambda: group.broadcast(mine, last), lambda: group.broadcast(mine, root=last)):
+        mine.fill_(rank + 1)
+        call().wait()
+        assert mine.tolist() == [size] * 2
+    mine.fill_(rank + 1)
+    outputs = [torch.zeros(2) for _ in range(size)]
+    group.allgather(outputs, mine).wait()
+    assert [one.tolist() for one in outputs] == [[r + 1.0] * 2 for r in range(size)]
+    outputs = [torch.zeros(2) for _ in range(size)] if rank == last else []
+    group.gather(outputs, mine, last).wait()
+    assert [one.tolist() for one in outputs] == [[r + 1.0] * 2 for r in range(size)][: len(outputs)]
+    group.scatter(mine, parts if rank == last else [], last).wait()
+    assert mine.tolist() == [rank] * 2
+    group.reduce_scatter(mine, parts, dist.ReduceOp.SUM).wait()
+    assert mine.tolist() == [rank * size] * 2
+    group.all_gather_single(output=whole, input=torch.ones(1)).wait()
+    assert whole.tolist() == [1] * size
+    group.barrier(timeout=datetime.timedelta(seconds=HANG)).wait()
+
+
+def scenario_bits_of_whole_numbers() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
+        for dtype in INTEGERS:
+            theirs, mine = values((15,), dtype), values((15,), dtype)
+            dist.all_reduce(theirs, op, group=gloo())
+            dist.all_reduce(mine, op, async_op=True).wait()
+            assert torch.equal(mine, theirs)
+            tensor, expected = values((5,), dtype), values((5,), dtype)
+            dist.all_reduce(expected, op)
+            dist.reduce(tensor, size - 1, op)
+            assert torch.equal(tensor, expected if rank == size - 1 else values((5,), dtype))
+            whole = values((2 * size,), dtype)
+            dist.all_reduce(expected := whole.clone(), op)
+            part = torch.zeros(2, dtype=dtype)
+            dist.reduce_scatter_tensor(part, whole, op)
+            assert torch.equal(part, expected[2 * rank :][:2])
+    flags = torch.tensor([True, rank == 0, False])
+    dist.all_reduce(flags, ReduceOp.BXOR)
+    assert flags.tolist() == [size % 2 == 1, True, False]
+    parts = [torch.full((r + 1,), 1 << rank) for r in range(size)]
+    output = torch.zeros(rank + 1, dtype=torch.int64)
+    dist.reduce_scatter(output, parts, ReduceOp.BOR)
+    assert output.tolist() == [(1 << size) - 1] * (rank + 1)
 
 
 def scenario_some_ranks() -> None:

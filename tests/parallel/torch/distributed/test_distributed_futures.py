@@ -96,21 +96,6 @@ def scenario_callbacks_start_operations() -> None:
             )
 
 
-def scenario_callbacks_start_operations_of_another_group() -> None:
-    other = dist.new_group(backend="hvdlite")
-
-    def start_there(scale: float) -> float:
-        tensor = torch.full((16,), scale)
-        dist.all_reduce(tensor, group=other)
-        return float(tensor[0])
-
-    for _ in range(STEPS):
-        futures = [reduced(s, 8).then(lambda _, s=s: start_there(s)) for s in SCALES]
-        assert start_there(0.5) == hvd.size() / 2
-        assert [future.wait() for future in futures] == [hvd.size() * s for s in SCALES]
-    dist.destroy_process_group(other)
-
-
 def scenario_callbacks_run_in_the_order_of_the_operations() -> None:
     for _ in range(STEPS):
         order: list[int] = []
@@ -182,15 +167,6 @@ def scenario_powersgd() -> None:
             assert torch.equal(mine, of_first)
 
 
-def scenario_a_future_after_wait_has_its_value() -> None:
-    tensor = torch.ones(3)
-    work = dist.all_reduce(tensor, async_op=True)
-    work.wait()
-    future = work.get_future()
-    assert future.done()
-    assert future.value()[0].data_ptr() == tensor.data_ptr()
-
-
 def scenario_ddp_join_divides_by_the_ranks_that_are_left() -> None:
     for by_initial in (False, True):
         net = DistributedDataParallel(nn.Linear(3, 1, bias=False))
@@ -209,15 +185,6 @@ def watched(count: int) -> tuple[torch.Tensor, weakref.ref[Any]]:
     """Return a tensor, and what tells whether its memory is still there."""
     array = np.ones(count, np.float32)
     return torch.from_numpy(array), weakref.ref(array)
-
-
-def scenario_memory_of_an_operation_that_was_polled() -> None:
-    tensor, memory = watched(50_000)
-    work = dist.all_reduce(tensor, async_op=True)
-    wait_until(work.is_completed, "the operation ends")
-    del work, tensor
-    gc.collect()
-    assert memory() is None
 
 
 def scenario_memory_of_operations_that_nobody_waits_for() -> None:
@@ -271,21 +238,6 @@ def scenario_an_error_is_raised_by_each_wait() -> None:
     with pytest.raises(RuntimeError, match="elements arrived"):
         work.get_future().wait()
     assert rank < size
-
-
-def scenario_many_transfers_to_one_rank() -> None:
-    other = {0: 1, 1: 0}.get(hvd.rank())
-    if hvd.size() == 1 or other is None:
-        return
-    for count in (65, 300):
-        received = [torch.zeros(2) for _ in range(count)]
-        operations = [
-            *(dist.P2POp(dist.isend, torch.full((2,), float(i)), other) for i in range(count)),
-            *(dist.P2POp(dist.irecv, one, other) for one in received),
-        ]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-        assert [float(one[0]) for one in received] == list(range(count))
 
 
 def scenario_a_group_is_destroyed_when_its_operations_have_ended() -> None:

@@ -106,29 +106,6 @@ def scenario_flags_are_or() -> None:
     assert flags.to_dense().tolist() == [rank < hvd.size() for rank in range(6)]
 
 
-def scenario_many_at_once_and_in_another_order() -> None:
-    tensors = [of_rows([hvd.rank()], shape=(6, width)) for width in range(1, 12)]
-    order = tensors if hvd.rank() % 2 else tensors[::-1]
-    for work in [dist.all_reduce(one, async_op=True) for one in order]:
-        work.wait()
-    for one in tensors:
-        assert one.coalesce().indices().tolist() == [list(range(hvd.size()))]
-
-
-def scenario_parameters_and_gradients_keep_their_place() -> None:
-    weight = torch.nn.Parameter(torch.ones(6, 2))
-    torch.nn.functional.embedding(torch.tensor([hvd.rank()]), weight, sparse=True).sum().backward()
-    gradient = weight.grad
-    assert gradient is not None
-    dist.all_reduce(gradient)
-    assert weight.grad is gradient
-    assert gradient.to_dense().sum() == 2 * hvd.size()
-    leaf = of_rows([hvd.rank()]).requires_grad_()
-    dist.all_reduce(leaf)
-    assert leaf.is_leaf
-    assert leaf._nnz() == hvd.size()
-
-
 def scenario_training_with_sparse_gradients() -> None:
     torch.manual_seed(1)
     plain = torch.nn.Sequential(torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 1))

@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -120,32 +119,12 @@ def check_ddp(make: Callable[[], nn.Module] = Network, **arguments: Any) -> None
 
 def scenario_ddp() -> None:
     check_ddp()
-
-
-def scenario_ddp_bucket_views() -> None:
     check_ddp(gradient_as_bucket_view=True)
-
-
-def scenario_ddp_static_graph() -> None:
     check_ddp(static_graph=True)
 
 
 def scenario_ddp_unused_parameters() -> None:
     check_ddp(lambda: Network(sparing=True), find_unused_parameters=True)
-
-
-def scenario_ddp_buffers() -> None:
-    torch.manual_seed(hvd.rank())
-    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    train(DistributedDataParallel(model))
-    mean = model[1].running_mean.clone()
-    dist.broadcast(mean, 0)
-    model(data(9, 0)[0])
-    weights = [full(one) for one in model.parameters()]
-    for one in weights:
-        first = one.clone()
-        dist.broadcast(first, 0)
-        assert torch.equal(first, one)
 
 
 def scenario_ddp_no_sync() -> None:
@@ -160,15 +139,6 @@ def scenario_ddp_no_sync() -> None:
             (loss_of(whole, step, rank) / hvd.size()).backward()
     for mine, right in zip(model.parameters(), whole.parameters(), strict=True):
         assert torch.allclose(mine.grad, right.grad, atol=1e-6)
-
-
-def scenario_ddp_join() -> None:
-    model = Network()
-    ddp = DistributedDataParallel(model)
-    with Join([ddp]):
-        for step in range(2 + hvd.rank()):
-            loss_of(ddp, step, hvd.rank()).backward()
-    dist.barrier()
 
 
 def scenario_ddp_hooks() -> None:
@@ -199,16 +169,6 @@ def sharded(mesh: Any = None) -> nn.Module:
 def scenario_fsdp() -> None:
     expected = alone(Network(), hvd.size())
     model = sharded(init_device_mesh("cpu", (hvd.size(),)))
-    train(model)
-    check_parameters(model, expected)
-
-
-def scenario_hybrid_sharding() -> None:
-    if hvd.size() < 4:
-        return
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    expected = alone(Network(), hvd.size())
-    model = sharded(mesh)
     train(model)
     check_parameters(model, expected)
 
