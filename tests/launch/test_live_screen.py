@@ -48,15 +48,12 @@ def ends_with_rows(shown: list[str], starts: list[str], last: str = "") -> bool:
     return begins == [True] * len(starts) and last in rows[-1]
 
 
-@pytest.mark.parametrize("width", [50, 80, 120])
-def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int, end: Path) -> None:
+def test_flowing_output_is_whole_and_the_rows_are_below_it(end: Path) -> None:
     env = {"TEST_END": str(end), **WHOLE_LINES}
-    with TerminalJob(*live(2, FLOWING), width=width, env=env, program=DRIVER) as job:
+    with TerminalJob(*live(2, FLOWING), width=80, env=env, program=DRIVER) as job:
         job.wait_for("line 1000 of rank 0", "line 1000 of rank 1", "step 1,000")
-        starts = [f"{NAME}  step 1,000"]
-        if width > 60:
-            starts += ["rank host", "0 ", "1 ", *([""] if width == 80 else [])]
-        late = "straggler: 90 ms late in data or forward" if width > 60 else ""
+        starts = [f"{NAME}  step 1,000", "rank host", "0 ", "1 ", ""]
+        late = "straggler: 90 ms late in data or forward"
         job.wait_until(lambda shown: ends_with_rows(shown, starts, late))
         end.touch()
         job.finish()
@@ -100,26 +97,6 @@ def test_terminal_may_change_its_size() -> None:
     own = [line for line in shown[1:] if "waiting up to" not in line]  # on a crowded machine
     assert all(line.startswith(("[0] ", "[1] ")) for line in own)
     assert job.process.returncode == 130
-
-
-def report_of(lines: list[str]) -> list[str]:
-    """Return the report of a failure, without the numbers that differ from run to run."""
-    start = next(n for n, line in enumerate(lines) if "failed first" in line)
-    return [re.sub(r"pid \d+", "pid", line) for line in lines[start:]]
-
-
-def test_killed_rank_is_reported_as_without_a_view() -> None:
-    code = WAITING.replace("n = 1\n", "n = 1\nprint('ready', file=sys.stderr, flush=True)\n")
-    code += "    if n == 8 and rank == 1: os.kill(os.getpid(), 9)\n"
-    plain = code.replace(
-        'int(os.environ["HVDLITE_LIVE_FD"].split(":")[0])', "os.open('/dev/null', 1)"
-    )
-    without = run_launcher("-np", "2", *python(plain))
-    with TerminalJob(*live(2, code), width=200) as job:
-        shown = job.finish()
-    assert job.process.returncode == without.returncode == 137
-    assert report_of(shown) == report_of(without.stderr.splitlines())
-    assert not any(line.startswith("rank host") for line in shown)
 
 
 @pytest.mark.parametrize("where", ["stdout", "stderr"])
@@ -210,24 +187,6 @@ def test_rank_that_floods_its_pipe_harms_nobody() -> None:
     assert status == 0
     assert sorted(stdout.splitlines()) == ["[0] done", "[1] done"]
     assert "step 19" in stderr
-
-
-def test_lines_that_are_no_samples_do_not_end_the_launcher() -> None:
-    code = (
-        SAMPLES
-        + r"""
-for line in (b"\n", b"{}\n", b"[" * 100_000 + b"\n", b"\xff\n", b'{"rank": "x"}\n', b"[1e999]\n",
-             b'{"rank":0,"size":1,"epoch":0,"host":"h","pid":1,"time":1e999,"began":0,"counters":{}}\n',
-             b'{"rank":9,"size":1,"epoch":0,"host":"h","pid":1,"time":1,"began":0,"counters":{}}\n'):
-    while line: line = line[os.write(fd, line):]
-for n in range(1, 10):
-    report(n); time.sleep(0.2)
-"""
-    )
-    result = run_launcher(*live(1, code))
-    assert result.returncode == 0, result.stderr
-    assert "step 9" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_samples_of_a_rank_with_an_engine_arrive() -> None:

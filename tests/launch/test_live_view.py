@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import replace
 
-import pytest
-
-from harness import base_environment
 from hvdlite.launch.description import Description
 from hvdlite.launch.job import run_job
 from hvdlite.launch.output.console import Console
-from hvdlite.launch.view import LineSplitter, View
+from hvdlite.launch.view import View
 from hvdlite.live.run import Run
 from hvdlite.live.sample import RankSteps, Sample, Steps
 from hvdlite.live.viewer import About, End
-from launch.live_ranks import SAMPLES
-from launch.marked import python
 
 ABOUT = About(("train.py",), 2, ("here",), 0.0)
 
@@ -56,20 +50,6 @@ class Kept:
 def sample(rank: int = 0, **more: object) -> Sample:
     steps = Steps(3, 0.3, (RankSteps(0, 0, 0, 0, 0, 0, 0),) * 2)
     return Sample(rank, 2, 0, "h", 1, 5.0, 1.0, {}, steps=steps, **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_lines_come_whole_however_they_are_cut(seed: int) -> None:
-    draw = random.Random(seed)
-    lines = [b"x" * draw.choice((0, 1, 7, 50, 51, 400)) for _ in range(30)]
-    text = b"".join(line + b"\n" for line in lines) + b"rest"
-    splitter, found = LineSplitter(longest=50), []
-    while text:
-        cut = draw.randrange(1, 80)
-        found += splitter.feed(text[:cut])
-        text = text[cut:]
-    assert found == [line for line in lines if len(line) <= 50]
-    assert splitter.dropped == sum(len(line) > 50 for line in lines)
 
 
 def test_what_is_not_a_sample_is_counted() -> None:
@@ -131,24 +111,6 @@ def test_viewer_that_fails_is_one_line_and_the_others_go_on() -> None:
     assert well.run is view.run and well.about is ABOUT
     assert well.end == stops.end == End(3, "rank 1 failed first")
     assert starts.end is None
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "why"),
-    [("report(5)", 0, ""), ("report(5); sys.exit(3)", 3, "failed first: exit status 3")],
-)
-def test_viewers_see_a_job_from_its_start_to_its_end(code: str, status: int, why: str) -> None:
-    kept = Kept()
-    command = python(SAMPLES + code)
-    before = time.time()
-    what = Description(command, 2, base_environment(), viewers=[lambda console: kept])
-    assert run_job(what).status == status
-    assert kept.about is not None and kept.end is not None and kept.run is not None
-    assert kept.about.command == tuple(command) and kept.about.ranks == 2
-    assert len(kept.about.hosts) == 1 and before <= kept.about.began <= time.time()
-    assert kept.end.status == status
-    assert why in kept.end.why and bool(why) == bool(kept.end.why)
-    assert {one.rank for one in kept.run.latest()} >= {0}
 
 
 def test_job_that_cannot_begin_ends_its_viewers() -> None:

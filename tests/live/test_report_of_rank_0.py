@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -101,17 +99,6 @@ def test_rank_0_writes_while_it_trains_and_when_it_ends(start: Any, tmp_path: Pa
     assert [rank["rank"] for rank in said["figures"]["ranks"]] == [0, 1]
 
 
-def test_the_report_of_a_killed_rank_0_stands(start: Any, tmp_path: Path) -> None:
-    path = tmp_path / "out.html"
-    ranks = start(HVDLITE_REPORT=str(path))
-    wait_for_steps(path)
-    os.kill(ranks.processes[0].pid, signal.SIGKILL)
-    ranks.processes[0].wait(HANG)
-    text = path.read_text()
-    assert "running, written " in text
-    assert text.endswith("</html>\n")
-
-
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -133,24 +120,3 @@ def test_hvdlite_run_can_do_it_better(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert f"HVDLITE_REPORT is for other launchers; give hvdlite-run --report {path}" in done.stderr
     assert not path.exists()
-
-
-@pytest.mark.long
-def test_under_torchrun(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    path = tmp_path / "out.html"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    with subprocess.Popen(
-        [*torchrun, str(WORKER), str(tmp_path / "stop")],
-        env={**base_environment(), "HVDLITE_REPORT": str(path)},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as job:
-        try:
-            wait_for_steps(path)
-        finally:
-            (tmp_path / "stop").touch()
-            _, told = job.communicate(timeout=HANG)
-    assert job.returncode == 0, told
-    assert f"hvdlite [0] report in {path}: " in told
-    assert "The job succeeded." in path.read_text()

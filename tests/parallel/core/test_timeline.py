@@ -8,13 +8,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness import run_world
 from hvdlite import _core, basics
-from hvdlite.errors import ArgumentError, RankFailedError
+from hvdlite.errors import ArgumentError
 from launcher import run_launcher
 from patience import wait_until
 from trace_rows import Merged, Span, read_merged
@@ -355,77 +354,3 @@ def test_launcher_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
     result = run_launcher("-np", "2", "--timeline", str(path), sys.executable, "-c", "pass")
     assert result.returncode == 2
     assert f"--timeline-filename {path}: there is no such folder" in result.stderr
-
-
-def adapter_names(module: str) -> tuple[Any, ...]:
-    import importlib
-
-    adapter = importlib.import_module(module)
-    names = ("start_timeline", "stop_timeline")
-    assert set(names) <= set(adapter.__all__)
-    return tuple(getattr(adapter, name) is getattr(basics, name) for name in names)
-
-
-@pytest.mark.parametrize(
-    "adapter",
-    ["torch", *(pytest.param(name, marks=pytest.mark.long) for name in ("tensorflow", "keras"))],
-)
-def test_every_adapter_has_the_same_functions(adapter: str) -> None:
-    (result,) = run_world(1, adapter_names, f"hvdlite.{adapter}")
-    assert result.value == (True, True)
-
-
-def train_torch(path: str) -> list[str]:
-    import torch
-
-    import hvdlite.torch as hvd
-
-    hvd.init()
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    hvd.start_timeline(path)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        model(torch.ones(4, 8)).sum().backward()
-        optimizer.step()
-    hvd.stop_timeline()
-    hvd.shutdown()
-    return [name for name, _ in model.named_parameters()]
-
-
-@pytest.mark.long
-def test_training_with_torch_shows_every_parameter_of_every_step(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    results = run_world(3, train_torch, str(path))
-    merged = read_merged(path)
-    for rank in range(3):
-        # The comparison of the parameters in the first step has one tensor of its own name.
-        texts = [span.args.get("tensors", span.name) for span in merged.tensors(rank)]
-        seen = [name for text in texts for name in text.split(" ")]
-        for name in results[0].value:
-            assert seen.count(name) == STEPS
-
-
-def survivor(path: str) -> None:
-    basics.init()
-    basics.start_timeline(path)
-    step(["good"])
-    submitted = Path(f"{path}.submitted")
-    if basics.rank() == 1:
-        wait_until(submitted.exists, "the request of rank 0")
-        os._exit(3)
-    bad = start("bad")
-    submitted.touch()
-    with pytest.raises(RankFailedError):
-        bad.wait()
-    basics.stop_timeline()
-    basics.shutdown()
-
-
-def test_stop_after_a_failure_completes_the_part(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    run_world(2, survivor, str(path), expect_failure=True)
-    part = next(tmp_path.glob("timeline.json.parts/*/rank.0.json"))
-    assert '"name":"bad"' in part.read_text()
-    assert part.with_name("rank.1.part").exists()

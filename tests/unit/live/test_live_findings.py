@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hvdlite.live import findings as rules
 from hvdlite.live.findings import Finding, Straggler, find, straggler
-from hvdlite.live.loss import loss, round_to_sum
-from hvdlite.live.run import Figures, RankFigures, Run
-from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
+from hvdlite.live.loss import loss
+from hvdlite.live.run import Figures, RankFigures
+from hvdlite.live.sample import Event, Stall
 
 STEP = 0.1
 
@@ -122,38 +123,12 @@ def test_a_straggler_with_larger_batches_is_told_of_them(
     assert finding.remedy.startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("share", "cost", "named"),
-    [
-        (rules.STRAGGLER_SHARE, 0.2, True),
-        (rules.STRAGGLER_SHARE - 0.01, 0.2, False),
-        (0.9, rules.STRAGGLER_COST + 1e-9, True),
-        (0.9, rules.STRAGGLER_COST - 0.001, False),
-    ],
-)
-def test_the_thresholds_of_a_straggler(share: float, cost: float, named: bool) -> None:
-    figures = late_job(waiting=cost * STEP, last=share)
-    figures = replace(figures, ranks=tuple(replace(rank, host="node1") for rank in figures.ranks))
-    assert (straggler(figures) is not None) == named
-    assert ("straggler" in rule_names(figures)) == named
-
-
 def test_who_is_mostly_last_and_waits_as_long_as_the_others_is_not_a_straggler() -> None:
     figures = make_figures(
         make_rank(0, waiting=0.02, last=0.38), make_rank(1, waiting=0.018, last=0.62)
     )
     assert straggler(figures) is None
     assert rule_names(figures) == ["noise"]
-
-
-@pytest.mark.parametrize(
-    ("waiting", "found"),
-    [(rules.NOISE_WAITING + 1e-9, "noise"), (rules.NOISE_WAITING - 0.001, "none")],
-)
-def test_waiting_for_another_rank_each_time_is_noise(waiting: float, found: str) -> None:
-    # The last rank of each step does not wait, so the mean of all two ranks is half of it.
-    ranks = [make_rank(rank, waiting=waiting / 2 * STEP) for rank in range(2)]
-    assert rule_names(make_figures(*ranks)) == [found]
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.3, "slow host"), (0.29, "noise")])
@@ -186,15 +161,6 @@ def test_the_many_ranks_of_one_host_are_not_a_slow_host_by_chance() -> None:
     assert rule_names(make_figures(*ranks, make_rank(3, waiting=0.03, host="node2"))) == ["noise"]
 
 
-@pytest.mark.parametrize(
-    ("share", "found"),
-    [(rules.COMMUNICATING, "communicating"), (rules.COMMUNICATING - 0.001, "none")],
-)
-def test_communicating_is_found_from_its_share_on(share: float, found: str) -> None:
-    ranks = [make_rank(rank, communicating=share * STEP) for rank in range(2)]
-    assert rule_names(make_figures(*ranks)) == [found]
-
-
 def test_communicating_says_what_larger_batches_bring() -> None:
     ranks = [make_rank(rank, communicating=0.04) for rank in range(2)]
     finding = only(make_figures(*ranks), "communicating")
@@ -203,33 +169,6 @@ def test_communicating_says_what_larger_batches_bring() -> None:
     # 60 ms of computing become 120 ms beside the same 40 ms.
     assert "twice the size it would be about 25 %" in finding.remedy
     assert "Compression.bf16" in finding.remedy
-
-
-@pytest.mark.parametrize(
-    ("cpu", "switches", "found"),
-    [
-        (rules.LOW_CPU - 0.01, 100.0, "preempted"),
-        (rules.LOW_CPU, 1000.0, "none"),
-        (0.6, 0.6 * rules.MANY_SWITCHES + 0.1, "preempted"),
-        (0.6, 0.6 * rules.MANY_SWITCHES, "none"),
-        (0.1, rules.FEWEST_SWITCHES + 0.1, "preempted"),
-        (0.1, rules.FEWEST_SWITCHES, "none"),
-    ],
-)
-def test_preemption_needs_both_signs(cpu: float, switches: float, found: str) -> None:
-    hit = make_rank(1, cpu=cpu, switches=switches, core_wait=0.0)
-    assert rule_names(make_figures(make_rank(0), hit)) == [found]
-
-
-@pytest.mark.parametrize(
-    ("core_wait", "switches", "found"),
-    [(rules.LONG_CORE_WAIT, 10.0, "preempted"), (rules.LONG_CORE_WAIT - 0.01, 1000.0, "none")],
-)
-def test_waiting_for_a_core_counts_and_not_switches(
-    core_wait: float, switches: float, found: str
-) -> None:
-    hit = make_rank(1, cpu=0.5, switches=switches, core_wait=core_wait)
-    assert rule_names(make_figures(make_rank(0), hit)) == [found]
 
 
 def test_too_many_threads_are_preempted_by_each_other() -> None:
@@ -254,60 +193,6 @@ def test_a_rank_whose_cores_others_use_is_told_so() -> None:
     assert finding.remedy.startswith("Other programs")
 
 
-@pytest.mark.parametrize(
-    ("last", "ranks", "rules_in_order"),
-    [
-        (rules.SAME_RANK - 0.01, 2, ["preempted", "straggler"]),
-        (rules.SAME_RANK, 2, ["straggler", "preempted"]),
-        (rules.SAME_RANK - 0.01, 1, ["straggler", "preempted"]),
-    ],
-)
-def test_too_many_threads_come_before_the_delay_that_they_cause(
-    last: float, ranks: int, rules_in_order: list[str]
-) -> None:
-    """On the host of the late rank there is one core."""
-    figures = late_job(last=last)
-    crowded = replace(figures.ranks[2], cpu=0.75, switches=300.0, cores=1)
-    twins = [replace(crowded, rank=rank, last=0.0) for rank in range(3, 2 + ranks)]
-    found = find(make_figures(*figures.ranks[:2], crowded, *twins))
-    assert [finding.rule for finding in found] == rules_in_order
-    (preempted,) = (finding for finding in found if finding.rule == "preempted")
-    assert preempted.remedy.startswith("Other programs" if ranks == 1 else "Set OMP_NUM_THREADS=1,")
-
-
-@pytest.mark.parametrize(
-    ("core_wait", "rules_in_order"),
-    [(0.59, ["communicating", "preempted"]), (0.6, ["preempted", "communicating"])],
-)
-def test_preemption_comes_after_an_exchange_that_takes_longer(
-    core_wait: float, rules_in_order: list[str]
-) -> None:
-    """Ranks that wait for a slow link work little, and others may use their cores meanwhile."""
-    of_rank = {"cpu": 0.05, "switches": 60.0, "communicating": 0.6 * STEP, "backward": 0.01}
-    ranks = [make_rank(rank, core_wait=core_wait, **of_rank) for rank in range(2)]
-    assert rule_names(make_figures(*ranks)) == rules_in_order
-
-
-def test_other_programs_come_after_the_rank_that_is_always_late() -> None:
-    ranks = [replace(rank, cpu=0.4, switches=300) for rank in late_job().ranks]
-    assert rule_names(make_figures(*ranks)) == ["straggler", "preempted", "preempted"]
-
-
-@pytest.mark.parametrize(
-    ("share", "rules_in_order"),
-    [
-        (0.21, ["communicating", "straggler"]),
-        (0.19, ["straggler"]),
-        (0.5, ["communicating", "straggler"]),
-    ],
-)
-def test_the_larger_share_comes_first(share: float, rules_in_order: list[str]) -> None:
-    ranks = [replace(rank, communicating=share * STEP) for rank in late_job().ranks]
-    assert rule_names(make_figures(*ranks)) == rules_in_order
-    longer = [replace(rank, waiting=2.6 * rank.waiting) for rank in ranks]  # 52 % of the step
-    assert rule_names(make_figures(*longer))[0] == "straggler"
-
-
 def test_silence_and_stalls_come_first() -> None:
     ranks = (make_rank(0), make_rank(1, silent=12.3, communicating=0.03))
     stalls = (Stall("grads.0", 14.0, (0,), (1,)), Stall("x", 4.9, (0,), (1,)))
@@ -316,21 +201,6 @@ def test_silence_and_stalls_come_first() -> None:
     assert silent.says == "rank 1 on node1 has said nothing for 12 s"
     assert (stalled.rule, stalled.rank) == ("stalled", 1)
     assert stalled.says == "rank 0 is in 'grads.0'; rank 1 has not called it for 14 s"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "step", "found"),
-    [
-        (rules.STALLED_SECONDS, 0.1, True),
-        (rules.STALLED_SECONDS - 0.1, 0.1, False),
-        (10 * rules.STALLED_STEPS, 10.0, True),
-        (10 * rules.STALLED_STEPS - 1, 10.0, False),
-    ],
-)
-def test_a_stall_is_long_and_many_steps_long(seconds: float, step: float, found: bool) -> None:
-    stall = Stall("x", seconds, (0, 2), (1,))
-    figures = make_figures(*map(make_rank, range(3)), step=step, stalled=(stall,))
-    assert ("stalled" in rule_names(figures)) == found
 
 
 @pytest.mark.parametrize("kind", ["diverged", "nonfinite"])
@@ -437,10 +307,123 @@ def test_more_than_ideal_is_said_so() -> None:
     )
 
 
-def test_rounded_numbers_sum_to_their_total() -> None:
-    assert round_to_sum([0.4, 0.4, 0.2], 1) == [1, 0, 0]
-    assert round_to_sum([-3.5, 2.2, 4.3], 3) == [-3, 2, 4]
-    assert round_to_sum([1.0, 2.0, 3.0], 6) == [1, 2, 3]
+def two_ranks(**fields: object) -> Figures:
+    """Two ranks of which both are so."""
+    return make_figures(*(make_rank(rank, **fields) for rank in range(2)))
+
+
+def late_by(last: float, share: float) -> Figures:
+    """Three ranks of one host, of which one is the last in so many steps and costs so much."""
+    late = late_job(waiting=share * STEP, last=last)
+    return replace(late, ranks=tuple(replace(rank, host="node1") for rank in late.ranks))
+
+
+def one_of_two(**fields: object) -> Figures:
+    return make_figures(make_rank(0), make_rank(1, **fields))
+
+
+def stalled_for(seconds: float, step: float) -> Figures:
+    stall = Stall("x", seconds, (0, 2), (1,))
+    return make_figures(*map(make_rank, range(3)), step=step, stalled=(stall,))
+
+
+# For each rule: figures at its threshold, and just below it.
+THRESHOLDS = [
+    ("straggler", late_by(rules.STRAGGLER_SHARE, 0.2), late_by(rules.STRAGGLER_SHARE - 0.01, 0.2)),
+    (
+        "straggler",
+        late_by(0.9, rules.STRAGGLER_COST + 1e-9),
+        late_by(0.9, rules.STRAGGLER_COST - 0.001),
+    ),
+    # The last rank of each step does not wait, so the mean of two ranks is half of it.
+    (
+        "noise",
+        two_ranks(waiting=(rules.NOISE_WAITING + 1e-9) / 2 * STEP),
+        two_ranks(waiting=(rules.NOISE_WAITING - 0.001) / 2 * STEP),
+    ),
+    (
+        "communicating",
+        two_ranks(communicating=rules.COMMUNICATING * STEP),
+        two_ranks(communicating=(rules.COMMUNICATING - 0.001) * STEP),
+    ),
+    # Preemption needs both signs, where it is not known how long a rank waits for a core.
+    (
+        "preempted",
+        one_of_two(cpu=rules.LOW_CPU - 0.01, switches=100.0, core_wait=0.0),
+        one_of_two(cpu=rules.LOW_CPU, switches=1000.0, core_wait=0.0),
+    ),
+    (
+        "preempted",
+        one_of_two(cpu=0.6, switches=0.6 * rules.MANY_SWITCHES + 0.1, core_wait=0.0),
+        one_of_two(cpu=0.6, switches=0.6 * rules.MANY_SWITCHES, core_wait=0.0),
+    ),
+    (
+        "preempted",
+        one_of_two(cpu=0.1, switches=rules.FEWEST_SWITCHES + 0.1, core_wait=0.0),
+        one_of_two(cpu=0.1, switches=rules.FEWEST_SWITCHES, core_wait=0.0),
+    ),
+    (
+        "preempted",
+        one_of_two(cpu=0.5, switches=10.0, core_wait=rules.LONG_CORE_WAIT),
+        one_of_two(cpu=0.5, switches=1000.0, core_wait=rules.LONG_CORE_WAIT - 0.01),
+    ),
+    # A stall is long, and many steps long.
+    (
+        "stalled",
+        stalled_for(rules.STALLED_SECONDS, 0.1),
+        stalled_for(rules.STALLED_SECONDS - 0.1, 0.1),
+    ),
+    (
+        "stalled",
+        stalled_for(10 * rules.STALLED_STEPS, 10.0),
+        stalled_for(10 * rules.STALLED_STEPS - 1, 10.0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "reached", "below"), THRESHOLDS)
+def test_a_rule_holds_from_its_threshold_on(rule: str, reached: Figures, below: Figures) -> None:
+    assert rule in rule_names(reached)
+    assert rule not in rule_names(below)
+    assert (straggler(reached) is not None) == (rule == "straggler")
+
+
+def crowded_job(last: float, ranks: int) -> Figures:
+    """One core on the host of the late rank, for one rank or more."""
+    figures = late_job(last=last)
+    crowded = replace(figures.ranks[2], cpu=0.75, switches=300.0, cores=1)
+    twins = [replace(crowded, rank=rank, last=0.0) for rank in range(3, 2 + ranks)]
+    return make_figures(*figures.ranks[:2], crowded, *twins)
+
+
+def all_ranks(figures: Figures, **fields: Any) -> Figures:
+    return replace(figures, ranks=tuple(replace(rank, **fields) for rank in figures.ranks))
+
+
+# Ranks that wait for a slow link work little, and others may use their cores meanwhile.
+SLOW_LINK = {"cpu": 0.05, "switches": 60.0, "communicating": 0.6 * STEP, "backward": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("figures", "rules_in_order"),
+    [
+        # Too many threads come before the delay that they cause.
+        (crowded_job(rules.SAME_RANK - 0.01, 2), ["preempted", "straggler"]),
+        (crowded_job(rules.SAME_RANK, 2), ["straggler", "preempted"]),
+        (crowded_job(rules.SAME_RANK - 0.01, 1), ["straggler", "preempted"]),
+        (two_ranks(core_wait=0.59, **SLOW_LINK), ["communicating", "preempted"]),
+        (two_ranks(core_wait=0.6, **SLOW_LINK), ["preempted", "communicating"]),
+        (all_ranks(late_job(), cpu=0.4, switches=300), ["straggler", "preempted", "preempted"]),
+        # The larger share comes first.
+        (all_ranks(late_job(), communicating=0.21 * STEP), ["communicating", "straggler"]),
+        (
+            all_ranks(late_job(waiting=0.052), communicating=0.5 * STEP),
+            ["straggler", "communicating"],
+        ),
+    ],
+)
+def test_what_costs_most_is_said_first(figures: Figures, rules_in_order: list[str]) -> None:
+    assert rule_names(figures) == rules_in_order
 
 
 @pytest.mark.parametrize(
@@ -449,45 +432,8 @@ def test_rounded_numbers_sum_to_their_total() -> None:
 )
 def test_slower_computing_is_found_beside_the_baseline(times: float, found: bool) -> None:
     """Half the batch for more than half the time: a fixed cost of each step."""
-    ranks = [
-        replace(make_rank(rank), backward=0.02 * times, between=0.03 * times) for rank in range(2)
-    ]
-    step = ranks[0].backward + ranks[0].between + ranks[0].communicating
-    job = make_figures(*ranks, step=step, samples_per_step=32.0)
+    figures = two_ranks()
+    figures = all_ranks(figures, backward=0.02 * times, between=0.03 * times)
+    step = 0.05 * times + figures.ranks[0].communicating
+    job = replace(figures, step=step, samples_per_step=32.0)
     assert ("compute" in rule_names(job, one_rank())) == found
-
-
-def test_a_run_gives_what_the_rules_need() -> None:
-    run = Run()
-    for second in range(1, 31):
-        count = 10 * second
-        rows = (
-            RankSteps(0.4 * second, 0.2 * second, 0.1 * second, 0.3 * second, 0, 0, 0),
-            RankSteps(0.4 * second, 0, 0.1 * second, 0.5 * second, count, 0.2 * second, 0),
-        )
-        for rank in (0, 1):
-            run.add(
-                Sample(
-                    rank=rank,
-                    size=2,
-                    epoch=0,
-                    host=f"node{rank}",
-                    pid=7,
-                    time=100.0 + second,
-                    began=100.0,
-                    counters={},
-                    samples=(32 if rank == 0 else 16) * count,
-                    events=(Event(100.0 + second, "nonfinite", 0, "x", f"{second}"),),
-                    steps=Steps(count, 1.0 * second, rows) if rank == 0 else None,
-                ),
-                50.0 + second,
-            )
-    figures = run.figures(math.inf, 80.0)
-    assert figures is not None
-    assert figures.samples_per_step == pytest.approx(48)
-    assert straggler(figures) == Straggler(1, "data or forward", pytest.approx(0.02), 1.0)
-    assert len(figures.events) == 60
-    short = run.figures(5, 80.0)
-    assert short is not None
-    assert {event.text for event in short.events} == {"25", "26", "27", "28", "29", "30"}
-    assert rule_names(figures) == ["nonfinite", "straggler"]

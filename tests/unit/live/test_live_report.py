@@ -152,10 +152,6 @@ def test_any_number_of_ranks_is_drawn(size: int) -> None:
     assert f"<td>{size - 1}</td>" in text
 
 
-def test_the_late_rank_is_among_those_that_are_drawn() -> None:
-    assert charts.chosen(make_record(make_run(3, 80)))[-1].rank == 79
-
-
 @pytest.mark.parametrize("seconds", [1, 2, 3])
 def test_a_short_job_has_a_report(seconds: int) -> None:
     reader = Reader(page(make_record(make_run(seconds))))
@@ -221,17 +217,6 @@ def test_a_report_of_an_elastic_job_has_the_last_epoch_and_all_events() -> None:
     assert "ranks\n1\nhosts\n1\nworld\n1\ntime\n0:00:30\n" in text
     assert "All figures are those of world 1, the last one." in text
     assert text.index("worker 1 died") < text.index("epoch 0 begins"), "the newest is on top"
-
-
-def test_a_job_without_samples_has_steps_per_second() -> None:
-    run = Run()
-    for second in (1, 2, 3):
-        row = RankSteps(0.5 * second, 0, 0, 0.5 * second, 0, 0, 0)
-        steps = Steps(10 * second, float(second), (row,))
-        run.add(Sample(0, 1, 0, "h", 7, 100.0 + second, 100.0, {}, steps=steps), second)
-    text = Reader(page(make_record(run))).text
-    assert "Steps a second" in text
-    assert "Samples a second" not in text
 
 
 def test_the_warm_up_is_left_out_of_a_long_job() -> None:
@@ -314,11 +299,6 @@ def test_what_is_not_a_baseline_is_refused(tmp_path: Path, text: str, reason: st
         read_baseline(path)
 
 
-def test_a_missing_baseline_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="No such file"):
-        read_baseline(tmp_path / "one.json")
-
-
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     for name, reason in (
@@ -338,13 +318,6 @@ def show(path: Path, run: Run) -> list[str]:
     report.start(run, ABOUT)
     report.stop(GOOD)
     return said
-
-
-def test_the_end_of_a_job_says_the_first_finding(tmp_path: Path) -> None:
-    (line,) = show(tmp_path / "out.html", make_run())
-    assert line.startswith(f"report in {tmp_path}/out.html: rank 1 on node1 holds the others up")
-    (line,) = show(tmp_path / "none.html", Run())
-    assert line == f"report in {tmp_path}/none.html"
 
 
 def test_it_is_written_anew_while_the_job_runs(
@@ -386,12 +359,6 @@ def test_a_folder_that_goes_and_comes_back_is_one_line(
     gone, ended = said
     assert gone == f"there is no report in {folder}/out.html: No such file or directory"
     assert ended.startswith(f"report in {folder}/out.html")
-
-
-def test_a_folder_that_has_gone_is_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "gone"
-    (line,) = show(folder / "out.html", make_run(3))
-    assert line == f"there is no report in {folder}/out.html: No such file or directory"
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_report(

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from hvdlite import observed
-from hvdlite.live.reporter import CoreWait, PipeWriter, Reporter
+from hvdlite.live.reporter import CoreWait, Reporter
 from hvdlite.live.sample import Sample
 from hvdlite.parameter_server.group import Watched
 from hvdlite.parameter_server.report import ServerReport, WorkerReport
@@ -134,29 +133,6 @@ def test_waits_for_a_core_are_those_of_all_threads_also_of_ended_ones(tmp_path: 
     assert wait.seconds() == 3.875
 
 
-def test_two_threads_on_one_core_wait_for_it() -> None:
-    (core, *_) = os.sched_getaffinity(0)
-    ended = threading.Event()
-
-    def work() -> None:
-        os.sched_setaffinity(0, {core})
-        while not ended.is_set():
-            zlib.crc32(memory)  # It releases the GIL.
-
-    memory = bytes(1 << 22)
-    wait = CoreWait(Path("/proc/self/task"))
-    before = wait.seconds()
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    try:
-        wait_until(lambda: wait.seconds() >= before + 0.1, "0.1 s of waiting")
-    finally:
-        ended.set()
-        for worker in workers:
-            worker.join()
-
-
 def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
     pipe: tuple[Lines, int],
 ) -> None:
@@ -213,22 +189,6 @@ def test_more_events_than_a_line_has_room_for_are_counted(pipe: tuple[Lines, int
     sample = lines.next()
     assert len(sample.events) == 64
     assert sample.counters["events_dropped"] == 36
-
-
-def test_line_that_was_cut_is_completed_later() -> None:
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    writer = PipeWriter(write)
-    long = b"x" * 100_000 + b"\n"
-    assert writer.ready()
-    writer.write(long)
-    assert not writer.ready() and writer.dropped == 1
-    got = os.read(read, 1 << 20)
-    assert writer.ready()
-    got += os.read(read, 1 << 20)
-    assert got == long
-    os.close(read)
-    os.close(write)
 
 
 def test_closed_pipe_ends_the_thread_in_silence(
