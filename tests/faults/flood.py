@@ -82,39 +82,6 @@ def flooded(
         yield accepted
 
 
-_CROWD = """
-import selectors, socket, sys
-names = ["\\0" + name for name in sys.argv[2:]]
-held = selectors.DefaultSelector()
-def come(name):
-    stranger = socket.socket(socket.AF_UNIX)
-    stranger.connect(name)  # It waits while the queue is full.
-    held.register(stranger, selectors.EVENT_READ, name)
-for number in range(int(sys.argv[1])):
-    come(names[number % len(names)])
-print("crowding", flush=True)
-while True:
-    for key, _ in held.select():
-        held.unregister(key.fileobj)
-        key.fileobj.close()
-        come(key.data)
-"""
-
-
-@contextlib.contextmanager
-def crowded(addresses: Iterable[Address], connections: int) -> Iterator[None]:
-    """Hold so many silent connections to abstract sockets open, and renew what is hung up on."""
-    names = [str(address)[1:] for family, address in addresses if family == socket.AF_UNIX]
-    command = [sys.executable, "-I", "-S", "-c", _CROWD, str(connections), *names]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # It fails when the job ends.
-    with subprocess.Popen(command, **pipes) as crowd:
-        try:
-            assert crowd.stdout is not None and crowd.stdout.readline() == b"crowding\n"
-            yield
-        finally:
-            crowd.kill()
-
-
 _OTHER_USER = """
 import os, socket, sys
 os.setgroups([])

@@ -42,7 +42,7 @@ def train_in_a_tree(victim: int, noted: str) -> dict[str, Any] | None:
     return reduce_until_error("layer.weight")
 
 
-@pytest.mark.parametrize("victim", [-1, 0, 2, 3])
+@pytest.mark.parametrize("victim", [-1, 3])
 def test_tree_of_hosts_names_the_rank_that_dies(victim: int, tmp_path: Path) -> None:
     noted = tmp_path / "died"
     dies = victim >= 0

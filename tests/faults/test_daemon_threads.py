@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from faults.arrays import ones, reduce_array, submit, works
+from faults.arrays import ones, reduce_array, works
 from harness import run_world
 from hvdlite import basics
 from hvdlite.errors import HvdliteError
 from hvdlite.objects import broadcast_object
-from hvdlite.process_sets import add_process_set
 
 THREADS = 6
 
@@ -27,22 +26,6 @@ def wait_for_a_reduction(number: int) -> None:
 def reduce_again_and_again(number: int) -> None:
     for step in range(1 << 30):
         reduce_array(ones(), f"step.{number}.{step}")
-
-
-def wait_for_a_handle(number: int) -> None:
-    submit(ones(), f"handle.{number}").wait()
-
-
-def wait_for_a_barrier(number: int) -> None:
-    basics.engine().barrier(f"barrier.{number}").wait()
-
-
-def wait_for_join(number: int) -> None:
-    basics.engine().join().wait()
-
-
-def wait_for_a_process_set(number: int) -> None:
-    add_process_set([number % 2])
 
 
 def wait_for_an_object(number: int) -> None:
@@ -72,10 +55,6 @@ INSIDE: dict[str, Callable[[int], None]] = {
     for function in (
         wait_for_a_reduction,
         reduce_again_and_again,
-        wait_for_a_handle,
-        wait_for_a_barrier,
-        wait_for_join,
-        wait_for_a_process_set,
         wait_for_an_object,
         write_timelines,
         shut_down,

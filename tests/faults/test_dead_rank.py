@@ -97,7 +97,7 @@ def assert_survivors_name(victim: int, results: list[Any], noted: Path) -> None:
         killed_before_the_first_collective,
     ],
 )
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, 2])
 def test_sigkilled_rank_is_named_by_every_survivor(body: Any, victim: int, tmp_path: Path) -> None:
     noted = tmp_path / "died"
     delay = random.uniform(0.05, 0.3)

@@ -43,15 +43,3 @@ def test_exception_in_another_thread_is_told_to_all_peers() -> None:
     for result in (results[0], results[2]):
         assert result.value["rank"] == 1
         assert "rank 1 raised ValueError: no such file at " in result.value["message"]
-
-
-def tell_peers_alone() -> bool:
-    basics.tell_peers(ValueError("before init"))
-    basics.init()
-    basics.tell_peers(ValueError("in a world of one"))
-    reduce_array(ones(), "still.works")
-    return basics.is_initialized()
-
-
-def test_telling_nobody_does_nothing() -> None:
-    assert run_world(1, tell_peers_alone)[0].value

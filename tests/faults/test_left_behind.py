@@ -8,7 +8,6 @@ import socket
 from pathlib import Path
 
 import psutil
-import pytest
 
 from faults.jobs import Address, shared_files, stepping_job
 from patience import Stopwatch, wait_until
@@ -17,12 +16,9 @@ WILDCARDS = ("0.0.0.0", "::")
 BOUND = 3.0
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_no_socket_is_bound_to_every_address_and_no_child_gets_the_token(
-    hosts: int, tmp_path: Path
-) -> None:
+def test_no_socket_is_bound_to_every_address_and_no_child_gets_the_token(tmp_path: Path) -> None:
     seen: set[Address] = set()
-    with stepping_job(tmp_path, hosts=hosts) as job:
+    with stepping_job(tmp_path, hosts=2) as job:
 
         def look() -> bool:
             seen.update(job.listening())
@@ -39,11 +35,10 @@ def test_no_socket_is_bound_to_every_address_and_no_child_gets_the_token(
         assert "HVDLITE_TOKEN" not in environment
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_nothing_is_left_after_kill_nine_of_all(hosts: int, tmp_path: Path) -> None:
+def test_nothing_is_left_after_kill_nine_of_all(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    with stepping_job(tmp_path, hosts=hosts, env={"TMPDIR": str(temporary)}) as job:
+    with stepping_job(tmp_path, hosts=2, env={"TMPDIR": str(temporary)}) as job:
         wait_until(lambda: job.steps() > 50, "the job does steps")
         processes = job.processes()
         assert len(processes) >= 3

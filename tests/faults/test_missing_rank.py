@@ -87,6 +87,23 @@ def test_missing_rank_fails_the_job_after_the_time_that_is_set(knob: str, tmp_pa
     assert all(result.value["seconds"] <= limit + 1 for result in results[:2])
 
 
+def leave_early() -> dict[str, Any]:
+    basics.init()
+    reduce_array(ones(), TENSOR)
+    if basics.rank() == 2:
+        basics.shutdown()
+        return {}
+    return reduce_until_error(TENSOR)
+
+
+def test_rank_that_leaves_early_is_named_as_one_that_left() -> None:
+    for result in run_world(3, leave_early)[:2]:
+        error = result.value
+        assert (error["kind"], error["rank"]) == ("RankFailedError", 2)
+        assert "rank 2 left after 1 collectives, but " in error["message"]
+        assert TENSOR in error["message"]
+
+
 def raise_in_rank_one(noted: str) -> dict[str, Any]:
     basics.init()
     reduce_array(ones(), TENSOR)

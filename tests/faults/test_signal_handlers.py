@@ -116,63 +116,48 @@ WAITING: dict[str, Callable[[], None]] = {
 }
 
 
-def shut_down_in_a_handler(folder: str) -> list[dict[str, Any]]:
-    """Let rank 0 wait alone in each function; a signal handler then calls shutdown()."""
+def handle_while_it_waits(action: str, folder: str) -> list[dict[str, Any]]:
+    """Let rank 0 wait alone in each function, until a signal handler comes; then start anew."""
     os.environ["HVDLITE_TEST_FOLDER"] = folder
     seen = []
     for wait in WAITING.values():
         basics.init()
         assert works("before")
+        left = Path(folder) / f"left.{wait.__name__}"
         if basics.rank() == 0:
             watch = Stopwatch()
-            told: dict[str, Any] = {}
-            with signalled(basics.shutdown):
+            told: dict[str, Any] = {"kind": ""}
+            with signalled(HANDLERS[action]):
                 try:
                     wait()
                 except HvdliteError as error:
                     told = describe(error)
-            (Path(folder) / f"left.{wait.__name__}").touch()
-            seen.append({**told, "took": watch.seconds(), "up": basics.is_initialized()})
+                except KeyboardInterrupt:
+                    told = {"kind": "KeyboardInterrupt"}
+            told |= {"took": watch.seconds(), "up": basics.is_initialized()}
+            seen.append(told)
+            basics.shutdown()
+            left.touch()
         else:
-            wait_until((Path(folder) / f"left.{wait.__name__}").exists, "rank 0 has left")
-        basics.shutdown()
+            wait_until(left.exists, "rank 0 has left")
+            basics.shutdown()
     return seen
 
 
-def test_shutdown_in_a_handler_ends_whatever_waits(tmp_path: Path) -> None:
-    first, _ = run_world(2, shut_down_in_a_handler, str(tmp_path), hosts=[0, 1])
+@pytest.mark.parametrize(
+    ("action", "kind"), [("shutdown", "ShutdownError"), ("interrupt", "KeyboardInterrupt")]
+)
+def test_handler_ends_whatever_waits_and_the_process_can_start_anew(
+    action: str, kind: str, tmp_path: Path
+) -> None:
+    first, _ = run_world(2, handle_while_it_waits, action, str(tmp_path), hosts=[0, 1])
     assert len(first.value) == len(WAITING)
     for wait, seen in zip(WAITING, first.value, strict=True):
-        assert not seen["up"], wait
+        assert seen["up"] == (action == "interrupt"), wait
         assert seen["took"] < BOUND, wait
-        # A timeline ends with or without a warning. All other functions raise.
-        assert wait == "stop_the_timeline" or seen["kind"] == "ShutdownError", (wait, seen)
-
-
-def interrupt_and_go_on(folder: str) -> list[str]:
-    """Interrupt rank 0 in each function; it then shuts down, and starts a new world."""
-    os.environ["HVDLITE_TEST_FOLDER"] = folder
-    seen = []
-    for wait in WAITING.values():
-        basics.init()
-        assert works("before")
-        if basics.rank() == 0:
-            with signalled(interrupt):
-                try:
-                    wait()
-                except KeyboardInterrupt:
-                    seen.append(wait.__name__)
-            basics.shutdown()
-            (Path(folder) / f"left.{wait.__name__}").touch()
-        else:
-            wait_until((Path(folder) / f"left.{wait.__name__}").exists, "rank 0 has left")
-            basics.shutdown()
-    return seen
-
-
-def test_interrupt_inside_leaves_a_process_that_can_start_anew(tmp_path: Path) -> None:
-    first, _ = run_world(2, interrupt_and_go_on, str(tmp_path), hosts=[0, 1])
-    assert first.value == list(WAITING)
+        # A timeline ends with or without a warning at shutdown(). All other functions raise.
+        ends_well = (wait, action) == ("stop_the_timeline", "shutdown")
+        assert ends_well or seen["kind"] == kind, (wait, seen)
 
 
 def start_alone(action: str, folder: str) -> dict[str, Any]:
@@ -202,32 +187,24 @@ def start_alone(action: str, folder: str) -> dict[str, Any]:
     return told
 
 
-def shut_down_twice() -> None:
-    basics.shutdown()
-    basics.shutdown()
-
-
 def start_again() -> None:
     basics.init()
 
 
-def shut_down_elsewhere() -> None:
-    """Let another thread shut down, for which the handler does not wait."""
-    threading.Thread(target=basics.shutdown).start()
-
-
 def ask_for_what_is_not_there() -> None:
-    """Check that functions that need a world raise that error, and nothing else; then shut down."""
+    """Check that functions that need a world raise that error, and nothing else; then shut down.
+
+    It shuts down in another thread, for which the handler does not wait, and here.
+    """
     for entry in (reduce, wait_for_all, add_a_set, basics.stop_timeline, stop_the_timeline):
         with pytest.raises(NotInitializedError):
             entry()
+    threading.Thread(target=basics.shutdown).start()
     basics.shutdown()
 
 
 HANDLERS = {
     "shutdown": basics.shutdown,
-    "shutdown twice": shut_down_twice,
-    "shutdown in a thread": shut_down_elsewhere,
     "init": start_again,
     "everything": ask_for_what_is_not_there,
     "interrupt": interrupt,

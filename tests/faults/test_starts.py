@@ -26,7 +26,6 @@ from hvdlite.rendezvous.store import Store, StoreClient
 from patience import HANG, Stopwatch, wait_until
 
 JOB = Job(bytes(range(32)), bytes(range(16)), 0)
-STARTS = 20
 
 
 def by_hand(port: int) -> Callable[[int], dict[str, str]]:
@@ -39,23 +38,6 @@ def by_hand(port: int) -> Callable[[int], dict[str, str]]:
         "HVDLITE_HOST_ID": f"host{rank}",
         "HVDLITE_RENDEZVOUS": f"127.0.0.1:{port}",
     }
-
-
-def start_over_and_over(times: int) -> int:
-    good = 0
-    for turn in range(times):
-        basics.init()
-        good += works(f"turn.{turn}")
-        basics.shutdown()
-    return good
-
-
-def test_fixed_port_is_used_again_and_again() -> None:
-    """One process uses it several times, and so does a job that starts right after another one."""
-    environment = by_hand(free_port())
-    for times in (STARTS, 1):
-        results = run_world(2, start_over_and_over, times, env=environment)
-        assert [result.value for result in results] == [times, times]
 
 
 def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
@@ -81,9 +63,8 @@ def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
     return {"took": time.monotonic() - begun, "works": works("after")}
 
 
-@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
-def test_peer_that_is_stopped_while_it_is_dialled(hosts: list[int], tmp_path: Path) -> None:
-    results = run_world(2, start_with_a_stopped_peer, str(tmp_path), hosts=hosts)
+def test_peer_that_is_stopped_while_it_is_dialled(tmp_path: Path) -> None:
+    results = run_world(2, start_with_a_stopped_peer, str(tmp_path), hosts=[0, 1])
     assert all(result.value["works"] for result in results)
     assert results[1].value["took"] > HANDSHAKE_SECONDS, "nobody was stopped"
 
@@ -112,15 +93,6 @@ def exchange_alone(address: str, seconds: float) -> list[str]:
         return client.exchange("hello", "me")
 
 
-def test_store_that_is_stopped_while_a_rank_dials() -> None:
-    listener = listen(fresh_unix_address())
-    end = serve_later(listener, HANDSHAKE_SECONDS + 0.5)
-    try:
-        assert exchange_alone(address_of(listener), HANG) == ["me"]
-    finally:
-        end()
-
-
 @pytest.mark.parametrize("after", [0.0, HANDSHAKE_SECONDS])
 def test_rank_dials_again_when_it_was_shown_out(after: float) -> None:
     """A server hangs up before its proof if a rank is slow, or if strangers crowd it out."""
@@ -143,14 +115,6 @@ def test_rank_dials_again_when_it_was_shown_out(after: float) -> None:
     rank.join()
     end()
     assert results == [["me"]]
-
-
-def test_deadline_ends_a_handshake_and_says_so() -> None:
-    with (
-        listen(fresh_unix_address()) as silent,
-        pytest.raises(BootstrapError, match="rank 0 failed: its peer did not answer in time"),
-    ):
-        exchange_alone(address_of(silent), 1.0)
 
 
 def retry_until_all_are_there(folder: str) -> dict[str, Any]:
@@ -190,7 +154,7 @@ def test_ranks_that_try_again_meet_though_one_has_failed_before(
     )
 
 
-def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
+def interrupt_among_dials(folder: str) -> dict[str, Any]:
     """Interrupt rank 0 while it waits for rank 1 to dial it; then let both start again."""
     from hvdlite.rendezvous.mesh import Mesh
 
@@ -208,7 +172,7 @@ def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
 
     def interrupt_main() -> None:
         wait_until(dialled.exists, "rank 1 dials")
-        for _ in range(times):  # A second signal comes while init() cleans up.
+        for _ in range(2):  # The second signal comes while init() cleans up.
             time.sleep(0.2)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -235,9 +199,8 @@ def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_interrupt_while_ranks_dial_leaves_nothing_open(times: int, tmp_path: Path) -> None:
-    first, second = run_world(2, interrupt_among_dials, str(tmp_path), times)
+def test_interrupt_while_ranks_dial_leaves_nothing_open(tmp_path: Path) -> None:
+    first, second = run_world(2, interrupt_among_dials, str(tmp_path))
     assert not first.value["up"]
     assert first.value["took"] < 15, "init() waited for its deadline of 60 s"
     assert (first.value["threads"], first.value["left"]) == (1, 0)
