@@ -69,18 +69,6 @@ def scenario_accumulated_gradients() -> None:
         assert_close(list(model.parameters()), expected[hvd.rank()], 1e-6)
 
 
-def scenario_accumulated_gradients_before_the_first_round() -> None:
-    model, other = make_model(), make_model()
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, start=3)
-    accumulate(model, optimizer, last=3)
-    plain = hvd.DistributedOptimizer(sgd(other.parameters()), backward_passes_per_step=2)
-    accumulate(other, plain, last=3)
-    assert_close(list(model.parameters()), list(other.parameters()), 1e-6)
-    assert_same_everywhere(model)
-    accumulate(model, optimizer, first=4, last=7)
-    assert_same_everywhere(model)
-
-
 def scenario_rounds_that_travel_narrow() -> None:
     for compression, near in ((hvd.Compression.fp16, 1e-3), (hvd.Compression.bf16, 1e-2)):
         for case in ({"every": 4}, {"every": 4, "outer_momentum": 0.5}):
@@ -184,43 +172,6 @@ def scenario_each_way_to_reduce_within_a_host() -> None:
             assert_same_everywhere(model)
 
 
-def scenario_accumulation_within_a_host() -> None:
-    expected = replicas(len(hosts()), mean_of_host(two_losses), every=4)
-    with Hosts() as (host, members):
-        model = make_model()
-        optimizer = hvd.DistributedOptimizer(
-            sgd(model.parameters()), process_set=members, backward_passes_per_step=2
-        )
-        optimizer = hvd.LocalSGD(optimizer, every=4, weight=1.0 / len(hosts()[host]))
-        accumulate(model, optimizer)
-        assert_close(list(model.parameters()), expected[host])
-
-
-def scenario_a_scaler_within_a_host() -> None:
-    with Hosts() as (host, members):
-        model, other = make_model(), make_model()
-        for one, scale in ((model, 64.0), (other, 1.0)):
-            plain = hvd.DistributedOptimizer(sgd(one.parameters()), process_set=members)
-            optimizer = hvd.LocalSGD(plain, every=4, weight=1.0 / len(hosts()[host]))
-            scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
-            for step in range(1, 10):
-                optimizer.zero_grad()
-                scaler.scale(loss_of(one, hvd.rank(), step)).backward()
-                scaler.step(optimizer)
-                scaler.update()
-        assert_equal(model, list(other.parameters()))
-
-
-def scenario_batch_normalization_of_all_ranks() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 6), hvd.SyncBatchNorm(6), nn.Linear(6, 2))
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, buffers=model.buffers())
-    take_steps(model, optimizer, 1, 8)
-    assert_same_everywhere(model)
-    moments = torch.cat([model[1].running_mean, model[1].running_var])
-    assert all(torch.equal(theirs, moments) for theirs in hvd.allgather(moments.unsqueeze(0)))
-
-
 def scenario_what_is_refused() -> None:
     params = list(make_model().parameters())
     with raises("averages parameters already"):
@@ -237,4 +188,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_local_combinations = make_tests(body, sizes(2, 3, 4))
+test_local_combinations = make_tests(body, sizes(3, 4))

@@ -115,10 +115,10 @@ class Run:
             self.bits.append(zlib.crc32(flat.numpy().tobytes()))
 
 
-def check(run: Run, fold: bool = True, members: Any = hvd.global_process_set) -> list[Included]:
+def check(run: Run, fold: bool = True) -> list[Included]:
     """Check what late gradients promise; return the record of the first bucket."""
     facts = (run.steps, run.computed, run.bits)
-    everyone = hvd.allgather_object(facts, process_set=members)
+    everyone = hvd.allgather_object(facts)
     computed = {one for _, theirs, _ in everyone for one in theirs}
     for steps, _, bits in everyone:
         assert steps == run.steps and bits == run.bits
@@ -238,15 +238,6 @@ def scenario_other_arguments() -> None:
             expect(run, record, near)
 
 
-def scenario_a_quorum_of_all_is_synchronous() -> None:
-    run = Run(Traced(), late(quorum=1.0))
-    run.go(steps=8)
-    record = check(run)
-    assert record == [[(rank, step) for rank in range(hvd.size())] for step in range(8)]
-    assert lateness_of(run) == 0
-    expect(run, record)
-
-
 def scenario_the_grace_is_a_share_of_the_measured_step() -> None:
     kept, late_gradients.MEASURED = late_gradients.MEASURED, 4
     try:
@@ -273,42 +264,6 @@ def scenario_the_grace_is_a_share_of_the_measured_step() -> None:
         late_gradients.MEASURED = kept
 
 
-def scenario_members_of_a_process_set() -> None:
-    if hvd.size() == 2:
-        return
-    members = hvd.add_process_set(range(1, hvd.size()))
-    run = Run(Traced(), late(), process_set=members)
-    run.go()
-    if members.included():
-        check(run, members=members)
-        assert [row.rank for row in run.optimizer.attendance] == list(range(1, hvd.size()))
-    else:
-        assert run.optimizer.attendance == [] and run.optimizer.behind == 0
-    hvd.remove_process_set(members)
-
-
-def scenario_ranks_that_join() -> None:
-    run = Run(Traced(), late())
-    run.go(steps=6 + 6 * hvd.rank())
-    last = hvd.join()
-    model = run.model
-    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-    hvd.broadcast_optimizer_state(run.optimizer, root_rank=last)
-    run.steps, run.computed, run.bits = [], [], []
-    run.go(steps=12)
-    check(run)
-    assert_same_everywhere(model)
-
-
-def scenario_parameters_that_are_frozen_and_thawed() -> None:
-    run = Run(Traced(), late())
-    for thawed in (True, False, True):
-        run.model.first.requires_grad_(thawed)
-        run.go(steps=6)
-    hvd.barrier()
-    assert len(set(hvd.allgather_object(tuple(run.bits)))) == 1
-
-
 def scenario_sparse_gradients_become_dense() -> None:
     torch.manual_seed(0)
     table = nn.Embedding(6, 2, sparse=True)
@@ -321,21 +276,6 @@ def scenario_sparse_gradients_become_dense() -> None:
         optimizer.step()
         assert table.weight.grad is None or not table.weight.grad.is_sparse
     assert_same_everywhere(table)
-
-
-def scenario_rounds_of_local_sgd() -> None:
-    if hvd.size() < 4:
-        return
-    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3])]
-    mine = sets[hvd.rank() // 2]
-    run = Run(Traced(), late(), process_set=mine)
-    run.optimizer = hvd.LocalSGD(run.optimizer, every=5)
-    run.go()
-    check(run, members=mine)
-    run.optimizer.average()
-    assert_same_everywhere(run.model)
-    for one in sets:
-        hvd.remove_process_set(one)
 
 
 def scenario_a_rank_that_is_always_late_is_named() -> None:
@@ -399,4 +339,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_late_gradients = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))
+test_late_gradients = make_tests(body, on_hosts([0, 0], [0, 1, 1]))

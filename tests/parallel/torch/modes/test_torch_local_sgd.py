@@ -48,14 +48,6 @@ def scenario_equals_the_simulation_to_the_bit() -> None:
             assert_equal(model, simulate(make, STEPS, **case)[hvd.rank()])
 
 
-def scenario_one_step_a_round_is_synchronous() -> None:
-    model, other = make_model(), make_model()
-    take_steps(model, hvd.LocalSGD(sgd(model.parameters()), every=1), 1, STEPS)
-    take_steps(other, hvd.DistributedOptimizer(sgd(other.parameters())), 1, STEPS)
-    assert_close(list(model.parameters()), list(other.parameters()))
-    assert_same_everywhere(model)
-
-
 def scenario_sends_one_part_in_every() -> None:
     sent = {}
     for every in (1, 2, 8):
@@ -146,45 +138,6 @@ def scenario_state_goes_on_to_the_bit() -> None:
     assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.AdamW
 
 
-def scenario_hierarchical() -> None:
-    if hvd.size() != 4:
-        return
-    hosts = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3])]
-    mine = hosts[hvd.rank() // 2]
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), process_set=mine)
-    optimizer = hvd.LocalSGD(optimizer, every=4)
-    take_steps(model, optimizer, 1, 3)
-    everyone = hvd.allgather(model[0].bias.detach().unsqueeze(0))
-    assert torch.equal(everyone[0], everyone[1]) and torch.equal(everyone[2], everyone[3])
-    assert not torch.equal(everyone[0], everyone[2])
-    take_steps(model, optimizer, 4, 4)
-    assert_same_everywhere(model)
-    twin = copy.deepcopy([model, optimizer])
-    take_steps(model, optimizer, 5, 8)
-    take_steps(*twin, 5, 8)
-    assert_equal(twin[0], list(model.parameters()))
-    assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
-    for one in hosts:
-        hvd.remove_process_set(one)
-
-
-def scenario_joined_ranks_are_left_out() -> None:
-    model = make_model()
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, outer_momentum=0.5)
-    take_steps(model, optimizer, 1, 6 + 6 * hvd.rank())
-    last = hvd.join()
-    assert last == hvd.size() - 1
-    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-    take_steps(model, optimizer, 1, 3)
-    optimizer.average()
-    assert_same_everywhere(model)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=last)
-    take_steps(model, optimizer, 1, 5)
-    optimizer.average()
-    assert_same_everywhere(model)
-
-
 def scenario_a_weight_is_not_negative() -> None:
     model = make_model()
     optimizer = hvd.LocalSGD(sgd(model.parameters()), every=1, weight=-1.0)
@@ -233,32 +186,6 @@ def scenario_an_overflow_on_one_rank_is_a_step_there_too() -> None:
         scaler.update()
     assert_same_everywhere(model)
     assert all(param.isfinite().all() for param in model.parameters())
-
-
-def scenario_a_scale_does_not_change_steps() -> None:
-    model = make_model()
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    for step in range(1, STEPS + 1):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, hvd.rank(), step)).backward()
-        if step % 2:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-    assert_equal(model, simulate(sgd, STEPS, every=4)[hvd.rank()])
-
-
-def scenario_process_set() -> None:
-    some = hvd.add_process_set(range(1, hvd.size()))
-    model = make_model()
-    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=2, process_set=some)
-    take_steps(model, optimizer, 1, 2)
-    optimizer.average()
-    everyone = hvd.allgather(model[0].bias.detach().unsqueeze(0))
-    assert all(torch.equal(one, everyone[1]) for one in everyone[1:])
-    assert not torch.equal(everyone[0], everyone[1])
-    hvd.remove_process_set(some)
 
 
 def scenario_half_precision_has_wide_anchors() -> None:
@@ -368,4 +295,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_local_sgd = make_tests(body, sizes(2, 3, 4))
+test_local_sgd = make_tests(body, sizes(2, 3))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import time
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from harness import run_world
 from hvdlite import basics
 from hvdlite.torch.optimizers.replicas import word_sums
 from parallel.scenarios import make_tests, run_all, tensors_sent_by
-from parallel.torch.small_models import backward, inputs, make, make_model
+from parallel.torch.small_models import backward, make, make_model
 
 PRELOAD = ("torch._dynamo",)
 
@@ -77,11 +75,6 @@ def scenario_names_a_flipped_bit_at_the_next_check(way: dict[str, Any]) -> None:
         assert str(caught.value).startswith(text)
     else:
         assert not events
-
-
-def scenario_equal_replicas_pass(way: dict[str, Any]) -> None:
-    model, optimizer = train(way)
-    steps(model, optimizer, 60)
 
 
 def scenario_one_small_operation_in_so_many_steps() -> None:
@@ -151,45 +144,6 @@ def scenario_ranks_that_have_joined_are_left_out() -> None:
     check_error(caught.value, "2.bias")
 
 
-def scenario_two_optimizers_whose_replicas_have_both_diverged() -> None:
-    first, second = make_model(), make_model()
-    both = (make(first), make(second))
-    flip_at = EVERY + 2
-    for step in range(1, 2 * EVERY):
-        if step == flip_at:
-            flip(first[0].bias, 0)
-            flip(second[0].bias, hvd.size() - 1)
-        one_backward(first, second)
-        for optimizer in both:
-            optimizer.step()
-            optimizer.zero_grad()
-    named = []
-    for call in (lambda: one_backward(first, second), both[0].zero_grad, both[1].zero_grad):
-        try:
-            call()
-        except hvd.DivergenceError as error:
-            named.append(str(error).partition(": ")[0])
-    assert len(set(named)) == len(named) == 2, named
-
-
-def one_backward(first: nn.Module, second: nn.Module) -> None:
-    """The gradients of two models, which some ranks compute in the other order."""
-    models = (first, second) if hvd.rank() % 2 else (second, first)
-    torch.stack([model(inputs()).square().sum() for model in models]).sum().backward()
-
-
-def scenario_late_ranks_take_part() -> None:
-    model = make_model()
-    optimizer = make(model, late=hvd.Late(grace=datetime.timedelta(milliseconds=1)))
-    for _ in range(4 * EVERY):
-        if hvd.rank() == hvd.size() - 1:
-            time.sleep(0.005)
-        if not optimizer.behind:
-            backward(model)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def scenario_local_sgd_is_not_compared_between_its_rounds() -> None:
     model = make_model()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -225,17 +179,6 @@ def scenario_other_tensors_are_a_mismatch() -> None:
         named.reverse()
     with pytest.raises(hvd.MismatchError, match="different tensors, or in another order"):
         hvd.check_replicas(named)
-
-
-def scenario_a_process_set_compares_among_itself() -> None:
-    if hvd.size() == 2:
-        return
-    pair = hvd.add_process_set([0, 1])
-    model = make_model()
-    flip(model[0].bias, 2)  # is not a member
-    if pair.included():
-        hvd.check_replicas(model.named_parameters(), process_set=pair)
-    hvd.remove_process_set(pair)
 
 
 def body() -> dict[str, str]:
@@ -281,13 +224,3 @@ def test_word_sums_are_those_of_the_bytes(dtype: str) -> None:
         whole = len(data) // 8 * 8
         words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, whole, 8)]
         assert (sum(words) + sum(data[whole:]) - number) % 2**64 == 0
-
-
-def test_word_sums_do_not_depend_on_how_a_tensor_lies() -> None:
-    tensor = torch.randn(3, 4, 5, 6)
-    wide = torch.zeros(3, 4, 5, 12)[..., ::2].copy_(tensor)
-    lying = [tensor, tensor.to(memory_format=torch.channels_last), wide, nn.Parameter(tensor)]
-    assert len(set(word_sums(lying))) == 1
-    assert word_sums([tensor.to_sparse()]) == [0]
-    conjugate = torch.randn(5, dtype=torch.complex64).conj()
-    assert word_sums([conjugate]) == word_sums([conjugate.resolve_conj()])

@@ -18,7 +18,6 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
-from hvdlite.torch.sharded.ownership import Ownership
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (
     MAKES,
@@ -33,7 +32,7 @@ from parallel.torch.modes.sharded_models import (
     sharded,
     train_on,
 )
-from parallel.torch.small_models import Evaluating, assert_same_everywhere, raises
+from parallel.torch.small_models import Evaluating, raises
 from references.sharded import train
 
 PRELOAD = ("torch._dynamo",)
@@ -200,42 +199,12 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
         hvd.ShardedOptimizer(hvd.ShardedOptimizer(sgd))
 
 
-def scenario_other_ranks_need_a_file() -> None:
-    model = Model()
-    optimizer = sharded(MAKES["AdamW"], model)
-    train_on(model, optimizer, range(1))
-    optimizer._division._world = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
-    with raises("the ranks have changed since the last step of this ShardedOptimizer"):
-        train_on(model, optimizer, range(1))
-    optimizer.load_state_dict({**torch.optim.AdamW(groups_of(model)).state_dict(), "state": {}})
-    train_on(model, optimizer, range(1))
-    assert_same_everywhere(model.table)
-
-
-def scenario_parameters_are_equal_everywhere() -> None:
-    model = Model()
-    train_on(model, sharded(MAKES["Adafactor"], model), range(3))
-    assert_same_everywhere(
-        nn.ParameterList([p for p in model.parameters() if p.dtype.itemsize == 4])
-    )
-
-
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())
 
 
-test_sharded = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))
-
-
-def test_owners_are_balanced_and_stay() -> None:
-    params = [torch.empty(size) for size in (5, 100, 40, 60, 3)]
-    owners = Ownership(3)
-    owners.take(params)
-    assert [owners.owner(param) for param in params] == [2, 0, 2, 1, 2]
-    more = torch.empty(1000)
-    owners.take([more, *params])
-    assert owners.owner(more) == 2 and owners.owner(params[1]) == 0
+test_sharded = make_tests(body, on_hosts([0, 0], [0, 1, 1]))
 
 
 def write_file(folder: str) -> None:

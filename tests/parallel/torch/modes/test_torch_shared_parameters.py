@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,8 +23,6 @@ from parallel.torch.modes.sharded_models import (
     Model,
     assert_same_bits,
     distributed,
-    groups_of,
-    loss_of,
     sharded,
     train_on,
 )
@@ -119,31 +116,6 @@ def scenario_unusual_strides_and_empty_parameters() -> None:
     assert models[1][3].stride() == models[0][3].stride()
 
 
-def scenario_parameters_that_are_frozen_thawed_and_added() -> None:
-    ours, theirs = Model(), Model()
-    added = [nn.Parameter(torch.full((50,), 0.5)) for _ in range(2)]
-    make = MAKES["AdamW"]
-    optimizers = [sharded(make, ours, share_parameters=True), distributed(make, theirs)]
-    for step in range(6):
-        for model, optimizer, more in zip((ours, theirs), optimizers, added, strict=True):
-            model.hidden.requires_grad_(step != 2)
-            model.frozen.requires_grad_(step > 2)
-            if step == 4:
-                optimizer.add_param_group({"params": [more]})
-            optimizer.zero_grad()
-            train_once(model, optimizer, more, step)
-        assert_same_bits(ours, theirs)
-        assert torch.equal(*added)
-
-
-def train_once(model: Model, optimizer: object, more: torch.Tensor, step: int) -> None:
-    numbers = torch.Generator().manual_seed(100 * step + hvd.rank())
-    rows = torch.randint(11, (7,), generator=numbers)
-    loss = model(rows, rare=True).square().mean() + (hvd.rank() + 1) * more.square().sum()
-    loss.backward()
-    optimizer.step()  # type: ignore[attr-defined]
-
-
 def scenario_an_optimizer_that_gives_parameters_new_memory() -> None:
     class Replacing(torch.optim.SGD):
         def step(self, closure: object = None) -> None:  # type: ignore[override]
@@ -208,64 +180,6 @@ def scenario_unshared_parameters_can_be_changed() -> None:
     assert "hvdlite parameters" not in memory_of(ours.hidden.weight)
 
 
-def scenario_a_scaler_that_overflows_on_one_rank() -> None:
-    ours, theirs = Model(), Model()
-    pairs = [(ours, sharded(MAKES["AdamW"], ours, share_parameters=True))]
-    pairs += [(theirs, distributed(MAKES["AdamW"], theirs))]
-    scales = []
-    for model, optimizer in pairs:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-        for step in range(5):
-            optimizer.zero_grad()
-            overflow = float("inf") if step == 2 and hvd.rank() == 1 else 1.0
-            scaler.scale(loss_of(model, step, hvd.rank()) * overflow).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            scaler.step(optimizer)
-            scaler.update()
-        scales.append(scaler.get_scale())
-    assert_same_bits(ours, theirs)
-    assert scales[0] == scales[1] == 2048.0  # 4096 without the overflow
-
-
-def scenario_a_closure_and_several_backward_passes() -> None:
-    ours, theirs = Model(), Model()
-    shared = {"share_parameters": True, "backward_passes_per_step": 2}
-    pairs = [(ours, sharded(MAKES["SGD"], ours, **shared))]
-    plain = MAKES["SGD"](groups_of(theirs))
-    pairs += [(theirs, hvd.DistributedOptimizer(plain, backward_passes_per_step=2))]
-    for model, optimizer in pairs:
-        for step in range(3):
-
-            def closure(model: Model = model, optimizer: Any = optimizer, step: int = step) -> Any:
-                optimizer.zero_grad()
-                loss_of(model, step, hvd.rank()).backward()
-                loss = loss_of(model, step + 10, hvd.rank())
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-    assert_same_bits(ours, theirs)
-
-
-def scenario_sparse_gradients() -> None:
-    tables = [nn.Embedding(11, 3, sparse=True) for _ in range(2)]
-    tables[1].load_state_dict(tables[0].state_dict())
-    for table in tables:
-        hvd.broadcast_parameters(table.state_dict(), root_rank=0)
-    adam = [torch.optim.SparseAdam(list(table.parameters()), lr=0.1) for table in tables]
-    optimizers = [
-        hvd.ShardedOptimizer(adam[0], share_parameters=True),
-        hvd.DistributedOptimizer(adam[1]),
-    ]
-    for table, optimizer in zip(tables, optimizers, strict=True):
-        for step in range(3):
-            optimizer.zero_grad()
-            table(torch.tensor([hvd.rank(), 5, step])).square().sum().backward()
-            optimizer.step()
-    assert_same_bits(*tables)
-
-
 def scenario_a_deep_copy_has_memory_of_its_own() -> None:
     ours, theirs = Model(), Model()
     optimizer = sharded(MAKES["AdamW"], ours, share_parameters=True)
@@ -297,35 +211,6 @@ def scenario_a_file_has_the_state_of_all_parameters() -> None:
     assert file.tell() < 2 * parameters + 8192, "the file has memory of several parameters"
 
 
-def scenario_members_of_a_process_set_share() -> None:
-    if hvd.size() == 2:
-        return
-    members = hvd.add_process_set([0, 1])
-    ours, theirs = Model(), Model()
-    train_on(
-        ours, sharded(MAKES["AdamW"], ours, share_parameters=True, process_set=members), range(3)
-    )
-    train_on(theirs, sharded(MAKES["AdamW"], theirs, process_set=members), range(3))
-    assert_same_bits(ours, theirs)
-    hvd.remove_process_set(members)
-
-
-def scenario_synchronized_moments_are_those_of_unshared_parameters() -> None:
-    found = []
-    for share in (True, False):
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(4, 6), hvd.SyncBatchNorm(6), nn.Linear(6, 1))
-        plain = torch.optim.AdamW(model.parameters(), lr=0.1)
-        optimizer = hvd.ShardedOptimizer(plain, share_parameters=share)
-        numbers = torch.Generator().manual_seed(hvd.rank())
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(5, 4, generator=numbers)).square().mean().backward()
-            optimizer.step()
-        found.append(model)
-    assert_same_bits(*found)
-
-
 def scenario_a_second_world() -> None:
     ours, theirs = Model(), Model()
     pairs = [(ours, sharded(MAKES["AdamW"], ours, share_parameters=True))]
@@ -337,15 +222,6 @@ def scenario_a_second_world() -> None:
         hvd.init()
     assert_same_bits(ours, theirs)
     assert "hvdlite parameters" in memory_of(ours.hidden.weight)
-
-
-def scenario_ranks_with_other_parameters_get_an_error() -> None:
-    model = Model()
-    optimizer = sharded(MAKES["SGD"], model, share_parameters=True)
-    train_on(model, optimizer, range(1))
-    optimizer._exchange.params = optimizer._exchange.params[hvd.rank() :]
-    with raises(r"rank \d with \d+ and rank \d with \d+; make, freeze, thaw"):
-        optimizer._exchange.run(lambda: None)
 
 
 def scenario_memory_that_one_rank_cannot_open_is_an_error_everywhere() -> None:
@@ -363,7 +239,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_shared_parameters = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))
+test_shared_parameters = make_tests(body, on_hosts([0, 0], [0, 1, 1]))
 
 
 def die_in_an_update(path: str) -> str:
@@ -388,22 +264,3 @@ def test_a_rank_that_dies_in_an_update_is_named(tmp_path: Path) -> None:
     survivor, victim = run_world(2, die_in_an_update, str(tmp_path / "death"), expect_failure=True)
     assert victim.returncode == -signal.SIGKILL
     assert "rank 1" in survivor.value, survivor
-
-
-def join_early() -> str:
-    hvd.init()
-    model = Model()
-    optimizer = sharded(MAKES["AdamW"], model, share_parameters=True)
-    train_on(model, optimizer, range(1))
-    if hvd.rank() == 1:
-        hvd.join()
-        return ""
-    with pytest.raises(hvd.HvdliteError) as caught:
-        train_on(model, optimizer, range(1, 2))
-    hvd.join()
-    return str(caught.value)
-
-
-def test_the_rank_that_goes_on_without_a_joined_rank_gets_an_error() -> None:
-    texts = [result.value for result in run_world(2, join_early)]
-    assert "rank 1, which has joined" in texts[0] and "without hvd.join()" in texts[0], texts

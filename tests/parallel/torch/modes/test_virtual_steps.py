@@ -14,11 +14,8 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.torch.elastic.handlers import OptimizerStateHandler
-from hvdlite.torch.virtual import steps as virtual_steps
-from hvdlite.torch.virtual.partial_sums import PartialSums
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.modes.virtual_models import KINDS, Training
-from references.virtual_ranks import tree
 
 PRELOAD = ("torch._dynamo",)
 
@@ -55,20 +52,6 @@ def scenario_each_sample_comes_once_in_an_epoch() -> None:
     assert len(loader) == 8
 
 
-def scenario_sums_are_a_tree() -> None:
-    generator = torch.Generator().manual_seed(0)
-    parts = [torch.randn(5, generator=generator) for _ in range(16)]
-    sums = PartialSums()
-    for number, part in enumerate(parts):
-        lacks = number in (0, 3, 4, 5)
-        parts[number] = torch.zeros(5) if lacks else part
-        sums.add({} if lacks else {"x": part.clone()})
-    assert torch.equal(sums.take()["x"], tree(parts))
-    sums.add({"x": torch.tensor([-0.0])})
-    sums.add({})
-    assert not torch.signbit(sums.take()["x"]).any()
-
-
 def scenario_code_between_steps_has_the_same_random_numbers() -> None:
     model, optimizer, loader = tiny()
     drawn = []
@@ -91,20 +74,6 @@ def scenario_workers_of_the_loader_change_nothing() -> None:
             pass
         found.append(training.hash())
     assert found[0] == found[1]
-
-
-def scenario_two_backwards_of_a_batch_are_one_gradient() -> None:
-    models = []
-    for count in (1, 2):
-        model, optimizer, loader = tiny()
-        for step in optimizer.virtual_steps(loader, 0, model):
-            optimizer.zero_grad()
-            for batch in step:
-                for _ in range(count):
-                    (model(batch).square().mean() / count).backward()
-            optimizer.step()
-        models.append(model)
-    assert torch.equal(models[0].weight, models[1].weight)
 
 
 def scenario_scaler_skips_an_overflow_everywhere() -> None:
@@ -355,19 +324,6 @@ def scenario_state_says_where_training_stands() -> None:
         train(model, resumed, loader, epoch=3)
 
 
-def scenario_ranks_on_different_machines_are_told() -> None:
-    if hvd.size() == 1:
-        return
-    model, optimizer, loader = tiny()
-    describe = virtual_steps.describe
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            virtual_steps, "describe", lambda n: {**describe(n), "torch": f"1.{hvd.rank()}"}
-        )
-        with pytest.warns(hvd.VirtualRanksWarning, match="torch: 1"):
-            train(model, optimizer, loader)
-
-
 def left_early(training: Training, zero_grad: Any) -> None:
     """Train as `run` does, and leave each step once after its first batch."""
     for epoch in range(2):
@@ -396,21 +352,6 @@ def scenario_a_step_that_was_left_begins_anew() -> None:
         pass
     left_early(again, again.optimizer.zero_grad)
     assert again.hash() == whole.hash()
-
-
-def scenario_gradients_of_a_skipped_step_can_be_zeroed_by_the_model() -> None:
-    model, optimizer, loader = tiny()
-    other, ordinary, same = tiny()
-    for epoch in range(2):
-        for step in optimizer.virtual_steps(loader, epoch, model):
-            model.zero_grad()
-            for batch in step:
-                model(batch).square().mean().backward()
-            if epoch == 1:
-                optimizer.step()
-    optimizer.zero_grad()
-    train(other, ordinary, same, epoch=1)
-    assert torch.equal(model.weight, other.weight)
 
 
 def scenario_buffers_that_a_batch_makes_are_refused() -> None:
