@@ -67,33 +67,12 @@ def scenario_values_of_every_type_and_shape() -> None:
             assert torch.equal(tensor, result)
 
 
-def scenario_groups_take_the_dot_products_of_each_tensor() -> None:
-    shapes = [(5,), (3, 4), (), (1000,)]
-    types = [torch.float32, torch.float64, torch.float32, torch.float32]
-    tensors = [
-        torch.from_numpy(array_of(hvd.rank(), shape, seed)).to(dtype)
-        for seed, (shape, dtype) in enumerate(zip(shapes, types, strict=True))
-    ]
-    results = hvd.grouped_allreduce(tensors, op=hvd.Adasum)
-    for seed, (shape, result) in enumerate(zip(shapes, results, strict=True)):
-        assert close(result, expected(shape, seed), 1e-5)
-
-
 def scenario_scales_and_compression() -> None:
     tensor = torch.from_numpy(array_of(hvd.rank(), (9,))).float()
     scaled = hvd.allreduce(tensor, op=hvd.Adasum, prescale_factor=0.5, postscale_factor=4.0)
     assert close(scaled, 2 * expected((9,)), 1e-5)
     narrow = hvd.allreduce(tensor, op=hvd.Adasum, compression=hvd.Compression.fp16)
     assert narrow.dtype == torch.float32 and close(narrow, expected((9,)), 1e-2)
-
-
-def scenario_ranks_that_have_joined_take_no_part() -> None:
-    for step in range(hvd.rank() + 1):
-        tensor = torch.from_numpy(array_of(hvd.rank(), (6,), step))
-        active = range(step, hvd.size())
-        wanted = adasum([array_of(rank, (6,), step) for rank in active])
-        assert close(hvd.allreduce(tensor, op=hvd.Adasum, name="x"), wanted, 1e-12)
-    hvd.join()
 
 
 def scenario_misuse_says_what_to_do() -> None:
@@ -209,7 +188,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-WORLDS = [[0], [0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1, 1]]
-
-
-test_adasum = make_tests(body, on_hosts(*WORLDS))
+test_adasum = make_tests(body, on_hosts([0], [0, 0, 0], [0, 0, 1, 1]))

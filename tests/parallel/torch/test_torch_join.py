@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -95,31 +94,6 @@ def scenario_training_with_weights() -> None:
         assert_close(mine, theirs)
 
 
-def scenario_reductions_of_every_kind() -> None:
-    for turn in range(hvd.size()):
-        for step in range(steps_of(hvd.rank(), turn)):
-            active = active_in(step, turn)
-            mine = torch.full((3,), float(hvd.rank() + 1))
-            values = [rank + 1.0 for rank in active]
-            product = float(torch.tensor(values).prod())
-            expected = {
-                hvd.Sum: sum(values),
-                hvd.Average: sum(values) / len(values),
-                hvd.Min: min(values),
-                hvd.Max: max(values),
-                hvd.Product: product,
-            }
-            for op, value in expected.items():
-                assert_close([hvd.allreduce(mine, op=op)], [torch.full((3,), value)])
-            weighted = sum(value * value for value in values) / sum(values)
-            result = hvd.allreduce(mine, name="weighted", weight=hvd.rank() + 1.0)
-            assert_close([result], [torch.full((3,), weighted)])
-            pair = hvd.grouped_allreduce([mine, mine.to(torch.int64)], op=hvd.Sum, name="pair")
-            assert pair[0].tolist() == [sum(values)] * 3
-            assert pair[1].tolist() == [int(sum(values))] * 3
-        hvd.join()
-
-
 def scenario_gradients_flow_among_active_ranks() -> None:
     for step in range(steps_of(hvd.rank())):
         active = active_in(step)
@@ -138,31 +112,6 @@ def scenario_gradients_flow_among_active_ranks() -> None:
     hvd.join()
 
 
-def scenario_rows_of_active_ranks() -> None:
-    for turn in range(hvd.size()):
-        for step in range(steps_of(hvd.rank(), turn)):
-            active = active_in(step, turn)
-            mine = torch.full((hvd.rank() + 1, 2), hvd.rank())
-            everything = torch.cat([torch.full((r + 1, 2), r) for r in active])
-            assert torch.equal(hvd.allgather(mine), everything)
-            assert hvd.allgather_object(hvd.rank()) == active
-            splits = [int(rank in active) for rank in range(hvd.size())]
-            sent = torch.tensor([10 * hvd.rank() + to for to in active])
-            for rows, received in (
-                (hvd.alltoall(sent), splits),
-                hvd.alltoall(sent, splits, name="exchange"),
-            ):
-                assert rows.tolist() == [10 * frm + hvd.rank() for frm in active]
-                assert list(received) == splits
-            whole = torch.ones(2 * len(active) + 1)
-            part = hvd.reducescatter(whole, op=hvd.Sum)
-            assert part.tolist() == [float(len(active))] * (2 + (hvd.rank() == active[0]))
-            assert hvd.broadcast(torch.tensor([hvd.rank()]), active[-1]).item() == active[-1]
-            assert hvd.broadcast_object({"from": hvd.rank()}, active[0]) == {"from": active[0]}
-            hvd.barrier()
-        hvd.join()
-
-
 def scenario_operations_after_join_meet_with_or_without_names() -> None:
     for turn in range(hvd.size() + 1):
         for _ in range(steps_of(hvd.rank(), turn)):
@@ -177,13 +126,6 @@ def scenario_operations_after_join_meet_with_or_without_names() -> None:
         assert named.tolist() == [hvd.size()] * 2
         assert hvd.join() in range(hvd.size())
         assert hvd.join(device=0) in range(hvd.size())
-
-
-def scenario_async_operations_from_before_a_join_count() -> None:
-    handles = [hvd.allreduce_async(torch.ones(3), op=hvd.Sum) for _ in range(3)]
-    hvd.join()
-    for handle in handles:
-        assert hvd.synchronize(handle).tolist() == [hvd.size()] * 3
 
 
 # Of each kind the gradients of all ranks are needed: none may be left out as late.
@@ -237,28 +179,9 @@ def accumulate_before_join(kind: str) -> None:
         torch.testing.assert_close(gradient, wanted, msg=lambda text: f"{kind}: {text}")
 
 
-def scenario_what_only_a_joined_rank_could_give_is_an_error() -> None:
-    if hvd.size() == 1:
-        return
-    gone = hvd.size() - 1
-    if hvd.rank() != gone:
-        text = f"its root is rank {gone}, which has joined"
-        with pytest.raises(hvd.ArgumentError, match=text):
-            hvd.broadcast(torch.ones(2), gone)
-        splits = [0] * hvd.size()
-        splits[gone] = 2
-        with pytest.raises(hvd.ArgumentError, match="sends 2 rows to rank .* which has joined"):
-            hvd.alltoall(torch.ones(2), splits)
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size() - 1
-    hvd.join()
-
-
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())
 
 
-WORLDS = [[0], [0, 0], [0, 0, 1], [0, 1, 1, 0]]
-
-
-test_join = make_tests(body, on_hosts(*WORLDS))
+test_join = make_tests(body, on_hosts([0], [0, 0], [0, 0, 1]))

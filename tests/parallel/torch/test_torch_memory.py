@@ -105,16 +105,6 @@ def scenario_a_handle_that_is_dropped() -> None:
     hvd.barrier()
 
 
-def scenario_rows_of_a_sparse_tensor() -> None:
-    values = torch.ones(LARGE // 64, 64)
-    index = torch.arange(len(values)).unsqueeze(0)
-    tensor = torch.sparse_coo_tensor(index, values, is_coalesced=True, check_invariants=False)
-    handle = start(lambda x: hvd.sparse_allreduce_async(x, op=hvd.Sum), tensor)
-    tensor.data = torch.zeros(2).to_sparse()
-    del values, index
-    assert hvd.synchronize(handle).values().unique().tolist() == [hvd.size()]
-
-
 def wide_model() -> nn.Linear:
     model = nn.Linear(LARGE // 4096, 4096, bias=False)
     with torch.no_grad():
@@ -151,34 +141,6 @@ def scenario_a_gradient_that_is_replaced_while_it_is_reduced_is_an_error() -> No
         model(torch.ones(1, wide.in_features)).sum().backward()
         optimizer.step()
         assert wide.weight.grad.unique().tolist() == [1.0]
-
-
-def scenario_values_that_memory_holds_otherwise() -> None:
-    base = torch.full((4,), hvd.rank() + 1.0)
-    for tensor in (torch._neg_view(base), torch.complex(base, base).conj().imag):
-        one = tensor.narrow(0, 0, 1)  # contiguous, so that nothing else makes a copy of it
-        assert one.is_neg() and one.is_contiguous()
-        assert hvd.allreduce(one, op=hvd.Sum).tolist() == [-total()]
-        assert hvd.grouped_allreduce([one], op=hvd.Sum)[0].tolist() == [-total()]
-        assert hvd.broadcast(one, 0).tolist() == [-1.0]
-        assert hvd.allgather(one).tolist() == [-float(part) for part in same_parts()]
-        assert hvd.reducescatter(one.expand(hvd.size()), op=hvd.Sum).tolist() == [-total()]
-        assert hvd.alltoall(one.expand(hvd.size())).tolist() == hvd.allgather(one).tolist()
-        with raises(r"is a negated or conjugated view: allreduce_ writes .*use allreduce\(\)"):
-            hvd.allreduce_(one)
-        with raises(r"is a negated or conjugated view: broadcast_ writes"):
-            hvd.broadcast_(one, 0)
-    hvd.broadcast_parameters({"view": torch._neg_view(base)}, root_rank=1)
-    assert (base == 2.0).all()
-    weight = nn.Parameter(torch.zeros(4))
-    for view in (False, True):
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([weight], lr=0.0), gradient_as_bucket_view=view
-        )
-        weight.grad = torch._neg_view(torch.full((4,), hvd.rank() + 1.0))
-        optimizer.step()
-        assert weight.grad.tolist() == [-total() / hvd.size()] * 4
-        del optimizer
 
 
 def scenario_names_of_many_bytes() -> None:
