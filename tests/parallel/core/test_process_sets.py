@@ -6,20 +6,17 @@ import copy
 import os
 import pickle
 import re
-import signal
-import time
 
 import numpy as np
 import pytest
 
 from faults.arrays import submit
 from harness import run_world
-from hvdlite import _core, basics, operation_names
+from hvdlite import basics, operation_names
 from hvdlite import process_sets as sets
-from hvdlite.errors import ArgumentError, BootstrapError, MismatchError, RankFailedError
+from hvdlite.errors import ArgumentError, BootstrapError, MismatchError
 from hvdlite.objects import allgather_object, broadcast_object
 from parallel.scenarios import make_tests, on_hosts, raises, run_all
-from patience import Stopwatch
 
 PRELOAD = ("numpy",)
 
@@ -174,76 +171,11 @@ def scenario_unnamed_operations_match_after_some_in_subsets() -> None:
         assert not [key for key in operation_names._counts if key[0] == process_set.process_set_id]
 
 
-def scenario_sets_come_and_go_three_hundred_times() -> None:
-    for times in range(300):
-        process_set = sets.add_process_set([times % basics.size(), (times + 1) % basics.size()])
-        if process_set.included():
-            assert total(process_set, "x") == sum(process_set.ranks)
-        if times % 50 == 0:
-            members_say(sets.global_process_set)
-        sets.remove_process_set(process_set)
-
-
-def scenario_ranks_may_submit_to_sets_in_different_orders() -> None:
-    subsets = [sets.add_process_set(one) for one in ([0, 1], [1, last()], [0, last()], [1])]
-    subsets.append(sets.global_process_set)
-    for step in range(40):
-        order = np.random.default_rng(100 * step + basics.rank()).permutation(len(subsets))
-        started = {
-            i: start(subsets[i], "x", elements=10 if step % 2 else 30_000)
-            for i in order
-            if subsets[i].included()
-        }
-        for i in reversed(order):
-            if i in started:
-                assert started[i]()[-1] == sum(subsets[i].ranks)
-    for process_set in subsets:
-        sets.remove_process_set(process_set)
-
-
-def scenario_set_does_not_wait_for_a_slow_member_of_another() -> None:
-    """Rank 0 submits to {0, 1} late; meanwhile rank 1 goes on in {1, last}."""
-    slow, quick = sets.add_process_set([0, 1]), sets.add_process_set([1, last()])
-    world = sets.global_process_set
-    if basics.rank() == 1:
-        waiting = start(slow, "slow")
-        for _ in range(200):
-            total(quick, "quick")
-        assert not waiting.handle.done()
-        total(world, "now")
-        assert waiting()[-1] == 1.0
-    else:
-        for _ in range(200 if quick.included() else 0):
-            total(quick, "quick")
-        total(world, "now")
-        if slow.included():
-            total(slow, "slow")
-    sets.remove_process_set(slow)
-    sets.remove_process_set(quick)
-
-
-def scenario_members_get_blocks_of_virtual_ranks() -> None:
-    blocks = {
-        (0, 0, 0): [(0, 2), (2, 2), (4, 4)],
-        (0, 0, 0, 0): [(0, 2), (2, 2), (4, 2), (6, 2)],
-        (0, 1, 1, 0): [(0, 2), (4, 2), (6, 2), (2, 2)],
-    }[basics.host_of()]
-
-    def blocks_of(process_set: sets.ProcessSet, virtual_size: int) -> list[tuple[int, int]]:
-        hosts = [basics.host_of()[rank] for rank in process_set.ranks]
-        return _core.virtual_blocks(hosts, virtual_size)
-
-    assert blocks_of(sets.global_process_set, 8) == blocks
-    assert blocks_of(sets.ProcessSet([1, last()]), 8) == [(0, 4), (4, 4)]
-    with raises(ArgumentError, f"2 virtual ranks are too few for {basics.size()} ranks"):
-        blocks_of(sets.global_process_set, 2)
-
-
 def _scenarios() -> dict[str, str]:
     return run_all(globals())
 
 
-test_scenario = make_tests(_scenarios, on_hosts([0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]))
+test_scenario = make_tests(_scenarios, on_hosts([0, 0, 0], [0, 1, 1, 0]))
 
 
 def _static() -> list[object]:
@@ -289,85 +221,3 @@ def _different_static_sets() -> str:
 def test_different_static_sets_are_refused_on_every_rank() -> None:
     for result in run_world(3, _different_static_sets):
         assert "rank 0 has process_sets=[[0, 1]], rank 2 has process_sets=[]" in result.value
-
-
-def _one_removes_and_the_others_train() -> str:
-    basics.init()
-    pair = sets.add_process_set([0, 1])
-    try:
-        if basics.rank() == 0:
-            sets.remove_process_set(pair)
-        else:
-            total(sets.global_process_set, "gradient")
-    except (MismatchError, RankFailedError) as error:
-        if basics.rank() == 0:
-            basics.engine().abort(f"rank 0 raised MismatchError: {error}")
-        return str(error)
-    return "went on"
-
-
-def test_one_rank_that_removes_alone_ends_in_the_same_error() -> None:
-    env = {"HVDLITE_STALL_WARNING": "1"}
-    for result in run_world(3, _one_removes_and_the_others_train, env=env):
-        place = r"( \([^()]*\.py:\d+\))?"  # A rank that was late with it has none.
-        assert re.search(
-            f"rank 0 waits for rank [12] in remove_process_set{place}, and rank [12] waits for "
-            "rank 0 in allreduce 'gradient'|"
-            f"rank [12] waits for rank 0 in allreduce 'gradient'{place}, and rank 0 "
-            "waits for rank [12] in remove_process_set",
-            result.value,
-        )
-
-
-def _stop_a_member() -> float:
-    """Stop rank 1 within collectives of {0, 1}; let {2, 3} work; let rank 1 go on."""
-    basics.init()
-    slow, quick = sets.add_process_set([0, 1]), sets.add_process_set([2, 3])
-    process_of = allgather_object(os.getpid())
-    seconds = 0.0
-    if slow.included():
-        for step in range(60):
-            assert total(slow, f"large.{step % 2}", 4_000_000) == 1.0
-    else:
-        for step in range(3):
-            time.sleep(0.2)
-            if basics.rank() == 2:
-                os.kill(process_of[1], signal.SIGSTOP)
-            time.sleep(0.1)
-            watch = Stopwatch()
-            for _ in range(100):
-                assert total(quick, f"small.{step}") == 5.0
-            seconds = max(seconds, watch.seconds())
-            if basics.rank() == 2:
-                os.kill(process_of[1], signal.SIGCONT)
-    members_say(sets.global_process_set)
-    return seconds
-
-
-@pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 0, 1]])
-def test_stopped_member_holds_up_no_disjoint_set(hosts: list[int]) -> None:
-    # The world would hang if they waited for rank 1.
-    env = {"HVDLITE_COLLECTIVE_TIMEOUT": "600"}
-    results = run_world(4, _stop_a_member, hosts=hosts, env=env)
-    assert max(result.value for result in results) < 20.0
-
-
-def _kill_a_member() -> str:
-    basics.init()
-    first, second = sets.add_process_set([0, 1]), sets.add_process_set([2, 3])
-    own = first if first.included() else second
-    members_say(sets.global_process_set)  # all of them are members of both
-    try:
-        for step in range(100_000):
-            if step == 100 and basics.rank() == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            total(own, "x")
-    except RankFailedError as error:
-        return f"{error.failed_rank}: {error}"
-    return "went on"
-
-
-def test_killed_member_of_one_set_ends_the_world_of_all() -> None:
-    results = run_world(4, _kill_a_member, expect_failure=True)
-    for result in results[:3]:
-        assert re.search("^3: rank 3 (died|was lost)", result.value or result.stderr)

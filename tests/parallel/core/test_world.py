@@ -8,14 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from faults.arrays import reduce_array
 from harness import base_environment, run_world
-from hvdlite import _core, basics
+from hvdlite import basics
 from patience import wait_until
 
 
@@ -105,58 +103,6 @@ def test_places_follow_from_hosts() -> None:
         (1, 2, 0, 1, 0),
         (0, 1, 1, 2, 0),
     ]
-
-
-def _reduce_in_two_sets() -> list[float]:
-    basics.init()
-    engine = basics.engine()
-    sets = {}
-    for ranks in ([0, 1], [1, 2]):
-        handle = engine.add_process_set(f"set.{ranks}", ranks)
-        handle.wait()
-        sets[handle.set_id] = ranks
-    arrays, handles = {}, []
-    for number, ranks in sets.items():
-        if basics.rank() not in ranks:
-            continue
-        array = arrays[number] = np.full(100, float(basics.rank() + 1), dtype="float32")
-        address = array.ctypes.data
-        tensor = _core.Tensor("x", _core.DTYPES["float32"], array.shape, address, address)
-        op = _core.REDUCE_OPS["average"]
-        handles.append(engine.allreduce("x", [tensor], op, process_set=number, keep=array))
-    for handle in handles:
-        handle.wait()
-    engine.barrier("all are done").wait()  # rank 0 coordinates the other process set, too
-    return [float(array[99]) for array in arrays.values()]
-
-
-def test_process_sets_work_at_the_same_time() -> None:
-    results = run_world(3, _reduce_in_two_sets)
-    assert [result.value for result in results] == [[1.5], [1.5, 2.5], [2.5]]
-
-
-@pytest.mark.long
-def test_torchrun_starts_a_world(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import torch, hvdlite.torch as hvd\n"
-        "hvd.init()\n"
-        "total = hvd.allreduce(torch.ones(3) * (hvd.rank() + 1), op=hvd.Sum)\n"
-        "assert (hvd.size(), hvd.local_size(), total.tolist()) == (2, 2, [3.0] * 3)\n"
-        "hvd.shutdown(); hvd.init(); hvd.barrier()\n"
-        f"open({str(tmp_path)!r} + f'/{{hvd.rank()}}', 'w').close()\n"
-    )
-    torchrun = Path(sys.executable).with_name("torchrun")
-    done = subprocess.run(
-        [torchrun, "--standalone", "--nproc-per-node", "2", script],
-        env=base_environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "0", "1"}
 
 
 def _count_threads() -> tuple[int, int]:
