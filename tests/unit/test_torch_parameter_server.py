@@ -24,7 +24,7 @@ from hvdlite.torch.parameter_server.group import Group
 from hvdlite.torch.parameter_server.replica import Replica
 from hvdlite.torch.parameter_server.storage import TorchStorage
 from parameter_servers import Servers, storage_of
-from patience import HANG, Stopwatch, wait_until
+from patience import Stopwatch, wait_until
 
 
 def model_of(seed: int = 0, width: int = 8) -> torch.nn.Sequential:
@@ -277,64 +277,3 @@ def test_a_momentum_at_an_undivided_rate_is_warned_of(divided: bool, count: int)
         for _ in range(2):
             group._warn_of_the_rate(TorchStorage(tensors, make))
     assert [one.category for one in caught] == [UndividedRateWarning] * count
-
-
-def test_eight_workers_learn_digits_and_do_not_wait_for_a_slow_one() -> None:
-    datasets = pytest.importorskip("sklearn.datasets")
-    images, labels = datasets.load_digits(return_X_y=True)
-    data, target = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    data, target = data[order], target[order]
-    steps, done = 300, [0] * 8
-    errors: list[Exception] = []
-    done_by_the_slow: list[int] = []
-
-    # If the others wait for the slow worker, the test has to end.
-    patience = time.monotonic() + 2 * HANG
-
-    def wait_until_the_others_are_ahead() -> None:
-        while min(done[:7]) < 3 * done[7] and time.monotonic() < patience:
-            time.sleep(0.001)
-
-    def digits_model() -> torch.nn.Sequential:
-        torch.manual_seed(0)
-        return torch.nn.Sequential(
-            torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-        )
-
-    def work(number: int, model: torch.nn.Module, replica: Replica) -> None:
-        draw = torch.Generator().manual_seed(number)
-        try:
-            while done[number] < steps and len(done_by_the_slow) < 7:
-                if number == 7:
-                    wait_until_the_others_are_ahead()
-                some = torch.randint(1440, (8,), generator=draw)
-                time.sleep(0.004)
-                torch.nn.functional.cross_entropy(model(data[some]), target[some]).backward()
-                replica.step()
-                done[number] += 1
-        except Exception as error:
-            errors.append(error)
-        done_by_the_slow.append(done[7])
-
-    def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.1 / 8, momentum=0.9)
-
-    with Servers(2, storage_of(make), workers=8) as running:
-        models = [digits_model() for _ in range(8)]
-        replicas = [Replica(running.client(), one.named_parameters()) for one in models]
-        threads = [
-            threading.Thread(target=work, args=(number, models[number], replicas[number]))
-            for number in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
-        replicas[0].pull()
-    assert done_by_the_slow[0] < 0.7 * steps  # The first of the others is ready long before it.
-    with torch.no_grad():
-        found = models[0](data[1440:]).argmax(1)
-    accuracy = float((found == target[1440:]).float().mean())
-    assert accuracy >= 0.94
