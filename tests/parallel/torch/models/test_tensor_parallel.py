@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -93,14 +92,6 @@ def scenario_plain_collectives_refuse_a_dtensor() -> None:
     assert hvd.allgather(split.to_local()).tolist() == list(range(8))
 
 
-def scenario_columns_and_rows() -> None:
-    mesh = init_device_mesh("cpu", (hvd.size(),))
-    model = Network()
-    expected = trained_alone(model, loss_of)
-    train(parallelize_module(model, mesh, MLP), loss_of)
-    assert distance(model, expected) < 1e-6
-
-
 class Language(nn.Module):
     """Embeds words, and says what the next word may be."""
 
@@ -150,20 +141,6 @@ def scenario_sequence_parallel_words_and_loss_parallel() -> None:
     assert distance(model, expected) < 1e-5
 
 
-def scenario_sharded_and_tensor_parallel() -> None:
-    size = hvd.size()
-    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
-    model = nn.Sequential(Network(), Network(), Network())
-    expected = trained_alone(model, loss_of)
-    for layer in model:
-        parallelize_module(layer, mesh["tp"], MLP)
-        fully_shard(layer, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
-    replica = mesh["dp"].get_local_rank()
-    train(model, lambda m, s: loss_of_replica(m, s, replica, size // 2))
-    assert distance(model, expected) < 1e-6
-
-
 def scenario_sharded_optimizer_state() -> None:
     # Its import warns of what torch itself uses.
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -184,4 +161,4 @@ def scenario_sharded_optimizer_state() -> None:
             assert torch.allclose(states[number]["exp_avg"], state["exp_avg"], atol=1e-6)
 
 
-test_tensor_parallel = make_tests(body, sizes(2, 4))
+test_tensor_parallel = make_tests(body, sizes(4))

@@ -1,0 +1,128 @@
+"""The examples for PyTorch keep what their pages promise: accuracies, and the same loss curves.
+
+Sums of other batches are rounded differently, and training makes such differences grow: how fast
+depends on the processor. So curves are compared closely at first, and by their course later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pythons import python_with
+
+pytestmark = pytest.mark.long
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+BY_FEATURE = EXAMPLES / "by_feature"
+FEATURES = sorted(path.stem for path in BY_FEATURE.glob("*.py") if path.stem != "digits")
+# What the examples import, apart from hvdlite.
+DIGITS = ("torch._dynamo", "sklearn.datasets", "matplotlib.pyplot")
+PARALLEL = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining")
+PARALLEL += ("torch.distributed.tensor.parallel", "sklearn.datasets")
+
+
+def run(ranks: int, folder: Path, *command: str, timeout: int = 240, **environment: str) -> str:
+    """Run a command of Python on so many ranks, with 0 without a launcher; return what it says."""
+    launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks else []
+    done = subprocess.run(
+        [*launcher, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def digits(ranks: int, folder: Path, *arguments: str) -> tuple[str, dict[str, list[float]]]:
+    """Run torch_digits.py; return its output, and the curves that it saved.
+
+    Two ranks start and end as a user's do; the others are forked.
+    """
+    python = sys.executable if ranks == 2 else python_with(*DIGITS)
+    example = str(EXAMPLES / "torch_digits.py")
+    output = run(ranks, folder.parent, python, example, "--output", str(folder), *arguments)
+    assert (folder / "loss.png").stat().st_size > 1000
+    return output, json.loads((folder / "loss.json").read_text())
+
+
+def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
+    output, curves = digits(2, tmp_path / "my output", "--compare")
+    accuracy = re.search(r"test accuracy ([\d.]+)%", output)
+    assert accuracy and float(accuracy[1]) >= 97.0, output
+    assert re.search(r"[\d,]+ samples/s on 2 rank\(s\), [\d,]+ alone: [\d.]+ times", output), output
+    alone, together = curves.values()
+    assert len(alone) == len(together) > 400
+    same_curve(alone, together)
+    assert sum(together[-50:]) < 1.1 * sum(alone[-50:])
+
+
+def test_same_curve_on_four_ranks_and_without_a_launcher(tmp_path: Path) -> None:
+    _, four = digits(4, tmp_path / "four", "--epochs", "2")
+    _, one = digits(0, tmp_path / "one", "--epochs", "2")
+    (a,), (b,) = four.values(), one.values()
+    same_curve(a, b)
+
+
+def same_curve(one: list[float], other: list[float]) -> None:
+    differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    assert max(differences[:50]) < 1e-4
+    assert max(differences) < 0.05
+
+
+MODES = ["synchronous", "late", "sharded", "localsgd", "diloco"]
+
+
+def test_digits_are_learnt_in_one_mode_after_the_other(tmp_path: Path) -> None:
+    example = [str(EXAMPLES / "torch_modes.py"), *MODES, "--straggler", "2"]
+    output = run(3, tmp_path, python_with(*DIGITS[:2]), *example, timeout=400)
+    rows = re.findall(r"(\w+): test accuracy ([\d.]+)%, [\d.]+ ms a step", output)
+    assert [mode for mode, _ in rows] == MODES, output
+    assert min(float(percent) for _, percent in rows) >= 96.0, output
+
+
+@pytest.mark.timeout(900)
+def test_eight_ranks_with_parts_of_a_model_learn_what_one_learns(tmp_path: Path) -> None:
+    losses = []
+    for ranks, python in ((8, python_with(*PARALLEL)), (1, sys.executable)):
+        example = str(EXAMPLES / "torch_model_parallel.py")
+        output = run(ranks, tmp_path, python, example, "--epochs", "1", timeout=400)
+        losses.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", output)])
+    (of_epoch, of_test), alone = losses
+    assert of_test < 0.5 * of_epoch
+    assert alone == pytest.approx([of_epoch, of_test], abs=2e-3)
+
+
+# All in one job. Inductor would compile C++ for half a minute.
+EVERY_FEATURE = """
+import importlib, sys
+for name in sys.argv[1:]:
+    print("begin", name, flush=True)
+    importlib.import_module(name).main(*(["aot_eager"] if name == "compiled" else []))
+    print("end", name, flush=True)
+"""
+
+
+def test_every_feature_keeps_on_two_ranks_the_promise_in_its_last_lines(tmp_path: Path) -> None:
+    folders = filter(None, (str(BY_FEATURE), os.environ.get("PYTHONPATH")))
+    environment = {"PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(tmp_path)}
+    command = [python_with(*DIGITS[:2]), "-c", EVERY_FEATURE, *FEATURES]
+    output = run(2, tmp_path, *command, **environment)
+    for rank in range(2):
+        ended = [line for line in output.splitlines() if line.startswith(f"[{rank}] end ")]
+        assert ended == [f"[{rank}] end {name}" for name in FEATURES], output
+
+
+def test_the_table_lists_every_feature() -> None:
+    table = (BY_FEATURE / "README.md").read_text(encoding="utf-8")
+    listed = [line.split("[")[1].split(".py]")[0] for line in table.splitlines() if ".py](" in line]
+    assert listed == FEATURES
