@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from clusters.slurm import Slurm, why_not
-from multihost.conftest import bed, three_hosts
+from multihost.conftest import two_hosts
 
-__all__ = ["bed", "slurm", "three_hosts"]
+__all__ = ["slurm", "two_hosts"]
 
 
 @pytest.fixture(scope="module")

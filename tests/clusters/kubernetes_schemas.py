@@ -63,22 +63,3 @@ def _job_templates(described: dict[str, Any]) -> Iterator[dict[str, Any]]:
         spec = spec["template"]["spec"]
     for job in spec.get("replicatedJobs", ()):
         yield {"spec": job["template"]["spec"]}
-
-
-def misspelt(described: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Give copies of an object in each of which one field is misspelt, with its path.
-
-    What users may name freely, such as labels, is left alone.
-    """
-    if isinstance(described, list):
-        for index, one in enumerate(described):
-            for where, changed in misspelt(one, f"{path}[{index}]"):
-                yield where, [*described[:index], changed, *described[index + 1 :]]
-    if isinstance(described, dict):
-        for name, value in described.items():
-            if name not in ("apiVersion", "kind", "metadata") or path:
-                renamed = {f"{key}x" if key == name else key: one for key, one in described.items()}
-                yield f"{path}.{name}", renamed
-            if name not in ("labels", "selector"):
-                for where, changed in misspelt(value, f"{path}.{name}"):
-                    yield where, {**described, name: changed}

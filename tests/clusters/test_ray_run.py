@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,19 +117,6 @@ def test_killed_worker_is_named_soon_after_ray_has_noticed(
     assert len(executor.run(reduced)) == 2
 
 
-def test_rank_that_never_comes_back_does_not_keep_the_others_from_failing() -> None:
-    def hangs() -> None:
-        import hvdlite.numpy as hvd
-
-        hvd.init()
-        if hvd.rank() == 0:
-            raise ValueError("planted")
-        time.sleep(600)
-
-    with pytest.raises(ValueError, match="planted"):
-        hvdlite.ray.run(hangs, num_workers=2)
-
-
 def test_exit_status_becomes_an_error() -> None:
     def ends() -> None:
         sys.exit(3)
@@ -198,14 +184,3 @@ def test_workers_take_their_part_of_the_callers_placement_group(ray: Any) -> Non
         assert [result[3] for result in ray.get(trial.remote(), timeout=2 * HANG)] == [3.0, 3.0]
     finally:
         ray.util.remove_placement_group(group)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_one_worker_is_a_world_too(size: int) -> None:
-    settings = hvdlite.ray.RayExecutor.create_settings(timeout_s=60)
-    executor = hvdlite.ray.RayExecutor(settings, num_hosts=1, num_workers_per_host=size)
-    executor.start()
-    try:
-        assert [result[2] for result in executor.run(reduced)] == [size] * size
-    finally:
-        executor.shutdown()

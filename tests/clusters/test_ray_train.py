@@ -78,34 +78,6 @@ def test_trainer_goes_on_from_the_checkpoint_after_a_kill(folder: Path) -> None:
     assert result.metrics == {"step": 3, "first": 2, "total": 3.0, "epoch": 1}
 
 
-def test_exception_of_the_training_thread_reaches_the_peers_and_ray(folder: Path) -> None:
-    from ray.train import RunConfig, ScalingConfig, TrainingFailedError
-
-    from hvdlite.ray import HvdliteTrainer
-
-    def fails() -> None:
-        import numpy as np
-
-        import hvdlite.numpy as hvd
-
-        hvd.init()
-        if hvd.rank() == 1:
-            raise KeyError("planted")
-        hvd.allreduce(np.ones(1))
-
-    trainer = HvdliteTrainer(
-        fails,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=str(folder / "raise")),
-    )
-    with pytest.raises(TrainingFailedError) as caught:
-        trainer.fit()
-    errors = caught.value.worker_failures
-    assert "planted" in str(errors[1])
-    if 0 in errors:
-        assert "rank 1 raised KeyError" in str(errors[0])
-
-
 def train_by_torch_distributed() -> None:
     """Train a step by DDP."""
     import torch

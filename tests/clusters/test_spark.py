@@ -74,13 +74,6 @@ def test_rank_sees_the_gpus_that_spark_gives_to_its_task(mark: dict[str, str]) -
     assert found == ["4", "4"]  # Each executor has one, of the same number.
 
 
-@on_one_host
-def test_large_arguments_and_results_and_all_slots(mark: dict[str, str]) -> None:
-    data = bytes(5 << 20)
-    results = hvdlite.spark.run(lambda block: block + b"x", (data,), env=mark)
-    assert [len(result) for result in results] == [len(data) + 1] * 2
-
-
 def fail_on_rank_1(how: str, path: str = "") -> None:
     """Fail in rank 1; rank 0 does not notice by itself, because it only sleeps."""
     from faults.arrays import note_time
@@ -128,34 +121,6 @@ def test_lost_task_is_named_and_not_begun_again_in_silence(
     assert path.read_bytes() == begun
 
 
-def name_the_executor(path: str) -> None:
-    """Write the process id of the executor: rank, Spark's worker, its daemon, the executor."""
-    pid = os.getpid()
-    for _ in range(3):
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    half = Path(f"{path}.{os.getpid()}")  # Both ranks write, and a reader sees one whole number.
-    half.write_text(str(pid))
-    half.replace(path)
-    time.sleep(600)
-
-
-@pytest.mark.parametrize("session", ["local-cluster[2,1,512]"], indirect=True)
-def test_lost_executor_is_named(session: Any, mark: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "executor"
-
-    def kill_it() -> None:
-        wait_until(path.exists, "the number of the executor")
-        os.kill(int(path.read_text()), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_it)
-    killer.start()
-    with pytest.raises(RankFailedError, match="Spark lost the task of rank .*ExecutorLostFailure"):
-        hvdlite.spark.run(name_the_executor, (str(path),), num_proc=2, env=mark)
-    killer.join()
-    # Spark starts another executor, which a second run waits for.
-    assert hvdlite.spark.run(os.getpid, num_proc=2, env=mark, verbose=0)
-
-
 def test_cancelled_job_ends_its_ranks(session: Any, mark: dict[str, str]) -> None:
     text = f"HVDLITE_TEST_MARK={mark['HVDLITE_TEST_MARK']}"
 
@@ -189,20 +154,6 @@ def test_second_attempt_may_succeed(mark: dict[str, str], tmp_path: Path) -> Non
         fail_at_first, (path,), num_proc=2, env=mark, max_attempts=3, verbose=0
     ) == [0, 1]
     assert Path(f"{path}.0").read_text() == "xx"
-
-
-@on_one_host
-def test_exception_of_the_first_attempt_is_raised(mark: dict[str, str], tmp_path: Path) -> None:
-    count = tmp_path / "count"
-
-    def fail() -> None:
-        with open(count, "a") as file:
-            file.write("x")
-        raise ValueError(f"attempt {len(count.read_text())}")
-
-    with pytest.raises(ValueError, match="attempt 1"):
-        hvdlite.spark.run(fail, num_proc=1, env=mark, max_attempts=2)
-    assert count.read_text() == "xx"
 
 
 def test_too_few_slots_are_refused_at_once(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:

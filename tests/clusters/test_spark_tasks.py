@@ -7,17 +7,14 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from harness import base_environment, package_path
 from hvdlite.launch.call import pack, unpack_result
 from hvdlite.spark.report import Report
 from hvdlite.spark.task import Plan
-from multihost.bed import Bed, end, why_not
+from multihost.bed import Bed, end
 from patience import HANG
 
 TESTS = Path(__file__).parents[1]
@@ -49,15 +46,6 @@ plan = pickle.loads(Path(folder, "plan").read_bytes())
 report = run_task(plan, Context(rank, addresses, folder))
 Path(folder, f"report.{rank}").write_bytes(pickle.dumps(report))
 """
-
-
-@pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Bed(2) as hosts:
-        yield hosts
 
 
 def run_tasks(bed: Bed, folder: Path, fn: Any, addresses: list[str]) -> list[Report]:
@@ -103,31 +91,24 @@ def fail_on_rank_1() -> None:
     time.sleep(600)
 
 
-def test_ranks_of_two_hosts_make_one_world(bed: Bed, tmp_path: Path) -> None:
-    reports = run_tasks(bed, tmp_path, numbers, bed.addresses)
+def test_ranks_of_two_hosts_make_one_world(two_hosts: Bed, tmp_path: Path) -> None:
+    reports = run_tasks(two_hosts, tmp_path, numbers, two_hosts.addresses)
     returned = [unpack_result(report.result) for report in reports]
     values = [pickle.loads(one.value or b"") for one in returned if one is not None]
     assert values == [(0, 1, 2, 3.0), (1, 1, 2, 3.0)]
     assert [report.failure for report in reports] == [None, None]
 
 
-def test_failure_on_another_host_ends_all_ranks(bed: Bed, tmp_path: Path) -> None:
-    first, second = run_tasks(bed, tmp_path, fail_on_rank_1, bed.addresses)
+def test_failure_on_another_host_ends_all_ranks(two_hosts: Bed, tmp_path: Path) -> None:
+    first, second = run_tasks(two_hosts, tmp_path, fail_on_rank_1, two_hosts.addresses)
     assert first.failure is None  # It was ended, and did not fail.
     assert second.failure is not None and b"boom" in second.failure.stderr
     assert second.failure.host == "node2"
 
 
-def test_host_that_no_other_can_reach_is_named(bed: Bed, tmp_path: Path) -> None:
-    reports = run_tasks(bed, tmp_path, numbers, ["127.0.0.1", bed.addresses[1]])
+def test_host_that_no_other_can_reach_is_named(two_hosts: Bed, tmp_path: Path) -> None:
+    reports = run_tasks(two_hosts, tmp_path, numbers, ["127.0.0.1", two_hosts.addresses[1]])
     assert reports[1].failure is None and reports[1].status == 1
     assert reports[0].failure is not None
     said = str(reports[0].failure.ending)
     assert "its executor is called 127.0.0.1, which only its own host can reach" in said
-
-
-def test_address_of_another_host_is_named(bed: Bed, tmp_path: Path) -> None:
-    reports = run_tasks(bed, tmp_path, numbers, [bed.addresses[1], bed.addresses[1]])
-    assert reports[0].failure is not None
-    said = str(reports[0].failure.ending)
-    assert f"its executor cannot listen at {bed.addresses[1]}: Cannot assign" in said
