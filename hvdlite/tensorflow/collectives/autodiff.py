@@ -14,6 +14,7 @@ import tensorflow as tf
 from hvdlite import ops
 from hvdlite.tensorflow.collectives.requests import (
     allreduce_with,
+    as_dtypes_of,
     check_differentiable,
     query,
     query_set,
@@ -28,17 +29,11 @@ def _wire_of(operation: Any) -> WireName:
     return WireName(text, process_set=int(operation.get_attr("process_set")))
 
 
-def _incoming(operation: Any, gradients: tuple[Any, ...]) -> list[tf.Tensor]:
-    """Return dense gradients of the outputs' dtypes, because all ranks need the same dtype."""
-    pairs = zip(gradients, operation.outputs, strict=False)
-    return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
-
-
 def _reduce(
     operation: Any, gradients: tuple[Any, ...], op: int, cast: int | None = None
 ) -> list[tf.Tensor]:
     wire = _wire_of(operation).derived("gradient")
-    dense = _incoming(operation, gradients)
+    dense = as_dtypes_of(operation.outputs, gradients)
     names = [f"{wire.text}.{index}" for index in range(len(dense))]
     results = allreduce_with(operation.inputs[-1], dense, wire, names, op, cast)
     take_turns(wire, results)
@@ -81,7 +76,7 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
         factor *= tf.cast(query_set("size", wire.process_set), tf.float64)
     back = wire.derived("gradient")
     names = [f"{back.text}.{index}" for index in range(len(gradients))]
-    dense = _incoming(operation, gradients)
+    dense = as_dtypes_of(operation.outputs, gradients)
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
     results = allgather_with(last, scaled, back, names)
     take_turns(back, results)
@@ -94,7 +89,7 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
 def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
     """Send the gradient of each row back to the rank that sent the row."""
     wire = _wire_of(operation).derived("gradient")
-    (dense,) = _incoming(operation, (gradient,))
+    (dense,) = as_dtypes_of(operation.outputs, [gradient])
     back, _ = alltoall_with(operation.inputs[-1], dense, operation.outputs[1], wire)
     take_turns(wire, [back])
     back.set_shape(operation.inputs[0].shape)

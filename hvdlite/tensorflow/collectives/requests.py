@@ -160,6 +160,12 @@ def allreduce_with(
     return outputs
 
 
+def as_dtypes_of(outputs: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Return dense gradients of the outputs' dtypes, because all ranks need the same dtype."""
+    pairs = zip(gradients, outputs, strict=False)
+    return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
+
+
 def _allreduce_weighted(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
@@ -173,7 +179,7 @@ def _allreduce_weighted(
             (total,) = _allreduce([weight], back.plus("weight"), [f"{back.text}.weight"], _SUM)
             share = tf.math.divide_no_nan(weight, total)
             plain = reduction._replace(op=ops.Sum, weight=None)
-            summed = _allreduce([tf.convert_to_tensor(one) for one in upstream], back, names, plain)
+            summed = _allreduce(as_dtypes_of(tensors, upstream), back, names, plain)
             return [one * tf.cast(share, one.dtype) for one in summed]
 
         return _allreduce(tensors, wire, names, reduction), gradient
@@ -196,8 +202,7 @@ def _allreduce_in_xla(
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             check_differentiable(wire.text, reduction.op)
             back = wire.derived("gradient")
-            gradients = [tf.convert_to_tensor(one) for one in upstream]
-            return _allreduce_in_xla(gradients, back, names, reduction)
+            return _allreduce_in_xla(as_dtypes_of(tensors, upstream), back, names, reduction)
 
         outputs = xla.allreduce_group(
             list(tensors),
