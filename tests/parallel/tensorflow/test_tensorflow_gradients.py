@@ -1,13 +1,17 @@
-"""The gradients of the collectives, in closed form and against finite differences."""
+"""The gradients of the collectives, by the formulas in docs/collectives.md.
+
+Each rank computes the inputs of all ranks and the expected gradients. Most cases run eagerly and in
+a tf.function, over all ranks and over a process set of all but rank 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
+import numpy as np
 
-from parallel.scenarios import make_tests, sizes
+from parallel.scenarios import make_tests, raises, sizes
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     hvd,
@@ -21,64 +25,202 @@ from parallel.tensorflow.tensorflow_worlds import (
 
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
+FLOATS = ["float16", "float64"]
+SCALES = {"prescale_factor": 0.5, "postscale_factor": 3.0}
+
+# A process set, the ranks of its members, and this rank's position among them.
+Place = tuple[Any, list[int], int]
+sets: dict[str, Any] = {}
 
 
-def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
-    return pytest.raises(kind, match=text)
+def places() -> Iterator[Place]:
+    """Return the process sets of which this rank is a member: all ranks, and all but rank 0."""
+    everyone = list(range(hvd.size()))
+    if not sets:
+        sets["all but rank 0"] = hvd.add_process_set(everyone[1:])
+    yield hvd.global_process_set, everyone, hvd.rank()
+    for one in sets.values():
+        if one.included():
+            yield one, everyone[1:], one.rank()
+
+
+def given(rank: int, rows: int, salt: int = 0) -> Any:
+    """Make a rank's input, or the gradient of its output."""
+    return np.random.default_rng([rank, rows, salt]).standard_normal((rows, 2)).astype("float32")
+
+
+def gradient(form: Form, collective: Callable[[Any], Any], inputs: Any, upstream: Any) -> Any:
+    """Differentiate a collective, for this rank's gradient of its result."""
+
+    def slope(inputs: Any, upstream: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = collective(inputs)
+        return tape.gradient(outputs, inputs, output_gradients=upstream)
+
+    of = form(slope)(tf.constant(inputs), tf.nest.map_structure(tf.constant, upstream))
+    return of.numpy()
 
 
 def gradient_of(function: Callable[[Any], Any], x: Any) -> Any:
+    """Differentiate the sum of a function's results."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = tf.reduce_sum(function(x))
     return tape.gradient(y, x)
 
 
-def scenario_gradient_of_allreduce(form: Form) -> None:
-    for op, factor in [(hvd.Sum, hvd.size()), (hvd.Average, 1)]:
-
-        def reduce(x: Any, op: int = op) -> Any:
-            return hvd.allreduce(x, op=op, prescale_factor=0.5) * (hvd.rank() + 1)
-
-        # The sum of the ranks' losses has the sum of their factors.
-        expected = 0.5 * factor * sum(ranks()) / hvd.size()
-        gradient = form(lambda x, reduce=reduce: gradient_of(reduce, x))(mine(3))
-        assert same(gradient, expected, 1e-6), (op, gradient)
-
-    def group(x: Any) -> Any:
-        first, second = hvd.grouped_allreduce([x, x * 2], op=hvd.Sum)
-        return first + second
-
-    gradient = form(lambda x: gradient_of(group, x))(mine(3))
-    assert same(gradient, 3 * hvd.size())
+def close(result: Any, expected: Any, case: object) -> None:
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6, err_msg=str(case))
 
 
-def scenario_gradient_of_weighted_average(form: Form) -> None:
+def scenario_of_allreduce(form: Form) -> None:
+    for process_set, members, _ in places():
+        upstream = [given(rank, 5, 1) for rank in members]
+        mine = given(hvd.rank(), 5)
+        for op, scales, factor in ((hvd.Sum, SCALES, 1.5), (hvd.Average, {}, 1 / len(members))):
+            how = {"op": op, "process_set": process_set, **scales}
+            result = gradient(
+                form,
+                lambda x, how=how: hvd.grouped_allreduce([x, 2 * x], **how),
+                mine,
+                [given(hvd.rank(), 5, 1)] * 2,
+            )
+            close(result, 3 * factor * sum(upstream), how)
+
+
+def scenario_of_allgather(form: Form) -> None:
+    for process_set, members, _ in places():
+        rows = sum(rank + 1 for rank in members)
+        mean = sum(given(rank, rows, 1) for rank in members) / len(members)
+        begin = sum(rank + 1 for rank in members if rank < hvd.rank())
+        own = mean[begin : begin + hvd.rank() + 1]
+        mine, upstream = given(hvd.rank(), hvd.rank() + 1), given(hvd.rank(), rows, 1)
+        result = gradient(
+            form,
+            lambda x, ps=process_set: hvd.grouped_allgather([x, 2 * x], process_set=ps),
+            mine,
+            [upstream] * 2,
+        )
+        close(result, 3 * own, members)
+
+
+def scenario_of_broadcast(form: Form) -> None:
+    for process_set, members, _ in places():
+        mean = sum(given(rank, 3, 1) for rank in members) / len(members)
+        for root in members[-2:]:
+            result = gradient(
+                form,
+                lambda x, r=root, p=process_set: hvd.broadcast(x, r, process_set=p),
+                given(hvd.rank(), 3),
+                given(hvd.rank(), 3, 1),
+            )
+            close(result, mean if hvd.rank() == root else 0 * mean, (members, root))
+
+
+def scenario_of_reducescatter(form: Form) -> None:
+    for process_set, members, place in places():
+        n = len(members)
+        rows = 2 * n + 1  # the first member has one more
+        upstream = [given(rank, 2 + (i == 0), 1) for i, rank in enumerate(members)]
+        gathered = np.concatenate(upstream)
+        for op, scales, factor in ((hvd.Sum, {}, n), (hvd.Average, SCALES, 1.5)):
+            how = {"op": op, "process_set": process_set, **scales}
+            result = gradient(
+                form,
+                lambda x, h=how: hvd.grouped_reducescatter([x, 2 * x], **h),
+                given(hvd.rank(), rows),
+                [upstream[place]] * 2,
+            )
+            close(result, 3 * factor * gathered, how)
+
+
+def scenario_of_alltoall(form: Form) -> None:
+    for process_set, members, place in places():
+        n = len(members)
+        # The member at position a sends (a + b) % 3 rows to the one at position b.
+        splits = [[(a + b) % 3 for b in range(n)] for a in range(n)]
+        back = []
+        for b, rank in enumerate(members):
+            received = given(rank, sum(splits[a][b] for a in range(n)), 1)
+            begin = sum(splits[a][b] for a in range(place))
+            back.append(received[begin : begin + splits[place][b]])
+        result = gradient(
+            form,
+            lambda x, s=splits[place], p=process_set: hvd.alltoall(x, s, process_set=p)[0],
+            given(hvd.rank(), sum(splits[place])),
+            given(hvd.rank(), sum(splits[a][place] for a in range(n)), 1),
+        )
+        close(result, np.concatenate(back), members)
+
+
+def scenario_of_every_dtype(form: Form) -> None:
+    """They keep the dtype, also with upstream gradients of float32, as Horovod's users give."""
+    verbs: dict[str, tuple[Callable[[Any], Any], float]] = {
+        "allreduce": (hvd.allreduce, 1),
+        "scaled": (lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5), 0.5 * hvd.size()),
+        "narrow": (lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16), 1),
+        "weighted": (lambda x: hvd.allreduce(x, weight=1.0), 1),
+        "grouped": (lambda x: hvd.grouped_allreduce([x, x]), 2),
+        "allgather": (hvd.allgather, 1),
+        "gathers": (lambda x: hvd.grouped_allgather([x, x]), 2),
+        "broadcast": (lambda x: hvd.broadcast(x, hvd.size() - 1), hvd.rank() == hvd.size() - 1),
+        "reducescatter": (lambda x: hvd.reducescatter(x, op=hvd.Sum), hvd.size()),
+        "scatters": (lambda x: hvd.grouped_reducescatter([x, x], postscale_factor=0.5), 1),
+        "alltoall": (hvd.alltoall, 1),
+    }
+    shape = (2 * hvd.size(), 2)
+
+    def slopes() -> Any:
+        results = []
+        for dtype in FLOATS:
+            for verb, _ in verbs.values():
+                x = tf.ones(shape, dtype)
+                with tf.GradientTape(persistent=True) as tape:
+                    tape.watch(x)
+                    y = verb(x)
+                ones = tf.nest.map_structure(lambda one: tf.ones(tf.shape(one), "float32"), y)
+                results.append([tape.gradient(y, x), tape.gradient(y, x, output_gradients=ones)])
+        return results
+
+    results = iter(form(slopes)())
+    for dtype in FLOATS:
+        for name, (_, expected) in verbs.items():
+            for result in next(results):
+                assert result.dtype == dtype and result.shape == shape, (name, dtype)
+                assert same(result, float(expected), 1e-6), (name, dtype, result)
+
+
+def scenario_of_a_weighted_average(form: Form) -> None:
     share = (hvd.rank() + 1) / sum(ranks()) * hvd.size()
     for weight in (hvd.rank() + 1, tf.constant(hvd.rank() + 1.0)):
 
         def reduce(x: Any, weight: Any = weight) -> Any:
             return hvd.allreduce(x, weight=weight)
 
-        gradient = form(lambda x, reduce=reduce: gradient_of(reduce, x))(mine(3))
-        assert same(gradient, share, 1e-6)
+        result = form(lambda x, reduce=reduce: gradient_of(reduce, x))(mine(3))
+        assert same(result, share, 1e-6)
 
 
-def scenario_gradient_through_compression_and_twice(form: Form) -> None:
-    def reduce(x: Any) -> Any:
-        return hvd.allreduce(x, compression=hvd.Compression.bf16, op=hvd.Sum)
+def scenario_of_a_gradient(form: Form) -> None:
+    def curvature(x: Any, verb: Any, arguments: Any) -> Any:
+        return gradient_of(
+            lambda x: gradient_of(lambda x: verb(x**3, **arguments), x),
+            x,
+        )
 
-    gradient = form(lambda x: gradient_of(reduce, x))(mine(3))
-    assert gradient.dtype == tf.float32 and same(gradient, hvd.size())
+    x = tf.fill([hvd.size()], 2.0)
+    for verb, arguments, factor in [
+        (hvd.allreduce, {"op": hvd.Sum}, hvd.size()),
+        (hvd.alltoall, {}, 1),
+        (hvd.reducescatter, {"op": hvd.Sum}, hvd.size()),
+        (hvd.allgather, {}, 1),
+    ]:
+        result = form(lambda x, v=verb, a=arguments: curvature(x, v, a))(x)
+        assert same(result, 12.0 * factor), (verb, result)
 
-    def slope(x: Any) -> Any:
-        return gradient_of(lambda x: hvd.allreduce(x**3, op=hvd.Sum), x)
 
-    gradient = form(lambda x: gradient_of(slope, x))(mine(2))
-    assert same(gradient, hvd.size() * 6 * (hvd.rank() + 1))
-
-
-def scenario_gradients_of_two_targets_in_flight_together(form: Form) -> None:
+def scenario_of_two_targets_in_flight_together(form: Form) -> None:
     def both(x: Any) -> tuple[Any, Any]:
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
@@ -90,95 +232,17 @@ def scenario_gradients_of_two_targets_in_flight_together(form: Form) -> None:
     assert same(first, 2 * hvd.size()) and same(second, 5 * hvd.size())
 
 
-def scenario_gradient_of_a_function_from_outside() -> None:
+def scenario_of_a_function_from_outside() -> None:
     reduce = in_graph(lambda x: hvd.allreduce(x**2, op=hvd.Sum))
     for _ in range(2):
         assert same(gradient_of(reduce, mine(3)), 2 * hvd.size() * (hvd.rank() + 1))
 
 
-def scenario_gradient_of_allgather(form: Form) -> None:
-    rows = hvd.rank() + 1
-
-    def gather(x: Any) -> Any:
-        gathered = hvd.allgather(x)
-        factors = tf.range(1.0, tf.cast(tf.shape(gathered)[0], tf.float32) + 1)[:, None]
-        return gathered * factors * (hvd.rank() + 1.0)
-
-    gradient = form(lambda x: gradient_of(gather, x))(tf.ones([rows, 2]))
-    begin = sum(range(1, rows))
-    mean = sum(ranks()) / hvd.size()
-    expected = tf.range(begin + 1.0, begin + rows + 1.0)[:, None] * mean
-    assert gradient.shape == (rows, 2) and same(gradient, expected)
-
-
-def scenario_gradient_of_broadcast(form: Form) -> None:
-    root = hvd.size() - 1
-
-    def share(x: Any) -> Any:
-        return hvd.broadcast(x, root) * (hvd.rank() + 1)
-
-    gradient = form(lambda x: gradient_of(share, x))(mine(3))
-    assert same(gradient, sum(ranks()) / hvd.size() if hvd.rank() == root else 0)
-
-
-def scenario_incoming_gradients_of_another_dtype(form: Form) -> None:
-    """A tape takes output_gradients of any dtype, and Horovod's users give float32."""
-    size = hvd.size()
-    verbs: list[Callable[[Any], Any]] = [
-        hvd.allreduce,
-        hvd.allgather,
-        hvd.reducescatter,
-        hvd.alltoall,
-        lambda x: hvd.broadcast(x, 0),
-        lambda x: hvd.grouped_allreduce([x, x]),
-        lambda x: hvd.grouped_allgather([x, x]),
-        lambda x: hvd.grouped_reducescatter([x, x]),
-    ]
-    for verb in verbs:
-
-        def differentiate(x: Any, dtype: Any, verb: Callable[[Any], Any] = verb) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = verb(x)
-            ones = tf.nest.map_structure(lambda one: tf.ones(tf.shape(one), dtype), y)
-            return tape.gradient(y, x, output_gradients=ones)
-
-        x = tf.ones([2 * size, 3], tf.float64)
-        narrow, wide = (
-            form(lambda x, d=d, call=differentiate: call(x, d))(x) for d in (tf.float32, tf.float64)
-        )
-        assert narrow.dtype == tf.float64 and same(narrow, wide)
-
-
-def scenario_gradient_equals_finite_differences(form: Form) -> None:
-    """Differentiate the sum of all ranks' losses, by one element of one rank at a time.
-
-    This holds for allreduce and alltoall; the others give a mean, see test_tensorflow_table.
-    """
-
-    def loss(x: Any) -> Any:
-        mean = hvd.allreduce(x)
-        total = hvd.allreduce(tf.sin(x), op=hvd.Sum)
-        rows = hvd.alltoall(tf.repeat(x * x, hvd.size()))
-        return tf.reduce_sum(mean**3 * x) + (hvd.rank() + 1) * tf.reduce_sum(
-            total**2
-        ) * tf.reduce_sum(rows)
-
-    x = tf.constant([0.3, -0.7], tf.float64) * (hvd.rank() + 1)
-    compiled = form(loss)
-    analytic = form(lambda x: gradient_of(loss, x))(x)
-    step = 1e-5
-    for rank in range(hvd.size()):
-        for element in range(2):
-            shift = step * tf.one_hot(element, 2, dtype=tf.float64) * float(rank == hvd.rank())
-            up, down = (hvd.allreduce(compiled(x + s), op=hvd.Sum) for s in (shift, -shift))
-            if rank == hvd.rank():
-                assert same(analytic[element], (up - down) / (2 * step), 1e-7)
-
-
-def scenario_no_gradient_of_max(form: Form) -> None:
-    with raises(Exception, "op=hvd.Max has no gradient; use hvd.Average or hvd.Sum"):
-        form(lambda x: gradient_of(lambda x: hvd.allreduce(x, op=hvd.Max), x))(mine(3))
+def scenario_there_is_none_of_max(form: Form) -> None:
+    for verb in (hvd.allreduce, hvd.reducescatter):
+        text = f"{verb.__name__} .* with op=hvd.Max has no gradient; use hvd.Average or hvd.Sum"
+        with raises(Exception, text):
+            form(lambda x, v=verb: gradient_of(lambda x: v(x, op=hvd.Max), x))(mine(3))
 
 
 def body() -> dict[str, str]:
