@@ -57,45 +57,6 @@ def scenario_moments_gradients_and_moving_averages(form: Form) -> None:
             assert same(a, b, 1e-4 if masked else 1e-9), (masked, a, b)
 
 
-def make_model(layer: Any) -> Any:
-    keras.utils.set_random_seed(5)
-    dense = [keras.layers.Dense(units, dtype="float64") for units in (8, 2)]
-    return keras.Sequential([keras.Input([4]), dense[0], layer, keras.layers.ReLU(), dense[1]])
-
-
-def scenario_training_equals_one_process(form: Form) -> None:
-    """Each rank's loss is its part of the sum over all samples, so gradients are summed."""
-    count = [4, 2, 6][: hvd.size()]
-    begin = sum(count[: hvd.rank()])
-    own = slice(begin, begin + count[hvd.rank()])
-    inputs = tf.random.stateless_normal([sum(count), 4], [1, 2], dtype=tf.float64)
-    targets = tf.sin(inputs[:, :2])
-
-    def train(model: Any, part: slice, distributed: bool) -> list[Any]:
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-        optimizer.build(model.trainable_variables)
-
-        def step(inputs: Any, targets: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum((model(inputs, training=True) - targets) ** 2) / sum(count)
-            if distributed:
-                tape = hvd.DistributedGradientTape(tape, op=hvd.Sum)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-        run = form(step)
-        for _ in range(10):
-            run(inputs[part], targets[part])
-        return [variable + 0.0 for variable in model.weights]
-
-    ours = train(make_model(hvd.SyncBatchNormalization(dtype="float64")), own, True)
-    plain = keras.layers.BatchNormalization(dtype="float64")
-    theirs = train(make_model(plain), slice(None), False)
-    for a, b in zip(ours, theirs, strict=True):
-        assert same(a, b, 1e-10), (a, b)
-        assert same(hvd.broadcast(a, 0), a)
-
-
 def scenario_saved_and_loaded() -> None:
     layer = hvd.SyncBatchNormalization(momentum=0.7, axis=-1)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from parallel.scenarios import make_tests, sizes, tensors_sent_by
+from parallel.scenarios import make_tests, raises, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     hvd,
@@ -20,10 +18,6 @@ from parallel.tensorflow.tensorflow_worlds import (
 
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
-    return pytest.raises(kind, match=text)
 
 
 def variables(count: int = 3, dtype: str = "float32") -> list[Any]:
@@ -219,30 +213,6 @@ def scenario_weight(form: Form) -> None:
         assert_reduced(results, weighted)
 
 
-def scenario_indexed_slices(form: Form) -> None:
-    table = tf.Variable(tf.ones([6, 2]))
-    rows = tf.constant([hvd.rank(), hvd.rank(), 5])
-
-    def step(**arguments: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table, rows)) * (hvd.rank() + 1)
-        (gradient,) = hvd.DistributedGradientTape(tape, **arguments).gradient(loss, [table])
-        assert isinstance(gradient, tf.IndexedSlices) != bool(arguments.get("sparse_as_dense"))
-        return tf.convert_to_tensor(gradient)
-
-    expected = [[2.0 * (r + 1) / hvd.size() if r < hvd.size() else 0.0] * 2 for r in range(6)]
-    expected[5] = [mean()] * 2
-    for arguments in (
-        {},
-        {"sparse_as_dense": True},
-        {"gradient_predivide_factor": 2.0},
-        {"compression": hvd.Compression.bf16},
-        {"num_groups": 1},
-    ):
-        result = form(lambda arguments=arguments: step(**arguments))()
-        assert same(result, expected, 0.01 if "compression" in arguments else 1e-6), result
-
-
 def scenario_jacobian_is_this_ranks(form: Form) -> None:
     source = tf.Variable([1.0, 2.0])
 
@@ -276,18 +246,25 @@ def scenario_two_tapes_of_one_step(form: Form) -> None:
 
 
 def scenario_accumulation_in_a_loop() -> None:
-    """Iterations that only add up their gradients could overlap."""
+    """Iterations that only add up their gradients, and rows of a table, could overlap."""
     sources = variables()
+    table = tf.Variable(tf.ones([4, 2]))
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(count: Any) -> Any:
-        totals = [tf.zeros_like(source) for source in sources]
+        totals = [tf.zeros_like(source) for source in [*sources, table]]
         for _ in tf.range(count):
-            reduced = gradients(sources, sources)
-            totals = [a + b for a, b in zip(totals, reduced, strict=True)]
+            with tf.GradientTape() as tape:
+                loss = loss_of(sources) + tf.reduce_sum(tf.gather(table, [hvd.rank()]))
+            tape = hvd.DistributedGradientTape(tape)
+            reduced = tape.gradient(loss, [*sources, table])
+            totals = [a + tf.convert_to_tensor(b) for a, b in zip(totals, reduced, strict=True)]
         return totals
 
-    assert_reduced(step(20), 20 * mean(), 1e-3)
+    *totals, rows = step(20)
+    assert_reduced(totals, 20 * mean(), 1e-3)
+    expected = [[20 / hvd.size() * (row < hvd.size())] * 2 for row in range(4)]
+    assert same(rows, expected, 1e-5)
 
 
 def scenario_one_operation_per_gradient_and_step() -> None:
@@ -302,22 +279,6 @@ def scenario_one_operation_per_gradient_and_step() -> None:
     assert tensors_sent_by(lambda: [step() for _ in range(5)]) == 5 * 4
     first = tf.concat([tf.reshape(source, [-1]) for source in sources], axis=0)
     assert same(hvd.broadcast(first, 0), first)
-
-
-def scenario_many_gradients_on_one_thread() -> None:
-    """The ranks' executors start gradients in different orders, and none waits for another."""
-    sources = [tf.Variable(tf.fill([2], float(i))) for i in range(60)]
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def step() -> Any:
-        with tf.GradientTape() as tape:
-            order = sources if hvd.rank() % 2 else sources[::-1]
-            loss = sum(tf.reduce_sum(source**2) for source in order)
-        return hvd.DistributedGradientTape(tape).gradient(loss, sources)
-
-    for _ in range(3):
-        for i, result in enumerate(step()):
-            assert same(result, 2 * i, 1e-4)
 
 
 def scenario_compiled_by_xla() -> None:
@@ -341,29 +302,6 @@ def scenario_compiled_by_xla() -> None:
         assert_reduced(first[:-1], mean())
         assert_reduced(second, 10 * mean(), 0.5)
     assert tensors_sent_by(step) == 6
-
-
-def scenario_gradient_through_xla() -> None:
-    for op, factor in [(hvd.Sum, hvd.size()), (hvd.Average, 1)]:
-
-        @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
-        def step(x: Any, op: int = op) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = tf.reduce_sum(hvd.allreduce(x**2, op=op, prescale_factor=0.5))
-            return tape.gradient(y, x)
-
-        assert same(step(tf.fill([3], 2.0)), 2 * factor)
-
-
-def scenario_what_xla_cannot_says_what_to_do() -> None:
-    for function in (
-        lambda: hvd.allgather(tf.ones([2])),
-        lambda: hvd.broadcast(tf.ones([2]), 0),
-        lambda: hvd.allreduce(tf.ones([2]), weight=1.0),
-    ):
-        with raises(hvd.ArgumentError, "jit_compile=False"):
-            tf.function(function, jit_compile=True)()
 
 
 def scenario_misuse_says_what_to_do() -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from harness import run_world
-from parallel.scenarios import make_tests, sizes, tensors_sent_by
+from parallel.scenarios import make_tests, sizes
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     hvd,
@@ -25,6 +25,7 @@ from parallel.tensorflow.tensorflow_worlds import (
 )
 
 PRELOAD = ("tensorflow",)
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
 def compiled(function: Any) -> Any:
@@ -42,32 +43,35 @@ def scenario_one_tensor() -> None:
         assert same(step(mine(3, 2)), 2 * total() + 1)
 
 
-def scenario_several_shapes_and_dtypes() -> None:
+def scenario_every_dtype_and_operation_and_several_shapes() -> None:
+    product = 1
+    for rank in ranks():
+        product *= rank
+    expected = {
+        hvd.Sum: total(),
+        hvd.Average: total() / hvd.size(),
+        hvd.Product: product,
+        hvd.Min: 1,
+        hvd.Max: hvd.size(),
+    }
+    cases = [(dtype, op) for dtype in DTYPES for op in expected]
+
     @compiled
     def step(x: Any) -> Any:
-        tensors = [x, tf.cast(x[:1], tf.float64), tf.reduce_sum(x), tf.cast(x, tf.int32), x[:0]]
-        return hvd.grouped_allreduce(tensors, op=hvd.Sum, name="odd; name, %2c of \u00e9")
+        results = []
+        for dtype, op in cases:
+            vector = tf.cast(x, dtype)
+            tensors = [vector, vector[0], tf.cast(x, tf.float32), vector[:0]]
+            name = f"odd; name, %2c of \u00e9 {dtype} {op}"
+            results.append(hvd.grouped_allreduce(tensors, op=op, name=name))
+        return results
 
-    for _ in range(3):
-        vector, double, scalar, integer, empty = step(mine(4))
-        assert same(vector, total())
-        assert double.dtype == tf.float64
-        assert same(double, total())
-        assert same(scalar, 4 * total())
-        assert integer.dtype == tf.int32
-        assert same(integer, total())
-        assert empty.shape == [0]
-
-
-def scenario_every_operation_and_the_scales() -> None:
-    for op, expected in (
-        (hvd.Average, total() / hvd.size()),
-        (hvd.Sum, total()),
-        (hvd.Min, 1),
-        (hvd.Max, hvd.size()),
-    ):
-        step = compiled(lambda x, op=op: hvd.allreduce(x, op=op))
-        assert same(step(mine(5)), expected, 1e-6)
+    for (dtype, op), results in zip(cases, step(mine(4)), strict=True):
+        for result, shape in zip(results, ([4], [], [4], [0]), strict=True):
+            assert result.shape == shape
+            value = expected[op] if result.dtype.is_floating else int(expected[op])
+            assert same(result, value, 1e-6), (dtype, op, result)
+        assert results[0].dtype == dtype
     scaled = compiled(
         lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.1, postscale_factor=3.0)
     )
@@ -144,29 +148,18 @@ def scenario_threads_run_functions_of_their_own() -> None:
 
 
 def scenario_gradient() -> None:
-    @compiled
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(hvd.allreduce(x * 3.0, op=hvd.Sum) * mine(2))
-        return tape.gradient(loss, x)
+    """Also of an average, and with an upstream gradient of another dtype."""
+    for op, factor in ((hvd.Sum, 1.0), (hvd.Average, 1 / hvd.size())):
 
-    assert same(step(mine(2)), 3 * total())
+        @compiled
+        def step(x: Any, op: int = op) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = hvd.allreduce(x * 3.0, op=op, prescale_factor=0.5)
+            return tape.gradient(y, x, output_gradients=mine(2))
 
-
-def scenario_tape_makes_one_request() -> None:
-    variables = [tf.Variable(tf.fill([n + 1], float(hvd.rank() + 1))) for n in range(5)]
-
-    @compiled
-    def step() -> Any:
-        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.add_n([tf.reduce_sum(variable**2) for variable in variables])
-        return tape.gradient(loss, variables)
-
-    step()
-    assert tensors_sent_by(step) == 5
-    for gradient in step():
-        assert same(gradient, 2 * total() / hvd.size(), 1e-6)
+        gradient = step(mine(2, dtype="float64"))
+        assert gradient.dtype == tf.float64 and same(gradient, 1.5 * factor * total(), 1e-6)
 
 
 def scenario_mismatch_is_an_error_and_the_world_goes_on() -> None:
