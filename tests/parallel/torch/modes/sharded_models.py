@@ -71,13 +71,9 @@ def sharded(make: Make, model: Model, **arguments: Any) -> Any:
     return hvd.ShardedOptimizer(optimizer, model.named_parameters(), **arguments)
 
 
-def distributed(make: Make, model: Model) -> Any:
-    return hvd.DistributedOptimizer(make(groups_of(model)), model.named_parameters())
-
-
-def assert_near(ours: nn.Module, theirs: nn.Module) -> None:
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), (a - b).abs().max()
+def distributed(make: Make, model: Model, **arguments: Any) -> Any:
+    optimizer = make(groups_of(model))
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **arguments)
 
 
 def bytes_of(optimizer: Any) -> int:

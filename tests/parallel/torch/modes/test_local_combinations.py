@@ -24,7 +24,7 @@ from parallel.torch.modes.local_models import (
     simulate,
     take_steps,
 )
-from parallel.torch.small_models import assert_close, assert_same_everywhere, raises
+from parallel.torch.small_models import assert_close, assert_same_everywhere
 from references import local_sgd
 
 pytestmark = pytest.mark.long
@@ -170,17 +170,6 @@ def scenario_each_way_to_reduce_within_a_host() -> None:
             assert_close(list(model.parameters()), expected[host], near)
             optimizer.average()
             assert_same_everywhere(model)
-
-
-def scenario_what_is_refused() -> None:
-    params = list(make_model().parameters())
-    with raises("averages parameters already"):
-        hvd.ShardedOptimizer(hvd.LocalSGD(sgd(params)))
-    with raises(r"LocalSGD\(start=...\): only the DistributedOptimizer averages gradients"):
-        alone = hvd.add_process_set([0])
-        inner = hvd.DistributedOptimizer(sgd(make_model().parameters()), process_set=alone)
-        hvd.LocalSGD(inner, start=2)
-    hvd.remove_process_set(alone)
 
 
 def body() -> dict[str, str]:

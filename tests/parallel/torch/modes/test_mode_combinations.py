@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite import basics
@@ -24,7 +23,7 @@ from parallel.torch.modes.sharded_models import (
     groups_of,
     loss_of,
 )
-from parallel.torch.small_models import assert_close, raises
+from parallel.torch.small_models import raises
 
 PRELOAD = ("torch._dynamo",)
 
@@ -87,46 +86,6 @@ def scenario_sharded_with_a_scaler() -> None:
         scales.append(scaler.get_scale())
     assert scales == [256.0, 256.0]
     assert_same_bits(trained[0][0], trained[1][0])
-
-
-class Normalized(nn.Module):
-    """Has a layer that waits for all ranks in forward and in backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm = nn.Linear(20, 30), hvd.SyncBatchNorm(30)
-        self.last = nn.Linear(30, 5)
-        self.double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.last(self.norm(self.first(x)).tanh())
-        return result
-
-
-def normalized_loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    numbers = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(6, 20, generator=numbers).double()
-    return (model(x) - x[:, :5].sin() - rank).square().mean()
-
-
-def train_normalized(distribute: Distribute, **arguments: Any) -> Normalized:
-    model = Normalized()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = distribute(sgd, **arguments)
-    for step in range(5):
-        optimizer.zero_grad()
-        normalized_loss(model, step, hvd.rank()).backward()
-        optimizer.step()
-    return model
-
-
-def scenario_batch_normalization_over_all_ranks() -> None:
-    expected = train_normalized(unsharded)
-    assert_same_bits(train_normalized(sharded), expected)
-    every_step = train_normalized(hvd.LocalSGD, every=1)
-    assert_close(list(every_step.parameters()), list(expected.parameters()), 1e-9)
-    assert_close([every_step.norm.running_mean], [expected.norm.running_mean], 1e-9)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -193,7 +152,7 @@ def scenario_options_that_exclude_each_other_are_refused() -> None:
         with raises("late= cannot be combined with an elastic job: .*; leave late= out"):
             hvd.DistributedOptimizer(sgd, late=hvd.Late())
         with raises("ShardedOptimizer cannot be combined with an elastic job: .*; use Distributed"):
-            hvd.ShardedOptimizer(sgd)
+            hvd.ShardedOptimizer(sgd, share_parameters=True)
     hvd.remove_process_set(own)
 
 

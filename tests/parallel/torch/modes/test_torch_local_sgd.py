@@ -213,15 +213,14 @@ def scenario_what_cannot_be_used() -> None:
         hvd.DiLoCo(make_model())  # type: ignore[arg-type]
     with raises("LocalSGD cannot be combined with Evaluating: its eval.* use hvd.Distributed"):
         hvd.LocalSGD(Evaluating(make_model().parameters()))
-    with raises("op=hvd.Adasum"):
-        hvd.LocalSGD(hvd.DistributedOptimizer(sgd(make_model().parameters()), op=hvd.Adasum))
     with raises("nothing is left"):
         hvd.LocalSGD(hvd.DistributedOptimizer(sgd(make_model().parameters())))
     optimizer = hvd.DiLoCo(sgd(make_model().parameters()))
     with raises("already"):
         hvd.LocalSGD(optimizer)
-    with raises("averages parameters already"):
-        hvd.DistributedOptimizer(optimizer)
+    for other in (hvd.DistributedOptimizer, hvd.ShardedOptimizer):
+        with raises("averages parameters already"):
+            other(optimizer)
 
 
 def scenario_other_arguments_on_another_rank() -> None:

@@ -217,8 +217,6 @@ def scenario_arguments_are_refused() -> None:
     with pytest.raises(hvd.ArgumentError, match="pass virtual_size= to"):
         plain = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
         hvd.DistributedOptimizer(plain).virtual_steps(loader, 0, model)
-    with pytest.raises(hvd.ArgumentError, match=r"cannot be combined with weight="):
-        optimizer.weight = 2.0
     for options in ({"batch_size": 0}, {"seed": -1}, {"batch_size": 3}):
         with pytest.raises(hvd.ArgumentError, match="VirtualBatchSampler"):
             given = {"batch_size": 1, "virtual_size": 4, **options}
@@ -365,33 +363,6 @@ def scenario_buffers_that_a_batch_makes_are_refused() -> None:
                     model(batch).sum().backward()
         assert before is None or torch.equal(model.mean, before)
         optimizer.zero_grad()
-
-
-def scenario_the_sign_of_a_zero_in_a_buffer_counts() -> None:
-    model, optimizer, loader = tiny()
-    model.register_buffer("zero", torch.zeros(1))
-    model.register_buffer("zeros", torch.zeros((), dtype=torch.complex64))
-    for step in optimizer.virtual_steps(loader, 0, model):
-        optimizer.zero_grad()
-        for batch in step:
-            model.zero.copy_(-model.zero.abs())
-            model(batch).sum().backward()
-        optimizer.step()
-        assert torch.signbit(model.zero)
-        model.zero.zero_()
-
-
-def scenario_ranks_of_which_only_some_resume_are_told() -> None:
-    if hvd.size() == 1:
-        return
-    model, optimizer, loader = tiny()
-    for epoch in range(2):
-        train(model, optimizer, loader, epoch)
-    if hvd.rank() == 1:
-        optimizer.load_state_dict(optimizer.state_dict())
-    with pytest.raises(hvd.MismatchError, match="first step is"):
-        train(model, optimizer, loader, epoch=0)
-    hvd.barrier()
 
 
 def scenario_a_second_elastic_training_does_not_skip_what_the_first_one_did() -> None:
