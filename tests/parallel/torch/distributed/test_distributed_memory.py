@@ -100,19 +100,6 @@ def scenario_inputs_that_are_parts_of_the_output() -> None:
         assert torch.equal(whole, received)
 
 
-def scenario_parts_in_strides() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    table = torch.zeros(3, 2 * size).t()
-    gather_single(table, torch.full((2, 3), float(rank)))
-    assert table[:, 0].tolist() == [r for r in range(size) for _ in range(2)]
-    column = torch.zeros(4, 2).t()[1]
-    scatter_single(column, torch.ones(4 * size))
-    assert column.tolist() == [size] * 4
-    received = torch.zeros(size, 2).t()[0]
-    dist.all_to_all_single(received, torch.full((size,), float(rank)))
-    assert received.tolist() == list(range(size))
-
-
 def scenario_outputs_that_are_dropped_at_once() -> None:
     works = []
     for _ in range(4):
@@ -141,17 +128,6 @@ def scenario_outputs_that_are_too_small() -> None:
         assert works()
 
 
-def scenario_sizes_of_ranks_that_are_told_in_another_order() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    if size == 1:
-        return
-    outputs = list(torch.zeros(2 * size).split([1, 3, *[2] * (size - 2)]))
-    counts = {0: 3, 1: 1}
-    with pytest.raises(ArgumentError, match=r"3 elements arrived \(from rank 0,"):
-        ours().allgather([outputs], [torch.ones(counts.get(rank, 2))]).wait()
-    assert works()
-
-
 def scenario_outputs_of_another_dtype() -> None:
     size = hvd.size()
     group = ours()
@@ -166,4 +142,4 @@ def scenario_outputs_of_another_dtype() -> None:
     assert works()
 
 
-test_memory = make_tests(body, {**sizes(1, 2, 3), **on_hosts([0, 1, 0])})
+test_memory = make_tests(body, {**sizes(1, 2), **on_hosts([0, 1, 0])})
