@@ -1,4 +1,4 @@
-"""Every collective x dtype x shape x op x form x process set, with 1 to 4 ranks on 1 and 2 hosts.
+"""Every collective x dtype x shape x op x form x process set, with 1 to 5 ranks on 1 to 3 hosts.
 
 The rarer dtypes come in two forms of each collective.
 Each rank computes the inputs of all ranks and the expected results: integers exactly, floats to the
@@ -42,13 +42,9 @@ COMBINE = {"Sum": np.add, "Average": np.add, "Min": np.minimum, "Max": np.maximu
 # By name: the number of ranks, and the host of each.
 WORLDS: dict[str, tuple[int, list[int] | None]] = {
     "1 rank": (1, None),
-    "2 ranks": (2, None),
-    "3 ranks": (3, None),
     "4 ranks": (4, None),
     "2 ranks, 2 hosts": (2, [0, 1]),
     "3 ranks, 2 hosts": (3, [0, 1, 1]),
-    "4 ranks, 2 hosts": (4, [0, 1, 0, 1]),
-    "5 ranks": (5, None),
     "5 ranks, 3 hosts": (5, [0, 0, 1, 2, 2]),
 }
 
@@ -263,6 +259,28 @@ def scenario_factors_on_integers() -> None:
                     assert same(result, own), (name, dtype, op, before, after, shape)
 
 
+SCALES = [(0.5, 1.0), (1.0, 0.25), (-2.0, 3.0), (1 / 3, 3.0)]
+EXACTLY = {"Sum": np.sum, "Average": np.mean, "Min": np.min, "Max": np.max, "Product": np.prod}
+
+
+def scenario_factors_on_floats() -> None:
+    """An input is scaled, all are reduced, an average is divided, and the result is scaled."""
+    members, position = range(hvd.size()), hvd.rank()
+    for dtype, op, (pre, post) in itertools.product(FLOATS, EXACTLY, SCALES):
+        mine = given(hvd.rank(), dtype, (257, 33))
+        exact = [given(rank, dtype, (257, 33)).double().numpy() * pre for rank in members]
+        whole = torch.from_numpy(EXACTLY[op](np.stack(exact), axis=0) * post)
+        parts = whole.tensor_split(len(members))
+        factors = {"prescale_factor": pre, "postscale_factor": post}
+        bound = 8 * torch.finfo(mine.dtype).eps
+        bound *= max(1.0, abs(post), abs(pre * post) ** len(members))
+        for name, form in [*ALLREDUCE_FORMS.items(), *SCATTER_FORMS.items()]:
+            (result,) = form([mine], op=getattr(hvd, op), **factors)
+            expected = parts[position] if name in SCATTER_FORMS else whole
+            close = torch.allclose(result.double(), expected, rtol=bound, atol=bound)
+            assert close and result.dtype == mine.dtype, (name, dtype, op, pre, post)
+
+
 def scenario_views_of_other_memory_are_sent_as_they_read() -> None:
     number = hvd.rank() + 1
     views = [torch.full((3,), complex(number, 2 * number)).conj(), torch.ones(3)._neg_view()]
@@ -363,28 +381,13 @@ DISAGREEMENTS: dict[str, tuple[str, Callable[[], Any]]] = {
         "weight",
         lambda: hvd.allreduce(torch.ones(2), weight=last(None, 1.0), name="wrong"),
     ),
-    "allgather: dtype": ("dtype", lambda: hvd.allgather(typed(), name="wrong")),
     "allgather: shape": (
         "shape",
         lambda: hvd.allgather(one_apart((1, 2), (1, 3)), name="wrong"),
     ),
-    "reducescatter: dtype": ("dtype", lambda: hvd.reducescatter(typed(), name="wrong")),
-    "reducescatter: shape": ("shape", lambda: hvd.reducescatter(one_apart(), name="wrong")),
-    "reducescatter: op": (
-        "reduce op",
-        lambda: hvd.reducescatter(torch.ones(2), op=last(hvd.Max, hvd.Sum), name="wrong"),
-    ),
-    "broadcast: dtype": ("dtype", lambda: hvd.broadcast(typed(), 0, name="wrong")),
-    "broadcast: shape": ("shape", lambda: hvd.broadcast(one_apart(), 0, name="wrong")),
     "broadcast: root": (
         "root",
         lambda: hvd.broadcast(torch.ones(2), last(1, 0), name="wrong"),
-    ),
-    "alltoall: dtype": (
-        "dtype",
-        lambda: hvd.alltoall(
-            torch.ones(hvd.size(), dtype=last(torch.int32, torch.float32)), name="wrong"
-        ),
     ),
     "alltoall: splits": (
         "rows",
@@ -407,47 +410,6 @@ def scenario_disagreements_end_in_one_error() -> None:
         assert len(set(texts)) == 1, (name, texts)
         assert "wrong" in texts[0][1] and "rank" in texts[0][1], (name, texts)
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="wrong")[0] == hvd.size(), name
-
-
-def unknown() -> Any:
-    """Make a tensor of a dtype that the core does not have."""
-    return torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
-
-
-# Calls that are wrong on every rank: they are refused before anything is sent.
-MISTAKES: dict[str, Callable[[], Any]] = {
-    "dtype": lambda: hvd.broadcast(unknown(), 0, name="q"),
-    "dtype that cannot be reduced": lambda: hvd.reducescatter(torch.ones(2, dtype=torch.bool)),
-    "dtype without arithmetic": lambda: hvd.allreduce(
-        torch.ones(2, dtype=torch.float8_e5m2), name="f"
-    ),
-    "dtype without order": lambda: hvd.grouped_allreduce(
-        [torch.ones(2, dtype=torch.complex64)], op=hvd.Min, name="c"
-    ),
-    "shape without rows": lambda: hvd.allgather(torch.tensor(1.0)),
-    "op": lambda: hvd.allreduce(torch.ones(2), op=17),
-    "splits": lambda: hvd.alltoall(torch.ones(2), [0.5] * hvd.size()),
-    "root": lambda: hvd.broadcast(torch.ones(2), hvd.size()),
-    "device": lambda: hvd.allreduce(torch.ones(2, device="meta")),
-    "process set": lambda: hvd.allreduce(torch.ones(2), process_set=hvd.ProcessSet([0])),
-}
-
-
-SAYS = {
-    "dtype": "'q': tensors of dtype bits8 cannot be sent",
-    "dtype without arithmetic": "'f', of dtype float8_e5m2, cannot be reduced by average",
-    "dtype without order": "'c.0', of dtype complex64, has no min",
-}
-
-
-def scenario_mistakes_are_refused() -> None:
-    for name, call in MISTAKES.items():
-        with pytest.raises(hvd.ArgumentError) as caught:
-            call()
-        texts = hvd.allgather_object(str(caught.value))
-        assert len(set(texts)) == 1, (name, texts)
-        assert SAYS.get(name, "") in texts[0], (name, texts)
-        assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size(), name
 
 
 def body(hosts: list[int]) -> dict[str, str]:
