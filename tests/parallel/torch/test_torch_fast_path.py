@@ -1,4 +1,7 @@
-"""The fast path takes plain calls, leaves the others alone, and does what Python's way does."""
+"""The fast path takes plain calls, leaves the others alone, and does what Python's way does.
+
+The same for plain gradients, which a bucket reads in one call of the core.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hvdlite.torch as hvd
@@ -23,7 +27,9 @@ from harness import run_world
 from hvdlite import basics
 from hvdlite.process_sets import global_process_set
 from hvdlite.torch.collectives import fast_path
+from hvdlite.torch.collectives.tensors import spec
 from parallel.scenarios import make_tests, raises, run_all, sizes
+from parallel.torch.small_models import Branches, backward, gradients, inputs, make, make_model
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no fast path"
@@ -257,6 +263,89 @@ def scenario_tensors_that_are_dropped_early_live_until_the_end() -> None:
     moved.data = torch.zeros(2)
     with raises(hvd.HvdliteError, "given other memory"):
         hvd.synchronize(handle)
+
+
+def parameters() -> list[nn.Parameter]:
+    """Make parameters with gradients of 1.0."""
+    params = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4))]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    return params
+
+
+def read(params: list[nn.Parameter], dtype: torch.dtype = torch.float32) -> Any:
+    """Read gradients as a bucket does, for tensors of the parameters' shapes and a dtype."""
+    tensors = [spec("p", torch.zeros(param.shape, dtype=dtype), None) for param in params]
+    return fast_path.read_gradients(params, tensors)
+
+
+def scenario_plain_gradients_are_read() -> None:
+    params = parameters()
+    found = read(params)
+    assert all(one is param.grad for one, param in zip(found.gradients, params, strict=True))
+    assert found.first_changed() == -1
+
+
+def scenario_gradients_are_not_plain() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    unusual: list[Callable[[torch.Tensor], torch.Tensor | None]] = [
+        lambda _: None,
+        lambda one: torch.ones(3, 2).t() if one.dim() == 2 else None,
+        lambda one: one.clone().requires_grad_(),
+        lambda one: one.to_sparse(),
+        lambda one: one.clone().as_subclass(Own),
+        lambda one: torch.zeros_like(one, dtype=torch.complex64).imag,
+    ]
+    for make_gradient in unusual:
+        params = parameters()
+        params[0].grad = make_gradient(params[0].grad)
+        assert read(params) is None
+    params = parameters()
+    assert read(params, torch.float64) is None
+    with Watching():
+        assert read(params) is None
+
+
+def trained(**options: Any) -> list[torch.Tensor]:
+    """Return the parameters of a model after four steps."""
+    model = make_model()
+    optimizer = make(model, bucket_cap_mb=1e-4, **options)
+    for _ in range(4):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+    return [param.detach() for param in model.parameters()]
+
+
+def scenario_both_ways_give_the_same_bits() -> None:
+    for options in (
+        {},
+        {"overlap": False},
+        {"op": hvd.Sum},
+        {"compression": hvd.Compression.bf16},
+        {"weight": 1.0 + hvd.rank()},
+        {"gradient_predivide_factor": 2.0},
+    ):
+        fast = trained(**options)
+        with fast_path.off():
+            slow = trained(**options)
+        assert all(map(torch.equal, fast, slow)), options
+
+
+def scenario_a_missing_gradient_makes_one_step_special_on_one_rank() -> None:
+    model = Branches()
+    optimizer = make(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        rare = step % 2 == 0 or hvd.rank() == 0
+        (model(inputs(), rare).sum() + 0 * model.never(inputs()).sum()).backward()
+        found = gradients(model)
+        assert len(found) == 6
+        for mine in found:
+            assert (hvd.allgather(mine.reshape(1, -1)) == mine.reshape(1, -1)).all()
+        optimizer.step()
 
 
 def scenario_errors_of_signal_handlers_are_raised() -> None:
