@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+import hvdlite
 import hvdlite.torch as hvd
-from harness import run_world
 from hvdlite.torch.collectives import fast_path
 from parallel.scenarios import make_tests, raises, run_all, sizes
 
@@ -82,6 +82,16 @@ def scenario_scales_and_weights() -> None:
         hvd.allreduce(mine(2), op=hvd.Sum, weight=1.0)
 
 
+def scenario_a_scaled_sum_of_narrow_floats_is_rounded_once() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        inputs = [torch.sin(torch.arange(5000.0) + rank).to(dtype) for rank in ranks()]
+        total = torch.stack(inputs).float().sum(0)
+        once = (total * 0.3).to(dtype)
+        assert hvd.size() == 1 or not torch.equal(once, (total.to(dtype).float() * 0.3).to(dtype))
+        mine_here = inputs[hvd.rank()]
+        assert torch.equal(hvd.allreduce(mine_here, op=hvd.Sum, postscale_factor=0.3), once)
+
+
 def scenario_compression() -> None:
     for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
         result = hvd.allreduce(mine(3), compression=compression, op=hvd.Sum)
@@ -133,16 +143,6 @@ def scenario_a_subclass_of_a_built_in_compressor_is_asked() -> None:
             return wire * 2, context
 
     assert (hvd.allreduce(mine(3), compression=Loud, op=hvd.Sum) == 2 * sum(ranks())).all()
-
-
-def scenario_handle_keeps_its_tensors_alive() -> None:
-    handles = [hvd.allreduce_async(mine(100_000) * i, op=hvd.Sum) for i in range(8)]
-    rubbish = [torch.full((100_000,), -1.0) for _ in range(8)]
-    for i, handle in enumerate(handles):
-        assert (hvd.synchronize(handle) == i * sum(ranks())).all()
-    del rubbish
-    hvd.allreduce_async(mine(100_000))  # dropped while in flight
-    hvd.barrier()
 
 
 def scenario_a_name_is_used_again_while_other_ranks_still_wait() -> None:
@@ -287,10 +287,17 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.broadcast(torch.ones(3), hvd.size())
     with raises(hvd.ArgumentError, "Adasum takes floating-point tensors"):
         hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Adasum)
+    with raises(hvd.ArgumentError, "'f', of dtype float8_e5m2, cannot be reduced by average"):
+        hvd.allreduce(torch.ones(3, dtype=torch.float8_e5m2), name="f")
+    with raises(hvd.ArgumentError, "'c.0', of dtype complex64, has no min"):
+        complex_ones = torch.ones(3, dtype=torch.complex64)
+        hvd.grouped_allreduce([complex_ones], op=hvd.Min, name="c")
+    with raises(hvd.ArgumentError, "'q': tensors of dtype bits8 cannot be sent"):
+        hvd.broadcast(torch.zeros(2, dtype=torch.uint8).view(torch.bits8), 0, name="q")
     with raises(hvd.ArgumentError, "op=9 is not a reduce operation"):
         hvd.allreduce(torch.ones(3), op=9)
     for verb in (hvd.allreduce, hvd.alltoall, hvd.reducescatter):
-        with raises(hvd.ArgumentError, "is a float, not a tensor"):
+        with raises(hvd.ArgumentError, "is a float, not a tensor.* It is 3.0"):
             verb(3.0)
     for verb in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
         with raises(hvd.ArgumentError, r"without dimensions has no rows; reshape it to \[1\]"):
@@ -298,6 +305,7 @@ def scenario_misuse_says_what_to_do() -> None:
     for splits in ([0.5], torch.ones(1, 1, dtype=torch.int64)):
         with raises(hvd.ArgumentError, "give one whole number of rows for each rank"):
             hvd.alltoall(torch.ones(2), splits)
+    assert hvd.allreduce(mine(2), op=hvd.Sum)[0] == sum(ranks())
 
 
 def scenario_a_name_that_is_not_text() -> None:
@@ -326,6 +334,49 @@ def scenario_a_name_that_is_not_text() -> None:
 def _step(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> None:
     param.sum().backward()
     optimizer.step()
+
+
+def scenario_buffers_are_averaged() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4).double()
+    )
+    with torch.no_grad():
+        for part in (model[1], model[2]):
+            part.running_mean.fill_(hvd.rank())
+            part.num_batches_tracked.fill_(hvd.rank())
+            part.weight.fill_(hvd.rank())
+    hvd.allreduce_buffers(model)
+    mean = (hvd.size() - 1) / 2
+    for part in (model[1], model[2]):
+        assert torch.equal(part.running_mean, torch.full_like(part.running_mean, mean))
+        assert torch.equal(part.running_var, torch.ones_like(part.running_var))
+        assert part.num_batches_tracked == hvd.rank()
+        assert bool((part.weight == hvd.rank()).all())
+    hvd.allreduce_buffers(torch.nn.Linear(3, 4))
+    if hvd.rank() == 0:
+        hvd.allreduce_buffers(torch.nn.Linear(3, 4))  # sends nothing
+    with raises(hvd.HvdliteError, "takes a model, not a OrderedDict"):
+        bad: Any = model.state_dict()
+        hvd.allreduce_buffers(bad)
+
+
+def scenario_mpi_ops() -> None:
+    ops = {"SUM": hvd.mpi_ops.Sum, "AVERAGE": hvd.mpi_ops.Average, "ADASUM": hvd.mpi_ops.Adasum}
+    assert list(ops.values()) == [hvd.Sum, hvd.Average, hvd.Adasum]
+    assert hvd.mpi_ops.allreduce(torch.ones(1), op=ops["SUM"]) == hvd.size()
+
+
+def scenario_slips() -> None:
+    model: Any = torch.nn.Linear(3, 2)
+    with raises(hvd.HvdliteError, "takes an optimizer, not a Linear: pass an optimizer"):
+        hvd.DistributedOptimizer(model)
+    with raises(hvd.HvdliteError, "pass model.state_dict()"):
+        hvd.broadcast_parameters(model)
+    whole: Any = hvdlite
+    with raises(AttributeError, "use import hvdlite.torch as hvd"):
+        whole.init()
+    with raises(AttributeError, "'__wrapped__'$"):
+        assert whole.__wrapped__
 
 
 def scenario_allreduce_in_one_graph() -> None:
@@ -375,18 +426,3 @@ def body_without_fast_path() -> dict[str, str]:
 
 test_ops = make_tests(body, sizes(1, 3))
 test_ops_without_the_fast_path = make_tests(body_without_fast_path, sizes(2))
-
-
-def alone() -> list[float]:
-    values = []
-    for _ in range(3):
-        hvd.init()
-        values.append(hvd.allreduce(torch.tensor(2.0), op=hvd.Sum).item())
-        hvd.shutdown()
-        with raises(hvd.NotInitializedError, "init"):
-            hvd.allreduce(torch.tensor(1.0))
-    return values
-
-
-def test_init_and_shutdown_again() -> None:
-    assert run_world(1, alone)[0].value == [2.0, 2.0, 2.0]
