@@ -6,6 +6,7 @@ Collectives and their gradients over sets are in `test_collective_table` and `te
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -95,11 +96,10 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 def scenario_optimizer_reduces_over_its_set_alone() -> None:
     """Members train as one process on their data; the other ranks as without hvdlite."""
-    for ps in hvd.process_sets()[1:]:
+    for ps, view in itertools.product(hvd.process_sets()[1:], (False, True)):
         model, alone = make_model(), make_model()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), process_set=ps
-        )
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(sgd, process_set=ps, gradient_as_bucket_view=view)
         train(model, optimizer, [hvd.rank()])
         ranks = ps.ranks if ps.included() else [hvd.rank()]
         train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), ranks)

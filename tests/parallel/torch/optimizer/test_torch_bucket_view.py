@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import run_world
 from hvdlite import basics
-from parallel.scenarios import check, make_tests, names_in, run_all, sizes
-from parallel.torch import test_torch_join, test_torch_process_sets
-from parallel.torch.optimizer import (
-    test_torch_optimizer,
-    test_torch_optimizer_protocols,
-    test_torch_sparse,
-)
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import (
     Branches,
     assert_close,
@@ -278,56 +269,9 @@ def scenario_strides_are_those_of_the_parameters() -> None:
         assert model[1].weight.grad.stride() == model[1].weight.stride()
 
 
-def scenario_not_with_adasum() -> None:
-    with raises("gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum"):
-        make(make_model(), op=hvd.Adasum, gradient_as_bucket_view=True)
-
-
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())
 
 
 test_bucket_view = make_tests(body, sizes(2))
-
-
-# Tests of optimizers must pass with the option as without it. Tests that are not about optimizers
-# are left out.
-SUITES = {
-    test_torch_optimizer: "",
-    test_torch_optimizer_protocols: "",
-    test_torch_sparse: "training|without_a_gradient|weights|predivide|travel|rows|dense|join",
-    test_torch_join: "training",
-    test_torch_process_sets: "optimizer|sparse",
-}
-
-
-def chosen_scenarios() -> dict[str, Any]:
-    return {
-        f"{name}_of_{suite.__name__}": vars(suite)[name]
-        for suite, pattern in SUITES.items()
-        for name in names_in(vars(suite))
-        if re.search(pattern, name)
-    }
-
-
-def suites_with_views() -> dict[str, str]:
-    """Be one rank: run the suites with the option."""
-    plain = hvd.DistributedOptimizer
-
-    def with_views(*arguments: Any, **options: Any) -> Any:
-        if options.get("op") != hvd.Adasum:
-            options["gradient_as_bucket_view"] = True
-        return plain(*arguments, **options)
-
-    hvd.DistributedOptimizer = with_views
-    torch.set_num_threads(1)
-    torch.sparse.check_sparse_tensor_invariants.enable()
-    return run_all(chosen_scenarios(), test_torch_process_sets.start)
-
-
-@pytest.mark.long
-def test_suites_of_the_optimizer_hold_with_views() -> None:
-    results = run_world(3, suites_with_views)
-    for name in chosen_scenarios():
-        check(results, name)

@@ -16,9 +16,10 @@ import hvdlite.torch as hvd
 from harness import base_environment
 from hvdlite.errors import HvdliteError
 from parallel.scenarios import make_tests, run_all, sizes
+from parallel.torch.small_models import make_model
 
 PRELOAD = ("torch._dynamo",)
-FEATURES, STEPS = 6, 2
+FEATURES, STEPS = 3, 2
 
 Backward = Callable[[torch.nn.Module, torch.Tensor], None]
 Wrap = Callable[[torch.nn.Module], tuple[torch.nn.Module, torch.optim.Optimizer]]
@@ -63,11 +64,6 @@ def in_compiled_step(model: torch.nn.Module, inputs: torch.Tensor) -> None:
         torch.compile(step, backend="eager")(inputs)
 
 
-def new_model() -> torch.nn.Module:
-    torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
-
-
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -87,7 +83,7 @@ def alone(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimize
 
 def train(wrap: Wrap, backward: Backward, share: bool = True) -> list[torch.Tensor]:
     """Return all gradients, as they are when backward() returns, and the parameters in the end."""
-    plain = new_model()
+    plain = make_model()
     model, optimizer = wrap(plain)
     generator = torch.Generator().manual_seed(4)
     seen = []
@@ -119,7 +115,7 @@ def scenario_as_one_process() -> None:
 
 def after_two_backwards(block: Any, passes: int) -> list[torch.Tensor]:
     """Return the gradients of two backwards; with one pass, the first accumulates."""
-    model, optimizer = distributed(backward_passes_per_step=passes)(new_model())
+    model, optimizer = distributed(backward_passes_per_step=passes)(make_model())
     inputs = torch.full((2, FEATURES), hvd.rank() + 1.0)
     with block:
         with optimizer.no_sync() if passes == 1 else contextlib.nullcontext():
@@ -140,7 +136,7 @@ def scenario_many_optimizers() -> None:
     inputs = torch.full((2, FEATURES), hvd.rank() + 1.0)
     with compiled():
         for _ in range(12):  # more than Dynamo compiles one function for
-            model, optimizer = distributed()(new_model())
+            model, optimizer = distributed()(make_model())
             loss_of(model, inputs).backward()
             gradient = next(model.parameters()).grad
             assert gradient is not None
@@ -149,7 +145,7 @@ def scenario_many_optimizers() -> None:
 
 
 def scenario_an_error_comes_out_of_backward_and_training_goes_on() -> None:
-    model, optimizer = distributed(op=hvd.Sum)(new_model())
+    model, optimizer = distributed(op=hvd.Sum)(make_model())
     inputs = torch.ones(2, FEATURES)
     with compiled():
         loss_of(model, inputs).backward()

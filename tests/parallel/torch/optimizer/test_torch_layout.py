@@ -207,26 +207,6 @@ def scenario_buckets_cut_otherwise() -> None:
     differs("put the same parameters into other buckets", lambda: train_step(model, optimizer))
 
 
-def scenario_in_a_process_set() -> None:
-    pair = hvd.add_process_set([0, 2]) if hvd.size() > 2 else hvd.global_process_set
-    for members, cap in ((pair, 4), (pair, TINY)):
-        model = make_model()
-        last = members.ranks[-1]
-        model.get_parameter("0.weight").requires_grad_(hvd.rank() != last)
-        optimizer = make(model, process_set=members, bucket_cap_mb=cap)
-        if members.included():
-            text = f"'0.weight' is trained on rank.* and not on rank {last}"
-            differs_in(members, text, lambda m=model, o=optimizer: train_step(m, o))  # type: ignore[misc]
-        else:
-            train_step(model, optimizer)
-
-
-def differs_in(members: hvd.ProcessSet, text: str, step: Callable[[], None]) -> None:
-    with raises(text):
-        step()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=members) == members.size()
-
-
 def scenario_rows_are_under_way_on_one_rank() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(2000, 4, sparse=True), nn.Linear(4, 1))
@@ -253,4 +233,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=list(WAYS.values()))
 
 
-test_layout = make_tests(body, sizes(2, 3))
+test_layout = make_tests(body, sizes(3))

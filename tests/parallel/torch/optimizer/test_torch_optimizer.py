@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -147,8 +150,6 @@ def scenario_weight() -> None:
         backward(model)
         optimizer.step()
         assert_close(gradients(model), mean_gradients(weights))
-    with raises("weight= cannot be combined with op=hvd.Sum"):
-        make(make_model(), op=hvd.Sum, weight=1.0)
 
 
 def scenario_callable_weight_is_called_once_per_step() -> None:
@@ -237,6 +238,64 @@ def scenario_gradients_without_backward_are_reduced_by_step() -> None:
     assign(model)
     optimizer.step()
     assert_close(gradients(model), [hvd.size() * gradient for gradient in mean_gradients()])
+
+
+def warned(act: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        act()
+    return [str(one.message) for one in caught if one.category is hvd.UnreducedGradientsWarning]
+
+
+def scenario_a_short_group_is_told_once() -> None:
+    model = make_model()
+    optimizer = make(model, backward_passes_per_step=3)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model)
+        said = warned(optimizer.step)
+        assert len(said) == (step == 0)
+        assert all("fewer than backward_passes_per_step=3 ran" in one for one in said)
+
+
+def scenario_gradients_that_never_were_sent_are_told() -> None:
+    model = make_model()
+    optimizer = make(model)
+    with optimizer.no_sync():
+        backward(model)
+    (said,) = warned(optimizer.step)
+    assert "or all of them under no_sync()" in said
+
+
+def scenario_nothing_is_said_after_synchronize() -> None:
+    model = make_model()
+    optimizer = make(model, backward_passes_per_step=3)
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.synchronize()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert len(hvd.allgather(norm.reshape(1)).unique()) == 1
+    assert warned(optimizer.step) == []
+
+
+def scenario_nothing_is_said_of_whole_groups() -> None:
+    for arguments in ({}, {"backward_passes_per_step": 2}):
+        model = make_model()
+        optimizer = make(model, **arguments)
+        for _ in range(arguments.get("backward_passes_per_step", 1)):
+            backward(model)
+        assert warned(optimizer.step) == []
+
+
+def scenario_nothing_is_said_on_a_rank_without_a_backward() -> None:
+    model, twin = make_model(), make_model()
+    optimizer = make(model)
+    if hvd.rank() == 0:
+        backward(model)
+        backward(twin, 1 / hvd.size())
+    assert warned(optimizer.step) == []
+    if hvd.rank() == 0:
+        assert_close(gradients(model), gradients(twin))
 
 
 def body() -> dict[str, str]:

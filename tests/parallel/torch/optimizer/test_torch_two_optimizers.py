@@ -182,4 +182,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init)
 
 
-test_two_optimizers = make_tests(body, sizes(2, 3))
+test_two_optimizers = make_tests(body, sizes(2))
