@@ -175,12 +175,6 @@ def scenario_optimizer_is_what_it_was() -> None:
         hvd.DistributedOptimizer(optimizer)
     with raises("call step\\(\\) alone"), optimizer.skip_synchronize():
         pass
-    with raises("gradient_predivide_factor= cannot be combined with op=hvd.Adasum"):
-        hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            op=hvd.Adasum,
-            gradient_predivide_factor=2.0,
-        )
 
 
 def body() -> dict[str, str]:

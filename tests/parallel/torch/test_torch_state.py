@@ -126,18 +126,6 @@ def scenario_gradients_before_the_first_step() -> None:
                 assert torch.equal(param.grad, 0 * gradient if zeroed else gradient)
 
 
-def scenario_names_of_parameters() -> None:
-    for op in (hvd.Average, hvd.Adasum):
-        model = nn.Linear(2, 2)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        named = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=op)
-        assert named._parameter_names == {model.weight: "weight", model.bias: "bias"}
-        del named, sgd
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        unnamed = hvd.DistributedOptimizer(sgd, op=op)._parameter_names
-        assert unnamed == {model.weight: "parameter.0.0", model.bias: "parameter.0.1"}
-
-
 def scenario_options_of_groups() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(

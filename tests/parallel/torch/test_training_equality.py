@@ -91,7 +91,7 @@ def alone() -> list[list[torch.Tensor]]:
     return [train(case, 0, 1, distributed=False) for case in CASES]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=[1, 3])
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     return run_world(request.param, body)
 
