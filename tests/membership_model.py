@@ -24,6 +24,7 @@ from hvdlite.launch.elastic.actions import (
     EpochFormed,
     Evict,
     Failed,
+    Goodbye,
     Leaving,
     Limits,
     Refused,
@@ -64,6 +65,8 @@ class Job:
         self.entered = False
         self.before_run = pick.choice([0, 0, 2])  # operations before the scripts enter run()
         self.expected_gone: set[int] = set()  # with a verdict, a death, or a clean end
+        self.leavers: set[int] = set()  # who are to leave at the next boundary
+        self.ended_well = False  # whether a worker has, so that nobody takes its place
         self.failed: str | None = None
         self.trace: list[str] = []
         for number in range(self.size):
@@ -95,7 +98,7 @@ class Job:
                 self.begun = action.workers
             elif isinstance(action, Failed):
                 self.failed = action.reason
-                assert self.membership.phase is Phase.OVER
+                self.check_failed(action.reason)
             elif isinstance(action, Entered):
                 self.entered = True
             elif isinstance(action, Replace):
@@ -128,6 +131,8 @@ class Job:
                 assert members[: len(old)] == old, "joiners come last"
                 missing = set(self.formed) - set(members) - self.expected_gone
                 assert not missing, f"{missing} dropped without a verdict"
+                if message["mode"] == "boundary":
+                    self.check_leavers(old, set(members) - set(old))
             self.sync_of[message["epoch"]] = message["sync"]
             if message["mode"] == "resume":
                 for member in members:
@@ -144,8 +149,15 @@ class Job:
             world = self.worlds[message["epoch"]]
             members = [m for m in map(self.workers.__getitem__, world.members) if m.alive]
             assert all(m.script == "boundary" for m in members)
+            self.check_leavers([member.number for member in members], set())
             if members:
                 self.share_state(members, message["sync"])
+
+    def check_leavers(self, old: list[int], joiners: set[int]) -> None:
+        """Check who goes on behind a boundary: leavers only if nobody else has the state."""
+        assert not joiners & self.leavers, "a leaver joins"
+        leavers = self.leavers.intersection(old)
+        assert not leavers or leavers == set(old), f"{leavers} do not leave"
 
     def check_go(self, world: World, message: dict[str, Any]) -> None:
         self.gathered, members = False, [self.workers[member] for member in world.members]
@@ -155,9 +167,10 @@ class Job:
             assert len({member.commits for member in members}) == 1, (
                 "unequal after the commit point"
             )
-            waiting = self.membership._waiting()  # and some of the members may leave at once
-            enough = len(members) + len(waiting) >= self.limits.min_np
-            assert enough or not self.membership._too_few_in_place(), "a step below min-np"
+            # The next boundary may have come at once, where some leave and others join.
+            waiting = [*self.membership._waiting(), *self.membership.members]
+            enough = len({*world.members, *(one.number for one in waiting)}) >= self.limits.min_np
+            assert enough or not self.entered or self.ended_well, "a step below min-np"
         elif world.mode == "boundary":
             assert all(member.script == "boundary" for member in members)
             self.share_state(members, self.sync_of[world.epoch])
@@ -170,6 +183,21 @@ class Job:
             assert sync or member.state == members[0].state, "different states, and no sync"
             member.state, member.acted, member.synced = members[0].state, acted, True
 
+    def check_failed(self, reason: str) -> None:
+        """Check that the job has failed for this reason."""
+        assert self.membership.phase is Phase.OVER
+        alive = [one for one in self.workers.values() if one.alive and one.script != "new"]
+        members = [one for one in alive if one.number in self.begun]
+        if "that has the state" in reason:
+            assert not [one for one in members if one.synced]
+        elif "no worker is left" in reason:
+            assert not members
+        elif "(--min-np)" in reason:
+            staying = [one for one in alive if one.number not in self.leavers]
+            assert len(staying) < self.limits.min_np and not self.ended_well
+        elif "worlds in a row" not in reason:
+            assert self.formed is None, "a failure of the first workers"
+
     def check_formed(self, action: EpochFormed) -> None:
         assert action.workers == self.worlds[action.epoch].members == self.begun
         assert action.epoch == max(self.worlds), "two epochs at a time"
@@ -178,19 +206,7 @@ class Job:
     # The membership thread.
 
     def ready(self, worker: Model, why: str) -> None:
-        message = {
-            "kind": "ready",
-            "epoch": worker.epoch,
-            "why": why,
-            "heard": worker.heard,
-            "synced": worker.synced,
-            "endpoint": {"number": worker.number},
-            "commits": {"0": worker.commits} if worker.epoch >= 0 else {},
-            "stuck": None,
-            "suspect": None,
-            "reason": "the link broke" if why == "lost" else "",
-            "restored": worker.restored,
-        }
+        message = worker.ready(why)
         if why == "lost":
             redoable = (worker.commits + 1) % UNREDOABLE
             if worker.entered and not redoable and not worker.raising:
@@ -360,6 +376,7 @@ class Job:
         elif kind == "silent":
             self.obey(self.membership.heartbeat_lost(worker.number, self.now))
         elif kind == "drain":
+            self.leavers.add(worker.number)
             self.obey(self.membership.drain(worker.number, "its host is drained", self.now))
         elif kind == "asks" and worker.world is not None:
             worker.outbox.append({"kind": "drain", "why": "it got SIGTERM"})
@@ -370,6 +387,9 @@ class Job:
 
     def end(self, ending: tuple[int, str, bool]) -> None:
         self.endings.remove(ending)
+        number, _, clean = ending
+        if clean and number not in self.leavers:
+            self.ended_well = True
         self.obey(self.membership.ended(*ending, self.now))
 
     def hang_up(self, worker: Model) -> None:
@@ -377,7 +397,13 @@ class Job:
         self.obey(self.membership.connection_lost(worker.number, self.now))
 
     def hear(self, worker: Model) -> None:
-        self.obey(self.membership.received(worker.number, worker.outbox.popleft(), self.now))
+        message, known = worker.outbox.popleft(), self.membership.knows(worker.number)
+        if message["kind"] == "drain":
+            self.leavers.add(worker.number)
+        actions = self.membership.received(worker.number, message, self.now)
+        if message["kind"] == "bye" and known:
+            assert Goodbye(worker.number) in actions
+        self.obey(actions)
 
     def lose(self, worker: Model) -> None:
         """The engine has ended by itself."""
@@ -426,6 +452,7 @@ class Job:
                 self.now += self.random.random() * 0.04
             elif self.membership.phase is Phase.DONE:
                 assert not any(worker.alive for worker in self.workers.values())
+                assert self.entered or not any(one.in_run for one in self.workers.values())
                 return "done"
             else:
                 wake_at = self.membership.wake_at()

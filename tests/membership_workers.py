@@ -52,3 +52,19 @@ class Model:
     inbox: deque[dict[str, Any]] = field(default_factory=deque)
     outbox: deque[dict[str, Any]] = field(default_factory=deque)
     hung_up: bool = False  # the registrar has seen the end of its connection
+
+    def ready(self, why: str) -> dict[str, Any]:
+        """Make the message READY."""
+        return {
+            "kind": "ready",
+            "epoch": self.epoch,
+            "why": why,
+            "heard": self.heard,
+            "synced": self.synced,
+            "endpoint": {"number": self.number},
+            "commits": {"0": self.commits} if self.epoch >= 0 else {},
+            "stuck": None,
+            "suspect": None,
+            "reason": "the link broke" if why == "lost" else "",
+            "restored": self.restored,
+        }

@@ -24,14 +24,14 @@ def plan(
 ) -> Plan:
     """Decide who leaves, who joins, and how many workers are missing."""
     # A member that shall leave stays as long as nobody else has the job's state: it first hands the
-    # state over to joiners, in an epoch with both. A job that does not grow any more, because some
-    # worker has finished, goes on with any number of workers.
+    # state over, in an epoch with joiners, or another one if a joiner has died. A job that does not
+    # grow any more, because some worker has finished, goes on with any number of workers.
     # `waiting` has joiners, in the order in which they may join.
     # `growing` says whether joiners may join.
     staying = [worker for worker in members if worker.draining is None]
     joiners = fitting(limits, members, waiting) if growing else []
     if not any(worker.synced for worker in staying):
-        return Plan([], joiners, missing=0 if joiners or not growing else 1)
+        return Plan([], joiners, missing=0 if staying or joiners or not growing else 1)
     leavers = [worker for worker in members if worker.draining is not None]
     short = limits.min_np - len(staying) - len(joiners) if growing else 0
     return Plan(leavers, joiners, max(0, short))

@@ -202,6 +202,20 @@ def test_workers_that_all_have_to_leave_hand_over_first() -> None:
     assert story.numbers == [1]
 
 
+def test_state_is_handed_over_to_one_joiner_when_another_one_dies_meanwhile() -> None:
+    story = formed(1)
+    story.take(story.membership.drain(0, "its host is not listed", story.now))
+    for worker in (1, 2):
+        story.expect(worker)
+        story.ready(worker, "join", epoch=-1, synced=False)
+    at_boundary(story, 0)
+    story.dies(2)
+    at_boundary(story, 0)
+    at_boundary(story, 1, synced=False)
+    story.connected(0, 1)
+    assert story.phase is Phase.FORMED, "it waited for one more joiner"
+
+
 def test_step_waits_for_min_np_and_then_fails() -> None:
     story = formed(2, min_np=2, elastic_timeout=25.0)
     story.dies(1)
