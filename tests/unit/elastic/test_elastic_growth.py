@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hvdlite.launch.elastic.actions import (
     Entered,
     EpochFormed,
@@ -45,72 +43,6 @@ def test_joiner_is_announced_and_joins_last() -> None:
     assert story.last(5, "continue")["sync"] is False
 
 
-def test_notice_comes_again_after_a_death() -> None:
-    story = formed(3)
-    story.expect(5)
-    story.ready(5, "join", epoch=-1)
-    story.dies(2)
-    lost(story, 0, 1)
-    story.connected(0, 1)
-    assert story.kinds(0) == ["notice", "gather", "epoch", "notice", "go"]
-    at_boundary(story, 0, 1)
-    story.connected(0, 1, 5)
-    assert story.numbers == [0, 1, 5]
-    assert story.last(0, "go")
-
-
-def test_data_is_distributed_anew_after_a_shrink_only_in_run() -> None:
-    story = formed(3, in_run=False)
-    story.dies(2)
-    lost(story, 0, 1)
-    story.connected(0, 1)
-    assert story.last(0, "go")
-    story.kinds(1)
-    at_boundary(story, 0, 1)
-    story.kinds(0)
-    story.dies(1)
-    lost(story, 0)
-    story.connected(0)
-    assert story.only(0, "notice") == {"kind": "notice", "version": 1, "removed": True}
-    at_boundary(story, 0)
-    assert story.kinds(0) == ["continue"]
-
-
-@pytest.mark.parametrize("ready", [False, True])
-def test_joiner_that_dies_while_waiting_is_not_missed(ready: bool) -> None:
-    story = formed(1)
-    story.expect(1)
-    if ready:
-        story.ready(1, "join", epoch=-1)
-    story.dies(1)
-    at_boundary(story, 0)
-    assert story.kinds(0)[-1] == "continue"
-
-
-def test_joiner_that_dies_while_its_epoch_forms() -> None:
-    story = formed(2)
-    story.expect(2)
-    story.ready(2, "join", epoch=-1)
-    at_boundary(story, 0, 1)
-    story.dies(2)
-    assert story.last(0, "gather")["epoch"] == 2
-    at_boundary(story, 0, 1)
-    story.connected(0, 1)
-    assert story.event(EpochFormed).workers == (0, 1)
-
-
-def test_joiner_is_a_member_in_the_next_attempt() -> None:
-    story = formed(2)
-    story.expect(2)
-    story.ready(2, "join", epoch=-1)
-    at_boundary(story, 0, 1)
-    story.dies(0)
-    story.ready(2, "join", epoch=-1)
-    at_boundary(story, 1)
-    epoch = story.last(2, "epoch")
-    assert (epoch["rank"], epoch["sync"], epoch["epoch"]) == (1, True, 2)
-
-
 def test_joiner_with_other_settings_is_refused() -> None:
     story = formed(1)
     story.expect(1)
@@ -123,33 +55,22 @@ def test_joiner_with_other_settings_is_refused() -> None:
     assert story.kinds(0)[-1] == "continue"
 
 
-def test_no_more_than_max_np_join() -> None:
-    story = formed(1, max_np=2)
-    for worker in (1, 2):
+def test_joiners_wait_for_nobody_who_died_or_for_whom_there_is_no_room() -> None:
+    story = formed(2, max_np=4)
+    for worker in (2, 3, 4):
         story.expect(worker)
-        story.ready(worker, "join", epoch=-1)
-    at_boundary(story, 0)
-    story.connected(0, 1)
-    assert story.numbers == [0, 1]
-    assert story.kinds(0) == ["notice", "epoch", "go"], "no notice for whom there is no room"
-
-
-def test_drained_worker_leaves_at_the_boundary() -> None:
-    story = formed(3)
-    story.take(story.membership.drain(0, "its host is not listed", story.now))
-    assert story.last(1, "notice")["removed"]
-    at_boundary(story, 0, 1, 2)
-    assert story.kinds(0) == ["notice", "leave"]
-    assert story.event(Leaving) == Leaving(0)
-    epoch = story.last(1, "epoch")
-    assert (epoch["rank"], epoch["sync"]) == (0, False)
-    story.says(0, "bye", commits={})
-    story.ends(0)
-    story.connected(1, 2)
-    assert "worker 0 (host a) left: its host is not listed; 2" in story.event(EpochFormed).line
-    story.expect(3)
+    story.waits(4.0)
     story.ready(3, "join", epoch=-1)
-    assert story.last(1, "notice"), "a drain does not end growth"
+    assert not story.sent
+    story.ready(4, "join", epoch=-1)
+    assert story.only(0, "notice"), "there is no room for worker 2"
+    story = formed(2)
+    story.expect(2)
+    story.expect(3)
+    story.waits(4.0)
+    story.ready(2, "join", epoch=-1)
+    story.dies(3)
+    assert story.only(0, "notice")
 
 
 def test_worker_that_asks_to_leave_leaves_at_the_boundary() -> None:
@@ -173,19 +94,6 @@ def test_worker_that_asks_to_leave_stays_if_all_are_to_stop() -> None:
     at_boundary(story, 1, 2)
     assert Leaving(1) not in story.events and Leaving(2) not in story.events
     assert [story.kinds(worker)[-1] for worker in range(3)] == ["continue"] * 3
-
-
-def test_workers_that_are_to_stop_do_not_wait_for_min_np() -> None:
-    story = formed(3, min_np=3)
-    story.says(2, "drain", why="it got SIGTERM")
-    at_boundary(story, 0, 1, 2)
-    assert story.event(Leaving) == Leaving(2)
-    assert story.kinds(0) == ["notice"], "it waits for another worker"
-    story.take(story.membership.stops(story.now))
-    story.says(2, "bye", commits={})
-    story.ends(2)
-    story.connected(0, 1)
-    assert story.numbers == [0, 1]
 
 
 def test_workers_that_all_have_to_leave_hand_over_first() -> None:
@@ -214,40 +122,6 @@ def test_state_is_handed_over_to_one_joiner_when_another_one_dies_meanwhile() ->
     at_boundary(story, 1, synced=False)
     story.connected(0, 1)
     assert story.phase is Phase.FORMED, "it waited for one more joiner"
-
-
-def test_step_waits_for_min_np_and_then_fails() -> None:
-    story = formed(2, min_np=2, elastic_timeout=25.0)
-    story.dies(1)
-    story.kinds(0)
-    lost(story, 0)
-    assert story.kinds(0) == []
-    story.waits(24.0)
-    text = "1 of at least 2 workers wait for others to join"
-    assert [one for one in story.events if isinstance(one, Warn)] == [Warn(text)] * 2
-    story.waits(2.0)
-    assert "--elastic-timeout (25 s): 1 of at least 2 (--min-np)" in story.event(Failed).reason
-
-
-def test_step_goes_on_below_min_np_once_enough_wait_to_join() -> None:
-    story = formed(3, min_np=3)
-    story.dies(2)
-    lost(story, 0, 1)
-    story.expect(3)
-    story.dies(1)  # while it waits
-    story.kinds(0)
-    story.ready(3, "join", epoch=-1)
-    assert story.kinds(0) == []
-    story.expect(4)
-    story.ready(4, "join", epoch=-1)
-    assert story.last(0, "gather")["gone"] == [[2, "died of SIGKILL"], [1, "died of SIGKILL"]]
-    lost(story, 0)
-    assert story.last(0, "epoch")["mode"] == "resume"
-    story.connected(0)
-    assert story.kinds(0) == ["notice", "go"]
-    at_boundary(story, 0)
-    story.connected(0, 3, 4)
-    assert story.numbers == [0, 3, 4]
 
 
 def test_joiner_that_dies_before_go_is_waited_for_again() -> None:
@@ -296,18 +170,6 @@ def test_boundary_waits_for_min_np_and_then_fails() -> None:
     at_boundary(story, 0)
     story.waits(26.0)
     assert "--elastic-timeout (25 s): 1 of at least 2 (--min-np)" in story.event(Failed).reason
-
-
-def test_boundary_goes_on_once_min_np_are_there() -> None:
-    story = formed(2, min_np=2, elastic_timeout=25.0)
-    story.dies(1)
-    at_boundary(story, 0)
-    story.waits(20.0)
-    story.expect(2)
-    story.ready(2, "join", epoch=-1)
-    story.connected(0, 2)
-    story.waits(60.0)
-    assert story.phase is Phase.FORMED
 
 
 def test_reset_limit_fails_with_the_last_reasons() -> None:
@@ -391,14 +253,6 @@ def test_goodbye_of_a_script_that_raised_is_a_death() -> None:
     assert story.last(0, "notice"), "another one takes its place"
 
 
-def test_clean_end_without_goodbye() -> None:
-    story = formed(1)
-    story.take(story.membership.connection_lost(0, story.now))
-    story.ends(0)
-    assert story.phase is Phase.DONE
-    assert story.none_of(Failed)
-
-
 # Suspicions.
 
 
@@ -412,15 +266,6 @@ def test_broken_link_without_a_death_evicts_who_is_suspected_most() -> None:
     story.waits(0.4)
     assert story.event(Evict) == Evict(1, "worker 0 and 1 more reported: timed out")
     assert story.last(0, "epoch")["mode"] == "resume"
-
-
-def test_two_that_suspect_each_other_lose_the_higher_one() -> None:
-    story = formed(2)
-    story.ready(1, "lost", suspect=0)
-    lost(story, 1, suspect=0)
-    lost(story, 0, suspect=1)
-    story.waits(0.4)
-    assert story.event(Evict).worker == 1
 
 
 def test_death_makes_suspicions_moot() -> None:
@@ -463,20 +308,6 @@ def test_unreachable_member_is_evicted_unless_somebody_died() -> None:
     assert story.phase is Phase.FORMED
 
 
-def test_silent_way_is_held_against_both_of_its_ends() -> None:
-    story = formed(3)
-    lost(story, 0, 0, 1, 2)
-    story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
-    story.waits(0.4)
-    # What the former engine reported does not change who is at the ends of the way.
-    story.ready(1, "lost", suspect=7)
-    lost(story, 0, 2)
-    evicted = story.event(Evict)
-    assert evicted == Evict(2, "worker 2 reported: cannot reach worker 1 (host a): timed out")
-    story.connected(0, 1)
-    assert story.numbers == [0, 1]
-
-
 def test_silent_way_explains_what_others_report() -> None:
     story = formed(4)
     lost(story, 0, 0, 1, 2, 3)
@@ -487,20 +318,6 @@ def test_silent_way_explains_what_others_report() -> None:
     story.says(0, "unreachable", epoch=1, worker=3, reason="left")
     lost(story, 0, 1, 2, 3)
     assert story.event(Evict).worker == 2
-
-
-def test_silent_host_loses_fewer_workers_than_the_other_one() -> None:
-    """While the suspicions come in, nobody's attempt to connect is ended by GATHER."""
-    story = formed(4)
-    lost(story, 0, 0, 1, 2, 3)
-    story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
-    story.waits(0.1)
-    story.says(3, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
-    story.waits(0.3)
-    lost(story, 0, 1, 2, 3)
-    assert story.event(Evict).worker == 1
-    story.connected(0, 2, 3)
-    assert story.numbers == [0, 2, 3]
 
 
 def test_lost_world_without_a_death_or_a_suspect_is_formed_again() -> None:

@@ -24,21 +24,6 @@ SCHEDULES = 10_000
 # The start.
 
 
-def test_first_epoch_has_the_first_workers_in_their_order() -> None:
-    story = Story(3)
-    for worker in (2, 0, 1):
-        assert story.phase is Phase.STARTING
-        story.ready(worker, "start")
-    epochs = [story.last(worker, "epoch") for worker in range(3)]
-    assert [epoch["rank"] for epoch in epochs] == [0, 1, 2]
-    assert {epoch["mode"] for epoch in epochs} == {"start"}
-    story.connected(2, 0)
-    assert not story.sent
-    story.connected(1)
-    assert story.last(1, "go")["clocks"] == [0, 1, 2]
-    assert story.event(EpochFormed) == EpochFormed(0, (0, 1, 2), "world 0: 3 ranks start")
-
-
 @pytest.mark.parametrize("ready", [0, 1, 2])
 def test_worker_that_is_killed_before_the_first_epoch_is_replaced(ready: int) -> None:
     story = Story(2)
@@ -71,17 +56,6 @@ def test_death_that_leaves_too_few_before_the_first_epoch_fails_the_job(ready: i
     assert story.event(Failed).reason == reason
     story.ready(0, "start")
     assert story.phase is Phase.OVER
-
-
-def test_killed_worker_explains_why_another_one_cannot_reach_it() -> None:
-    story = Story(3)
-    for worker in range(3):
-        story.ready(worker, "start")
-    story.says(2, "unreachable", epoch=0, worker=0, reason="refused")
-    story.dies(0)
-    assert story.events.count(Replace()) == 1
-    story.waits(5.0)
-    assert story.none_of(Failed)
 
 
 def test_job_starts_with_the_workers_that_are_there_after_the_start_timeout() -> None:
@@ -217,25 +191,6 @@ def test_cut_counts_what_a_worker_had_handed_out_before_it_left() -> None:
     assert story.last(0, "epoch")["commit_point"] == {"0": 9}
 
 
-def test_cut_is_per_process_set_over_those_who_report_it() -> None:
-    story = formed(3)
-    story.dies(2)
-    story.ready(0, "lost", commits={"0": 3, "1": 5})
-    story.ready(1, "lost", commits={"0": 4})
-    assert story.last(0, "epoch")["commit_point"] == {"0": 4, "1": 5}
-
-
-def test_second_death_while_gathering_needs_no_second_gather() -> None:
-    story = formed(4)
-    story.dies(3)
-    lost(story, 0, 1)
-    story.dies(2)
-    assert story.kinds(0) == ["gather", "epoch"]
-    story.connected(0, 1)
-    line = story.event(EpochFormed).line
-    assert "worker 3 (host a) died of SIGKILL; worker 2 (host a) died of SIGKILL; 2 ranks" in line
-
-
 def test_death_while_forming_gathers_again_and_keeps_the_cut() -> None:
     story = formed(3)
     story.dies(2)
@@ -320,14 +275,6 @@ def test_living_workers_are_waited_for_with_a_warning() -> None:
 
 
 # Boundaries and deaths.
-
-
-def test_death_while_all_others_are_at_a_boundary_needs_no_gather() -> None:
-    story = formed(3)
-    at_boundary(story, 0, 1)
-    story.dies(2)
-    epoch = story.last(0, "epoch")
-    assert (epoch["epoch"], epoch["mode"], epoch["sync"]) == (1, "boundary", False)
 
 
 def test_parked_workers_hand_out_and_come_to_those_at_the_boundary() -> None:
