@@ -8,19 +8,15 @@ after each step are those of the replay.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elastic.arithmetic import (
     BUCKETS,
-    SAMPLES,
     contribution,
     first_weights,
-    sample_gradient,
-    stepped,
     updated,
 )
 
@@ -98,10 +94,7 @@ def agreed_steps(journeys: Mapping[int, Journey]) -> list[Record]:
         if not records:  # Those who made it have died; the state that they left shows it.
             records = {n: one.steps[step] for n, one in journeys.items() if step in one.steps}
         assert records, f"nobody has made step {step}"
-        seen = {
-            (r["epoch"], tuple(r["workers"]), str(r["weights"]), str(r.get("moments")))
-            for r in records.values()
-        }
+        seen = {(r["epoch"], tuple(r["workers"]), str(r["weights"])) for r in records.values()}
         assert len(seen) == 1, f"workers do not agree on step {step}: {seen}"
         record = next(iter(records.values()))
         lost = [n for n in record["workers"] if n in ends and step not in ends[n].steps]
@@ -124,8 +117,11 @@ def check_histories(journeys: Mapping[int, Journey], agreed: list[Record]) -> No
             assert known[record["epoch"]] == tuple(record["workers"])
 
 
-def core_weights(agreed: list[Record]) -> Iterator[list[int]]:
-    """Replay the steps of core workers; yield the weights after each."""
+def check_core_job(journeys: Mapping[int, Journey], steps: int) -> None:
+    """Check a job of core workers: all agree on its steps, and on the weights of the replay."""
+    agreed = agreed_steps(journeys)
+    assert len(agreed) == steps, f"{len(agreed)} steps instead of {steps}"
+    check_histories(journeys, agreed)
     weights = first_weights()
     for record in agreed:
         step, workers = record["step"], record["workers"]
@@ -134,75 +130,7 @@ def core_weights(agreed: list[Record]) -> Iterator[list[int]]:
             for bucket in range(BUCKETS)
         ]
         weights = [updated(w, t, len(workers)) for w, t in zip(weights, totals, strict=True)]
-        yield weights
-
-
-def tries(journeys: Mapping[int, Journey], agreed: list[Record]) -> list[list[Record]]:
-    """Return, by step, what each worker of the step had set out to do: its last try."""
-    last = {
-        number: {r["step"]: r for r in one.records if r["kind"] == "try"}
-        for number, one in journeys.items()
-    }
-    return [[last[worker][one["step"]] for worker in one["workers"]] for one in agreed]
-
-
-def torch_weights(agreed: list[Record], tried: list[list[Record]]) -> Iterator[list[int]]:
-    """Replay the steps of torch workers; yield the weights after each."""
-    weights = first_weights()
-    for record, of_workers in zip(agreed, tried, strict=True):
-        ranks = len(record["workers"])
-        totals = [
-            sum(sample_gradient(one["indices"], bucket, weights[bucket]) for one in of_workers)
-            for bucket in range(BUCKETS)
-        ]
-        weights = [stepped(w, t, ranks) for w, t in zip(weights, totals, strict=True)]
-        yield weights
-
-
-def check_samples(journeys: Mapping[int, Journey], tried: list[list[Record]], epochs: int) -> None:
-    """Check that each epoch has every sample once, and repeats only what pads it."""
-    for epoch in range(epochs):
-        records = [one for of_workers in tried for one in of_workers if one["epoch"] == epoch]
-        seen = Counter(index for record in records for index in record["indices"])
-        missing = set(range(SAMPLES)).difference(seen)
-        assert not missing, f"nobody has seen samples {sorted(missing)} of epoch {epoch}"
-        distributions = [
-            (record["at"], record["padded"])
-            for journey in journeys.values()
-            for record in journey.records
-            if record["kind"] == "distribution" and record["epoch"] == epoch
-        ]
-        repeated = sum(count - 1 for count in seen.values())
-        allowed = sum({padded for _, padded in distributions})
-        assert repeated <= allowed, f"epoch {epoch} repeats {repeated} samples, not {allowed}"
-
-
-def check_torch_job(journeys: Mapping[int, Journey], epochs: int) -> list[Record]:
-    """Check a job of torch workers, and return its steps."""
-    agreed = agreed_steps(journeys)
-    tried = tries(journeys, agreed)
-    check_histories(journeys, agreed)
-    check_weights(journeys, agreed, torch_weights(agreed, tried))
-    check_samples(journeys, tried, epochs)
-    return agreed
-
-
-def check_core_job(journeys: Mapping[int, Journey], steps: int) -> list[Record]:
-    """Check a job of core workers, and return its steps."""
-    agreed = agreed_steps(journeys)
-    assert len(agreed) == steps, f"{len(agreed)} steps instead of {steps}"
-    check_histories(journeys, agreed)
-    check_weights(journeys, agreed, core_weights(agreed))
-    return agreed
-
-
-def check_weights(
-    journeys: Mapping[int, Journey], agreed: list[Record], replay: Iterator[list[int]]
-) -> None:
-    """Check the weights after each step, and at the end of each worker."""
-    weights: list[int] = []
-    for record, weights in zip(agreed, replay, strict=True):
-        assert record["weights"] == weights, f"step {record['step']} differs from the replay"
+        assert record["weights"] == weights, f"step {step} differs from the replay"
     for journey in journeys.values():
         if journey.end is not None:
             assert journey.end["weights"] == weights, f"{journey} ended with other weights"

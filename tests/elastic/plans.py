@@ -27,9 +27,9 @@ class Fault:
         point: the name of the place in the training loop or in the membership thread.
         at: the step, at points of a step; the epoch, while an epoch forms; else how many times the
             worker has come to the point before.
-        how: "kill" (SIGKILL), "last" (SIGKILL, once all others of the epoch have written "once"),
-            "term" (SIGTERM), "raise" (an exception), "exit" (exit status 0), or "soon" (SIGKILL
-            after `delay`, while the worker goes on).
+        how: "kill" (SIGKILL after `delay`), "last" (SIGKILL, once all others of the epoch have
+            written "once"), "term" (SIGTERM), "raise" (an exception), "exit" (exit status 0), or
+            "soon" (SIGKILL after `delay`, while the worker goes on).
         delay: in seconds.
     """
 
@@ -49,13 +49,16 @@ class Plan:
         steps: how many steps a core worker makes; how many epochs workers with torch make.
         faults: who dies where.
         hosts: the workers act as so many hosts; 0 leaves them those on which they are.
-        commit_every: the steps between two commits.
-        pause: seconds between two steps of core workers.
+        commit_every: the steps, or backward passes, between two commits.
+        pause: seconds between two steps, or backward passes.
         hold_at: a step at which the workers wait for workers that join; with virtual ranks, each
-            multiple of it, and `hold_until` is the number of ranks.
-        hold_until: they wait for this epoch.
+            multiple of it.
+        hold_until: they wait for this epoch; with torch, for so many ranks.
         unredoable_at: a step before which workers do what fewer ranks cannot redo.
         unredoable: what core workers do: "alltoall", "reducescatter", or "broadcast" (from rank 1).
+        op: how workers with torch reduce: "average", "sum", "adasum", or "local" (LocalSGD).
+        passes: the backward passes of a step.
+        compressed: whether gradients travel in bfloat16.
     """
 
     folder: str
@@ -68,6 +71,9 @@ class Plan:
     hold_until: int = 0
     unredoable_at: int = -1
     unredoable: str = "alltoall"
+    op: str = "average"
+    passes: int = 1
+    compressed: bool = False
 
     def as_json(self) -> str:
         """Return the text that `read_plan` reads."""
@@ -147,6 +153,7 @@ class Faults:
         if fault.how == "soon":
             threading.Thread(target=_kill_after, args=(fault.delay,), daemon=True).start()
             return
+        time.sleep(fault.delay)
         os.kill(os.getpid(), signal.SIGTERM if fault.how == "term" else signal.SIGKILL)
         time.sleep(60)
 
