@@ -109,7 +109,6 @@ bench: $(DONE)/core $(DONE)/test
 
 soak: $(DONE)/core
 	$(IN_VENV) python tests/elastic/soak.py
-	$(IN_VENV) python tests/elastic/virtual_soak.py
 	$(IN_VENV) python tests/parallel/torch/modes/virtual_proof.py
 	$(IN_VENV) python tests/parameter_server_soak.py
 
