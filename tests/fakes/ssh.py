@@ -8,11 +8,10 @@ from pathlib import Path
 from patience import wait_until
 
 # It writes its process id, which is the agent's, to a file with the name of the host. A file
-# `down.HOST` makes the host unreachable, and while there is a file `late.HOST` it does not answer.
+# `down.HOST` makes the host unreachable.
 _SSH = """#!/bin/sh
 while [ "$1" != "--" ]; do shift; done
 if [ -e "{folder}/down.$2" ]; then echo "connection refused" >&2; exit 255; fi
-while [ -e "{folder}/late.$2" ]; do sleep 0.1; done
 echo $$ > "{folder}/agent.$2.new"
 mv "{folder}/agent.$2.new" "{folder}/agent.$2"
 shift 2

@@ -4,8 +4,7 @@ The fake forms the first epoch when all first workers are expected, and another 
 worker joins or dies. It writes what the launcher tells it to the file TEST_LOG. TEST_EVENTS holds
 events, as Python, that it sends after the first epoch; with TEST_EVENTS_WAIT it waits for a file
 `events` beside the log before. With TEST_NEVER_FORMED there is no epoch; then it sends events only
-with TEST_ENTERED. A worker that has to leave finds a file `leave.N` beside the log. TEST_PATIENCE
-is the time in seconds that the job waits for hosts without which it can start.
+with TEST_ENTERED. A worker that has to leave finds a file `leave.N` beside the log.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from hvdlite.launch.command.cli import main
 from hvdlite.launch.elastic import actions
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Leaving, Limits
 from hvdlite.launch.policies import elastic_run
-from hvdlite.launch.remote import agents
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 
@@ -39,7 +37,8 @@ class FakeRegistrar:
         self._events: list[Event] = []
         self._epoch = -1
         self._members: list[int] = []
-        self._note(f"limits {limits.np} {limits.min_np} {limits.max_np} {limits.heartbeat:g}")
+        seconds = f"{limits.heartbeat:g} {limits.silence:g}"
+        self._note(f"limits {limits.np} {limits.min_np} {limits.max_np} {seconds}")
 
     @classmethod
     def start(cls, job: Job, limits: Limits, address: str | None = None) -> FakeRegistrar:
@@ -115,7 +114,5 @@ class FakeRegistrar:
 
 
 if __name__ == "__main__":
-    if "TEST_PATIENCE" in os.environ:
-        agents._PATIENCE = float(os.environ["TEST_PATIENCE"])
     elastic_run.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
     sys.exit(main())

@@ -91,20 +91,11 @@ def test_contradictions_are_refused_before_anything_starts(
     assert "ran" not in said.out
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("exit 3", "host discovery script 'exit 3' failed with exit status 3"),
-        ("echo no hosts today >&2; false", "failed with exit status 1: no hosts today"),
-        ("echo a b", "printed 'a b' in line 1, which is not host[:slots]: 'a b' is not a name"),
-        ("echo node:0", "node has '0' slots; write a number from 1 to 10000"),
-    ],
-)
-def test_script_that_cannot_be_used_is_refused_at_first(script: str, message: str) -> None:
-    flags = ("-np", "1", "--host-discovery-script", script)
-    result = run_launcher(*flags, *python("print('ran')"))
+def test_script_that_cannot_be_used_is_refused_at_first() -> None:
+    script = "echo no hosts today >&2; exit 3"
+    result = run_launcher("-np", "1", "--host-discovery-script", script, *python("print('ran')"))
     assert (result.returncode, result.stdout) == (1, "")
-    assert message in result.stderr
+    assert f"script '{script}' failed with exit status 3: no hosts today" in result.stderr
 
 
 def test_too_few_slots_end_the_job_after_the_timeout(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> Non
     assert f"hvdlite-run: worker 2 starts on {socket.gethostname()}\n" in stderr
     assert "hvdlite-run: world 2: workers [0, 2]\n" in stderr
     assert job.told()[:5] == [
-        "limits 2 1 None 3",
+        "limits 2 1 None 3 60",  # A worker may be silent for 20 heartbeats.
         "expect 0 False",
         "expect 1 False",
         "ended 1 False died of SIGKILL",
@@ -57,19 +57,6 @@ wait_for("end")
     assert first == "[0] environment 1 0 - 1.5 0 2 0 2 1 0 unix:/nowhere 1\n"
     assert second == "[1] environment 1 1 - 1.5 1 2 1 2 1 0 unix:/nowhere 1\n"
     assert third == "[1] environment 1 2 1 1.5 1 2 0 2 1 0 unix:/nowhere 1\n"
-
-
-def test_job_grows_to_max_np_and_not_before_its_workers_can_take_joiners(tmp_path: Path) -> None:
-    code = "wait_for('end')"
-    with ElasticJob(tmp_path, 1, code, "--max-np", "3") as job:
-        job.read_until("] ready 2 ")
-        job.make("end")
-        assert job.finish()[0] == 0
-    flags = ("--max-np", "3")
-    (tmp_path / "second").mkdir()
-    with ElasticJob(tmp_path / "second", 1, "time.sleep(0.3)", *flags, TEST_EVENTS="[]") as job:
-        assert job.finish()[0] == 0
-        assert [line for line in job.told() if "expect" in line] == ["expect 0 False"]
 
 
 def test_death_kills_the_children_at_once_also_those_in_other_sessions(tmp_path: Path) -> None:
@@ -113,20 +100,6 @@ wait_for("end")
         wait_until(lambda: len(list(fds.iterdir())) == before, "as many descriptors as before")
         job.make("end")
         assert job.finish()[0] == 0
-
-
-@pytest.mark.parametrize("formed", [True, False])
-def test_all_died_and_the_first_failure_is_reported(tmp_path: Path, formed: bool) -> None:
-    code = "if worker == 0: wait_for('end')\nsys.exit(f'boom {worker}' if worker == 1 else 7)"
-    env = {} if formed else {"TEST_NEVER_FORMED": "1"}
-    with ElasticJob(tmp_path, 2, code, "--min-np", "1", TEST_EVENTS="[]", **env) as job:
-        job.noted("ended 1")
-        job.make("end")
-        status, _, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 1
-    assert re.search(r"worker 1 \(host .*\) failed first: exit status 1\n", stderr)
-    assert stderr.endswith("last lines of worker 1's stderr:\n    boom 1\n")
 
 
 def test_report_names_who_went_first_as_the_registrar_saw_it(tmp_path: Path) -> None:
@@ -219,31 +192,6 @@ def test_refused_joiner_is_named_and_its_end_is_not_the_jobs(tmp_path: Path) -> 
     assert status == 0
     assert "hvdlite-run: worker 1 cannot join: another model\n" in stderr
     assert "failed first" not in stderr
-
-
-def test_slots_that_the_script_takes_away_are_drained_and_come_back(tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("localhost:2\n")
-    code = """
-while True:
-    if (folder / f"leave.{worker}").exists():
-        sys.exit(0)
-    if (folder / "end").exists():
-        break
-    time.sleep(0.02)
-"""
-    script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1")
-    with ElasticJob(tmp_path, 2, code, *script) as job:
-        job.pid(1)
-        rewrite(hosts, "localhost:1\n")
-        job.noted("drain 1 its host has 1 slot now")
-        job.noted("ended 1 True exit status 0")
-        rewrite(hosts, "localhost:2\n")
-        job.pid(2)
-        rewrite(hosts, "local host\n")
-        job.make("end")
-        status, _, _, _ = job.finish()
-    assert status == 0
 
 
 def test_worker_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
