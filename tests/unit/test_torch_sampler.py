@@ -180,19 +180,6 @@ def test_pass_that_was_left_goes_on_where_it_was_recorded() -> None:
     assert list(sampler) == [7, 9]
 
 
-def test_iterator_has_the_position_also_without_records() -> None:
-    for size, then in ((2, 3), (3, 2), (4, 1)):
-        iterators = [iter(one) for one in samplers(range(30), size, seed=2)]
-        seen = Counter(next(one) for one in iterators for _ in range(5))
-        state = iterators[0].state_dict()
-        assert state == iterators[-1].state_dict()
-        for one in samplers(range(30), then, seed=2):
-            iterator = iter(one)
-            iterator.load_state_dict(state)
-            seen.update(iterator)
-        assert set(seen) == set(range(30)) and seen.total() - 30 < then
-
-
 def make_stateful(rank: int, size: int, workers: int) -> tuple[Any, DistributedSampler]:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     sampler = DistributedSampler(list(range(64)), size, rank, seed=3)

@@ -69,22 +69,6 @@ def scenario_all_get_the_state_of_rank_0() -> None:
         assert equal_everywhere(everything(model, optimizer))
 
 
-def scenario_restored_ranks_do_the_same_again() -> None:
-    model, optimizer, _ = make_training(wraps=True)
-    state = hvd.elastic.TorchState(model, optimizer, batch=0)
-    state.sync()
-    step(model, optimizer)
-    state.batch += 1
-    state.commit()
-    step(model, optimizer)
-    state.batch += 1
-    after = everything(model, optimizer)
-    state.restore()
-    assert state.batch == 1
-    step(model, optimizer)
-    assert everything(model, optimizer) == after
-
-
 def scenario_one_ranks_message_interrupts_all() -> None:
     state = hvd.elastic.TorchState(epoch=0)
     for version, (informed, update) in enumerate([(0, ADDED), (hvd.size() - 1, REMOVED)], start=1):

@@ -102,12 +102,6 @@ def in_job(*decisions: Decision, joins: bool = False) -> tuple[Told, Fake]:
     return state, fake
 
 
-def test_function_is_called_once_after_the_first_boundary() -> None:
-    state, _ = in_job(START)
-    assert train(state, 6) == 7
-    assert state.calls == ["enter", "sync", "call"]
-
-
 def test_without_a_sync_samplers_are_distributed_anew_all_the_same() -> None:
     state, _ = in_job(GOES_ON)
     train(state, 6)

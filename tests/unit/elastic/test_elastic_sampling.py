@@ -103,15 +103,6 @@ def test_a_replica_does_its_share_at_most() -> None:
     assert segment.processed == 10
 
 
-def test_a_large_world_is_exact() -> None:
-    samples, replicas = 10**7 + 3, 1024
-    segment = sampling.Segment(samples, range(replicas))
-    segment.count(5000)
-    segment.count(17, range(1000))
-    closed = sampling.close((), segment)
-    assert sampling.left_over(samples, closed) == samples - 5000 * 1024 - 17 * 1000
-
-
 # Steps and epochs.
 
 
@@ -198,7 +189,7 @@ class Workers:
         for one in self.alive:
             with one:
                 one.sampler = ElasticSampler(range(samples), shuffle=False)
-        self.loops = self.begin()
+                iter(one.sampler)
 
     def form(self, reason: str) -> None:
         self.epoch += 1
@@ -206,56 +197,16 @@ class Workers:
         for one in self.alive:
             one.history.append(Epoch(self.epoch, workers, one.worker, reason))
 
-    def begin(self) -> list[Iterator[int]]:
-        loops = []
+    def step(self, size: int) -> None:
         for one in self.alive:
-            with one:
-                loops.append(iter(one.sampler))
-        return loops
-
-    def step(self, size: int) -> list[list[int]]:
-        """Do one step; return what each rank has trained on."""
-        trained = []
-        for one, loop in zip(self.alive, self.loops, strict=True):
             with one:
                 steps.begun()
                 steps.committed(self.epoch)
                 one.sampler.record_batch(0, size)
-            trained.append(list(itertools.islice(loop, size)))
-        return trained
 
     def lose(self, rank: int, reason: str) -> None:
-        del self.alive[rank], self.loops[rank]
+        del self.alive[rank]
         self.form(reason)
-
-    def enter_again(self) -> None:
-        for one in self.alive:
-            with one:
-                one.sampler.reset()
-        self.loops = self.begin()
-
-
-def test_what_a_dead_worker_trained_on_is_not_forgotten() -> None:
-    """Horovod forgets it: only the survivors' records are merged."""
-    job = Workers(2, 12)
-    assert job.step(2) == [[0, 2], [1, 3]]
-    job.lose(1, "worker 1 died of SIGKILL")
-    assert job.step(2) == [[4, 6]]
-    job.enter_again()
-    assert [job.step(6)] == [[[5, 7, 8, 9, 10, 11]]]
-
-
-def test_a_worker_that_leaves_makes_the_others_deal_anew() -> None:
-    """In Horovod no sync follows, and the survivors go on with the samplers that they have."""
-    job = Workers(3, 12)
-    assert job.step(1) == [[0], [1], [2]]
-    job.lose(0, "worker 0 left")
-    job.enter_again()
-    assert job.step(5) == [[3, 5, 7, 9, 11], [4, 6, 8, 10, 3]]
-    with job.alive[0] as one:
-        assert one.sampler.padded == 1
-        assert one.sampler.processed_num == 12
-        assert one.sampler.processed_indices == set(range(12))
 
 
 def test_set_epoch_tells_of_samples_that_nobody_has_seen() -> None:
@@ -297,8 +248,8 @@ def test_samples_that_the_script_leaves_out_are_not_missed() -> None:
 def test_set_epoch_tells_that_it_begins_a_partly_done_epoch_anew() -> None:
     job = Workers(1, 10)
     job.step(3)
-    job.enter_again()
     with job.alive[0] as one:
+        one.sampler.reset()
         with pytest.warns(ElasticSamplerWarning, match="3 samples of epoch 0 were done"):
             one.sampler.set_epoch(0)
         assert len(one.sampler) == 10
@@ -335,11 +286,12 @@ def test_a_joiner_deals_as_the_others_with_the_state_of_one_rank(
     with job.alive[0] as root:
         state = root.sampler.state_dict()
         assert state["segments"] == [[2, 3]]
+    shares = []
     for one in job.alive:
         with one:
             one.sampler.load_state_dict(state)
-    job.loops = job.begin()
-    assert job.step(3) == [[4, 7, 9], [6, 8, 10]]
+            shares.append(list(one.sampler))
+    assert shares == [[4, 7, 9], [6, 8, 10]]
 
 
 def test_a_script_whose_steps_nobody_reports_counts_at_once() -> None:

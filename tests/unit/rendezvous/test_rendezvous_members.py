@@ -308,14 +308,6 @@ def test_a_member_whose_listener_has_gone_is_named_soon(hosts: str) -> None:
     assert seconds < LIMIT / 2
 
 
-def test_a_member_that_does_not_come_is_named_at_the_deadline() -> None:
-    with endpoints_of("aa") as endpoints:
-        error = Attempt(endpoints, 0, 2, seconds=ample_seconds(endpoints, 1)).error()
-    assert isinstance(error, UnreachableError)
-    assert error.rank == 1
-    assert str(error) == "rank 1 did not connect to rank 0 in time"
-
-
 def test_the_first_rank_of_a_host_tells_the_others_whom_it_misses() -> None:
     with endpoints_of("aaa") as endpoints:
         seconds = ample_seconds(endpoints, 1)
@@ -364,14 +356,6 @@ def test_a_member_that_stays_in_another_epoch_is_named_at_the_deadline() -> None
         assert "belongs to epoch 2 of the job, its peer to epoch 1" in str(error)
         behind.deadline.give_up()
         behind.wait()
-
-
-def test_a_failed_dial_ends_the_accepting_and_nothing_stays_open() -> None:
-    with endpoints_of("aaa") as endpoints:
-        endpoints[0].close()
-        error = Attempt(endpoints, 1, 1).error()  # It also waits for rank 2, which never comes.
-        assert isinstance(error, UnreachableError)
-        assert error.rank == 0
 
 
 def test_members_with_different_settings_are_refused() -> None:
