@@ -15,10 +15,48 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from faults.jobs import Address
+import psutil
+
 from patience import HANG
 
+Address = tuple[socket.AddressFamily, str | tuple[str, int]]
 HELLO = struct.Struct("<4sHBx16sII32s")  # the same as in hvdlite/rendezvous/handshake.py
+
+
+def socket_inodes(pid: int) -> set[str]:
+    """List the inodes of a process's sockets."""
+    targets = [target for target in open_files(pid) if target.startswith("socket:[")]
+    return {target[8:-1] for target in targets}
+
+
+def open_files(pid: int) -> list[str]:
+    """List what the descriptors of a process refer to; nothing if it has ended."""
+    targets = []
+    with contextlib.suppress(OSError):  # It may end while its folder is read.
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                targets.append(str(Path(f"/proc/{pid}/fd/{name}").readlink()))
+    return targets
+
+
+def listening_unix(inodes: set[str]) -> set[Address]:
+    """List listening Unix sockets, abstract ones with a leading NUL."""
+    found: set[Address] = set()
+    accepts_connections = 0x10000
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if len(fields) == 8 and int(fields[3], 16) & accepts_connections and fields[6] in inodes:
+            found.add((socket.AF_UNIX, fields[7].replace("@", "\0", 1)))
+    return found
+
+
+def listening_tcp(process: psutil.Process) -> set[Address]:
+    """List listening TCP sockets."""
+    return {
+        (connection.family, (connection.laddr.ip, connection.laddr.port))
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
 class Touch:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +10,21 @@ import psutil
 import pytest
 
 from faults.arrays import ones, reduce_array, total_of_ones
-from faults.flood import flooded, flooded_by_another_user
-from faults.jobs import (
+from faults.flood import (
     Address,
+    flooded,
+    flooded_by_another_user,
     listening_tcp,
     listening_unix,
     socket_inodes,
-    stepping_job,
 )
 from harness import World
 from hvdlite import basics
-from hvdlite.rendezvous.address import dial
-from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.store import Store, StoreClient
-from patience import HANG, Stopwatch, wait_until
+from patience import Stopwatch, wait_until
 
 CONNECTIONS = 10_000
 IDLE = 300
 GROWTH = 10 << 20
-REFUSED_WITHIN = 2.0
 
 
 def resident(pid: int) -> int:
@@ -92,50 +85,3 @@ def test_world_starts_amid_a_flood_of_another_user(tmp_path: Path) -> None:
             (tmp_path / "go").touch()
             results = world.wait()
     assert [result.value["wrong"] for result in results] == [0, 0]
-
-
-def test_garbage_to_every_port_of_a_running_job(tmp_path: Path) -> None:
-    trap = tmp_path / "trap"
-    with stepping_job(tmp_path, hosts=2) as job:
-        wait_until(lambda: job.steps() > 50, "the job does steps")
-        before = {process.pid: resident(process.pid) for process in job.processes()}
-        steps = job.steps()
-        with flooded(job.listening(), CONNECTIONS, IDLE, trap):
-            wait_until(lambda: job.steps() > steps + 50, "the job goes on")
-            for pid, size in before.items():
-                assert resident(pid) - size < GROWTH
-        assert job.stop() == 0
-    assert not trap.exists()
-
-
-@pytest.fixture
-def meeting() -> Any:
-    job = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
-    with Store.start(2, job) as store:
-        yield store, job
-
-
-def both_ranks_meet(store: Store, job: Job) -> bool:
-    """Exchange a value between the two real ranks."""
-    answers: list[list[str]] = []
-
-    def come(rank: int) -> None:
-        with StoreClient(store.address, job, rank, deadline=Deadline(HANG)) as client:
-            answers.append(client.exchange("a key", f"secret of rank {rank}"))
-
-    ranks = [threading.Thread(target=come, args=(rank,)) for rank in range(2)]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    return answers == [["secret of rank 0", "secret of rank 1"]] * 2
-
-
-def test_silent_stranger_is_shown_out(meeting: Any) -> None:
-    store, job = meeting
-    watch = Stopwatch()
-    with dial(store.address, Deadline(HANG)) as silent:
-        silent.settimeout(HANG)
-        assert silent.recv(1) == b""
-    assert watch.seconds() <= REFUSED_WITHIN + 0.5
-    assert both_ranks_meet(store, job)

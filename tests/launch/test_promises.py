@@ -85,26 +85,14 @@ class Jobs:
         return MarkedJob(3, *self._flags, *python(code), program=DRIVER, env=self._env)
 
 
-@pytest.fixture(params=[f"{kind}-here" for kind in KINDS])
+# Each kind has its rows at one of the places.
+@pytest.fixture(params=[("fixed", "ssh"), ("elastic", "here"), ("servers", "ssh")])
 def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> Jobs:
-    return Jobs(*request.param.split("-"), folder=tmp_path)
+    return Jobs(*request.param, folder=tmp_path)
 
 
-@pytest.fixture(params=[f"{kind}-{hosts}" for kind in KINDS for hosts in HOSTS])
-def jobs_anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Jobs:
-    return Jobs(*request.param.split("-"), folder=tmp_path)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", NAMES)
 def test_signal_ends_ranks_and_their_children(jobs: Jobs, number: signal.Signals) -> None:
-    check_that_signal_ends(jobs, number)
-
-
-def test_sigterm_ends_ranks_and_their_children(jobs_anywhere: Jobs) -> None:
-    check_that_signal_ends(jobs_anywhere, signal.SIGTERM)
-
-
-def check_that_signal_ends(jobs: Jobs, number: signal.Signals) -> None:
     with jobs.start(FAMILY) as job:
         job.wait_until_ready(3)
         assert len(job.alive()) >= 3 * 4
@@ -135,10 +123,8 @@ def test_second_signal_kills_at_once(jobs: Jobs) -> None:
     assert seconds <= 0.8
 
 
-def test_sigusr1_reaches_ranks_and_not_their_children_and_the_job_goes_on(
-    jobs_anywhere: Jobs,
-) -> None:
-    with jobs_anywhere.start(TOLD) as job:
+def test_sigusr1_reaches_ranks_and_not_their_children_and_the_job_goes_on(jobs: Jobs) -> None:
+    with jobs.start(TOLD) as job:
         job.wait_until_ready(6)
         before = len(job.alive())
         job.signal(signal.SIGUSR1)
@@ -150,8 +136,8 @@ def test_sigusr1_reaches_ranks_and_not_their_children_and_the_job_goes_on(
     assert (status, stdout) == (143, "")
 
 
-def test_death_of_the_launcher_ends_ranks_and_their_groups(jobs_anywhere: Jobs) -> None:
-    with jobs_anywhere.start(DEAF + GROUP) as job:
+def test_death_of_the_launcher_ends_ranks_and_their_groups(jobs: Jobs) -> None:
+    with jobs.start(DEAF + GROUP) as job:
         job.wait_until_ready(3)
         job.signal(signal.SIGKILL)
         assert job.seconds_until_gone() <= BOUND

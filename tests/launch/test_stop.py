@@ -14,6 +14,7 @@ import pytest
 
 from harness import shm_entries
 from launch.marked import DEAF_SLEEPER, SLEEPER, MarkedJob, python
+from launch.test_real_job import LOOP
 
 BOUND = 2.0
 # A rank that prints which signal it got, and then saves something until there is a file SAVE, or
@@ -66,17 +67,6 @@ def test_ranks_have_time_to_save_and_are_told_by_the_users_signal(
     match = re.search(r"waiting up to (\d+) s for ranks 0, 1; (.*) again ends them at once\n", note)
     assert match and match[2] == again, note
     assert 30 - waited - 1 <= int(match[1]) <= 28
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_grace_of_zero_kills_at_once(number: int) -> None:
-    with MarkedJob(2, "--grace", "0", *python(DEAF)) as job:
-        job.wait_until_ready(2)
-        job.signal(number)
-        status, _, _, seconds = job.finish()
-        assert job.alive() == []
-    assert status == 128 + number
-    assert seconds <= BOUND
 
 
 def test_signal_after_a_failure_does_not_make_the_job_last_longer(tmp_path: Path) -> None:
@@ -190,9 +180,10 @@ def test_death_of_the_launcher_while_it_starts_ranks() -> None:
             assert job.seconds_until_gone() <= BOUND
 
 
-def test_killing_everything_leaves_no_file_behind() -> None:
+def test_killing_everything_leaves_nothing_behind(tmp_path: Path) -> None:
     before = shm_entries()
-    with MarkedJob(3, *python(SLEEPER)) as job:
+    code = LOOP + "while True: step()"
+    with MarkedJob(3, *python(code), env={"TMPDIR": str(tmp_path)}) as job:
         job.wait_until_ready(3)
         pids = job.alive()
         job.event()
@@ -201,6 +192,7 @@ def test_killing_everything_leaves_no_file_behind() -> None:
                 os.kill(pid, signal.SIGKILL)
         assert job.seconds_until_gone() <= 3.0
     assert not [name for name in shm_entries() - before if "hvdlite" in name]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_of_a_launcher_with_blocked_signals_have_none() -> None:

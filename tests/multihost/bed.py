@@ -180,6 +180,13 @@ class Bed:
         """Build the command that runs another one on a host."""
         return ["nsenter", "-t", str(self._pids[host]), "-a", *command]
 
+    def command_of_ranks(self) -> list[str]:
+        """Build the prefix of a command by which a rank has the network of the host of its number.
+
+        Its other namespaces are those of the test.
+        """
+        return ["sh", "-c", f'exec ip netns exec {self._mark}$HVDLITE_RANK "$@"', "sh"]
+
     def run(self, host: int, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end."""
         return subprocess.run(
@@ -224,8 +231,8 @@ class Bed:
                 found.append(int(name))
         return found
 
-    def seconds_until_gone(self, hosts: Sequence[int] | None = None) -> float:
-        """Wait until no rank and no agent is left on (these) hosts; return the seconds it took.
+    def seconds_until_gone(self) -> float:
+        """Wait until no rank and no agent is left on the hosts; return the seconds it took.
 
         The seconds are those of a `Stopwatch`.
         """
@@ -234,7 +241,7 @@ class Bed:
             lambda: (
                 not any(
                     self.processes(host, text)
-                    for host in (range(len(self.names)) if hosts is None else hosts)
+                    for host in range(len(self.names))
                     for text in (MARK, "hvdlite.launch")
                 )
             ),
@@ -254,10 +261,6 @@ class Bed:
         """Limit the rate at which a host sends, in tc's notation, such as "50mbit"."""
         limit = ["tbf", "rate", rate, "burst", "64k", "latency", "50ms"]
         _run("tc", "-n", self.space(host), "qdisc", "replace", "dev", "eth0", "root", *limit)
-
-    def lose_packets(self, host: int, per_thousand: int) -> None:
-        """Drop `per_thousand` of 1000 packets that a host receives, at random."""
-        self._filter(host, "input", f"numgen random mod 1000 < {per_thousand} drop")
 
     def drop(self, host: int, *ways: str, peer: int | None = None, but_ssh: bool = False) -> None:
         """Drop all that a host receives ("input"), sends ("output"), or both.

@@ -1,4 +1,4 @@
-"""Other ways to start ranks on two hosts: hvdlite.run, --compat, torchrun and Open MPI."""
+"""Other ways to start ranks on two hosts: hvdlite.run, and torchrun."""
 
 from __future__ import annotations
 
@@ -47,18 +47,6 @@ def test_run_from_python(two_hosts: Bed) -> None:
     assert done.stdout == f"{results}\nboom on node2 | rank 1:\n", done.stderr
 
 
-@pytest.mark.long
-def test_horovods_names_on_every_host(two_hosts: Bed) -> None:
-    code = (
-        "import horovod.torch as hvd, torch, os; hvd.init();"
-        "print(hvd.rank(), os.environ['HOROVOD_HOSTNAME'], hvd.allreduce(torch.ones(1)).item())"
-    )
-    launcher = two_hosts.start_launcher("--compat", "-H", "node1,node2", *python(code))
-    status, stdout, stderr, _ = finish(launcher)
-    assert status == 0, stderr
-    assert sorted(stdout.splitlines()) == ["[0] 0 node1 1.0", "[1] 1 node2 1.0"]
-
-
 def placements(outputs: list[str]) -> dict[int, list[int]]:
     lines = [line.split() for text in outputs for line in text.splitlines() if "placement " in line]
     return {int(line[1]): [int(number) for number in line[2:]] for line in lines}
@@ -93,47 +81,5 @@ def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
         0: [4, 6, 0, 2, 0, 2],
         1: [4, 6, 1, 2, 0, 2],
         2: [4, 6, 0, 2, 1, 2],
-        3: [4, 6, 1, 2, 1, 2],
-    }
-
-
-@pytest.mark.long
-@pytest.mark.skipif(" " in sys.prefix, reason="Open MPI's ssh splits its own path at spaces")
-def test_open_mpi_on_two_hosts(two_hosts: Bed) -> None:
-    """With --map-by node, ranks alternate between the hosts; Open MPI tells the local ranks."""
-    env = {
-        **base_environment(),
-        "PYTHONPATH": TESTS,
-        "OMP_NUM_THREADS": "1",
-        "HVDLITE_TOKEN": secrets.token_hex(32),
-        "HVDLITE_RENDEZVOUS": f"{two_hosts.addresses[0]}:23456",
-    }
-    done = subprocess.run(
-        two_hosts.inside(
-            0,
-            *(str(BIN / "prterun"), "--personality", "ompi", "--allow-run-as-root"),
-            *(
-                "--prefix",
-                sys.prefix,
-                "--prtemca",
-                "plm_ssh_agent",
-                f"ssh -F {two_hosts.ssh_config}",
-            ),
-            *("--prtemca", "prte_if_include", "eth0", "--map-by", "node"),
-            *("--host", "node1:2,node2:2", "-n", "4"),
-            *("-x", "HVDLITE_TOKEN", "-x", "HVDLITE_RENDEZVOUS", "-x", "PYTHONPATH"),
-            *(sys.executable, PROGRAM),
-        ),
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=2 * HANG,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert placements([done.stdout]) == {
-        0: [4, 6, 0, 2, 0, 2],
-        1: [4, 6, 0, 2, 1, 2],
-        2: [4, 6, 1, 2, 0, 2],
         3: [4, 6, 1, 2, 1, 2],
     }
