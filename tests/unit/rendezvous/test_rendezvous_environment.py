@@ -77,10 +77,6 @@ def test_torchrun_ranks_agree_on_everything_but_who_serves() -> None:
     assert first.serves_store and not second.serves_store
 
 
-def test_torchrun_jobs_do_not_meet() -> None:
-    assert detect(TORCHRUN).rendezvous != detect({**TORCHRUN, "MASTER_PORT": "1"}).rendezvous
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -97,11 +93,6 @@ def test_torchrun_jobs_do_not_meet() -> None:
 def test_bad_variable_is_named(change: dict[str, str], message: str) -> None:
     with pytest.raises(BootstrapError, match=message):
         detect({**OWN, **change})
-
-
-def test_torchrun_on_several_hosts_says_what_to_do() -> None:
-    with pytest.raises(BootstrapError, match="hvdlite-run"):
-        detect({**TORCHRUN, "WORLD_SIZE": "4"})
 
 
 @pytest.mark.parametrize(
@@ -266,11 +257,6 @@ def test_worker_of_an_elastic_job_knows_its_number() -> None:
     assert detect({**ELASTIC, "HVDLITE_JOINER": "1"}).joiner
     assert not detect(OWN).elastic
     assert not detect({**ELASTIC, "HVDLITE_ELASTIC": "0"}).elastic
-
-
-def test_elastic_job_of_one_rank_knows_its_registrar() -> None:
-    worker = detect({**ELASTIC, "HVDLITE_RANK": "0", "HVDLITE_SIZE": "1"})
-    assert (worker.size, worker.rendezvous, len(worker.token)) == (1, "unix:name", 32)
 
 
 @pytest.mark.parametrize(

@@ -58,16 +58,6 @@ def test_client_refuses_a_server_that_does_not_know_the_secret() -> None:
         client.feed(bytes(32))
 
 
-def test_other_epoch_is_told_both_epochs_and_its_rank() -> None:
-    client = ClientHandshake(Job(JOB.token, JOB.job_id, 9), 1, Role.CONTROL)
-    server = ServerHandshake(JOB, size=4)
-    with pytest.raises(RefusedError):
-        server.feed(client.hello)
-    assert server.refusal is not None
-    with pytest.raises(RefusedError, match=r"rank 1 belongs to epoch 9 .* epoch 3"):
-        client.feed(server.refusal)
-
-
 def test_other_version_is_told_both_versions_and_its_rank() -> None:
     client = ClientHandshake(JOB, 1, Role.CONTROL)
     server = ServerHandshake(JOB, size=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ from faults.ports import free_port
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous import dial, serving
 from hvdlite.rendezvous.address import address_of, listen
-from hvdlite.rendezvous.deadline import Deadline, GivenUpError
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.endpoint import Endpoint
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect
 from hvdlite.rendezvous.handshake import Job
@@ -88,17 +87,16 @@ def test_name_that_never_resolves_ends_rank_0_at_the_start_timeout(
     assert capfd.readouterr().err.count(said) == 1
 
 
-def test_waiting_for_a_name_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    Names(monkeypatch, late=1 << 30, before=None)
-    worker, deadline = by_hand(0, f"{POD}:23456"), Deadline(0)
-    threading.Timer(0.3, deadline.give_up).start()
-    with pytest.raises(GivenUpError):
-        serve_store(worker, job_of(worker), deadline)
-
-
 def test_address_of_another_host_ends_rank_0_at_once() -> None:
     worker = by_hand(0, f"{ELSEWHERE}:23456")
     with pytest.raises(BootstrapError, match=f"cannot listen at {ELSEWHERE}:23456: Cannot assign"):
+        serve_store(worker, job_of(worker), Deadline(0))
+
+
+def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
+    two_hosts = {"HVDLITE_LOCAL_RANK": "0", "HVDLITE_LOCAL_SIZE": "1"}
+    worker = by_hand(0, f"127.0.0.1:{free_port()}", **two_hosts)
+    with pytest.raises(BootstrapError, match="which no other host can reach; set HVDLITE_RENDEZ"):
         serve_store(worker, job_of(worker), Deadline(0))
 
 

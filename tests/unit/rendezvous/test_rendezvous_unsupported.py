@@ -48,10 +48,6 @@ def test_n_worlds_of_one_in_silence_are_refused(variables: dict[str, str], messa
     with pytest.raises(BootstrapError, match=message) as raised:
         detect(variables)
     assert "if it is to train alone, set HVDLITE_SIZE=1" in str(raised.value)
-
-
-@pytest.mark.parametrize(("variables", "message"), SEVERAL)
-def test_size_of_one_insists(variables: dict[str, str], message: str) -> None:
     worker = detect({**variables, "HVDLITE_SIZE": "1"})
     assert (worker.rank, worker.size, worker.rendezvous) == (0, 1, None)
 
