@@ -34,10 +34,6 @@ def test_without_arguments_it_shows_help() -> None:
     )
 
 
-def test_version() -> None:
-    assert run_launcher("--version").stdout == f"hvdlite {hvdlite.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,13 +81,6 @@ def test_habits_of_other_launchers(arguments: tuple[str, ...], tmp_path: Path) -
     assert sorted(result.stdout.splitlines()) == shown, result.stderr
 
 
-def test_script_that_is_a_program_is_run_as_one(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("#!/bin/sh\necho by itself\n")
-    script.chmod(0o755)
-    assert run_launcher("-np", "1", "./train.py", cwd=tmp_path).stdout == "[0] by itself\n"
-
-
 def test_package_itself_is_the_launcher() -> None:
     command = [sys.executable, "-m", "hvdlite", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
@@ -131,15 +120,6 @@ def test_a_job_inside_a_job_is_one_of_its_own() -> None:
         "-np", "1", *inner, *python("import os; print(os.environ['HVDLITE_SIZE'])")
     )
     assert sorted(result.stdout.splitlines()) == ["[0] [0] 2", "[0] [1] 2"]
-
-
-def test_flags_set_the_knobs_of_the_ranks() -> None:
-    flags = ("--fusion-threshold-mb", "1.5", "--cache-capacity", "7", "--log-level", "debug")
-    (rank,) = environments("-np", "1", "--start-timeout", "12", *flags)
-    assert rank["HVDLITE_FUSION_THRESHOLD"] == str(3 << 19)
-    assert rank["HVDLITE_CACHE_CAPACITY"] == "7"
-    assert rank["HVDLITE_LOG_LEVEL"] == "debug"
-    assert float(rank["HVDLITE_START_TIMEOUT"]) == 12
 
 
 def caps(result: LauncherResult) -> list[str]:
@@ -190,12 +170,6 @@ def test_memory_stays_with_a_rank_unless_the_user_set_up_the_allocator(
     assert sorted(result.stdout.splitlines()) == [f"[0] {faults}", f"[1] {faults}"]
 
 
-def test_verbose_says_what_is_started_without_the_secret() -> None:
-    result = run_launcher("-np", "2", "--verbose", *python("print('x')"))
-    assert "rank 1: pid " in result.stderr
-    assert "TOKEN" not in result.stderr
-
-
 def test_stdin_is_empty_for_all() -> None:
     result = run_launcher("-np", "2", *python("import sys; print(repr(sys.stdin.read()))"))
     assert sorted(result.stdout.splitlines()) == ["[0] ''", "[1] ''"]
@@ -211,15 +185,6 @@ def test_folder_with_a_space(tmp_path: Path) -> None:
     )
     assert sorted(result.stdout.splitlines()) == ["[0] 42", "[1] 42"]
     assert (folder / "out put" / "rank.1" / "stdout").read_text() == "42\n"
-
-
-def test_signal_dispositions_of_a_rank_are_the_usual_ones() -> None:
-    show = "grep -E 'SigIgn|SigBlk' /proc/self/status"
-    result = run_launcher("-np", "1", "sh", "-c", show)
-    # The process that started the tests may ignore signals. A rank inherits exactly these.
-    usual = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
-    shown = [line.removeprefix("[0] ") for line in result.stdout.splitlines()]
-    assert shown == usual.stdout.splitlines()
 
 
 def test_container_that_refuses_pidfd_open_is_one_sentence() -> None:

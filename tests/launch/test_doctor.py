@@ -4,7 +4,6 @@ import re
 
 from harness import base_environment
 from hvdlite.launch.command import doctor
-from hvdlite.launch.command.doctor import Finding, table
 from launcher import run_launcher
 
 
@@ -19,21 +18,6 @@ def test_doctor_says_what_works() -> None:
 def test_frameworks_are_found_whatever_their_wheels_are_called() -> None:
     for finding in doctor.frameworks():  # the tests have all of them, tensorflow-cpu for one
         assert finding.works and re.match(r"\d+\.\d+", finding.text), finding
-
-
-def test_doctor_says_why_something_does_not_work() -> None:
-    def probe() -> str:
-        raise PermissionError("memfd_create is forbidden here")
-
-    finding = doctor._check("shared memory", probe)
-    assert finding == Finding(
-        "shared memory", False, "PermissionError: memfd_create is forbidden here"
-    )
-
-
-def test_table_is_aligned() -> None:
-    rows = {"speed": [Finding("a", True, "1"), Finding("long name", False, "2")]}
-    assert table(rows).splitlines() == ["speed", "  yes  a          1", "  no   long name  2"]
 
 
 def test_ranks_that_do_not_start_are_a_finding() -> None:

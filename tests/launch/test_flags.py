@@ -67,10 +67,6 @@ def test_every_knob_but_the_expert_ones_has_a_flag(knob: dict[str, str]) -> None
     assert knob["help"][:20] in build_parser(shows_all=True).format_help()
 
 
-def test_expert_knobs_are_knobs() -> None:
-    assert set(EXPERT) <= {knob["name"] for knob in _core.knobs()}
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -157,11 +153,6 @@ def test_switch_takes_a_value_or_none(arguments: list[str], value: str) -> None:
         assert options.command == command
 
 
-def test_knobs_that_count_take_a_number() -> None:
-    options = build_parser().parse_args(["--check-replicas", "100", "python", "x.py"])
-    assert variables(options) == {"HVDLITE_CHECK_REPLICAS": "100"}
-
-
 def test_switch_that_says_no_takes_no_value() -> None:
     for flag in ("--no-check-finite", "--no-stall-check"):
         assert build_parser().parse_args([flag, "1"]).command == ["1"]
@@ -198,20 +189,6 @@ def test_what_changes_nothing_is_accepted_and_said() -> None:
     assert (result.returncode, result.stdout) == (0, "[0] ran\n")
     assert "--gloo changes nothing here: there is one data plane" in result.stderr
     assert "--cycle-time-ms changes nothing here: there are no cycles" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--jsrun"], "--jsrun: there is no jsrun here; use -H"),
-    ],
-)
-def test_what_there_is_not_is_refused_with_the_reason(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        build_parser().parse_args(["-np", "2", *arguments, "python", "train.py"])
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--config-file", "--hostfile"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +100,9 @@ def test_this_machine_needs_no_ssh() -> None:
 
 
 def test_ssh_runs_one_program_with_fixed_words() -> None:
-    command = ssh_command("node1", Ssh(port=2222, python="/opt/my env/bin/python"))
+    key = Path("/my keys/one")
+    ssh = Ssh(port=2222, identity_file=key, python="/opt/my env/bin/python")
+    command = ssh_command("node1", ssh)
     assert command[-7:] == [
         "node1",
         "exec",
@@ -111,6 +114,7 @@ def test_ssh_runs_one_program_with_fixed_words() -> None:
     ]
     assert command[command.index("node1") - 1] == "--"
     assert "BatchMode=yes" in command and command[command.index("-p") + 1] == "2222"
+    assert command[command.index("-i") + 1] == str(key)
 
 
 def test_what_ssh_says_last_is_what_is_shown() -> None:

@@ -46,7 +46,6 @@ print("ready", *[os.environ[name] for name in names.split()], os.getpid(), flush
 while os.environ["HVDLITE_RANK"] == "0" or not os.path.exists(os.environ["TEST_FOLDER"] + "/end"):
     time.sleep(0.02)
 """
-LOST = "[node 1] takes no part now: lost the connection to its host"
 
 
 class TwoNodes:
@@ -124,17 +123,6 @@ def test_worker_of_another_node_gets_a_successor_there(two: TwoNodes) -> None:
     assert "[node 1]" in stderr
 
 
-def test_elastic_job_survives_a_node(two: TwoNodes) -> None:
-    two.start(ELASTIC, "--min-np", "2")
-    two.ready(4)
-    two.nodes[1].process.kill()
-    two.nodes[0].wait_for_stderr(LOST)
-    two.read_until("world of 2")  # The kernel may end the workers of node 1 a moment later.
-    stdout, _ = two.end()
-    assert stdout.count("done with 2") == 2
-    assert two.nodes[1].finish()[0] == -signal.SIGKILL
-
-
 def test_node_that_comes_back_has_workers_again(two: TwoNodes) -> None:
     two.start(ELASTIC, "--min-np", "2", "--blacklist-cooldown-range", "1", "2")
     two.ready(4)
@@ -191,23 +179,3 @@ def test_node_that_is_taken_away_leaves_the_job(two: TwoNodes) -> None:
     stdout, stderr = two.end()
     assert stdout.count("done with 2") == 2
     assert "[node 1] is taken away (SIGTERM to its agent)" in stderr
-
-
-def test_servers_and_workers_on_two_nodes(two: TwoNodes) -> None:
-    two.start(SERVERS, "--servers", "1")
-    said = two.ready(4)
-    assert [said[number][:3] for number in range(4)] == [[str(n), "4", "1"] for n in range(4)]
-    os.kill(int(said[3][3]), signal.SIGKILL)
-    assert two.ready(1)[4][:3] == ["3", "4", "1"]
-    two.end()
-    status, _, stderr, _ = two.nodes[1].finish()
-    assert status == 0, stderr
-
-
-def test_servers_go_on_without_a_node(two: TwoNodes) -> None:
-    two.start(SERVERS, "--servers", "1")
-    two.ready(4)
-    two.nodes[1].process.kill()
-    two.nodes[0].wait_for_stderr(LOST)
-    wait_until(lambda: len(two.nodes[1].alive()) == 0, "the end of the processes of node 1")
-    two.end()

@@ -27,14 +27,6 @@ print("ready", flush=True)
 """
 
 
-def test_job_ends_well() -> None:
-    code = LOOP + "for _ in range(100): step()\nprint(basics.rank(), basics.size(), memory[0])"
-    result = run_launcher("-np", "4", *python(code))
-    assert result.returncode == 0, result.stderr
-    shown = sorted(line for line in result.stdout.splitlines() if "ready" not in line)
-    assert shown == [f"[{rank}] {rank} 4 1.0" for rank in range(4)]
-
-
 def test_exception_of_one_rank_is_what_the_user_sees_last() -> None:
     code = LOOP + (
         "for i in range(10**9):\n"
@@ -67,40 +59,6 @@ def test_killed_rank_is_named_though_others_raise() -> None:
     assert status == 128 + signal.SIGKILL
     assert "hvdlite-run: rank 2 (host " in stderr
     assert f"pid {victim}) failed first: killed by SIGKILL" in stderr
-
-
-def test_ctrl_c_in_the_middle_of_training() -> None:
-    with MarkedJob(3, *python(LOOP + "while True: step()")) as job:
-        job.wait_until_ready(3)
-        job.signal(signal.SIGINT)
-        status, _, stderr, seconds = job.finish()
-        assert job.alive() == []
-    assert status == 130
-    assert seconds <= 2.0
-    assert "KeyboardInterrupt" in stderr
-    assert "hvdlite.launch" not in stderr  # The launcher itself shows no traceback.
-
-
-def test_death_of_the_launcher_in_the_middle_of_training() -> None:
-    with MarkedJob(3, *python(LOOP + "while True: step()")) as job:
-        job.wait_until_ready(3)
-        job.signal(signal.SIGKILL)
-        assert job.seconds_until_gone() <= 2.0
-
-
-def test_rank_that_never_calls_init_ends_the_start_in_time() -> None:
-    code = (
-        "import os, time\nif os.environ['HVDLITE_RANK'] == '1': time.sleep(600)\n"
-        "from hvdlite import basics\nprint('ready', flush=True)\nbasics.init()"
-    )
-    with MarkedJob(2, "--start-timeout", "2", *python(code)) as job:
-        job.wait_until_ready(1)
-        job.event()
-        status, _, stderr, seconds = job.finish()
-        assert job.alive() == []
-    assert status == 1
-    assert seconds <= 2.0 + 4.0
-    assert "BootstrapError" in stderr
 
 
 def test_nothing_listens_once_the_ranks_are_connected() -> None:

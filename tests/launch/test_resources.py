@@ -15,15 +15,6 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), (None, 8)]
-)
-def test_cores_follow_the_containers_quota(cgroup: Path, quota: str | None, cores: int) -> None:
-    if quota is not None:
-        (cgroup / "cpu.max").write_text(quota + "\n")
-    assert resources.available_cores() == cores
-
-
 MEMBERSHIP = "9:cpuset:/job\n4:cpu,cpuacct:/job\n0::/pods/one\n"
 
 

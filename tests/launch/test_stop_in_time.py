@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -88,14 +87,6 @@ def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
     assert stderr.endswith(STOPPED)
 
 
-def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
-    code = "loop()\nsys.exit(EXIT_STOPPED)"
-    stdout, stderr = stop_by_signal(signal.SIGUSR1, 3, code, ready=3)
-    [where] = steps_in(stdout)
-    assert where.endswith(": SIGUSR1")
-    assert stderr == STOPPED
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signal_reaches_the_ranks_of_another_host(number: int, tmp_path: Path) -> None:
     child = "child = subprocess.Popen(['sleep', '600'])\n"
@@ -103,39 +94,6 @@ def test_signal_reaches_the_ranks_of_another_host(number: int, tmp_path: Path) -
     env = {**ENV, "PATH": fake_ssh(tmp_path)}
     stdout, _ = stop_by_signal(number, 2, code, "-H", "far1:2", ready=2, env=env)
     assert len(steps_in(stdout)) == 1 and stdout.count("child None") == 2, stdout
-
-
-def test_rank_that_watches_and_never_asks_dies_after_the_grace() -> None:
-    code = PRELUDE + "time.sleep(600)"
-    with MarkedJob(2, "--grace", "1.2", *python(code), env=ENV) as job:
-        job.wait_until_ready(2)
-        job.signal(signal.SIGTERM)
-        status, _, stderr, _ = job.finish()
-        waited = time.monotonic() - job.signalled_at
-        assert job.alive() == []
-    assert status == 143
-    assert waited >= 1.2
-    assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1\n")
-
-
-def test_second_signal_kills_ranks_that_save() -> None:
-    code = PRELUDE + "loop()\nsay('ready to save')\ntime.sleep(600)"
-    with MarkedJob(2, *python(code), env=ENV) as job:
-        job.wait_until_ready(2)
-        job.signal(signal.SIGTERM)
-        job.wait_until_ready(2)
-        job.signal(signal.SIGTERM)
-        status, _, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 143
-    assert "by request" not in stderr
-
-
-def test_job_is_to_be_run_again_if_any_rank_says_so() -> None:
-    code = PRELUDE + "basics.shutdown()\nsys.exit(EXIT_STOPPED if rank == 1 else 0)"
-    result = run_launcher("-np", "3", *python(code), env=ENV)
-    assert result.returncode == 75
-    assert "hvdlite-run: rank 1 stopped by request" in result.stderr
 
 
 def test_rank_that_fails_while_the_others_save_fails_the_job() -> None:
@@ -147,16 +105,6 @@ def test_rank_that_fails_while_the_others_save_fails_the_job() -> None:
     assert result.returncode == 1
     assert result.stderr.endswith("    OSError: the disk is full\n")
     assert "by request" not in result.stderr
-
-
-def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
-    code = (
-        "child = subprocess.Popen(['sleep', '600'])\n"
-        "say('ready', child.pid)\nloop()\ntime.sleep(0.3)\nsay('child', child.poll())\n"
-        "sys.exit(EXIT_STOPPED)"
-    )
-    stdout, _ = stop_by_signal(signal.SIGTERM, 2, code, ready=4)
-    assert stdout.count("child None") == 2, stdout
 
 
 def test_function_that_stops_by_request_has_no_result() -> None:

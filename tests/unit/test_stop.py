@@ -15,7 +15,6 @@ import pytest
 
 from hvdlite import basics, stop
 from hvdlite.errors import ArgumentError, StopHandlerWarning
-from hvdlite.launch.process.ending import Ending
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 
@@ -35,11 +34,6 @@ def world() -> Iterator[None]:
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
-
-
-def test_nothing_is_requested_without_a_signal() -> None:
-    stop.stop_on()
-    assert stop.stop_requested() is None
 
 
 def test_signal_is_named_and_the_request_stays() -> None:
@@ -64,16 +58,6 @@ def test_ranks_ask_in_every_third_call_only() -> None:
         stop.stop_requested(every=0)
 
 
-def test_earlier_handlers_are_called_with_the_signal() -> None:
-    seen = []
-    signal.signal(USR1, lambda number, frame: seen.append((number, frame is not None)))
-    stop.stop_on()
-    stop.stop_on()
-    send(USR1)
-    assert seen == [(USR1, True)]
-    assert stop.stop_requested() == "rank 0: SIGUSR1"
-
-
 def test_earlier_handler_may_raise() -> None:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(3)
@@ -83,12 +67,6 @@ def test_earlier_handler_may_raise() -> None:
     with pytest.raises(SystemExit):
         send(TERM)
     assert stop.stop_requested() == "rank 0: SIGTERM"
-
-
-def test_interrupt_is_noted_and_not_raised_if_it_is_watched() -> None:
-    stop.stop_on([signal.SIGINT])
-    send(signal.SIGINT)
-    assert stop.stop_requested() == "rank 0: SIGINT"
 
 
 def test_signal_of_real_time_has_a_number_for_a_name() -> None:
@@ -155,21 +133,6 @@ def test_signal_that_nobody_can_catch_is_refused() -> None:
     with pytest.raises(ArgumentError, match="SIGKILL cannot be caught"):
         stop.stop_on([signal.SIGKILL])
     assert stop.watched() is False
-
-
-def test_status_of_a_stop_is_not_a_failure() -> None:
-    stopped, done, failed = Ending(75, False), Ending(0, False), Ending(1, False)
-    assert [one.well for one in (stopped, done, failed)] == [True, True, False]
-    assert not stopped.ok
-    assert not Ending(75, by_signal=True).well
-
-
-def test_watching_costs_a_script_no_module_of_a_framework() -> None:
-    code = "import hvdlite.stop, sys; print('torch' in sys.modules, 'keras' in sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "False False\n"
 
 
 def test_signal_to_a_process_that_ends_does_not_hide_its_status() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import select
 import shutil
 import subprocess
 import sys
@@ -79,70 +77,6 @@ def test_torchrun() -> None:
     assert_one_host(done, 3)
 
 
-def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
-    """Two agents of torchrun, each with its own ranks, act as two hosts."""
-    port, token = str(free_port()), secrets.token_hex(32)
-    own = environment(
-        HVDLITE_TOKEN=token,
-        HVDLITE_RENDEZVOUS=f"127.0.0.1:{free_port()}",
-        HVDLITE_START_TIMEOUT=str(LONGEST),
-    )
-    seen, errors = os.pipe()
-    agents = [
-        subprocess.Popen(
-            [
-                *(str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "2"),
-                *("--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port),
-                PROGRAM[1],
-            ],
-            env=own,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
-        for node in "01"
-    ]
-    os.close(errors)
-    said = b""
-    try:
-        with open(seen, "rb", buffering=0) as pipe:
-            while b"which no other host can reach; set HVDLITE_RENDEZVOUS" not in said:
-                assert select.select([pipe], [], [], LONGEST)[0], said
-                block = pipe.read(1 << 16)
-                assert block, said
-                said += block
-            for agent in agents:  # The ranks of one of them would wait for the others.
-                agent.terminate()
-            for agent in agents:
-                agent.wait(HANG)
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
-
-
-def test_a_script_of_ones_own() -> None:
-    """A script sets plain variables, and rank 0 serves the store at the given address."""
-    address = f"127.0.0.1:{free_port()}"
-    token = secrets.token_hex(32)
-    ranks = [
-        subprocess.Popen(
-            PROGRAM,
-            env=environment(
-                HVDLITE_RANK=str(rank),
-                HVDLITE_SIZE="3",
-                HVDLITE_RENDEZVOUS=address,
-                HVDLITE_TOKEN=token,
-            ),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    outputs = [rank.communicate(timeout=LONGEST)[0] for rank in ranks]
-    status = max(rank.returncode for rank in ranks)
-    assert_one_host(subprocess.CompletedProcess([], status, "".join(outputs), ""), 3)
-
-
 def start_with_tf_config(kind: str, index: int, cluster: dict[str, list[str]]) -> Process:
     config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
     return subprocess.Popen(PROGRAM, env=environment(TF_CONFIG=config), **PIPES)
@@ -160,11 +94,6 @@ def test_chief_and_worker_of_tf_config() -> None:
 
 def test_open_mpi_5() -> None:
     assert_one_host(run(*OPEN_MPI, "-n", "3"), 3)
-
-
-def test_open_mpi_numbers_local_ranks_itself() -> None:
-    done = run(*OPEN_MPI, "--map-by", ":OVERSUBSCRIBE", "-n", "6")
-    assert_one_host(done, 6)
 
 
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Debian's Open MPI 4 is missing")
@@ -213,10 +142,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
         yield running
 
 
-def test_slurm_on_one_node(cluster: slurm.Slurm) -> None:
-    assert_one_host(cluster.run("srun", "-N1", "-n2", *PROGRAM, env=environment()), 2)
-
-
 def test_slurm_on_two_nodes(cluster: slurm.Slurm) -> None:
     own = environment(
         HVDLITE_TOKEN=secrets.token_hex(32),
@@ -236,18 +161,3 @@ def test_slurm_on_two_nodes_says_what_it_needs(cluster: slurm.Slurm) -> None:
     assert done.returncode != 0
     assert "Slurm started 4 ranks, 2 of them on this host" in done.stderr
     assert "HVDLITE_TOKEN (64 random hexadecimal digits" in done.stderr
-
-
-def test_shell_of_an_allocation_is_not_a_rank(cluster: slurm.Slurm) -> None:
-    show = "from hvdlite import basics; basics.init(); print(basics.size())"
-    done = cluster.run("salloc", "-N2", "-n4", sys.executable, "-P", "-c", show, env=environment())
-    assert done.stdout == "1\n", done.stderr
-
-
-def test_independent_tasks_of_slurm_insist_on_worlds_of_one(cluster: slurm.Slurm) -> None:
-    show = "from hvdlite import basics; basics.init(); print(basics.size())"
-    own = environment(HVDLITE_SIZE="1")
-    done = cluster.run("srun", "-N1", "-n2", sys.executable, "-P", "-c", show, env=own)
-    assert done.stdout == "1\n1\n", done.stderr
-    single = cluster.run("srun", "-n1", sys.executable, "-P", "-c", show, env=environment())
-    assert single.stdout == "1\n", single.stderr

@@ -99,30 +99,6 @@ wait_for("end")
     assert sorted(stdout.splitlines()) == ["[0] saved", "[1] saved"]
 
 
-def test_server_that_is_killed_ends_the_job_with_its_name(tmp_path: Path) -> None:
-    # The worker fails as a consequence, and survived deaths before do not count.
-    code = """
-if number == 2:
-    sys.exit(5)
-wait_for("lost")
-print("hvdlite.errors.CollectiveError: server 1 is lost", file=sys.stderr)
-sys.exit(1)
-"""
-    with ServersJob(tmp_path, 2, code, "--worker-restarts", "0") as job:
-        pid = job.pid(1)
-        job.pid(3)
-        dead = Path(f"/proc/{job.pid(2)}")
-        wait_until(lambda: not dead.exists(), "the launcher notes a death")
-        os.kill(pid, signal.SIGKILL)
-        job.make("lost")
-        status, _, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 137
-    assert f", pid {pid}) failed first: killed by SIGKILL" in stderr
-    assert "hvdlite-run: server 1 (host " in stderr
-    assert "exit status 5; 1 of 2 workers go on or have finished, and its rank gets no" in stderr
-
-
 def test_server_that_stops_by_request_stops_the_workers(tmp_path: Path) -> None:
     with ServersJob(tmp_path, 1, "wait_for('end')") as job:
         job.pid(2)
@@ -153,20 +129,6 @@ if number == 3:
     assert stdout == ""
 
 
-def test_too_few_workers_end_the_job(tmp_path: Path) -> None:
-    code = "wait_for('end')\nif number == 3:\n    raise ValueError('boom')\ntime.sleep(600)"
-    with ServersJob(tmp_path, 2, code, "--min-workers", "2") as job:
-        job.pid(2)
-        job.pid(3)
-        job.make("end")
-        status, stdout, stderr, _ = job.finish()
-    assert status == 1
-    assert "worker 3 (host " in stderr and "failed first: exit status 1" in stderr
-    assert "ValueError: boom" in stderr
-    assert "1 of 2 workers were left, fewer than --min-workers" in stderr
-    assert "saved" in stdout
-
-
 def test_servers_serve_until_interrupted_workers_have_saved(tmp_path: Path) -> None:
     code = """
 try:
@@ -191,20 +153,6 @@ except KeyboardInterrupt:
         "saved"
     ] * 2
     assert "Ctrl-C: stopping 4 ranks" in stderr and "failed first" not in stderr
-
-
-def test_workers_that_stop_by_request_end_the_job_with_75(tmp_path: Path) -> None:
-    stop = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('set')\n"
-    code = stop + "while True: time.sleep(0.05)"
-    with ServersJob(tmp_path, 1, code) as job:
-        for number in (0, 1):
-            job.pid(number)
-        if not any("set" in line for line in job.lines):
-            job.read_until("set")
-        job.signal(signal.SIGTERM)
-        status, stdout, stderr, _ = job.finish()
-    assert status == 75 and "worker 2 stopped by request" in stderr
-    assert stdout.count("saved") == 2
 
 
 def test_worker_that_fails_when_it_is_told_to_stop_is_not_hidden_by_another(tmp_path: Path) -> None:

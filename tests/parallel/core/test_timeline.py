@@ -199,30 +199,6 @@ def test_start_and_stop_in_the_middle(tmp_path: Path, ranks: int) -> None:
             assert names_of(merged.tensors(rank)[0].inner) == PHASES
 
 
-def stop_while_in_flight(folder: str) -> None:
-    basics.init()
-    basics.start_timeline(f"{folder}/a.json")
-    if basics.rank() == 0:
-        held = start_and_send("held")
-    basics.stop_timeline()
-    basics.engine().barrier("stopped").wait()
-    basics.start_timeline(f"{folder}/b.json")
-    if basics.rank() == 1:
-        held = start("held")
-    held.wait()
-    basics.shutdown()
-
-
-def test_tensor_in_flight_at_the_stop_ends_with_the_file(tmp_path: Path) -> None:
-    run_world(2, stop_while_in_flight, str(tmp_path))
-    (cut,) = read_merged(tmp_path / "a.json").tensors(0)
-    assert names_of(cut.inner) == PHASES[:2]
-    assert cut.args["failed"] == "still under way when the timeline ended"
-    after = read_merged(tmp_path / "b.json")
-    assert after.tensors(0) == []  # its beginning was before
-    assert names_of(after.tensors(1)) == ["held"]
-
-
 def refused_path(path: str) -> str:
     basics.init()
     with pytest.raises(ArgumentError) as refused:
