@@ -100,12 +100,8 @@ bench: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python benchmarks/step.py
 	$(IN_VENV) python benchmarks/c10d.py
 	$(IN_VENV) python benchmarks/elastic.py
-	$(IN_VENV) python benchmarks/timeline.py
-	$(IN_VENV) python benchmarks/autotune.py
 	$(IN_VENV) python benchmarks/tensorflow_ops.py
-	$(IN_VENV) python benchmarks/keras_step.py
-	$(IN_VENV) python benchmarks/live.py
-	$(IN_VENV) python benchmarks/blame.py
+	$(IN_VENV) python benchmarks/overhead.py
 
 soak: $(DONE)/core
 	$(IN_VENV) python tests/elastic/soak.py

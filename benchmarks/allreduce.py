@@ -1,11 +1,9 @@
 """Measure a blocking all-reduce, beside memcpy and torch's gloo in the same run.
 
     python benchmarks/allreduce.py --np 2 > allreduce.jsonl
-    python benchmarks/plot.py allreduce.jsonl allreduce.png
 
 Each row is one size. The tensor is an ordinary one of float32, which is summed in place, with one
-thread per rank. The contestants take turns in short rounds, so that a disturbance of the machine
-affects all of them:
+thread per rank. The contestants take turns (turns.py):
 
 - `hvdlite`: hvd.allreduce_.
 - `memcpy`: every rank copies a private buffer of that size, all at the same time; the yardstick.
@@ -22,14 +20,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as gloo
-from gloo_ranks import join_gloo, slowest
+from turns import Call, costs_of, join_gloo
 from workers import add_common_arguments, print_row, run_ranks
 
 SIZES = [4, 64, 512, *(1 << exponent for exponent in range(11, 29))]
@@ -74,7 +70,10 @@ def measure_all(arguments: argparse.Namespace) -> None:
             contestants |= casting_contestants_for(tensor)
         if arguments.gradients:
             contestants |= gradients_for(size)
-        figures = measure(contestants, arguments.quick)
+        rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
+        seconds = QUICK_SECONDS_PER_SIZE if arguments.quick else SECONDS_PER_SIZE
+        costs = costs_of(contestants, rounds, seconds / rounds / len(contestants))
+        figures = {name: cost.us for name, cost in costs.items()}
         if hvd.rank() == 0:
             print_row(row_of(size, hvd.size(), figures))
     gloo.destroy_process_group()
@@ -83,7 +82,7 @@ def measure_all(arguments: argparse.Namespace) -> None:
 
 def contestants_for(
     tensor: torch.Tensor, allreduce_: Callable[..., torch.Tensor], total: int
-) -> dict[str, Callable[[], object]]:
+) -> dict[str, Call]:
     """Return, by contestant, a call that works on the same tensor."""
     size = tensor.numel() * tensor.element_size()
     copy = torch.empty_like(tensor).fill_(0.0)
@@ -96,7 +95,7 @@ def contestants_for(
     }
 
 
-def gradients_for(size: int) -> dict[str, Callable[[], object]]:
+def gradients_for(size: int) -> dict[str, Call]:
     """Return, by contestant, a call that works on a tensor in gradient memory."""
     import hvdlite.torch as hvd
     from hvdlite import basics
@@ -109,7 +108,7 @@ def gradients_for(size: int) -> dict[str, Callable[[], object]]:
     return {"gradients": lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)}
 
 
-def casting_contestants_for(tensor: torch.Tensor) -> dict[str, Callable[[], object]]:
+def casting_contestants_for(tensor: torch.Tensor) -> dict[str, Call]:
     """Return, by contestant, a call that reduces the tensor as float16."""
     import hvdlite.torch as hvd
 
@@ -119,37 +118,6 @@ def casting_contestants_for(tensor: torch.Tensor) -> dict[str, Callable[[], obje
         "fp16": lambda: hvd.allreduce(tensor, compression=hvd.Compression.fp16, **how),
         "fp16_by_hand": lambda: hvd.allreduce(tensor.half(), **how).float(),
     }
-
-
-def measure(contestants: dict[str, Callable[[], object]], quick: bool) -> dict[str, float]:
-    """Let the contestants take turns; return the median of each in microseconds."""
-    rounds = QUICK_ROUNDS if quick else ROUNDS
-    seconds = QUICK_SECONDS_PER_SIZE if quick else SECONDS_PER_SIZE
-    budget = seconds / rounds / len(contestants)
-    repeats = {name: repeats_within(call, budget) for name, call in contestants.items()}
-    samples: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, call in contestants.items():
-            gloo.barrier()
-            call()  # This one is not measured, because the turn before affects it.
-            samples[name] += [timed(call) for _ in range(repeats[name])]
-    medians = slowest([statistics.median(samples[name]) for name in contestants])
-    return dict(zip(contestants, medians, strict=True))
-
-
-def repeats_within(call: Callable[[], object], budget: float) -> int:
-    """Return how often `call` fits into `budget` seconds; all ranks get the same number."""
-    gloo.barrier()
-    first = [timed(call) for _ in range(3)]
-    expected = slowest([statistics.median(first)])[0]
-    return max(2, min(1000, int(budget * 1e6 / max(expected, 1.0))))
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Time one call in microseconds."""
-    begin = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - begin) / 1e3
 
 
 def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object]:

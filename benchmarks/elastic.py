@@ -1,4 +1,4 @@
-"""Measure what elastic training costs: without a fault, at a death, and when workers come and go.
+"""Measure what elastic training costs: at the death of a rank, and without a fault.
 
     python benchmarks/elastic.py --kills 200 --ranks 2 3 4
 
@@ -6,13 +6,8 @@
   time is from the kill to the end of the first step that all survivors have made in the new epoch.
   `lost` counts steps that some survivor has not made, `twice` those that one made twice, `wrong`
   sums that are not those of the ranks of their epoch. Workers load no framework.
-- `boundary`: a third worker joins two others, and leaves again, as the host discovery says. The
-  stall is from the interruption of the training function to its next call, on the slowest of the
-  two, without `sync`. `check` is one call of check_host_updates().
 - `step`: a training step of the models of step.py in an elastic job, divided by the same step in an
   ordinary one; the two kinds of jobs take turns.
-- `sync`: `sync()` of a TorchState, divided by a broadcast of the same bytes in one tensor; the two
-  take turns in the same processes. `save` is the part of it that copies the state.
 """
 
 from __future__ import annotations
@@ -39,11 +34,7 @@ from workers import hand_on, machine
 
 BUCKETS = 4
 PATIENCE = 30.0  # seconds that a single event may take
-CHECKS = 300
 STEPS = 40
-SYNCS = 15
-SYNC_MIB = (0.1, 100.0)
-SYNC_TENSORS = 20
 
 
 def main() -> int:
@@ -51,11 +42,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=60, metavar="N", help="how many (60)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4], help="before a kill")
     parser.add_argument("--mib", type=float, default=1.0, help="gradients of a step (1)")
-    parser.add_argument("--joins", type=int, default=10, help="how often a worker joins (10)")
     parser.add_argument("--jobs", type=int, default=3, help="jobs of each kind for `step` (3)")
-    parser.add_argument(
-        "--only", choices=("kill", "boundary", "step", "sync"), help="this part only"
-    )
+    parser.add_argument("--only", choices=("kill", "step"), help="this part only")
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--output", type=Path, help="also append the JSON lines to this file")
     parser.add_argument("--worker", metavar="PART", help=argparse.SUPPRESS)
@@ -66,14 +54,8 @@ def main() -> int:
         WORKERS[arguments.worker](arguments)
         return 0
     if arguments.quick:
-        arguments.kills, arguments.joins, arguments.jobs = 4, 2, 1
-    parts = {
-        "kill": measure_kills,
-        "boundary": measure_boundaries,
-        "step": measure_steps,
-        "sync": measure_syncs,
-    }
-    for name, measure in parts.items():
+        arguments.kills, arguments.jobs = 4, 1
+    for name, measure in (("kill", measure_kills), ("step", measure_steps)):
         if arguments.only in (None, name):
             for row in measure(arguments):
                 full = {"benchmark": f"elastic_{name}", **row, **machine("torch")}
@@ -94,7 +76,7 @@ def job(
     process = subprocess.Popen(
         [*launcher, *worker],
         env=dict(os.environ, OMP_NUM_THREADS="1"),
-        stderr=None if "HVDLITE_BENCHMARK_SHOWS" in os.environ else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         yield process
@@ -151,17 +133,6 @@ def percentiles(times: Sequence[float]) -> dict[str, float]:
     return {"p50_ms": round(at(0.5), 1), "p95_ms": round(at(0.95), 1), "max_ms": round(at(1), 1)}
 
 
-def histogram(times: Sequence[float]) -> dict[str, int]:
-    """Count times by powers of two of milliseconds."""
-    counts: dict[str, int] = {}
-    for one in sorted(times):
-        bound = 1
-        while bound < 1000 * one:
-            bound *= 2
-        counts[f"<={bound}"] = counts.get(f"<={bound}", 0) + 1
-    return counts
-
-
 # Kills
 
 
@@ -186,7 +157,6 @@ def measure_kills(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
         "mib": arguments.mib,
         **percentiles(every),
         **wrong,
-        "histogram_ms": histogram(every),
     }
 
 
@@ -266,106 +236,6 @@ def make_step(step: int, mib: float, log: Log) -> None:
     log.write("step", step, commit.epoch, value, *epochs.find(commit.epoch).workers)
 
 
-# Boundaries
-
-
-def measure_boundaries(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Let a worker come and go; return one row."""
-    with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as name:
-        folder = Path(name)
-        hosts = folder / "hosts"
-
-        def offer(slots: int) -> None:
-            half = hosts.with_suffix(".half")
-            half.write_text(f"localhost:{slots}\n")
-            half.replace(hosts)
-
-        offer(2)
-        flags = ["-np", "2", "--min-np", "1", "--max-np", "3"]
-        flags += ["--host-discovery-script", f"cat {hosts}"]
-        with job(flags, "boundary", folder, "--mib", str(arguments.mib)):
-            until_entries(folder, 1)
-            for number in range(2 * arguments.joins):
-                offer(2 if number % 2 else 3)
-                until_entries(folder, 2 + number)
-        yield row_of_boundaries(folder)
-
-
-def until_entries(folder: Path, count: int) -> None:
-    """Wait until worker 0 has entered the training function so often."""
-
-    def entered() -> bool:
-        return sum(line.what == "enter" for line in read_log(folder, 0)) >= count
-
-    until(entered, f"world number {count}")
-
-
-def row_of_boundaries(folder: Path) -> dict[str, object]:
-    """Collect what workers 0 and 1, which stay, have written."""
-    stalls: dict[str, list[float]] = {"grow": [], "leave": [], "sync": [], "check": []}
-    logs = [read_log(folder, worker) for worker in (0, 1)]
-    enters = [[i for i, line in enumerate(log) if line.what == "enter"] for log in logs]
-    for places in list(zip(*enters, strict=False))[1:]:
-        slowest, size, sync = 0.0, 0, 0.0
-        for log, place in zip(logs, places, strict=True):
-            # "interrupted", "sync" (nanoseconds, if there was one), "enter"
-            before = next(line for line in log[place::-1] if line.what == "interrupted")
-            own = [
-                line.numbers[0] / 1e9
-                for line in log[:place]
-                if line.what == "sync" and line.at > before.at
-            ]
-            slowest = max(slowest, log[place].at - before.at - sum(own))
-            size, sync = log[place].numbers[0], max(sync, sum(own))
-        stalls["grow" if size == 3 else "leave"].append(slowest)
-        if size == 3:
-            stalls["sync"].append(sync)
-    stalls["check"] = [
-        line.numbers[0] / 1e9 for log in logs for line in log if line.what == "check"
-    ]
-    row: dict[str, object] = {"ranks": "2-3", "joins": len(stalls["grow"])}
-    for name, times in stalls.items():
-        if times:
-            row[f"{name}_ms"] = round(1000 * statistics.median(times), 3)
-            row[f"{name}_max_ms"] = round(1000 * max(times), 3)
-    return row
-
-
-def run_boundaries(arguments: argparse.Namespace) -> None:
-    """Be a worker that goes through boundaries until the job is ended."""
-    from hvdlite import basics
-    from hvdlite.elastic import ObjectState, run
-    from hvdlite.errors import HostsUpdatedInterrupt
-    from hvdlite.objects import broadcast_object
-
-    class Timed(ObjectState):
-        """Writes down how long `sync` takes."""
-
-        def sync(self) -> None:
-            begin = time.monotonic_ns()
-            super().sync()
-            log.write("sync", time.monotonic_ns() - begin)
-
-    @run
-    def train(state: Any) -> None:
-        log.write("enter", basics.size())
-        while True:
-            make_step(state.step, arguments.mib, log)
-            state.step += 1
-            begin = time.monotonic_ns()
-            try:
-                state.check_host_updates()
-            except HostsUpdatedInterrupt:
-                log.write("interrupted")
-                raise
-            if state.step < CHECKS:
-                log.write("check", time.monotonic_ns() - begin)
-
-    basics.init()
-    log = Log(arguments.folder)
-    train(Timed(broadcast_object, basics.rank, step=0))
-
-
 # Steps without a fault
 
 
@@ -394,6 +264,7 @@ def run_model(arguments: argparse.Namespace) -> None:
     """Be a rank that trains a model for some steps, and write down the tenth percentile."""
     # Steps that other processes disturb would hide the difference.
     import torch
+    from step import Contestant
     from step_models import MODELS
 
     import hvdlite.torch as hvd
@@ -405,68 +276,13 @@ def run_model(arguments: argparse.Namespace) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    times = []
-    for _ in range(5 + STEPS):
-        inputs, labels = make_batch()
-        begin = time.perf_counter_ns()
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        times.append((time.perf_counter_ns() - begin) / 1e6)
+    contestant = Contestant(model, optimizer, lambda: None)
+    times = [contestant.step(make_batch()) for _ in range(5 + STEPS)]
     (arguments.folder / str(hvd.rank())).write_text(str(statistics.quantiles(times[5:], n=10)[0]))
     hvd.shutdown()
 
 
-# The synchronization of a state
-
-
-def measure_syncs(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Return a row for each size of a state."""
-    for mib in SYNC_MIB[:1] if arguments.quick else SYNC_MIB:
-        with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as name:
-            flags = ["-np", "2", "--min-np", "1"]
-            with job(flags, "sync", Path(name), "--mib", str(mib)) as process:
-                process.wait()
-            ranks = [json.loads(one.read_text()) for one in Path(name).iterdir()]
-        times = {what: max(rank[what] for rank in ranks) for what in ranks[0]}
-        yield {
-            "mib": mib,
-            "ranks": 2,
-            **{f"{what}_ms": round(own, 2) for what, own in times.items()},
-            "ratio": round(times["sync"] / times["broadcast"], 2),
-        }
-
-
-def run_syncs(arguments: argparse.Namespace) -> None:
-    """Be a rank that synchronizes a state, and write down the medians in milliseconds."""
-    import torch
-
-    import hvdlite.torch as hvd
-
-    torch.set_num_threads(1)
-    hvd.init()
-    count = max(1, int(arguments.mib * (1 << 20) / 4 / SYNC_TENSORS))
-    weights = (torch.nn.Parameter(torch.ones(count)) for _ in range(SYNC_TENSORS))
-    state = hvd.elastic.TorchState(torch.nn.ParameterList(weights), step=0)
-    plain = torch.ones(SYNC_TENSORS * count)
-    calls: dict[str, Callable[[], object]] = {
-        "sync": state.sync,
-        "broadcast": lambda: hvd.broadcast_(plain, 0, name="plain"),
-        "save": state.save,
-    }
-    times: dict[str, list[float]] = {what: [] for what in calls}
-    for _ in range(SYNCS):
-        for what, call in calls.items():
-            hvd.barrier()
-            begin = time.perf_counter_ns()
-            call()
-            times[what].append((time.perf_counter_ns() - begin) / 1e6)
-    medians = {what: statistics.median(own) for what, own in times.items()}
-    (arguments.folder / str(hvd.rank())).write_text(json.dumps(medians))
-    hvd.shutdown()
-
-
-WORKERS = {"kill": run_steps, "boundary": run_boundaries, "step": run_model, "sync": run_syncs}
+WORKERS = {"kill": run_steps, "step": run_model}
 
 if __name__ == "__main__":
     sys.exit(main())

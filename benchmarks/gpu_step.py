@@ -33,11 +33,11 @@ from typing import Any
 
 import torch
 import torch.distributed as gloo
-from gloo_ranks import join_gloo, slowest
-from gpu_models import MODELS, SMALL, Batch
 from step import Contestant, with_views
+from step_models import GPU_MODELS, SMALL_MODELS, Batch
 from torch import nn
 from torch.autograd import DeviceType
+from turns import join_gloo, slowest
 from workers import add_common_arguments, print_row, run_ranks
 
 ROUNDS, STEPS_PER_TURN = 8, 10
@@ -71,7 +71,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
         share_gpu(hvd.rank())
     join_gloo(arguments.store, hvd.rank(), hvd.size(), with_nccl=arguments.device == "cuda")
     device = torch.device(arguments.device)
-    for name, (make_model, make_batch) in (SMALL if arguments.small else MODELS).items():
+    models = SMALL_MODELS if arguments.small else GPU_MODELS
+    for name, (make_model, make_batch) in models.items():
         contestants = make_contestants(make_model, device)
         inputs, labels = make_batch()
         batch = inputs.to(device), labels.to(device)

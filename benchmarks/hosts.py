@@ -3,12 +3,11 @@
     python benchmarks/hosts.py --table
     python benchmarks/hosts.py --link hosts --table
     python benchmarks/hosts.py --link hosts --rate 1gbit --table
-    python benchmarks/hosts.py --link hosts --delay-ms 1 --table
     python benchmarks/hosts.py --np 3 --link hosts --table
 
 Each rank is alone on its host. With `--link loopback` the ranks are on one network, and only act as
 if they were on different hosts; with `--link hosts` every rank has a network namespace of its own,
-and a bridge between them, whose links may have a rate and a delay. This needs root.
+and a bridge between them, whose links may have a rate. This needs root.
 
 All contestants take turns in the same processes: hvdlite, torch's gloo, and plain sockets that send
 and receive as many bytes as the collective has to, with 1, 2 and 4 connections between each two
@@ -21,14 +20,10 @@ is given the same memory again and again. `_us` is the median time on the slowes
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import os
 import socket
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from workers import add_common_arguments, print_row, run_on_hosts, run_ranks
@@ -50,7 +45,6 @@ def main() -> int:
     add_common_arguments(parser)
     parser.add_argument("--link", choices=["loopback", "hosts"], default="loopback")
     parser.add_argument("--rate", default="", help="at which a host sends, as tc has it (1gbit)")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="of every link, one way")
     parser.add_argument("--sizes", default="", help="comma-separated sizes in bytes")
     parser.add_argument("--verbs", default=",".join(VERBS), help="comma-separated collectives")
     parser.add_argument("--table", action="store_true", help="print the rows as Markdown, too")
@@ -61,27 +55,11 @@ def main() -> int:
     passed_on = ["--verbs", arguments.verbs, "--link", arguments.link, "--np", str(arguments.np)]
     passed_on += ["--sizes", arguments.sizes] if arguments.sizes else []
     passed_on += ["--rate", arguments.rate] if arguments.rate else []
-    passed_on += ["--delay-ms", str(arguments.delay_ms)]
     passed_on += ["--quick"] * arguments.quick + ["--table"] * arguments.table
     if arguments.link == "loopback":
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
-    disturbance = functools.partial(disturbed, rate=arguments.rate, delay_ms=arguments.delay_ms)
-    return run_on_hosts(
-        __file__, arguments.np, arguments.np, arguments.output, passed_on, disturbance
-    )
-
-
-@contextlib.contextmanager
-def disturbed(bed: Any, rate: str, delay_ms: float) -> Iterator[None]:
-    """Give all links of the simulated hosts a rate and a delay."""
-    with contextlib.ExitStack() as stack:
-        if delay_ms > 0:
-            from delayed_links import delayed
-
-            stack.enter_context(delayed(bed, delay_ms / 1e3))
-        for host in range(len(bed.names) if rate else 0):
-            bed.limit_rate(host, rate)
-        yield
+    own = arguments.np, arguments.np, arguments.output, passed_on
+    return run_on_hosts(__file__, *own, rate=arguments.rate)
 
 
 def measure_all(arguments: argparse.Namespace) -> None:
@@ -90,8 +68,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
     if loopback:
         os.environ["HVDLITE_HOST_ID"] = os.environ["HVDLITE_RANK"]
     import torch
-    from gloo_ranks import gloo, join_gloo, slowest
     from plain_sockets import PlainSockets
+    from turns import costs_of, gloo, join_gloo
 
     import hvdlite.torch as hvd
 
@@ -112,9 +90,10 @@ def measure_all(arguments: argparse.Namespace) -> None:
                 **with_sockets(sockets, verb, size, ranks),
             }
             rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
-            medians = slowest(medians_of(list(calls.values()), rounds, slowest))
+            costs = costs_of(calls, rounds, SECONDS, most=MOST_CALLS)
             if rank == 0:
-                rows.append(row_of(arguments, verb, size, dict(zip(calls, medians, strict=True))))
+                medians = {name: cost.us for name, cost in costs.items()}
+                rows.append(row_of(arguments, verb, size, medians))
                 print_row(rows[-1])
     if rank == 0 and arguments.table:
         print_table(rows)
@@ -125,7 +104,7 @@ def row_of(
     arguments: argparse.Namespace, verb: str, size: int, medians: dict[str, float]
 ) -> dict[str, Any]:
     """Return the row of one collective and size."""
-    link = {"link": arguments.link, "rate": arguments.rate, "delay_ms": arguments.delay_ms}
+    link = {"link": arguments.link, "rate": arguments.rate}
     best = min(time for name, time in medians.items() if name.startswith("sockets"))
     return {
         "benchmark": "hosts",
@@ -148,29 +127,6 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         print(f"| {row['verb']} | {row['bytes']:,} | {' | '.join(times)} | {row['of_sockets']} |")
 
 
-def medians_of(
-    calls: list[Call], rounds: int, slowest: Callable[[list[float]], list[float]]
-) -> list[float]:
-    """Return the median microseconds of this rank's calls; they take turns in every round."""
-    for call in calls:
-        call()
-    times: list[list[float]] = [[] for _ in calls]
-    (*expected,) = slowest([microseconds(call) for call in calls])
-    for _ in range(rounds):
-        for call, own, long in zip(calls, times, expected, strict=True):
-            slowest([0.0])  # All ranks begin together.
-            for _ in range(max(2, min(MOST_CALLS, int(SECONDS * 1e6 / long)))):
-                own.append(microseconds(call))
-    return [statistics.median(own) for own in times]
-
-
-def microseconds(call: Call) -> float:
-    """Return how long a call takes."""
-    begin = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - begin) / 1e3
-
-
 def with_hvdlite(verb: str, size: int, ranks: int) -> Call:
     """Return hvdlite's call of a collective."""
     import torch
@@ -190,7 +146,7 @@ def with_hvdlite(verb: str, size: int, ranks: int) -> Call:
 def with_gloo(verb: str, size: int, ranks: int) -> Call:
     """Return gloo's call of a collective."""
     import torch
-    from gloo_ranks import gloo
+    from turns import gloo
 
     tensor = torch.zeros(size // 4)
     if verb == "allreduce":

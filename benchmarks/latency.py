@@ -13,30 +13,19 @@ take turns in short rounds, with one thread per rank:
 - `gloo`: torch.distributed.all_reduce.
 
 `_us` is the median time on the slowest rank, of a call or of all 222 tensors, `_best_us` the
-shortest time, and `_switches` how often the threads of a process were switched per call, on the
-rank with the most.
-
-The last rows say where the time of hvdlite's calls goes, on rank 0 (phases.py): `outside_us` is
-Python, the binding and the way back to the caller, and then come the phases and parts that
-docs/timeline.md explains. Recording them makes a call 2 to 3 us longer.
+shortest time, and `_cpu_us` the processor time of all threads of a process, on the rank with the
+most.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
-import statistics
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as gloo
-from gloo_ranks import join_gloo, slowest
-from phases import phases_of
+from turns import Call, costs_of, join_gloo
 from workers import add_common_arguments, print_row, run_ranks
 
 import hvdlite.torch as hvd
@@ -52,16 +41,6 @@ ROUNDS = 12
 SECONDS = 0.1  # Each contestant runs so long in each round.
 MOST_CALLS = 200
 
-Call = Callable[[], object]
-
-
-class Figures(NamedTuple):
-    """What the calls of one contestant took."""
-
-    us: float
-    best_us: float
-    switches: float
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -74,7 +53,6 @@ def main() -> int:
     join_gloo(arguments.store, hvd.rank(), hvd.size())
     measure_sizes(arguments.quick)
     measure_many(arguments.quick)
-    measure_phases(Path(arguments.store).parent, arguments.quick)
     gloo.destroy_process_group()
     hvd.shutdown()
     return 0
@@ -116,7 +94,10 @@ def measure_many(quick: bool) -> None:
             hvd.allreduce_(tensor, op=hvd.Sum, name=name)
 
     def in_flight() -> None:
-        sum_in_flight(tensors, names)
+        named = zip(tensors, names, strict=True)
+        started = [hvd.allreduce_async_(one, op=hvd.Sum, name=name) for one, name in named]
+        for handle in started:
+            hvd.synchronize(handle)
 
     def grouped() -> None:
         hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="latency.group")
@@ -139,45 +120,6 @@ def measure_many(quick: bool) -> None:
         tell({"bytes": BYTES_EACH, "tensors": TENSORS, "way": way}, calls, quick, 0)
 
 
-def sum_in_flight(tensors: list[torch.Tensor], names: list[str]) -> None:
-    """Start the sums of all tensors, then wait for them."""
-    named = zip(tensors, names, strict=True)
-    started = [hvd.allreduce_async_(one, op=hvd.Sum, name=name) for one, name in named]
-    for handle in started:
-        hvd.synchronize(handle)
-
-
-def measure_phases(folder: Path, quick: bool) -> None:
-    """Print the rows that say where the time of a call goes."""
-    for size in SIZES[:2]:
-        tensor = torch.zeros(size // 4)
-        call: Call = partial(hvd.allreduce_, tensor, op=hvd.Sum, name=f"latency.{size}")
-        for pause in [0, PAUSES_MS[-1]]:
-            row = {"bytes": size, "tensors": 1, "pause_ms": pause}
-            path = folder / f"timeline_{size}_{pause}.json"
-            tell_phases(row, call, 20 if quick else MOST_CALLS, pause / 1e3, path)
-    tensors = [torch.zeros(BYTES_EACH // 4) for _ in range(TENSORS)]
-    names = [f"latency.many.{i}" for i in range(TENSORS)]
-    many = {"bytes": BYTES_EACH, "tensors": TENSORS, "way": "in flight"}
-    call = partial(sum_in_flight, tensors, names)
-    tell_phases(many, call, 5 if quick else 50, 0, folder / "timeline_many.json")
-
-
-def tell_phases(row: dict[str, Any], call: Call, calls: int, pause: float, path: Path) -> None:
-    """Measure the phases of a call, and print them on rank 0."""
-
-    def once() -> float:
-        if pause:
-            time.sleep(pause)
-        return timed(call)
-
-    for _ in range(3):
-        once()  # Nothing is new then in what is measured.
-    phases = phases_of(once, calls, path)
-    if hvd.rank() == 0:
-        print_row({"benchmark": "latency_phases", "np": hvd.size(), **row, **phases})
-
-
 def without_fast_path(call: Call) -> Call:
     """Return the same call with the fast path off."""
 
@@ -190,61 +132,17 @@ def without_fast_path(call: Call) -> Call:
 
 def tell(row: dict[str, Any], calls: dict[str, Call], quick: bool, pause: float) -> None:
     """Let the contestants take turns, and print their figures on rank 0."""
-    figures = measure(calls, 2 if quick else ROUNDS, SECONDS / 10 if quick else SECONDS, pause)
+    rounds, seconds = (2, SECONDS / 10) if quick else (ROUNDS, SECONDS)
+    costs = costs_of(calls, rounds, seconds, pause, MOST_CALLS)
     if hvd.rank() != 0:
         return
     row = {"benchmark": "latency", "np": hvd.size(), **row}
-    for name, one in figures.items():
-        row[f"{name}_us"] = round(one.us, 1)
-        row[f"{name}_best_us"] = round(one.best_us, 1)
-        row[f"{name}_switches"] = round(one.switches, 1)
-    row["faster_than_without_fast_path"] = round(
-        figures["without_fast_path"].us / figures["hvdlite"].us, 2
-    )
-    row["faster_than_gloo"] = round(figures["gloo"].us / figures["hvdlite"].us, 2)
+    for name, cost in costs.items():
+        row |= {f"{name}_{figure}": round(value, 1) for figure, value in cost._asdict().items()}
+    ours = costs["hvdlite"].us
+    row["faster_than_without_fast_path"] = round(costs["without_fast_path"].us / ours, 2)
+    row["faster_than_gloo"] = round(costs["gloo"].us / ours, 2)
     print_row(row)
-
-
-def measure(
-    calls: dict[str, Call], rounds: int, seconds: float, pause: float
-) -> dict[str, Figures]:
-    """Return the figures of each contestant, on the rank where they are worst."""
-    repeats = {name: repeats_within(call, seconds, pause) for name, call in calls.items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    switched = dict.fromkeys(calls, 0)
-    for _ in range(rounds):
-        for name, call in calls.items():
-            gloo.barrier()
-            call()  # This one is not measured, because the turn before affects it.
-            for _ in range(repeats[name]):
-                time.sleep(pause) if pause else None
-                before = switches()
-                times[name].append(timed(call))
-                switched[name] += switches() - before
-    return {
-        name: Figures(*slowest([statistics.median(own), min(own), switched[name] / len(own)]))
-        for name, own in times.items()
-    }
-
-
-def repeats_within(call: Call, seconds: float, pause: float) -> int:
-    """Return how often `call` fits into so many seconds; all ranks get the same number."""
-    gloo.barrier()
-    expected = slowest([statistics.median(timed(call) for _ in range(3))])[0] / 1e6
-    return max(2, min(MOST_CALLS, int(seconds / max(expected + pause, 1e-6))))
-
-
-def timed(call: Call) -> float:
-    """Time one call in microseconds."""
-    begin = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - begin) / 1e3
-
-
-def switches() -> int:
-    """Return how often the threads of this process were switched so far, of themselves or not."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_nvcsw + usage.ru_nivcsw
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
     python benchmarks/peers.py --np 2 --table
 
-One kind of row is a blocking all-reduce of one size, at once after the one before or after a pause
-in which the caller sleeps, as a training step would compute. The other kind is 222 tensors of
-4 KiB: one by one, all in flight before the first is waited for, or in one group, which only hvdlite
-has. Each contestant has ranks of its own, which live for the whole run and sleep while another one
-has its turn. MPICH and Open MPI are those of the wheels, called through mpi4py with NumPy arrays.
+A row is a blocking all-reduce of one size, at once after the one before or after a pause in which
+the caller sleeps, as a training step would compute; a row of 0 bytes is a barrier alone. Each
+contestant has ranks of its own, because two MPI libraries cannot live in one process. Its ranks
+live for the whole run and sleep while another one has its turn. MPICH and Open MPI are those of the
+wheels, called through mpi4py with NumPy arrays; a contestant that is not installed is left out.
 
-`_us` is the median time on the slowest rank, of a call or of all 222 tensors. Rows are JSON lines;
-`--table` prints them as Markdown besides, which is how the tables of docs/performance.md are made.
+`_us` is the median time on the slowest rank, `_best_us` the shortest, and `_to_hvdlite` the ratio
+of a median to hvdlite's. Rows are JSON lines; `--table` prints them as Markdown besides.
 """
 
 from __future__ import annotations
@@ -21,26 +21,114 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contestants import CONTESTANTS, Call, Contestant, commands, environment
 from workers import add_common_arguments, print_row
 
 KIB, MIB = 1024, 1 << 20
-SIZES = [4, 4 * KIB, 16 * KIB, 128 * KIB, MIB, 8 * MIB, 64 * MIB]
+SIZES = [0, 4, 4 * KIB, 16 * KIB, 128 * KIB, MIB, 8 * MIB, 64 * MIB]
 PAUSED_SIZES = [4, 16 * KIB]
 PAUSES_MS = [0.5, 5]
-TENSORS, BYTES_EACH = 222, 4 * KIB
-WAYS = ["one by one", "in flight", "grouped"]
 ROUNDS = 10
 SECONDS = 0.1  # Each contestant runs so long in each round.
 MOST_CALLS = 300
 START_SECONDS, END_SECONDS = 120.0, 30.0
 KEY = "HVDLITE_BENCHMARK_KEY"
+BIN = Path(sys.executable).parent
+
+Call = Callable[[], object]
+
+
+# Contestants: each returns a function that makes the call which sums `size` bytes of float32 in
+# place, or meets the other ranks if that is 0.
+
+
+def hvdlite(store: str, ranks: int) -> Callable[[int], Call]:
+    """Use hvdlite.torch, with one thread of torch per rank."""
+    import torch
+
+    import hvdlite.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+
+    def call_of(size: int) -> Call:
+        tensor = torch.zeros(size // 4)
+        return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=f"peers.{size}")
+
+    return lambda size: call_of(size) if size else hvd.barrier
+
+
+def gloo(store: str, ranks: int) -> Callable[[int], Call]:
+    """Use torch.distributed over gloo, with one thread of torch per rank."""
+    import torch
+    from turns import gloo, join_gloo
+
+    torch.set_num_threads(1)
+    join_gloo(store, int(os.environ["GLOO_RANK"]), ranks)
+
+    def call_of(size: int) -> Call:
+        tensor = torch.zeros(size // 4)
+        return lambda: gloo.all_reduce(tensor)
+
+    return lambda size: call_of(size) if size else gloo.barrier
+
+
+def mpi(store: str, ranks: int) -> Callable[[int], Call]:
+    """Use an MPI library through mpi4py, with NumPy arrays."""
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    assert world.size == ranks, f"{world.size} ranks instead of {ranks}"
+
+    def call_of(size: int) -> Call:
+        array = np.zeros(size // 4, np.float32)
+        return lambda: world.Allreduce(MPI.IN_PLACE, array)
+
+    return lambda size: call_of(size) if size else world.Barrier
+
+
+# Each is made from the path of a file through which its ranks may meet, and their number.
+CONTESTANTS = {"hvdlite": hvdlite, "gloo": gloo, "mpich": mpi, "openmpi": mpi}
+
+
+def installed() -> list[str]:
+    """Return the contestants that can run here."""
+    has_mpi = find_spec("mpi4py") is not None
+    programs = {"mpich": "mpiexec.hydra", "openmpi": "prterun"}
+    return [
+        name
+        for name in CONTESTANTS
+        if name not in programs or (has_mpi and (BIN / programs[name]).exists())
+    ]
+
+
+def commands(contestant: str, ranks: int, worker: list[str]) -> list[list[str]]:
+    """Return the commands that together start the ranks of a contestant."""
+    several = ["-n", str(ranks), *worker]
+    if contestant == "hvdlite":
+        return [[sys.executable, "-m", "hvdlite.launch", "-np", str(ranks), *worker]]
+    if contestant == "gloo":
+        return [["env", f"GLOO_RANK={rank}", *worker] for rank in range(ranks)]
+    if contestant == "mpich":  # The wheels of both have an mpirun: these are names of their own.
+        return [[str(BIN / "mpiexec.hydra"), *several]]
+    openmpi = ["--personality", "ompi", "--allow-run-as-root", "--oversubscribe"]
+    return [[str(BIN / "prterun"), *openmpi, *several]]
+
+
+def environment(contestant: str) -> dict[str, str]:
+    """Return the environment of a contestant's ranks."""
+    own = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    if contestant in ("mpich", "openmpi"):
+        own["MPI4PY_MPIABI"] = contestant
+        own["LD_LIBRARY_PATH"] = str(BIN.parent / "lib")  # The wheels put libmpi there.
+    return own
 
 
 class Task(NamedTuple):
@@ -48,23 +136,20 @@ class Task(NamedTuple):
 
     size: int
     pause: float = 0.0  # seconds before each call
-    way: str = ""  # One tensor has no way.
-    calls: int = 0  # With 0, three calls say how many fit into a turn.
+    calls: int = 3  # Three calls say how many fit into a turn.
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
-    parser.add_argument(
-        "--contestants", default=",".join(CONTESTANTS), help="comma-separated (all four)"
-    )
+    parser.add_argument("--contestants", help="comma-separated (all that are installed)")
     parser.add_argument("--table", action="store_true", help="print the rows as Markdown, too")
     parser.add_argument("--as", dest="contestant", help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return work(arguments)
-    names = arguments.contestants.split(",")
+    names = arguments.contestants.split(",") if arguments.contestants else installed()
     rows = []
     with ranks_of(names, arguments.np) as connections:
         for task in tasks(arguments.quick):
@@ -78,13 +163,11 @@ def main() -> int:
 
 def tasks(quick: bool) -> Iterator[Task]:
     """Yield what is measured, one row each."""
-    for size in SIZES[:2] if quick else SIZES:
+    for size in SIZES[:3] if quick else SIZES:
         yield Task(size)
     for size in PAUSED_SIZES[:1] if quick else PAUSED_SIZES:
         for pause in PAUSES_MS:
             yield Task(size, pause / 1e3)
-    for way in WAYS:
-        yield Task(BYTES_EACH, way=way)
 
 
 Connections = dict[str, list[Connection]]
@@ -144,13 +227,9 @@ def accepted(
 def measured(task: Task, connections: Connections, rounds: int, ranks: int) -> dict[str, Any]:
     """Let the contestants take turns, and return the row of their medians."""
     row: dict[str, Any] = {"benchmark": "peers", "np": ranks, "bytes": task.size}
-    if task.way:
-        row.update(tensors=TENSORS, way=task.way)
-    else:
-        row.update(tensors=1, pause_ms=task.pause * 1e3)
+    row["pause_ms"] = task.pause * 1e3
     expected = {
-        name: max(map(statistics.median, turn(own, task)))
-        for name, own in taking_part(task, connections)
+        name: max(map(statistics.median, turn(own, task))) for name, own in connections.items()
     }
     times: dict[str, list[list[float]]] = {name: [[] for _ in range(ranks)] for name in expected}
     for _ in range(rounds):
@@ -159,17 +238,13 @@ def measured(task: Task, connections: Connections, rounds: int, ranks: int) -> d
             several = task._replace(calls=max(2, min(MOST_CALLS, fitting)))
             for own, new in zip(times[name], turn(connections[name], several), strict=True):
                 own += new
-    for name, by_rank in times.items():
-        row[f"{name}_us"] = round(max(map(statistics.median, by_rank)), 1)
-        row[f"{name}_best_us"] = round(max(map(min, by_rank)), 1)
+    medians = {name: max(map(statistics.median, by_rank)) for name, by_rank in times.items()}
+    for name, median in medians.items():
+        row[f"{name}_us"] = round(median, 1)
+        row[f"{name}_best_us"] = round(max(map(min, times[name])), 1)
+        if name != "hvdlite" and "hvdlite" in medians:
+            row[f"{name}_to_hvdlite"] = round(median / medians["hvdlite"], 2)
     return row
-
-
-def taking_part(task: Task, connections: Connections) -> list[tuple[str, list[Connection]]]:
-    """Return the contestants that can do the task."""
-    if task.way == "grouped":
-        return [("hvdlite", connections["hvdlite"])] if "hvdlite" in connections else []
-    return list(connections.items())
 
 
 def turn(connections: list[Connection], task: Task) -> list[list[float]]:
@@ -181,39 +256,25 @@ def turn(connections: list[Connection], task: Task) -> list[list[float]]:
 
 def work(arguments: argparse.Namespace) -> int:
     """Be a rank of a contestant: do one task after another until the driver ends."""
-    contestant = CONTESTANTS[arguments.contestant](arguments.store, arguments.np)
+    call_of = CONTESTANTS[arguments.contestant](arguments.store, arguments.np)
+    meet = call_of(0)
     driver = Client(arguments.address, "AF_UNIX", authkey=os.environ[KEY].encode())
     driver.send(arguments.contestant)
-    prepared: dict[tuple[int, str], Call | None] = {}
+    prepared: dict[int, Call] = {}
     while (task := driver.recv()) is not None:
-        key = (task.size, task.way)
-        if key not in prepared:
-            prepared = {key: call_of(contestant, task)}  # Only this one's memory is kept.
-        call = prepared[key]
-        assert call is not None
-        driver.send(times_of(contestant, call, task))
+        if task.size not in prepared:
+            prepared = {task.size: call_of(task.size)}  # Only this one's memory is kept.
+        driver.send(times_of(prepared[task.size], task, meet))
     return 0
 
 
-def call_of(contestant: Contestant, task: Task) -> Call | None:
-    """Return the call that a task measures."""
-    if not task.way:
-        return contestant.blocking(task.size)
-    if task.way == "one by one":
-        return contestant.one_by_one(TENSORS, task.size)
-    if task.way == "in flight":
-        return contestant.in_flight(TENSORS, task.size)
-    return contestant.grouped(TENSORS, task.size)
-
-
-def times_of(contestant: Contestant, call: Call, task: Task) -> list[float]:
+def times_of(call: Call, task: Task, meet: Call) -> list[float]:
     """Return the microseconds of each call."""
-    contestant.barrier()
+    meet()
     call()  # This one is not measured: the turn before affects it.
     times = []
-    for _ in range(task.calls or 3):
-        if task.pause:
-            time.sleep(task.pause)
+    for _ in range(task.calls):
+        time.sleep(task.pause) if task.pause else None
         begin = time.perf_counter_ns()
         call()
         times.append((time.perf_counter_ns() - begin) / 1e3)
@@ -225,7 +286,7 @@ def print_table(rows: list[dict[str, Any]], names: list[str]) -> None:
     print("| what | " + " | ".join(names) + " |")
     print("|---" * (len(names) + 1) + "|")
     for row in rows:
-        cells = [f"{row[f'{name}_us']:,.0f}" if f"{name}_us" in row else "" for name in names]
+        cells = [f"{row[f'{name}_us']:,.0f}" for name in names]
         print(f"| {title(row)} | " + " | ".join(cells) + " |")
 
 
@@ -235,9 +296,8 @@ def title(row: dict[str, Any]) -> str:
     text = (
         f"{size} B" if size < KIB else f"{size // KIB} KiB" if size < MIB else f"{size // MIB} MiB"
     )
-    if "way" in row:
-        return f"{row['tensors']} x {text}, {row['way']}"
-    return f"{text} after {row['pause_ms']:g} ms" if row["pause_ms"] else text
+    after = f" after {row['pause_ms']:g} ms" if row["pause_ms"] else ""
+    return (text if size else "a barrier") + after
 
 
 if __name__ == "__main__":

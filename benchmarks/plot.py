@@ -1,11 +1,9 @@
-"""Draw the JSON lines of the benchmarks as a picture.
+"""Draw the rows of step.py as a picture: bars, with one group for each model.
 
     python benchmarks/plot.py rows.jsonl picture.png
     python benchmarks/plot.py docs/performance.md docs/performance.svg  # its table of steps
 
-All-reduce rows are drawn as time over size, in one panel for each number of ranks. Step rows are
-drawn as bars, with one group for each model, and rows of modes with one for each kind of delay. A
-file may have several kinds of rows. Of a page the table below "A training step" is drawn.
+Each number of ranks has a panel. Of a page the table below "A training step" is drawn.
 """
 
 from __future__ import annotations
@@ -27,11 +25,6 @@ from matplotlib.axes import Axes
 # Text stays text, and the same rows make the same file.
 matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "hvdlite"}
 
-LABELS = {
-    "hvdlite_us": "hvdlite",
-    "memcpy_us": "concurrent memcpy",
-    "gloo_us": "torch gloo",
-}
 STEPS = {
     "compute_ms": "compute and a barrier",
     "one_copy_ms": "share_parameters=True",
@@ -42,9 +35,7 @@ STEPS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "rows", type=Path, help="JSON lines, as the benchmarks print them, or a page"
-    )
+    parser.add_argument("rows", type=Path, help="JSON lines, as step.py prints them, or a page")
     parser.add_argument("picture", type=Path, help="the PNG or SVG to write")
     arguments = parser.parse_args()
     text = arguments.rows.read_text(encoding="utf-8")
@@ -67,7 +58,6 @@ def rows_of_page(page: str) -> Iterator[dict[str, Any]]:
         row = dict(zip(columns, map(str.strip, cells), strict=True))
         compute = float(row["compute"])
         yield {
-            "benchmark": "step",
             "np": int(re.findall(r"--np (\d+)", section)[0]),
             "model": row["model"],
             "compute_ms": compute,
@@ -78,33 +68,18 @@ def rows_of_page(page: str) -> Iterator[dict[str, Any]]:
 
 
 def draw(rows: list[dict[str, Any]], picture: Path) -> None:
-    """Draw one panel per benchmark and number of ranks."""
-    panels = sorted({(row["benchmark"], row["np"]) for row in rows})
+    """Draw one panel for each number of ranks."""
+    panels = sorted({row["np"] for row in rows})
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(4.8 * len(panels), 4), squeeze=False, layout="constrained"
     )
-    for axis, (benchmark, ranks) in zip(axes[0], panels, strict=True):
-        of_panel = [row for row in rows if (row["benchmark"], row["np"]) == (benchmark, ranks)]
-        PANELS.get(benchmark, draw_step)(axis, of_panel)
-        axis.set_title(f"{benchmark}, {ranks} ranks")
+    for axis, ranks in zip(axes[0], panels, strict=True):
+        draw_step(axis, [row for row in rows if row["np"] == ranks])
+        axis.set_title(f"step, {ranks} ranks")
         axis.legend()
     metadata = {"Date": None} if picture.suffix == ".svg" else None
     figure.savefig(picture, dpi=120, metadata=metadata)
     pyplot.close(figure)
-
-
-def draw_allreduce(axis: Axes, rows: list[dict[str, Any]]) -> None:
-    """Draw time over size."""
-    rows = sorted(rows, key=lambda row: row["bytes"])
-    for column, label in LABELS.items():
-        axis.plot(
-            [row["bytes"] for row in rows], [row[column] for row in rows], marker=".", label=label
-        )
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xlabel("bytes per rank")
-    axis.set_ylabel("median, µs")
-    axis.grid(alpha=0.3)
 
 
 def draw_step(axis: Axes, rows: list[dict[str, Any]]) -> None:
@@ -123,27 +98,6 @@ def draw_step(axis: Axes, rows: list[dict[str, Any]]) -> None:
     axis.set_xticks(range(len(rows)), [row["model"] for row in rows])
     axis.set_ylabel("median step, ms")
     axis.set_ylim(top=1.3 * axis.get_ylim()[1])  # The legend needs room.
-
-
-def draw_modes(axis: Axes, rows: list[dict[str, Any]]) -> None:
-    """Draw one group of bars for each kind of delay; synchronous training is the line at 1."""
-    delays = list(dict.fromkeys(row["delay"] for row in rows))
-    modes = list(dict.fromkeys(row["mode"] for row in rows))
-    width = 0.8 / len(modes)
-    for index, mode in enumerate(modes):
-        of_mode = [row for row in rows if row["mode"] == mode]
-        positions = [delays.index(row["delay"]) + (index + 0.5) * width - 0.4 for row in of_mode]
-        bars = axis.bar(
-            positions, [row["effective_speed_up"] for row in of_mode], width, label=mode
-        )
-        axis.bar_label(bars, fmt="%.2f")
-    axis.axhline(1.0, color="black", label="synchronous")
-    axis.set_xticks(range(len(delays)), delays)
-    axis.set_ylabel("effective speed-up")
-    axis.set_ylim(top=1.3 * axis.get_ylim()[1])  # The legend needs room.
-
-
-PANELS = {"allreduce": draw_allreduce, "modes": draw_modes}
 
 
 if __name__ == "__main__":

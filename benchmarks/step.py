@@ -14,17 +14,9 @@ AdamW:
 - `hvdlite`: hvd.DistributedOptimizer.
 - `ddp`: torch's DistributedDataParallel over gloo.
 - `views`, with --views: hvdlite with gradient_as_bucket_view=True.
-- `overlapped` and `together`, with --together: hvdlite with overlap=True and with overlap=False,
-  which submits at the end of backward.
 - `kept`, with --views: like `views`, with gradients that stay allocated
   (zero_grad(set_to_none=False)).
 - `sharded`, with --modes: hvd.ShardedOptimizer; `one_copy`: the same with share_parameters=True.
-
-With --check-replicas there are `hvdlite` and `watched`, the same with HVDLITE_CHECK_REPLICAS=100,
-alone. They take turns of 100 steps, of which one compares. Their figures are means, and
-`watched_ratio` is the median over the turns.
-
-With --modes the row also has `check_ms`: the time of one hvd.check_replicas() of the model.
 
 With --hosts 2 the ranks are divided between two simulated hosts, network namespaces; this needs
 root.
@@ -34,37 +26,30 @@ trains some steps. Their rows have `pss_mib`: the memory of all ranks together, 
 several processes share counts once.
 
 A figure is the median over all steps on the slowest rank, in milliseconds. An overhead is the time
-of a step minus that of `compute`, and `_per_cent` is its share of `compute`. `_faults` (minor page
-faults), `_waits` and `_preempted` (voluntary and involuntary switches of threads) are of one step
-on average, on the rank with the most.
+of a step minus that of `compute`, and `_per_cent` is its share of `compute`. `_range_ms` are the
+fastest and the slowest turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import resource
+import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 import torch.distributed as gloo
-from gloo_ranks import join_gloo, slowest
-from light_rank import footprint
-from step_models import MODELS
+from step_models import MODELS, Batch
 from torch import nn
+from turns import join_gloo, slowest
 from workers import add_common_arguments, print_row, run_on_hosts, run_ranks
 
 ROUNDS = 12
 STEPS_PER_TURN = 5
-QUICK_ROUNDS = 1
-QUICK_STEPS_PER_TURN = 1
-CHECK_STEPS = 100
-CHECK_ROUNDS = 7
 MEMORY_STEPS = 3
 KINDS = ("alone", "hvdlite", "sharded", "one_copy", "ddp")  # of contestants, for --memory
 
@@ -78,7 +63,7 @@ class Contestant:
     before_step: Callable[[], object]
     set_to_none: bool = True
 
-    def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+    def step(self, batch: Batch) -> float:
         """Train one step; return its time in milliseconds."""
         inputs, labels = batch
         begin = time.perf_counter_ns()
@@ -92,42 +77,13 @@ class Contestant:
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-class Usage(NamedTuple):
-    """What the system did for this process: counts since its start, or in one step."""
-
-    faults: float
-    waits: float
-    preempted: float
-
-    @classmethod
-    def now(cls) -> Usage:
-        counted = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(counted.ru_minflt, counted.ru_nvcsw, counted.ru_nivcsw)
-
-    def since(self, before: Usage, steps: int) -> Usage:
-        return Usage(*((new - old) / steps for new, old in zip(self, before, strict=True)))
-
-
-class Turn(NamedTuple):
-    """What a contestant needed in one turn."""
-
-    times: list[float]  # milliseconds of each step
-    usage: Usage  # This is one step's on average.
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
     parser.add_argument("--model", choices=MODELS, help="this model only")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="the plain one")
     parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
-    parser.add_argument(
-        "--together", action="store_true", help="also overlap=True, False, and a bare allreduce"
-    )
     parser.add_argument("--modes", action="store_true", help="also with what docs/modes.md has")
-    parser.add_argument(
-        "--check-replicas", action="store_true", help="only: hvdlite with and without it"
-    )
     parser.add_argument("--hosts", type=int, default=1, metavar="N", help="so many simulated hosts")
     parser.add_argument("--memory", action="store_true", help="only: the memory of the ranks")
     parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
@@ -135,8 +91,7 @@ def main() -> int:
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
         passed_on += ["--optimizer", arguments.optimizer]
-        passed_on += ["--together"] * arguments.together
-        passed_on += ["--modes"] * arguments.modes + ["--check-replicas"] * arguments.check_replicas
+        passed_on += ["--modes"] * arguments.modes
         models = [arguments.model] if arguments.model else [*MODELS]
         each = [["--model", *models] if arguments.model else []]
         if arguments.memory:
@@ -165,23 +120,16 @@ def measure_all(arguments: argparse.Namespace) -> None:
     make_optimizer = OPTIMIZERS[arguments.optimizer]
     for name in [arguments.model] if arguments.model else MODELS:
         make_model, make_batch = MODELS[name]
-        if arguments.check_replicas:
-            measure_check(name, arguments.quick)
-            continue
         if arguments.only:
             measure_memory(name, arguments.optimizer, arguments.only)
             continue
         contestants = make_contestants(make_model, make_optimizer)
         contestants |= with_views(make_model, make_optimizer) if arguments.views else {}
-        contestants |= together(make_model, make_optimizer) if arguments.together else {}
         contestants |= sharded(make_model, make_optimizer) if arguments.modes else {}
-        rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
-        steps = QUICK_STEPS_PER_TURN if arguments.quick else STEPS_PER_TURN
+        rounds, steps = (1, 1) if arguments.quick else (ROUNDS, STEPS_PER_TURN)
         turns = measure(contestants, make_batch, rounds, steps)
         row = row_of(name, contestants["compute"].model, turns)
         row["optimizer"] = arguments.optimizer
-        if arguments.modes:
-            row["check_ms"] = round(check_time(contestants["hvdlite"].model), 2)
         if hvd.rank() == 0:
             print_row(row)
         del contestants
@@ -238,29 +186,6 @@ def with_views(
     return contestants
 
 
-def together(
-    make_model: Callable[[], nn.Module], make_optimizer: MakeOptimizer
-) -> dict[str, Contestant]:
-    """Build copies that submit during backward, at its end, and all gradients without buckets."""
-    import hvdlite.torch as hvd
-
-    contestants = {}
-    for name, overlaps in (("overlapped", True), ("together", False)):
-        model = make_model()
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        optimizer = hvd.DistributedOptimizer(
-            make_optimizer(model), model.named_parameters(), overlap=overlaps
-        )
-        contestants[name] = Contestant(model, optimizer, lambda: None)
-    bare = make_model()
-    contestants["grouped"] = Contestant(
-        bare,
-        make_optimizer(bare),
-        lambda: hvd.grouped_allreduce_([param.grad for param in bare.parameters()], name="bare"),
-    )
-    return contestants
-
-
 SHARDED = {"sharded": {}, "one_copy": {"share_parameters": True}}
 
 
@@ -297,81 +222,35 @@ def measure_memory(name: str, optimizer: str, kind: str) -> None:
     for _ in range(MEMORY_STEPS):
         contestant.step(make_batch())
     hvd.barrier()
-    own_mib = torch.tensor(footprint()["pss_mib"], dtype=torch.float64)
-    pss = hvd.allreduce(own_mib, op=hvd.Sum)
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    own_kib = torch.tensor(int(re.findall(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)[0]))
+    pss = hvd.allreduce(own_kib, op=hvd.Sum)
     if hvd.rank() == 0:
         row = {"benchmark": "step_memory", "model": name, "optimizer": optimizer, "kind": kind}
-        print_row({**row, "np": hvd.size(), "pss_mib": round(float(pss))})
-
-
-def measure_check(name: str, quick: bool) -> None:
-    """Measure steps with and without HVDLITE_CHECK_REPLICAS, by turns; print a row on rank 0."""
-    import hvdlite.torch as hvd
-
-    make_model, make_batch = MODELS[name]
-    contestants = {}
-    for contestant, every in (("hvdlite", "0"), ("watched", str(CHECK_STEPS))):
-        torch.manual_seed(0)
-        model = make_model()
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        os.environ["HVDLITE_CHECK_REPLICAS"] = every
-        distributed = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
-        contestants[contestant] = Contestant(model, distributed, lambda: None)
-    steps = 2 if quick else CHECK_STEPS
-    turns = measure(contestants, make_batch, QUICK_ROUNDS if quick else CHECK_ROUNDS, steps)
-    model = contestants["hvdlite"].model
-    row: dict[str, object] = {
-        "benchmark": "check_replicas",
-        "model": name,
-        "np": gloo.get_world_size(),
-    }
-    row["check_ms"] = round(check_time(model), 2)
-    means = {one: slowest([statistics.mean(turn.times) for turn in turns[one]]) for one in turns}
-    ratios = [b / a for a, b in zip(means["hvdlite"], means["watched"], strict=True)]
-    for contestant, times in means.items():
-        row[f"{contestant}_ms"] = round(statistics.median(times), 3)
-    row["watched_ratio"] = round(statistics.median(ratios), 4)
-    row["watched_ratio_range"] = [round(min(ratios), 4), round(max(ratios), 4)]
-    if hvd.rank() == 0:
-        print_row(row)
-
-
-def check_time(model: nn.Module) -> float:
-    """Return how long a comparison of the replicas takes, in ms: the median of five."""
-    import hvdlite.torch as hvd
-
-    times = []
-    for _ in range(5):
-        hvd.barrier()
-        begin = time.perf_counter_ns()
-        hvd.check_replicas(model.named_parameters())
-        times.append((time.perf_counter_ns() - begin) / 1e6)
-    return slowest([statistics.median(times)])[0]
+        print_row({**row, "np": hvd.size(), "pss_mib": round(int(pss) / 1024)})
 
 
 def measure(
     contestants: dict[str, Contestant],
-    make_batch: Callable[[], tuple[torch.Tensor, ...]],
+    make_batch: Callable[[], Batch],
     rounds: int,
     steps: int,
-) -> dict[str, list[Turn]]:
-    """Let the contestants take turns; return what each needed, turn by turn."""
-    turns: dict[str, list[Turn]] = {name: [] for name in contestants}
+) -> dict[str, list[list[float]]]:
+    """Let the contestants take turns; return the milliseconds of each step, turn by turn."""
+    turns: dict[str, list[list[float]]] = {name: [] for name in contestants}
     for round_number in range(1 + rounds):
         for name, contestant in contestants.items():
             # The first round, and the first step of a turn, only warm up.
             batches = [make_batch() for _ in range(1 + steps)]
             gloo.barrier()
             contestant.step(batches[0])
-            before = Usage.now()
             times = [contestant.step(batch) for batch in batches[1:]]
-            usage = Usage.now().since(before, steps)
             if round_number > 0:
-                turns[name].append(Turn(times, usage))
+                turns[name].append(times)
     return turns
 
 
-def row_of(name: str, model: nn.Module, turns: dict[str, list[Turn]]) -> dict[str, object]:
+def row_of(name: str, model: nn.Module, turns: dict[str, list[list[float]]]) -> dict[str, object]:
     """Make the row of one model; all ranks call this, as the figures are of the slowest rank."""
     row: dict[str, object] = {
         "benchmark": "step",
@@ -382,16 +261,11 @@ def row_of(name: str, model: nn.Module, turns: dict[str, list[Turn]]) -> dict[st
     }
     medians = {}
     for contestant, own in turns.items():
-        by_turn = slowest([statistics.median(turn.times) for turn in own])
-        every_step = [step for turn in own for step in turn.times]
+        by_turn = slowest([statistics.median(turn) for turn in own])
+        every_step = [step for turn in own for step in turn]
         medians[contestant] = slowest([statistics.median(every_step)])[0]
         row[f"{contestant}_ms"] = round(medians[contestant], 2)
         row[f"{contestant}_range_ms"] = [round(min(by_turn), 2), round(max(by_turn), 2)]
-        needed = slowest(
-            [statistics.mean(column) for column in zip(*(turn.usage for turn in own), strict=True)]
-        )
-        for what, count in zip(Usage._fields, needed, strict=True):
-            row[f"{contestant}_{what}"] = round(count)
     for contestant in [name for name in medians if name not in ("alone", "compute")]:
         overhead = medians[contestant] - medians["compute"]
         row[f"{contestant}_overhead_ms"] = round(overhead, 2)

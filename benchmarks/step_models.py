@@ -1,4 +1,4 @@
-"""The models that benchmarks/step.py trains, and batches for them."""
+"""The models that step.py, gpu_step.py and others train, and batches for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 VOCABULARY = 1500
 SEQUENCE = 32
+Batch = tuple[torch.Tensor, torch.Tensor]  # inputs and labels
 
 
 class Transformer(nn.Module):
@@ -34,6 +35,11 @@ class Transformer(nn.Module):
         return logits.flatten(0, 1)
 
 
+def tokens(count: int) -> Batch:
+    drawn = torch.randint(VOCABULARY, (count, SEQUENCE))
+    return drawn, drawn.flatten()
+
+
 def make_mlp() -> nn.Module:
     """Build five linear layers: 10 tensors, 25 M parameters."""
     widths = [1024, 2560, 2560, 2560, 2560, 1000]
@@ -41,15 +47,6 @@ def make_mlp() -> nn.Module:
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def mlp_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(32, 1024), torch.randint(1000, (32,))
-
-
-def transformer_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(VOCABULARY, (8, SEQUENCE))
-    return tokens, tokens.flatten()
 
 
 class Bottleneck(nn.Module):
@@ -94,12 +91,26 @@ def make_resnet(blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64) -> nn.M
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
 
 
-def resnet_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(4, 3, 64, 64), torch.randint(1000, (4,))
+def images(count: int, side: int) -> Batch:
+    return torch.randn(count, 3, side, side), torch.randint(1000, (count,))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]] = {
+def mlp_batch() -> Batch:
+    return torch.randn(32, 1024), torch.randint(1000, (32,))
+
+
+# By name: a function that makes the model, and one that makes a batch.
+Models = dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]]
+MODELS: Models = {
     "mlp": (make_mlp, mlp_batch),
-    "resnet": (make_resnet, resnet_batch),
-    "transformer": (Transformer, transformer_batch),
+    "resnet": (make_resnet, lambda: images(4, 64)),
+    "transformer": (Transformer, lambda: tokens(8)),
+}
+GPU_MODELS: Models = {
+    "resnet50": (make_resnet, lambda: images(32, 224)),
+    "transformer": (lambda: Transformer(256, 16), lambda: tokens(32)),
+}
+SMALL_MODELS: Models = {
+    "resnet50": (lambda: make_resnet((1, 1, 1, 1), 8), lambda: images(2, 32)),
+    "transformer": (lambda: Transformer(32, 2), lambda: tokens(2)),
 }

@@ -1,15 +1,21 @@
-"""Measure the cost of hvdlite's TensorFlow operations, for a tensor and for a training step.
+"""Measure the cost of hvdlite's TensorFlow operations, and of a step of TensorFlow and of Keras.
 
     python benchmarks/tensorflow_ops.py --np 2
 
-`tensorflow_ops` runs a tf.function of 161 small tensors in a world of one, so that only the way
-into the core and back is measured. It compares hvd.allreduce of each tensor, a tf.numpy_function
-that copies each tensor, and the same function with neither. Figures are microseconds per tensor.
+`tensorflow_ops` runs a tf.function of 161 small tensors in a world of one, with and without
+hvd.allreduce of each tensor, so that only the way into the core and back is measured. Figures are
+microseconds.
 
 `tensorflow_step` runs a training step of a plain TensorFlow MLP on N ranks. It compares compute
 alone, hvd.DistributedGradientTape, and MultiWorkerMirroredStrategy. The strategy needs processes of
 its own, so two worlds take turns in rounds. Figures are medians on the slowest rank, in
 milliseconds.
+
+`keras_step` runs steps of Keras's `fit` on N ranks, in which three contestants take turns, each
+with its own copy of a model. Ranks of `silent` send nothing. Those of `barrier` also meet after
+each step, which no synchronous training can do without. Those of `hvdlite` train with
+`DistributedOptimizer`. There is a row for each model, with medians on the slowest rank;
+`hvdlite_to_barrier` is the ratio of the last two.
 """
 
 from __future__ import annotations
@@ -34,50 +40,43 @@ BATCH = 32
 WORLDS = 3  # The two worlds run in so many rounds.
 STEPS = 60
 QUICK_STEPS = 3
-MODES = ("ops", "hvdlite", "strategy")
+PARTS = ("ops", "step", "keras")
+
+EPOCHS = 8
+QUICK_EPOCHS = 2
+STEPS_OF_EPOCH = 20  # The first one is not counted.
+CONTESTANTS = ("silent", "barrier", "hvdlite")
+# What a rank gets in each step: batch and shape of its inputs.
+MODELS = {"digits": (24, (8, 8, 1)), "mlp": (256, (784,)), "convolutions": (32, (32, 32, 3))}
+THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
-    parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=PARTS, help="this part only")
+    parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    steps = QUICK_STEPS if arguments.quick else STEPS
-    if arguments.mode == "ops":
-        measure_ops(steps)
-    elif arguments.mode == "hvdlite":
-        measure_hvdlite(steps)
-    elif arguments.mode == "strategy":
-        measure_strategy(steps)
-    else:
-        return run_everything(arguments)
-    return 0
-
-
-def run_everything(arguments: argparse.Namespace) -> int:
-    """Run in the user's process: start the worlds in turn, and print the rows."""
-    quick = ["--quick"] * arguments.quick
-    status = run_ranks(__file__, 1, arguments.output, ["--mode", "ops", *quick])
-    if status != 0:
-        return status
-    figures: dict[str, list[float]] = {"compute": [], "hvdlite": [], "strategy": []}
-    for _ in range(1 if arguments.quick else WORLDS):
-        for name, value in run_hvdlite_world(arguments.np, quick).items():
-            figures[name].append(value)
-        figures["strategy"].append(run_strategy_world(arguments.np, quick))
-    medians = {name: statistics.median(values) for name, values in figures.items()}
-    row: dict[str, Any] = {"benchmark": "tensorflow_step", "np": arguments.np, "tensors": 10}
-    row |= {f"{name}_ms": round(value, 2) for name, value in medians.items()}
-    for name in ("hvdlite", "strategy"):
-        row[f"{name}_overhead_ms"] = round(medians[name] - medians["compute"], 2)
-    print_row(row, "tensorflow-cpu")
+    if arguments.role:
+        ROLES[arguments.role](arguments.quick)
+        return 0
+    parts = {"ops": run_ops, "step": run_step, "keras": run_keras}
+    for part in [arguments.only] if arguments.only else PARTS:
+        status = parts[part](arguments)
+        if status != 0:
+            return status
     return 0
 
 
 # Per tensor
 
 
-def measure_ops(steps: int) -> None:
+def run_ops(arguments: argparse.Namespace) -> int:
+    quick = ["--quick"] * arguments.quick
+    return run_ranks(__file__, 1, arguments.output, ["--role", "ops", *quick])
+
+
+def measure_ops(quick: bool) -> None:
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
@@ -92,18 +91,12 @@ def measure_ops(steps: int) -> None:
 
         return lambda: run(tensors)[-1].numpy()
 
-    def copy(value: Any, index: int) -> Any:
-        result = tf.numpy_function(lambda array: array.copy(), [value], tf.float32)
-        result.set_shape(value.shape)
-        return result
-
     contestants = {
         "alone": function_of(lambda value, index: value),
         "hvdlite": function_of(lambda value, index: hvd.allreduce(value, name=f"tensor.{index}")),
-        "numpy_function": function_of(copy),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for step in range(5 + 5 * steps):
+    for step in range(5 + 5 * (QUICK_STEPS if quick else STEPS)):
         for name, call in contestants.items():
             begin = time.perf_counter_ns()
             call()
@@ -111,21 +104,35 @@ def measure_ops(steps: int) -> None:
                 times[name].append((time.perf_counter_ns() - begin) / 1e3)
     medians = {name: statistics.median(values) for name, values in times.items()}
     ours = (medians["hvdlite"] - medians["alone"]) / TENSORS
-    theirs = (medians["numpy_function"] - medians["alone"]) / TENSORS
     row = {
         "benchmark": "tensorflow_ops",
         "tensors": TENSORS,
         "alone_us": round(medians["alone"], 1),
         "hvdlite_us": round(medians["hvdlite"], 1),
         "hvdlite_us_per_tensor": round(ours, 2),
-        "numpy_function_us_per_tensor": round(theirs, 2),
-        "below_numpy_function": round(theirs / ours, 1),
     }
     print_row(row, "tensorflow-cpu")
     hvd.shutdown()
 
 
 # Per step
+
+
+def run_step(arguments: argparse.Namespace) -> int:
+    """Start the worlds in turn, and print the row."""
+    quick = ["--quick"] * arguments.quick
+    figures: dict[str, list[float]] = {"compute": [], "hvdlite": [], "strategy": []}
+    for _ in range(1 if arguments.quick else WORLDS):
+        for name, value in run_hvdlite_world(arguments.np, quick).items():
+            figures[name].append(value)
+        figures["strategy"].append(run_strategy_world(arguments.np, quick))
+    medians = {name: statistics.median(values) for name, values in figures.items()}
+    row: dict[str, Any] = {"benchmark": "tensorflow_step", "np": arguments.np, "tensors": 10}
+    row |= {f"{name}_ms": round(value, 2) for name, value in medians.items()}
+    for name in ("hvdlite", "strategy"):
+        row[f"{name}_overhead_ms"] = round(medians[name] - medians["compute"], 2)
+    print_row(row, "tensorflow-cpu")
+    return 0
 
 
 def make_variables() -> list[Any]:
@@ -155,10 +162,10 @@ def update(variables: list[Any], gradients: list[Any]) -> None:
         variable.assign_sub(0.001 * gradient)
 
 
-def time_steps(steps: int, contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def time_steps(quick: bool, contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Let the contestants take turns; return the median step of each in milliseconds."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for step in range(3 + steps):
+    for step in range(3 + (QUICK_STEPS if quick else STEPS)):
         for name, call in contestants.items():
             begin = time.perf_counter_ns()
             call()
@@ -175,7 +182,7 @@ def one_thread() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(2)
 
 
-def measure_hvdlite(steps: int) -> None:
+def measure_hvdlite(quick: bool) -> None:
     one_thread()
     import tensorflow as tf
 
@@ -201,7 +208,7 @@ def measure_hvdlite(steps: int) -> None:
         alone()
         hvd.barrier()
 
-    medians = time_steps(steps, {"compute": alone_then_meet, "hvdlite": reduced})
+    medians = time_steps(quick, {"compute": alone_then_meet, "hvdlite": reduced})
     everyone = hvd.allgather_object(medians)
     if hvd.rank() == 0:
         print(json.dumps({name: max(one[name] for one in everyone) for name in medians}))
@@ -209,7 +216,7 @@ def measure_hvdlite(steps: int) -> None:
 
 
 def run_hvdlite_world(ranks: int, quick: list[str]) -> dict[str, float]:
-    command = [sys.executable, __file__, "--mode", "hvdlite", *quick]
+    command = [sys.executable, __file__, "--role", "hvdlite", *quick]
     result = subprocess.run(
         [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks), *command],
         env=quiet_environment(),
@@ -221,7 +228,7 @@ def run_hvdlite_world(ranks: int, quick: list[str]) -> dict[str, float]:
     return row
 
 
-def measure_strategy(steps: int) -> None:
+def measure_strategy(quick: bool) -> None:
     one_thread()
     import tensorflow as tf
 
@@ -250,7 +257,7 @@ def measure_strategy(steps: int) -> None:
     def step() -> None:
         strategy.run(replica)
 
-    median = time_steps(steps, {"strategy": step})["strategy"]
+    median = time_steps(quick, {"strategy": step})["strategy"]
     print(json.dumps({"strategy": median}), flush=True)
 
 
@@ -264,7 +271,7 @@ def run_strategy_world(ranks: int, quick: list[str]) -> float:
     for rank in range(ranks):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
         environment = {**quiet_environment(), "TF_CONFIG": json.dumps(task)}
-        command = [sys.executable, __file__, "--mode", "strategy", *quick]
+        command = [sys.executable, __file__, "--role", "strategy", *quick]
         workers.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         )
@@ -279,6 +286,104 @@ def run_strategy_world(ranks: int, quick: list[str]) -> float:
 
 def quiet_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+# Per step of Keras
+
+
+def run_keras(arguments: argparse.Namespace) -> int:
+    # As hvdlite-run would choose; `run_ranks` asks for one thread.
+    threads = max(1, len(os.sched_getaffinity(0)) // arguments.np)
+    os.environ.update(dict.fromkeys(THREADS, str(threads)), TF_CPP_MIN_LOG_LEVEL="2")
+    quick = ["--quick"] * arguments.quick
+    return run_ranks(__file__, arguments.np, arguments.output, ["--role", "keras", *quick])
+
+
+def make_model(name: str) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(0)
+    dense, flat = keras.layers.Dense, keras.layers.Flatten
+    pool = keras.layers.MaxPooling2D
+
+    def convolution(filters: int) -> Any:
+        return keras.layers.Conv2D(filters, 3, padding="same", activation="relu")
+
+    layers = {
+        "digits": lambda: [convolution(16), convolution(32), pool(), flat(), dense(64, "relu")],
+        "mlp": lambda: [dense(512, "relu"), dense(512, "relu")],
+        "convolutions": lambda: [
+            *(convolution(64), convolution(64), pool(), convolution(128), pool()),
+            *(flat(), dense(128, "relu")),
+        ],
+    }[name]()
+    return keras.Sequential([keras.Input(MODELS[name][1]), *layers, dense(10)])
+
+
+def measure_keras(quick: bool) -> None:
+    """Run one rank, and print the rows on rank 0."""
+    import numpy as np
+
+    import hvdlite.numpy as hvd
+
+    hvd.init()
+    for name, (batch, shape) in itertools.islice(MODELS.items(), 1 if quick else None):
+        generator = np.random.default_rng(hvd.rank())
+        inputs = generator.normal(size=(batch * STEPS_OF_EPOCH, *shape)).astype("float32")
+        labels = generator.integers(10, size=batch * STEPS_OF_EPOCH)
+        fits = {one: contestant(one, name, batch) for one in CONTESTANTS}
+        times: dict[str, list[float]] = {one: [] for one in CONTESTANTS}
+        for epoch in range(1 + (QUICK_EPOCHS if quick else EPOCHS)):
+            for one, fit in fits.items():
+                took = fit(inputs, labels)
+                times[one] += took if epoch > 0 else []
+        medians = {one: statistics.median(took) * 1e3 for one, took in times.items()}
+        everyone = hvd.allgather_object(medians)
+        if hvd.rank() == 0:
+            slowest = {one: max(told[one] for told in everyone) for one in CONTESTANTS}
+            row: dict[str, Any] = {"benchmark": "keras_step", "np": hvd.size(), "model": name}
+            row |= {f"{one}_ms": round(value, 2) for one, value in slowest.items()}
+            row["hvdlite_to_barrier"] = round(slowest["hvdlite"] / slowest["barrier"], 3)
+            print_row(row, "tensorflow-cpu")
+    hvd.shutdown()
+
+
+def contestant(kind: str, name: str, batch: int) -> Callable[[Any, Any], list[float]]:
+    """Make a function that trains a model of its own for an epoch, and returns its steps' times."""
+    import keras
+
+    from hvdlite.keras import DistributedOptimizer
+    from hvdlite.numpy import barrier
+
+    optimizer = keras.optimizers.Adam(1e-4)
+    if kind == "hvdlite":
+        optimizer = DistributedOptimizer(optimizer)
+    model = make_model(name)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ends: list[float] = []
+
+    def note(batch: int, logs: Any) -> None:
+        if kind == "barrier":
+            barrier()
+        ends.append(time.perf_counter())
+
+    noted = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+
+    def fit(inputs: Any, labels: Any) -> list[float]:
+        ends.clear()
+        barrier()  # The ranks begin together.
+        model.fit(inputs, labels, batch, callbacks=[noted], shuffle=False, verbose=0)
+        return [end - begin for begin, end in itertools.pairwise(ends)]
+
+    return fit
+
+
+ROLES: dict[str, Callable[[bool], None]] = {
+    "ops": measure_ops,
+    "hvdlite": measure_hvdlite,
+    "strategy": measure_strategy,
+    "keras": measure_keras,
+}
 
 
 if __name__ == "__main__":

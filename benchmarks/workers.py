@@ -8,7 +8,6 @@ on N ranks by hvdlite-run, with `--worker`, and passes on the JSON lines that ra
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
@@ -16,7 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,9 +57,9 @@ def run_on_hosts(
     hosts: int,
     output: Path | None,
     arguments: list[str],
-    disturbance: Callable[[Any], contextlib.AbstractContextManager[None]] | None = None,
+    rate: str = "",
 ) -> int:
-    """Do what `run_ranks` does on so many simulated hosts, whose links may be disturbed."""
+    """Do what `run_ranks` does on so many simulated hosts, whose links may have a rate."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from multihost.bed import Bed, end, why_not
 
@@ -72,8 +70,9 @@ def run_on_hosts(
     with (
         tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as folder,
         Bed(hosts) as bed,
-        contextlib.nullcontext() if disturbance is None else disturbance(bed),
     ):
+        for host in range(hosts if rate else 0):
+            bed.limit_rate(host, rate)
         slots = ",".join(f"{name}:{ranks // hosts}" for name in bed.names)
         worker = [sys.executable, str(Path(script).resolve()), "--worker", *arguments]
         own_settings = {
