@@ -12,12 +12,17 @@ IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 INSTALL := flock .venv/pip.lock .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DONE := .venv/done
 
+# Thousands of ranks need not compile the same modules, so their bytecode is kept.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE python -m pytest
+# A file's tests go to one worker, in the order of the folders: tests/unit, whose files are quick, comes last.
+SPREAD = -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder --ignore=tests/clusters
+
 CSRC := $(shell find csrc)
 CPP_TESTS := $(shell find tests/cpp tests/fakes)
 CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help demo demo-keras demo-elastic style test test-rest test-all test-times test-tf-versions lint tidy \
-        sanitize tsan asan bench soak docs docs-site ptx wheel install dev clean
+.PHONY: help demo demo-keras demo-elastic style test test-rest test-all run-cpp run-quick run-clusters run-long \
+        test-tf-versions lint tidy sanitize tsan asan bench soak docs docs-site ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
@@ -25,7 +30,6 @@ help:
 	@echo 'make demo-elastic      the first one while ranks are killed and join'
 	@echo 'make test              the quick tests: all of C++, and Python without what takes long'
 	@echo 'make test-all          every test: those, the long ones, and those on Slurm, Kubernetes, Ray and Spark'
-	@echo 'make test-times        every test of Python, and what it costs'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
 	@echo 'make style             formats, ruff, types, spelling, words of docs/style.md'
 	@echo 'make lint              that, layers, and thread-safety annotations'
@@ -52,19 +56,32 @@ demo-elastic: $(DONE)/core $(DONE)/demo
 # What the tests need is compiled and installed side by side, where Python's packages are not there yet.
 test: $(DONE)/tools
 	+@$(MAKE) -j 2 $(DONE)/core $(DONE)/test build/cpp/hvdlite_tests
-	$(IN_VENV) python tools/run_tests.py test
+	+@$(MAKE) -j 2 --keep-going run-cpp run-quick
 	$(IN_VENV) python tools/word_budget.py
 
 # What `make test` leaves: the tests marked `long`, and those of cluster systems.
 test-rest: $(DONE)/core $(DONE)/test $(DONE)/test-clusters build/cpp/hvdlite_tests
-	$(IN_VENV) python tools/run_tests.py rest
+	+@$(MAKE) -j 2 --keep-going run-clusters run-long
 
 test-all: test
 	+@$(MAKE) test-rest
 
-# What each folder, file and test costs; PYTEST_ADDOPTS='-m "not long"' for what `make test` runs.
-test-times: $(DONE)/core $(DONE)/test $(DONE)/test-clusters build/cpp/hvdlite_tests
-	$(IN_VENV) python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --costs tests
+# C++ runs beside Python, and the cluster systems, which mostly wait, beside the long tests. Of the
+# first of each pair the last line is shown, or all of it if it fails.
+
+run-cpp:
+	@build/cpp/hvdlite_tests >build/cpp_tests.log 2>&1 || { cat build/cpp_tests.log; false; }
+	@echo "C++: $$(tail -n 1 build/cpp_tests.log)"
+
+run-clusters:
+	@$(IN_VENV) $(PYTEST) tests/clusters >build/clusters.log 2>&1 </dev/null || { cat build/clusters.log; false; }
+	@echo "cluster systems: $$(tail -n 1 build/clusters.log)"
+
+run-quick:
+	$(IN_VENV) $(PYTEST) $(SPREAD) -m 'not long' tests </dev/null
+
+run-long:
+	$(IN_VENV) $(PYTEST) $(SPREAD) -m long tests </dev/null
 
 test-tf-versions: $(DONE)/dev
 	$(IN_VENV) python tests/tensorflow_versions.py

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from costs import Costs
 from forkserver import close_nurseries
 from harness import shm_entries
 from pythons import close_pythons
@@ -46,15 +45,8 @@ def _new_shm_entries(before: set[str]) -> set[str]:
     return {name for name in shm_entries() - before if "hvdlite" in name}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that measures what tests cost."""
-    parser.addoption("--costs", action="store_true", help="what each test waits and computes")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Set the default signal handlers, since nohup and background jobs make some ignored."""
-    if config.getoption("--costs"):
-        config.pluginmanager.register(Costs())
     if importlib.util.find_spec("hypothesis") is not None:  # A machine with a GPU may lack it.
         from hypothesis import HealthCheck, settings
 
