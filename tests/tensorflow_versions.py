@@ -42,6 +42,7 @@ def test(release: str, wheel: Path) -> None:
     variables = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     variables["PATH"] = f"{environment / 'bin'}{os.pathsep}{variables['PATH']}"
     tests = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(TESTS))
+    assert tests, f"no file is {TESTS}"
     begun = time.monotonic()
     # -P keeps the working directory off the path, so that the tests import the wheel's hvdlite.
     run(python, "-P", "-m", "pytest", "-q", *tests, env=variables)
