@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-from typing import Any
 
 import pytest
 import torch
 
 from gpu.worlds import shared_gpu
-from harness import RankResult, run_world
+from harness import run_world
 from parallel.keras import (
     keras_worlds,
     test_keras_callbacks,
-    test_keras_equality,
     test_keras_fit,
     test_keras_optimizer,
 )
@@ -39,12 +36,8 @@ def environment(rank: int) -> dict[str, str]:
 
 
 def suite(name: str) -> dict[str, str]:
+    assert keras_worlds.dense_model().weights[0].value.device.type == "cuda"
     return keras_worlds.run_scenarios(vars(SUITES[name]))
-
-
-def equality() -> tuple[str, dict[str, Any]]:
-    outcomes = test_keras_equality.body()
-    return str(test_keras_equality.make_model("sgd", 1).weights[0].value.device), outcomes
 
 
 @pytest.mark.parametrize(
@@ -54,15 +47,3 @@ def test_suites_of_the_host(name: str, ranks: int) -> None:
     results = run_world(ranks, suite, name, env=environment)
     for scenario in names_in(vars(SUITES[name])):
         check(results, scenario)
-
-
-@pytest.fixture(scope="module")
-def results() -> list[RankResult]:
-    return run_world(2, equality, env=environment)
-
-
-@pytest.mark.parametrize(("optimizer", "dtype"), test_keras_equality.PAIRS["torch"])
-def test_fit_equals_one_process(results: list[RankResult], optimizer: str, dtype: str) -> None:
-    assert {result.value[0] for result in results} == {"cuda:0"}
-    told = [dataclasses.replace(result, value=result.value[1]) for result in results]
-    test_keras_equality.test_fit_equals_one_process(told, optimizer, dtype)

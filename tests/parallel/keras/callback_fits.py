@@ -21,10 +21,6 @@ from parallel.keras.keras_worlds import (
 )
 
 
-def array(variable: Any) -> Any:
-    return keras.ops.convert_to_numpy(variable)
-
-
 def compiled(optimizer: Any, built: bool = True, alike: bool = False, **how: Any) -> Any:
     """Make a model with different weights on every rank, unless they are to be alike."""
     model = dense_model(built=built)

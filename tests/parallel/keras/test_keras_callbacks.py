@@ -9,26 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel.keras.callback_fits import Probe, array, compiled, fit, in_test, stop_in_fit
+from harness import run_world
+from parallel.keras.callback_fits import Probe, compiled, fit, in_test, stop_in_fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
+    KERAS_2,
+    adam,
+    and_legacy,
+    array_of,
     data,
     dense_model,
+    environment,
     hvd,
     keras,
     on_backends,
     on_every_rank,
+    on_keras_2,
     run_scenarios,
     same_bits,
+    sgd,
+    start,
     weights_of,
 )
-from parallel.scenarios import make_tests
+from parallel.scenarios import make_tests, raises
 
 PRELOAD = ("keras", "tensorflow")
 
 
 def scenario_broadcast_before_the_first_batch() -> None:
-    model = compiled(keras.optimizers.Adam(0.01 * (1 + hvd.rank())))
+    # In Keras 2 the learning rate is not a variable of the optimizer.
+    rate = 0.01 if on_keras_2() else 0.01 * (1 + hvd.rank())
+    model = compiled(keras.optimizers.Adam(rate))
     root = hvd.size() - 1
     probe = Probe("on_train_batch_begin", lambda: same_bits(weights_of(model)))
     expected = hvd.broadcast_object(weights_of(model), root)
@@ -39,17 +50,18 @@ def scenario_broadcast_before_the_first_batch() -> None:
     fit(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(root), probe.callback, first])
     assert all(np.array_equal(a, b) for a, b in zip(before, expected, strict=True))
     assert probe.seen == [True] * 6
-    assert np.isclose(float(model.optimizer.learning_rate), 0.01 * hvd.size())
+    assert on_keras_2() or np.isclose(float(model.optimizer.learning_rate), 0.01 * hvd.size())
 
 
 def scenario_broadcast_after_the_first_batch() -> None:
     """Layers that cannot be built without data are built by the first batch."""
-    model = compiled(keras.optimizers.SGD(0.01, momentum=0.9), built=False, run_eagerly=True)
-    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    probe = Probe("on_train_batch_end", lambda: same_bits(weights_of(model)))
-    fit(model, [callback, probe.callback])
-    assert callback.broadcast_done
-    assert probe.seen == [True] * 6
+    for make in and_legacy(adam):
+        model = compiled(make(), built=False, run_eagerly=True)
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(hvd.size() - 1)
+        probe = Probe("on_train_batch_end", lambda m=model: same_bits(weights_of(m)))
+        fit(model, [callback, probe.callback])
+        assert callback.broadcast_done
+        assert probe.seen == [True] * 6
 
 
 def scenario_broadcast_when_only_one_rank_has_built() -> None:
@@ -62,18 +74,20 @@ def scenario_broadcast_when_only_one_rank_has_built() -> None:
 def scenario_local_variables_are_not_broadcast() -> None:
     model = compiled(keras.optimizers.SGD(0.0))
     own = model.layers[0].weights
-    before = [array(one) for one in own]
+    before = [array_of(one) for one in own]
     root = hvd.size() - 1
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(root, local_variables=own)
     for one in own:
         model.optimizer.register_local_var(one)
     fit(model, [broadcast], epochs=1)
-    assert all(np.array_equal(array(one), old) for one, old in zip(own, before, strict=True))
-    assert same_bits([array(one) for one in model.layers[1].weights])
+    assert all(np.array_equal(array_of(one), old) for one, old in zip(own, before, strict=True))
+    assert same_bits([array_of(one) for one in model.layers[1].weights])
 
 
 def scenario_broadcast_of_a_loaded_model() -> None:
     """Rank 0 resumes from a file; the others begin anew, and get its state."""
+    if on_keras_2():
+        return
     model = compiled(keras.optimizers.Adam(0.01))
     if hvd.rank() == 0:
         alone = keras.models.clone_model(model)
@@ -84,10 +98,12 @@ def scenario_broadcast_of_a_loaded_model() -> None:
             model = hvd.load_model(Path(folder) / "model.keras")
     fit(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], epochs=1)
     assert int(model.optimizer.iterations) == 2 + 3
-    assert same_bits([array(variable) for variable in model.optimizer.variables])
+    assert same_bits([array_of(variable) for variable in model.optimizer.variables])
 
 
 def scenario_seeds_stay_each_ranks_own() -> None:
+    if on_keras_2():
+        return
     keras.utils.set_random_seed(hvd.rank())
     dropout = keras.layers.Dropout(0.5)
     model = keras.Sequential([keras.Input((64,)), dropout, keras.layers.Dense(1)])
@@ -96,7 +112,7 @@ def scenario_seeds_stay_each_ranks_own() -> None:
     ones = np.ones((4, 64), "float32")
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(ones, ones[:, :1], callbacks=[callback], verbose=0)
-    masks = on_every_rank(array(dropout(ones, training=True)).tobytes())
+    masks = on_every_rank(array_of(dropout(ones, training=True)).tobytes())
     assert len(set(masks)) == hvd.size()
     assert same_bits(weights_of(model))
 
@@ -173,6 +189,8 @@ def two_outputs() -> Any:
 
 
 def scenario_metrics_with_one_name() -> None:
+    if on_keras_2():
+        return
     inputs, targets = data(24)
     both = dict.fromkeys(("one", "two"), targets)
     # One rank's samples weigh most, in another way for each output.
@@ -204,19 +222,19 @@ def with_moments(frozen: bool) -> Any:
     model.add(keras.layers.Dense(1))
     moments = model.layers[1].non_trainable_weights
     for variable in moments:
-        variable.assign(array(variable) + np.float32(hvd.rank()))
+        variable.assign(array_of(variable) + np.float32(hvd.rank()))
     return model
 
 
 def scenario_allreduce_buffers() -> None:
     model = with_moments(frozen=True)
     hvd.broadcast_variables(model.layers[0].weights)
-    kernel = array(model.layers[0].kernel)
+    kernel = array_of(model.layers[0].kernel)
     mean = (hvd.size() - 1) / 2
     hvd.allreduce_buffers(model)
-    moving_mean, moving_variance = map(array, model.layers[1].non_trainable_weights)
+    moving_mean, moving_variance = map(array_of, model.layers[1].non_trainable_weights)
     assert np.allclose(moving_mean, mean) and np.allclose(moving_variance, 1 + mean)
-    assert np.array_equal(array(model.layers[0].kernel), kernel)
+    assert np.array_equal(array_of(model.layers[0].kernel), kernel)
     with pytest.raises(hvd.ArgumentError, match="takes a model, not a list"):
         hvd.allreduce_buffers(model.weights)
     hvd.allreduce_buffers(dense_model())  # nothing to average
@@ -257,15 +275,15 @@ def scenario_metrics_that_one_rank_lacks() -> None:
 
 
 def rates_in(model: Any, callbacks: list[Any], **how: Any) -> list[float]:
-    probe = Probe("on_train_batch_end", lambda: float(array(model.optimizer.learning_rate)))
+    probe = Probe("on_train_batch_end", lambda: float(array_of(model.optimizer.learning_rate)))
     fit(model, [*callbacks, probe.callback], **how)
     return probe.seen
 
 
 def scenario_warmup() -> None:
     size = hvd.size()
-    for optimizer in (keras.optimizers.SGD(0.7), keras.optimizers.Adam(0.7)):
-        model = compiled(optimizer)
+    for make in (*and_legacy(sgd), *and_legacy(adam)):
+        model = compiled(make())
         callback = hvd.callbacks.LearningRateWarmupCallback(0.6, warmup_epochs=2)
         rates = rates_in(model, [callback], epochs=3)
         steps = [0.6 / size * (1 + (i + 1) / 6 * (size - 1)) for i in range(6)]
@@ -273,6 +291,8 @@ def scenario_warmup() -> None:
 
 
 def scenario_warmup_of_a_schedule() -> None:
+    if on_keras_2():
+        return
     size = hvd.size()
     schedule = keras.optimizers.schedules.ExponentialDecay(0.6, 1, 0.9)
     plain = type(schedule)
@@ -292,7 +312,7 @@ def scenario_warmup_of_a_schedule() -> None:
     config = keras.optimizers.serialize(model.optimizer)["config"]["learning_rate"]
     assert config["class_name"] == "ExponentialDecay" and schedule.__class__ is plain
     copy = keras.optimizers.schedules.deserialize(config)
-    assert type(copy) is plain and np.isclose(float(array(copy(0))), 0.6)
+    assert type(copy) is plain and np.isclose(float(array_of(copy(0))), 0.6)
 
 
 def scenario_schedule() -> None:
@@ -301,7 +321,7 @@ def scenario_schedule() -> None:
         hvd.callbacks.LearningRateScheduleCallback(0.5, lambda epoch: 0.1**epoch, end_epoch=2),
         hvd.callbacks.LearningRateScheduleCallback(0.5, 0.25, start_epoch=2),
     ]
-    probe = Probe("on_train_batch_end", lambda: float(array(model.optimizer.learning_rate)))
+    probe = Probe("on_train_batch_end", lambda: float(array_of(model.optimizer.learning_rate)))
     history = fit(model, [*callbacks, probe.callback], epochs=3, samples=8)
     assert np.allclose(probe.seen, [0.5, 0.5, 0.05, 0.05, 0.125, 0.125])
     assert np.allclose(history["learning_rate"], [0.5, 0.05, 0.125])
@@ -309,27 +329,47 @@ def scenario_schedule() -> None:
 
 def scenario_momentum_correction() -> None:
     """Velocities hold gradients times the old rate; with correction they change with the rate."""
-    variable = keras.Variable(np.zeros(1, "float32"))
-    for correct, expected in ((True, 0.2), (False, 2.0)):
-        optimizer = keras.optimizers.SGD(1.0, momentum=0.9)
-        optimizer.build([variable])
-        optimizer.momentums[0].assign([2.0])
-        model = compiled(keras.optimizers.SGD(1.0))
-        model.optimizer = optimizer
-        callback = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.1, momentum_correction=correct)
-        callback.set_model(model)
-        callback.on_epoch_begin(0)
-        callback.on_train_batch_begin(0)
-        assert np.isclose(float(array(optimizer.momentums[0])[0]), expected)
+    for make in and_legacy(sgd):
+        model = compiled(make(), alike=True, run_eagerly=True)
+        optimizer, first = model.optimizer, model.trainable_variables[0]
+        fit(model, [], epochs=1, samples=4)
+        old = hasattr(optimizer, "get_slot")
+        velocity = optimizer.get_slot(first, "momentum") if old else optimizer.momentums[0]
+        for correct, expected in ((True, 0.2), (False, 2.0)):
+            velocity.assign(np.full((5, 4), 2.0, "float32"))
+            optimizer.learning_rate = 1.0
+            callback = hvd.callbacks.LearningRateScheduleCallback(
+                1.0, 0.1, momentum_correction=correct
+            )
+            callback.set_model(model)
+            callback.on_epoch_begin(0)
+            callback.on_train_batch_begin(0)
+            assert np.allclose(array_of(velocity), expected)
+
+
+def scenario_warmup_of_a_model_that_the_first_batch_builds() -> None:
+    for make in (*and_legacy(sgd), *(and_legacy(adam) if on_keras_2() else [])):
+        model = compiled(make(), built=False)
+        warmup = hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1)
+        history = fit(model, [warmup], epochs=1)
+        assert np.isclose(history["learning_rate"], 0.05)
+
+
+def scenario_schedules_are_refused_in_keras_2() -> None:
+    for family in (keras.optimizers, keras.optimizers.legacy) if on_keras_2() else ():
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+        model = compiled(family.SGD(schedule))
+        with raises(hvd.ArgumentError, "give the optimizer a number"):
+            fit(model, [hvd.callbacks.LearningRateWarmupCallback(None)])
 
 
 def scenario_learning_rates_that_cannot_change() -> None:
-    with pytest.raises(hvd.ArgumentError, match="initial_lr"):
-        fit(compiled(keras.optimizers.SGD(0.1)),
-            [hvd.callbacks.LearningRateWarmupCallback(None)])  # fmt: skip
-    with pytest.raises(hvd.ArgumentError, match="neither a number"):
-        fit(compiled(keras.optimizers.SGD(lambda: 0.1)),
-            [hvd.callbacks.LearningRateWarmupCallback(0.1)])  # fmt: skip
+    with raises(hvd.ArgumentError, "initial_lr"):
+        fit(compiled(sgd()), [hvd.callbacks.LearningRateWarmupCallback(None)])
+    if not on_keras_2():
+        with raises(hvd.ArgumentError, "neither a number"):
+            model = compiled(keras.optimizers.SGD(lambda: 0.1))
+            fit(model, [hvd.callbacks.LearningRateWarmupCallback(0.1)])
 
     def endless() -> Any:
         while True:
@@ -383,6 +423,29 @@ def body() -> dict[str, str]:
 
 test_callbacks = make_tests(
     body,
-    on_backends((1, "torch"), *((2, b) for b in BACKENDS)),
-    quick=("2-tensorflow",),
+    on_backends((1, "torch"), *((2, b) for b in (*BACKENDS, KERAS_2))),
+    quick=("2-torch",),
 )
+
+
+def keras_2_beside_pytorch() -> str:
+    """Keras 3 computes with PyTorch in the same process; Keras 2 does not use it."""
+    start()
+    model = compiled(sgd(), alike=True)
+    callbacks = [
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1),
+    ]
+    fit(model, callbacks)
+    assert same_bits(weights_of(model))
+    with pytest.raises(hvd.ArgumentError) as error:
+        hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2)
+    return str(error.value)
+
+
+@pytest.mark.long
+def test_keras_2_beside_another_backend_of_keras_3() -> None:
+    env = {**environment(KERAS_2), "KERAS_BACKEND": "torch"}
+    for result in run_world(2, keras_2_beside_pytorch, env=env):
+        assert "needs KERAS_BACKEND=tensorflow" in result.value

@@ -16,6 +16,7 @@ from parallel.keras.keras_worlds import (
     data,
     dense_model,
     hvd,
+    k2,
     keras,
     mine,
     on_backends,
@@ -24,8 +25,6 @@ from parallel.keras.keras_worlds import (
     same_bits,
     weights_of,
 )
-from parallel.keras.tf_keras_worlds import dense_model as keras_2_model
-from parallel.keras.tf_keras_worlds import k2
 from parallel.scenarios import make_tests
 
 pytestmark = pytest.mark.long
@@ -37,7 +36,7 @@ EPOCHS = 3
 
 
 def compiled(package: Any, passes: int = 1) -> Any:
-    model = keras_2_model() if package is k2 else dense_model()
+    model = dense_model(package=package)
     optimizer = package.optimizers.SGD(0.01, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
     model.compile(optimizer=optimizer, loss="mse")

@@ -12,12 +12,16 @@ from harness import run_world
 from parallel.deaths import die, seconds_since_death
 from parallel.keras.keras_worlds import (
     BACKENDS,
+    KERAS_2,
+    and_legacy,
     data,
     dense_model,
     environment,
     hvd,
     keras,
+    sgd,
     start,
+    world,
 )
 
 PRELOAD = ("keras", "tensorflow")
@@ -25,8 +29,13 @@ BOUND = 1.0  # seconds from the death to the error
 
 
 def compiled(**how: Any) -> Any:
-    model = dense_model()
-    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse", **how)
+    return compile_model(dense_model(), **how)
+
+
+def compile_model(model: Any, **how: Any) -> Any:
+    """Compile it, in Keras 2 with an optimizer of the older family."""
+    make = and_legacy(sgd)[-1]
+    model.compile(optimizer=hvd.DistributedOptimizer(make()), loss="mse", **how)
     return model
 
 
@@ -52,14 +61,12 @@ def killed(victim: int, noted: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "victim"), [pytest.param("tensorflow", 1, marks=pytest.mark.long), ("torch", 0)]
+    ("backend", "victim"), [("torch", 0), pytest.param(KERAS_2, 1, marks=pytest.mark.long)]
 )
 def test_killed_rank_is_named_by_every_survivor(backend: str, victim: int, tmp_path: Path) -> None:
     noted = tmp_path / "died"
-    results = run_world(
-        2, killed, victim, str(noted), env=environment(backend),
-        expect_failure=True,
-    )  # fmt: skip
+    how = world(2, backend)
+    results = run_world(body=killed, args=(victim, str(noted)), expect_failure=True, **how)
     assert results[victim].returncode == -9
     survivor = results[1 - victim]
     assert survivor.returncode == 0, survivor.stderr
@@ -77,43 +84,16 @@ def runs_out(leaver: int) -> dict[str, Any]:
     return outcome
 
 
-@pytest.mark.parametrize(
-    ("backend", "leaver"), [("tensorflow", 0), pytest.param("torch", 1, marks=pytest.mark.long)]
-)
-def test_rank_that_ran_out_of_batches_is_named(backend: str, leaver: int) -> None:
-    results = run_world(2, runs_out, leaver, env=environment(backend))
+def test_rank_that_ran_out_of_batches_is_named() -> None:
+    leaver = 0
+    results = run_world(2, runs_out, leaver, env=environment("tensorflow"))
     assert results[leaver].value["kind"] == "none"
     message = results[1 - leaver].value["message"]
     assert f"rank {leaver} left after" in message and "'keras.0." in message
     assert "give every rank the same number of steps" in message
 
 
-def stops_alone() -> dict[str, Any]:
-    """EarlyStopping ends the `fit` of rank 1, no callback compares, and it goes on to a score."""
-    start()
-    least = 1e9 if hvd.rank() == 1 else 0.0
-    stop = keras.callbacks.EarlyStopping("loss", min_delta=least, patience=0)
-    outcome = outcome_of(compiled(), *data(16), epochs=6, callbacks=[stop])
-    if hvd.rank() == 1:
-        try:
-            hvd.allreduce(1.0, name="score")
-        except hvd.DeadlockError as error:
-            outcome["message"] = str(error)
-    return outcome
-
-
-@pytest.mark.long
-def test_a_rank_that_stops_alone_is_told_of_the_deadlock() -> None:
-    env = {**environment("torch"), "HVDLITE_STALL_SHUTDOWN": "60"}
-    first, second = run_world(2, stops_alone, env=env)
-    assert first.value["kind"] == "DeadlockError", first.value
-    assert second.value["kind"] == "none"
-    for result in (first, second):
-        assert "deadlock: rank " in result.value["message"]
-        assert "rank 1 waits for rank 0 in allreduce 'score'" in result.value["message"]
-
-
-def runs_out_of_unknown_batches(eagerly: bool) -> dict[str, Any]:
+def runs_out_of_unknown_batches() -> dict[str, Any]:
     start()
     inputs, targets = data(4)
 
@@ -123,18 +103,16 @@ def runs_out_of_unknown_batches(eagerly: bool) -> dict[str, Any]:
 
     callbacks = [hvd.callbacks.MetricAverageCallback()]
     try:
-        compiled(run_eagerly=eagerly).fit(batches(), shuffle=False, verbose=0, callbacks=callbacks)
+        compiled().fit(batches(), shuffle=False, verbose=0, callbacks=callbacks)
     except Exception as error:
         return {"kind": type(error).__name__, "message": str(error)}
     return {"kind": "none"}
 
 
-@pytest.mark.parametrize(
-    ("backend", "eagerly"), [("tensorflow", False), ("tensorflow", True), ("torch", False)]
-)
-def test_rank_whose_epoch_ends_early_says_so(backend: str, eagerly: bool) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rank_whose_epoch_ends_early_says_so(backend: str) -> None:
     """If the number of batches is not known beforehand, the ranks get the error in the middle."""
-    first, second = run_world(2, runs_out_of_unknown_batches, eagerly, env=environment(backend))
+    first, second = run_world(2, runs_out_of_unknown_batches, env=environment(backend))
     assert second.value["kind"] == "ArgumentError"
     assert "the epoch of rank 1 ended after 4 batches" in second.value["message"]
     # The mismatch itself, or the error that rank 1 has left since.
@@ -146,17 +124,17 @@ def disagrees() -> dict[str, Any]:
     start()
     keras.utils.set_random_seed(1)
     width = 3 + hvd.rank()
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(width), keras.layers.Dense(1)])
-    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    layers = [keras.Input((5,)), keras.layers.Dense(width), keras.layers.Dense(1)]
+    model = compile_model(keras.Sequential(layers))
     fitted = outcome_of(model, *data(8))
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     return {"fit": fitted, "broadcast": outcome_of(model, *data(8), callbacks=[callback])}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ("torch", KERAS_2))
 def test_models_that_differ_are_an_error_on_every_rank(backend: str) -> None:
-    for result in run_world(2, disagrees, env=environment(backend)):
+    for result in run_world(body=disagrees, **world(2, backend)):
         fitted, broadcast = result.value["fit"], result.value["broadcast"]
         assert "'keras.0." in fitted["message"], fitted
         assert broadcast["kind"] == "MismatchError"
