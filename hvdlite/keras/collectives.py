@@ -244,7 +244,7 @@ def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) 
         return
     of_arrays.mean_of_arrays(arrays, name, process_set)
     for variable, array in zip(buffers, arrays, strict=True):
-        variable.assign(array.astype(str(variable.dtype)))
+        variable.assign(array.astype(keras.backend.standardize_dtype(variable.dtype)))
 
 
 def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:

@@ -131,8 +131,8 @@ class LocalSGDCallback(Callback):
             if factor:
                 self._momenta[i] = factor * self._momenta[i] + mean
                 mean = mean + factor * self._momenta[i]
-            self._anchors[i] = np.asarray(self._anchors[i] - self.outer_lr * mean)
-            variable.assign(self._anchors[i].astype(str(variable.dtype)))
+            anchor = self._anchors[i] = np.asarray(self._anchors[i] - self.outer_lr * mean)
+            variable.assign(anchor.astype(keras.backend.standardize_dtype(variable.dtype)))
 
 
 def _wide(variable: Any) -> Any:
