@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,11 @@ from parameter_servers import Servers
 PRELOAD = ("keras", "tensorflow")
 
 
-def served(make_optimizer: Any, servers: int = 2, workers: int = 1) -> Servers:
+def served(make_optimizer: Any) -> Servers:
     """Start servers as threads of this process."""
     from hvdlite.keras.parameter_server.storage import KerasStorage
 
-    return Servers(servers, lambda tensors: KerasStorage(make_optimizer, tensors), workers)
+    return Servers(2, lambda tensors: KerasStorage(make_optimizer, tensors))
 
 
 def remote(servers: Servers, **options: Any) -> Any:
@@ -107,35 +106,6 @@ def scenario_workers_clip_as_a_plain_optimizer_does() -> None:
         plain = fitted(keras.optimizers.SGD(0.05, momentum=0.9, **bound))
         for ours, theirs in zip(weights_of(model), weights_of(plain), strict=True):
             assert np.allclose(ours, theirs, atol=1e-6)
-
-
-def scenario_two_workers_train_one_model() -> None:
-    with served(lambda: keras.optimizers.SGD(0.05), workers=2) as servers:
-        optimizers = [remote(servers, staleness=1) for _ in range(2)]
-        models = [dense_model() for _ in optimizers]
-        inputs, targets = data()
-
-        def work(model: Any, optimizer: Any) -> None:
-            for _ in range(30):
-                step(model, optimizer, inputs, targets)
-
-        threads = [
-            threading.Thread(target=work, args=pair)
-            for pair in zip(models, optimizers, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert all(one.clock >= 30 for one in optimizers)  # The second one joins later.
-        pushes = [
-            worker.pushes
-            for server in optimizers[0]._client.report().servers
-            for worker in server.workers.values()
-        ]
-        assert pushes == [30] * 4
-    for model in models:
-        assert loss_of(model, inputs, targets) < 0.5
 
 
 def loss_of(model: Any, inputs: Any, targets: Any) -> Any:
