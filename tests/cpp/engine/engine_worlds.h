@@ -48,16 +48,19 @@ inline Config stalls_end_at_rank_0(Config config, std::size_t rank) {
 }
 
 using ConfigOf = std::function<Config(const Config&, std::size_t)>;
+using BackendOf = std::function<std::unique_ptr<Backend>(Fabric&, std::size_t)>;
 
 inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, const Config& config,
                                                          bool control_tree = false,
-                                                         const ConfigOf& config_of = {}) {
+                                                         const ConfigOf& config_of = {},
+                                                         const BackendOf& backend_of = {}) {
   auto fabrics = make_inproc_world(hosts, config, control_tree);
   CHECK_OK(fabrics.status());
   std::vector<std::unique_ptr<Engine>> engines;
   for (auto& fabric : fabrics.value()) {
     const Config own = config_of ? config_of(config, engines.size()) : config;
-    auto backend = std::make_unique<HostBackend>(*fabric, own);
+    auto backend = backend_of ? backend_of(*fabric, engines.size())
+                              : std::make_unique<HostBackend>(*fabric, own);
     engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), own));
   }
   return engines;
@@ -122,6 +125,13 @@ inline EntryPtr change_entry(Kind kind, const std::string& name) {
   auto entry = std::make_shared<Entry>();
   entry->request.kind = kind;
   entry->request.name = name;
+  return entry;
+}
+
+inline EntryPtr join_entry() { return change_entry(Kind::kJoin, std::string(kJoinName)); }
+
+inline EntryPtr in_set(EntryPtr entry, std::uint32_t set) {
+  entry->request.process_set = set;
   return entry;
 }
 

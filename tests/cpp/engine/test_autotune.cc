@@ -89,14 +89,9 @@ void change_together(const Hosts& hosts) {
   config.autotune_steps_per_sample = 1;
   config.autotune_trials = 3;
   std::vector<std::vector<Tunables>> notes(hosts.size());
-  auto fabrics = make_inproc_world(hosts, config);
-  CHECK_OK(fabrics.status());
-  std::vector<std::unique_ptr<Engine>> engines;
-  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-    auto& fabric = fabrics.value()[rank];
-    auto backend = std::make_unique<NotingBackend>(*fabric, config, notes[rank]);
-    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
-  }
+  const auto engines = make_engines(hosts, config, false, {}, [&](Fabric& fabric, auto rank) {
+    return std::make_unique<NotingBackend>(fabric, config, notes[rank]);
+  });
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {

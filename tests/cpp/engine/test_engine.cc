@@ -142,46 +142,6 @@ TEST(engine_takes_collectives_from_many_threads) {
   });
 }
 
-TEST(engine_weights_an_average_and_ignores_what_weighs_nothing) {
-  run_world(one_host(3), [](int rank, Engine& engine) {
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    std::vector<float> values(1000, rank == 2 ? nan : static_cast<float>(rank + 1));
-    auto entry = allreduce_entry("x", values, ReduceOp::kAverage);
-    entry->request.weighted = true;
-    entry->weight = rank == 2 ? 0.0 : rank == 0 ? 3.0 : 1.0;
-    CHECK_OK(run(engine, entry));
-    CHECK_EQ(values[999], 1.25f);
-  });
-}
-
-TEST(engine_gathers_blocks_of_different_length) {
-  run_world({0, 0, 1}, [](int rank, Engine& engine) {
-    std::vector<float> values(static_cast<std::size_t>(rank) * 2, static_cast<float>(rank));
-    auto entry = allreduce_entry("x", values);
-    entry->request.kind = Kind::kAllgather;
-    entry->request.tensors[0].dims = {rank, 2};
-    CHECK_OK(run(engine, entry));
-    CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{0, 1, 2}));
-    CHECK_EQ(entry->completion->outputs.at(0).bytes, std::size_t{24});
-    float last = 0;
-    std::memcpy(&last, entry->completion->outputs.at(0).data.get() + 20, sizeof last);
-    CHECK_EQ(last, 2.0f);
-  });
-}
-
-TEST(engine_broadcasts_from_any_root) {
-  run_world(one_host(4), [](int rank, Engine& engine) {
-    for (int root = 0; root < 4; ++root) {
-      std::vector<float> values(3, static_cast<float>(rank));
-      auto entry = allreduce_entry("x" + std::to_string(root), values);
-      entry->request.kind = Kind::kBroadcast;
-      entry->request.root = root;
-      CHECK_OK(run(engine, entry));
-      CHECK_EQ(values[2], static_cast<float>(root));
-    }
-  });
-}
-
 TEST(engine_runs_several_process_sets_at_once) {
   run_world(one_host(3), [](int rank, Engine& engine) {
     const std::vector<std::vector<int>> members = {{0, 1}, {1, 2}, {0, 2}};

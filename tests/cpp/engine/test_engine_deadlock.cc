@@ -1,10 +1,8 @@
 // Whole engines whose ranks wait for each other. A rank here has the threads that its test starts,
 // and says itself, as Python's bindings do, that they all wait.
-#include <atomic>
-
 #include "check.h"
+#include "engine_worlds.h"
 #include "negotiation/deadlock/blocked_report.h"
-#include "send_entries.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -72,41 +70,6 @@ TEST(engine_fails_what_ranks_wait_for_in_different_order) {
   }
 }
 
-TEST(engine_fails_transfers_that_wait_for_each_other) {
-  const auto body = [](int rank, Engine& engine) {
-    std::vector<float> values(4);
-    const int from = (rank + 1) % engine.size();
-    check_deadlock(run_blocked(engine, send_entry("x", from, rank, values)),
-                   "rank 1 waits for rank 2 in send 'x' from rank 2 to rank 1");
-    check_sum(engine, "after");
-  };
-  run_world({0, 0, 1}, body, impatient_config());
-}
-
-TEST(engine_fails_the_members_of_a_set_while_others_work) {
-  std::atomic<bool> failed{false};
-  const auto body = [&](int rank, Engine& engine) {
-    const std::uint32_t pair = add_set(engine, {0, 3});
-    const std::uint32_t others = add_set(engine, {1, 2});
-    if (rank == 0 || rank == 3) {
-      const EntryPtr entry = barrier_entry(rank == 0 ? "a" : "b");
-      entry->request.process_set = pair;
-      check_deadlock(run_blocked(engine, entry), "rank 3 waits for rank 0 in barrier 'b'");
-      failed = true;
-    }
-    // Both members agree when to stop.
-    for (float stop = 0; rank % 3 != 0 && stop == 0;) {
-      std::vector<float> values(2, rank == 1 && failed ? 1.0F : 0.0F);
-      auto entry = allreduce_entry("work", values);
-      entry->request.process_set = others;
-      CHECK_OK(run_blocked(engine, entry));
-      stop = values[0];
-    }
-    check_sum(engine, "after");
-  };
-  run_world({0, 0, 1, 1}, body, impatient_config());
-}
-
 // Each rank waits for what another thread of the other rank submits later.
 TEST(engine_sees_no_deadlock_where_another_thread_submits_late) {
   for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 1}}) {
@@ -127,24 +90,6 @@ TEST(engine_sees_no_deadlock_where_another_thread_submits_late) {
     };
     run_world(hosts, body, impatient_config());
   }
-}
-
-// The report of a rank is void with each submission, however the two meet.
-TEST(engine_sees_no_deadlock_in_a_rank_that_submits_after_its_report) {
-  const auto body = [](int rank, Engine& engine) {
-    for (int round = 0; round < 12; ++round) {
-      const std::string suffix = std::to_string(round);
-      const EntryPtr first = barrier_entry((rank == 0 ? "a" : "b") + suffix);
-      const EntryPtr second = barrier_entry((rank == 0 ? "b" : "a") + suffix);
-      CHECK_OK(engine.enqueue(first, /*blocking=*/false));
-      note(engine, {first});
-      std::this_thread::sleep_for(std::chrono::milliseconds(20 * round));
-      CHECK_OK(engine.enqueue(second, /*blocking=*/false));
-      CHECK_OK(block(engine, first));
-      CHECK_OK(block(engine, second));
-    }
-  };
-  run_world({0, 0}, body, impatient_config(0.6));
 }
 
 TEST(engine_takes_back_that_its_rank_is_blocked) {
@@ -184,15 +129,6 @@ TEST(engine_sees_no_deadlock_where_a_continuation_submits) {
     CHECK_OK(run_blocked(engine, last));
   };
   run_world({0, 0, 0}, body, impatient_config());
-}
-
-TEST(engine_says_nothing_of_a_late_rank) {
-  const auto body = [](int rank, Engine& engine) {
-    if (rank == 2) std::this_thread::sleep_for(700ms);
-    check_sum(engine, "x");
-    CHECK(engine.counters().messages_sent.get() < 12);
-  };
-  run_world({0, 0, 0}, body, impatient_config(0.1));
 }
 
 TEST(engine_sends_nothing_of_waits_that_are_short) {

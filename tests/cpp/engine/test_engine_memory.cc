@@ -23,19 +23,11 @@ class StarvedBackend : public HostBackend {
 
 std::vector<std::unique_ptr<Engine>> engines_with_a_starved_rank(int starved, const Hosts& hosts) {
   const Config config = quick_config();
-  auto fabrics = make_inproc_world(hosts, config);
-  CHECK_OK(fabrics.status());
-  std::vector<std::unique_ptr<Engine>> engines;
-  for (auto& fabric : fabrics.value()) {
-    std::unique_ptr<Backend> backend;
-    if (static_cast<int>(engines.size()) == starved) {
-      backend = std::make_unique<StarvedBackend>(*fabric, config);
-    } else {
-      backend = std::make_unique<HostBackend>(*fabric, config);
-    }
-    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
-  }
-  return engines;
+  const auto backend_of = [&](Fabric& fabric, std::size_t rank) -> std::unique_ptr<Backend> {
+    if (static_cast<int>(rank) == starved) return std::make_unique<StarvedBackend>(fabric, config);
+    return std::make_unique<HostBackend>(fabric, config);
+  };
+  return make_engines(hosts, config, false, {}, backend_of);
 }
 
 TEST(a_rank_without_memory_ends_the_world_and_leaves_nobody_waiting) {

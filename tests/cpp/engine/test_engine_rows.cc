@@ -38,110 +38,43 @@ TEST(engine_exchanges_rows_by_splits) {
   }
 }
 
-TEST(engine_exchanges_the_same_number_of_rows_without_splits) {
-  run_world({0, 0, 1}, [](int rank, Engine& engine) {
-    std::vector<float> values(2 * 3 * static_cast<std::size_t>(rank), static_cast<float>(rank));
-    EntryPtr entry = rows_entry(Kind::kAlltoall, "x", values, 2);
-    CHECK_OK(run(engine, entry));
-    CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{0, 1, 2}));
-    CHECK_EQ(output_of(entry), (std::vector<float>{1, 1, 2, 2, 2, 2}));
-  });
-}
-
 TEST(engine_tells_every_rank_of_bad_splits_and_goes_on) {
   const std::vector<std::pair<std::vector<std::int64_t>, std::string>> cases = {
-      {{1, 1, 1}, "rank 1 has splits [1, 1, 1], which add up to 3, but 4 rows"},
-      {{2, 2}, "rank 1 has 2 splits in a process set of 3; give one for each member"},
-      {{5, -1, 0}, "rank 1 has a negative split: [5, -1, 0]"},
+      {{1, 1, 1}, " has splits [1, 1, 1], which add up to 3, but 4 rows"},
+      {{2, 2}, " has 2 splits in a process set of 3; give one for each member"},
+      {{5, -1, 0}, " has a negative split: [5, -1, 0]"},
       {{INT64_MAX, INT64_MAX, 6}, "but 4 rows"},
-      {{}, "rank 1 has 4 rows, which cannot be split evenly in a process set of 3; give splits"}};
+      {{}, " has 4 rows, which cannot be split evenly in a process set of 3; give splits"}};
   run_world({0, 0, 1}, [&](int rank, Engine& engine) {
-    for (const auto& [splits, text] : cases) {
-      std::vector<float> values(8, 1.0F);
-      EntryPtr entry = rows_entry(Kind::kAlltoall, "x", values, 2);
-      entry->request.splits = rank == 1 ? splits : std::vector<std::int64_t>{4, 0, 0};
-      const Status status = run(engine, entry);
-      CHECK_STATUS(status, StatusCode::kInvalidArgument);
-      CHECK_EQ(status.failed_rank(), 1);
-      CHECK(status.message().find("alltoall 'x': ") == 0);
-      CHECK(status.message().find(text) != std::string::npos);
-    }
-    std::vector<float> values(6, 1.0F);
-    CHECK_OK(run(engine, rows_entry(Kind::kAlltoall, "x", values, 2)));
-  });
-}
-
-TEST(engine_names_ranks_that_exchange_different_rows) {
-  run_world({0, 0}, [](int rank, Engine& engine) {
     std::vector<float> values(8, 1.0F);
-    EntryPtr entry = rows_entry(Kind::kAlltoall, "x", values, 2);
-    if (rank == 1) entry->request.tensors[0].dims = {2, 4};
+    for (const Kind kind : {Kind::kAlltoall, Kind::kReducescatter}) {
+      for (const auto& [splits, text] : cases) {
+        const bool scatters = kind == Kind::kReducescatter;
+        if (scatters && splits.empty()) continue;
+        EntryPtr entry = rows_entry(kind, "x", values, 2);
+        // In a reduce-scatter all ranks have the same splits.
+        entry->request.splits = rank == 1 || scatters ? splits : std::vector<std::int64_t>{4, 0, 0};
+        const Status status = run(engine, entry);
+        CHECK_STATUS(status, StatusCode::kInvalidArgument);
+        if (!scatters) CHECK_EQ(status.failed_rank(), 1);
+        const std::string rank_text = "rank " + std::to_string(status.failed_rank());
+        CHECK(status.message().find(std::string(name_of(kind)) + " 'x': " + rank_text) == 0);
+        CHECK(has(status.message(), text));
+      }
+    }
+    EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values, 2);
+    entry->request.splits = {rank == 1 ? 2 : 1, 1, rank == 1 ? 1 : 2};
     const Status status = run(engine, entry);
     CHECK_STATUS(status, StatusCode::kMismatch);
-    CHECK(status.message().find("alltoall 'x': ranks disagree about the shape: rank") == 0);
-    EntryPtr mixed = rows_entry(rank == 0 ? Kind::kAlltoall : Kind::kAllgather, "y", values, 2);
-    CHECK_STATUS(run(engine, mixed), StatusCode::kMismatch);
+    CHECK(has(status.message(), "ranks disagree about the splits: rank "));
+    CHECK(has(status.message(), "rank 1 has [2, 1, 1]"));
+    CHECK(has(status.message(), "[1, 1, 2]"));
+    entry = rows_entry(Kind::kReducescatter, "x", values, 2);
+    if (rank == 2) entry->request.splits = {2, 1, 1};
+    CHECK_STATUS(run(engine, entry), StatusCode::kMismatch);
+    std::vector<float> six(6, 1.0F);
+    CHECK_OK(run(engine, rows_entry(Kind::kAlltoall, "x", six, 2)));
   });
-}
-
-TEST(engine_scatters_what_it_reduced) {
-  for (const Hosts& hosts : kWorlds) {
-    run_world(hosts, [&](int rank, Engine& engine) {
-      const int size = engine.size();
-      for (const int rows : {0, 1, size - 1, size, 2 * size + 1, 5003}) {
-        std::vector<float> values(2 * static_cast<std::size_t>(rows));
-        std::iota(values.begin(), values.end(), static_cast<float>(rank));
-        EntryPtr entry = rows_entry(Kind::kReducescatter, "x" + std::to_string(rows), values, 2);
-        entry->request.prescale = 2.0;
-        CHECK_OK(run(engine, entry));
-        const int own = rows / size + (rank < rows % size ? 1 : 0);
-        const int begin = rows / size * rank + std::min(rank, rows % size);
-        std::vector<float> expected;
-        for (int i = 2 * begin; i < 2 * (begin + own); ++i) {
-          expected.push_back(2.0F * static_cast<float>(size * i + size * (size - 1) / 2));
-        }
-        CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{own}));
-        CHECK_EQ(output_of(entry), expected);
-      }
-    });
-  }
-}
-
-TEST(engine_scatters_by_splits) {
-  std::vector<Hosts> worlds = kWorlds;
-  worlds.push_back({0, 0, 1, 1});
-  for (const Hosts& hosts : worlds) {
-    run_world(hosts, [](int rank, Engine& engine) {
-      const auto size = static_cast<std::size_t>(engine.size());
-      // Rows for one rank only, none for it, uneven ones, many chunks; of each, and of each twice.
-      for (const std::int64_t unit : {1, 3, 2500}) {
-        for (std::size_t none = 0; none < size; ++none) {
-          std::vector<std::int64_t> splits(size, unit);
-          splits[none] = 0;
-          splits[(none + 1) % size] += 2 * unit + 1;
-          std::int64_t rows = 0;
-          std::int64_t begin = 0;
-          for (std::size_t i = 0; i < size; ++i) {
-            if (i < static_cast<std::size_t>(rank)) begin += splits[i];
-            rows += splits[i];
-          }
-          std::vector<float> values(2 * static_cast<std::size_t>(rows));
-          std::iota(values.begin(), values.end(), static_cast<float>(rank));
-          EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values, 2);
-          entry->request.splits = splits;
-          CHECK_OK(run(engine, entry));
-          const std::int64_t own = splits[static_cast<std::size_t>(rank)];
-          std::vector<float> expected;
-          for (std::int64_t i = 2 * begin; i < 2 * (begin + own); ++i) {
-            expected.push_back(
-                static_cast<float>(engine.size() * i + engine.size() * (engine.size() - 1) / 2));
-          }
-          CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{own}));
-          CHECK_EQ(output_of(entry), expected);
-        }
-      }
-    });
-  }
 }
 
 TEST(engine_remembers_splits_of_a_reducescatter) {
@@ -176,46 +109,6 @@ TEST(engine_scatters_several_tensors_by_splits) {
              (std::vector<std::int64_t>{rank == 0 ? 3 : 0, rank, 0}));
     CHECK_EQ(output_of(entry, 0), std::vector<float>(rank == 0 ? 6 : 0, 3.0F));
     CHECK_EQ(entry->completion->outputs.at(1).bytes, sizeof(double) * rank);
-  });
-}
-
-TEST(engine_tells_every_rank_of_bad_splits_of_a_reducescatter) {
-  const std::vector<std::pair<std::vector<std::int64_t>, std::string>> cases = {
-      {{1, 1, 1}, "has splits [1, 1, 1], which add up to 3, but 4 rows"},
-      {{4}, "has 1 splits in a process set of 3; give one for each member"},
-      {{5, -1, 0}, "has a negative split: [5, -1, 0]"},
-      {{INT64_MAX, INT64_MAX, 6}, "but 4 rows"}};
-  run_world({0, 0, 1}, [&](int rank, Engine& engine) {
-    std::vector<float> values(4, 1.0F);
-    for (const auto& [splits, text] : cases) {
-      EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values);
-      entry->request.splits = splits;
-      const Status status = run(engine, entry);
-      CHECK_STATUS(status, StatusCode::kInvalidArgument);
-      CHECK(status.message().find("reducescatter 'x': rank ") == 0);
-      CHECK(status.message().find(text) != std::string::npos);
-    }
-    EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values);
-    entry->request.splits = {rank == 1 ? 2 : 1, 1, rank == 1 ? 1 : 2};
-    const Status status = run(engine, entry);
-    CHECK_STATUS(status, StatusCode::kMismatch);
-    CHECK(status.message().find("ranks disagree about the splits: rank ") != std::string::npos);
-    CHECK(status.message().find("rank 1 has [2, 1, 1]") != std::string::npos);
-    CHECK(status.message().find("[1, 1, 2]") != std::string::npos);
-    entry = rows_entry(Kind::kReducescatter, "x", values);
-    if (rank == 2) entry->request.splits = {2, 1, 1};
-    CHECK_STATUS(run(engine, entry), StatusCode::kMismatch);
-    CHECK_OK(run(engine, rows_entry(Kind::kReducescatter, "x", values)));
-  });
-}
-
-TEST(engine_remembers_a_reducescatter) {
-  run_world({0, 0}, [](int, Engine& engine) {
-    for (int step = 0; step < 5; ++step) {
-      std::vector<float> values(8, 1.0F);
-      CHECK_OK(run(engine, rows_entry(Kind::kReducescatter, "x", values, 2)));
-    }
-    CHECK_EQ(engine.counters().cache_hits.get(), std::uint64_t{4});
   });
 }
 

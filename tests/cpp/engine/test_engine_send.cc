@@ -3,7 +3,7 @@
 
 #include "backend/self_backend.h"
 #include "check.h"
-#include "send_entries.h"
+#include "engine_worlds.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -13,7 +13,25 @@ namespace {
 using Buffer = std::vector<std::byte>;
 
 const std::vector<Hosts> kSendWorlds = {{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 0, 0, 0}, {0, 1, 2, 3}};
-constexpr std::size_t kSixtyFourMiB = (std::size_t{64} << 20) + 1;
+
+// What both ranks submit; `data` is read by the source and written by the destination.
+EntryPtr send_entry(const std::string& name, int source, int destination, void* data,
+                    std::int64_t count, DataType dtype = DataType::kFloat32) {
+  auto entry = std::make_shared<Entry>();
+  entry->request.kind = Kind::kSend;
+  entry->request.name = name;
+  entry->request.ranks = {source, destination};
+  entry->request.tensors = {{name, dtype, {count}}};
+  entry->inputs = {data};
+  entry->outputs = {data};
+  return entry;
+}
+
+EntryPtr send_entry(const std::string& name, int source, int destination,
+                    std::vector<float>& values) {
+  return send_entry(name, source, destination, values.data(),
+                    static_cast<std::int64_t>(values.size()));
+}
 
 std::byte byte_of(std::size_t i, int seed) {
   return static_cast<std::byte>((i * 2654435761U >> 7) + static_cast<std::size_t>(seed));
@@ -48,53 +66,6 @@ void check_mean_of_ones(Engine& engine) {
 
 }  // namespace
 
-TEST(engine_sends_between_every_two_ranks_whatever_the_size) {
-  for (const Hosts& hosts : kSendWorlds) {
-    run_world(hosts, [](int rank, Engine& engine) {
-      for (const std::size_t count : {0, 1, 4096, 65536, 262144, 262145, 3000001}) {
-        for (int source = 0; source < engine.size(); ++source) {
-          for (int destination = 0; destination < engine.size(); ++destination) {
-            if (source == destination) continue;
-            const int seed = 7 * source + destination;
-            Buffer data = rank == source ? filled(count, seed) : Buffer(count);
-            CHECK_OK(pass_bytes(rank, engine, "x", source, destination, data));
-            if (rank == destination) CHECK(data == filled(count, seed));
-          }
-        }
-      }
-      check_mean_of_ones(engine);
-    });
-  }
-}
-
-TEST(engine_sends_more_than_any_buffer_holds_both_ways_at_once) {
-  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 1}}) {
-    run_world(hosts, [](int rank, Engine& engine) {
-      Buffer out = filled(kSixtyFourMiB, rank);
-      Buffer in(kSixtyFourMiB);
-      const auto bytes = static_cast<std::int64_t>(kSixtyFourMiB);
-      const EntryPtr sent = send_entry("x", rank, 1 - rank, out.data(), bytes, DataType::kUint8);
-      const EntryPtr got = send_entry("x", 1 - rank, rank, in.data(), bytes, DataType::kUint8);
-      CHECK_OK(engine.enqueue(sent, false));
-      CHECK_OK(engine.enqueue(got, false));
-      CHECK_OK(finish(engine, sent));
-      CHECK_OK(finish(engine, got));
-      CHECK(in == filled(kSixtyFourMiB, 1 - rank));
-    });
-  }
-}
-
-TEST(engine_sends_every_dtype) {
-  run_world({0, 0}, [](int rank, Engine& engine) {
-    for (int number = 0; is_valid_dtype(number); ++number) {
-      const auto dtype = static_cast<DataType>(number);
-      Buffer data = rank == 0 ? filled(5 * size_of(dtype), number) : Buffer(5 * size_of(dtype));
-      CHECK_OK(run(engine, send_entry("x", 0, 1, data.data(), 5, dtype)));
-      CHECK(data == filled(data.size(), number));
-    }
-  });
-}
-
 TEST(engine_moves_many_sends_at_once_in_any_order_of_submission) {
   constexpr int kEach = 20;
   for (const Hosts& hosts : kSendWorlds) {
@@ -125,27 +96,6 @@ TEST(engine_moves_many_sends_at_once_in_any_order_of_submission) {
         const auto* values = static_cast<const float*>(entry->outputs[0]);
         CHECK_EQ(values[0], value);
         CHECK_EQ(values[entry->request.tensors[0].count() - 1], value);
-      }
-    });
-  }
-}
-
-TEST(engine_sends_in_a_ring_while_the_world_reduces) {
-  for (const Hosts& hosts : kSendWorlds) {
-    run_world(hosts, [](int rank, Engine& engine) {
-      const int next = (rank + 1) % engine.size();
-      const int previous = (rank + engine.size() - 1) % engine.size();
-      for (int step = 0; step < 30; ++step) {
-        std::vector<float> out(1000, static_cast<float>(rank + step));
-        std::vector<float> in(1000);
-        std::vector<float> sum(50000, 1.0F);
-        const EntryPtr reduced = allreduce_entry("sum", sum);
-        const EntryPtr sent = send_entry("ring", rank, next, out);
-        const EntryPtr got = send_entry("ring", previous, rank, in);
-        for (const EntryPtr& entry : {sent, reduced, got}) CHECK_OK(engine.enqueue(entry, false));
-        for (const EntryPtr& entry : {got, reduced, sent}) CHECK_OK(finish(engine, entry));
-        CHECK_EQ(in, std::vector<float>(1000, static_cast<float>(previous + step)));
-        CHECK_EQ(sum.back(), static_cast<float>(engine.size()));
       }
     });
   }
@@ -268,7 +218,7 @@ TEST(engine_refuses_sends_to_itself_to_strangers_and_from_gpus) {
 TEST(engine_sends_are_errors_where_the_other_rank_has_joined) {
   for (const bool joins_first : {true, false}) {
     run_world({0, 0, 1}, [&](int rank, Engine& engine) {
-      const EntryPtr join = change_entry(Kind::kJoin, std::string(kJoinName));
+      const EntryPtr join = join_entry();
       std::vector<float> data(3);
       if (rank == 2) {
         // A send between the others needs nothing of the rank that has joined.
@@ -321,28 +271,4 @@ TEST(engine_sends_name_a_rank_that_left_or_died) {
     }
     for (std::thread& thread : threads) thread.join();
   }
-}
-
-TEST(engine_warns_who_is_waited_for_in_a_send_and_gives_up) {
-  Config config = quick_config();
-  config.stall_warning = 0.05;
-  config.stall_shutdown = 0.3;
-  std::atomic<bool> told{false};
-  run_world(
-      {0, 0, 0},
-      [&](int rank, Engine& engine) {
-        std::vector<float> data(3);
-        if (rank != 1) {
-          CHECK(soon([&] { return told.load(); }));
-        } else {
-          const Status status = run(engine, send_entry("x", 1, 2, data));
-          CHECK_STATUS(status, StatusCode::kStalled);
-          CHECK_EQ(status.failed_rank(), 2);
-          CHECK(has(status.message(),
-                    "rank 1 is in send 'x' from rank 1 to rank 2; rank 2 (has "
-                    "called nothing yet) has not called it for "));
-          told = true;
-        }
-      },
-      config, false, &stalls_end_at_rank_0);
 }

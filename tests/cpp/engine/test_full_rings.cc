@@ -37,11 +37,6 @@ struct Many {
   std::vector<EntryPtr> entries;
 };
 
-EntryPtr in_set(EntryPtr entry, std::uint32_t set) {
-  entry->request.process_set = set;
-  return entry;
-}
-
 }  // namespace
 
 // Rank 0 answers 'all' while it is in 'outside'. Rank 1 enters 'all', and reads no answer until

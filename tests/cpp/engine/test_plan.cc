@@ -60,21 +60,6 @@ TEST(plan_parts_of_every_element_size_start_on_cache_lines) {
   }
 }
 
-TEST(plan_parts_of_parts_cover_the_whole) {
-  const Range chunk{1000, 1000 + 4099};
-  std::uint64_t at = chunk.begin;
-  for (std::uint64_t driver = 0; driver < 3; ++driver) {
-    const Range slice = part_of(chunk, 2, 3, driver);
-    for (std::uint64_t host = 0; host < 4; ++host) {
-      const Range part = part_of(slice, 2, 4, host);
-      CHECK_EQ(part.begin, at);
-      CHECK(part.end <= slice.end);
-      at = part.end;
-    }
-  }
-  CHECK_EQ(at, chunk.end);
-}
-
 TEST(plan_parts_differ_by_at_most_one_share) {
   for (std::uint64_t parts = 1; parts < 9; ++parts) {
     const Range first = part_of({0, 1 << 20}, 4, parts, 0);

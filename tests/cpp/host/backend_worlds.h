@@ -123,6 +123,24 @@ inline void store(DataType dtype, std::byte* at, double value) {
   std::memcpy(at, &whole, size_of(dtype));  // little-endian: the low bytes
 }
 
+// The value of a real float.
+inline double load(DataType dtype, const std::byte* at) {
+  const auto get = [&](auto typed) {
+    std::memcpy(&typed, at, sizeof typed);
+    return typed;
+  };
+  switch (dtype) {
+    case DataType::kFloat16:
+      return to_float(get(Float16{}));
+    case DataType::kBfloat16:
+      return to_float(get(Bfloat16{}));
+    case DataType::kFloat32:
+      return get(float{});
+    default:
+      return get(double{});
+  }
+}
+
 inline std::vector<std::byte> make_tensor(DataType dtype, std::size_t count,
                                           const std::function<double(std::size_t)>& value) {
   std::vector<std::byte> bytes(count * size_of(dtype));

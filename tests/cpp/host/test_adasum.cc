@@ -46,15 +46,7 @@ TEST(adasum_is_what_the_formula_says_in_every_world) {
       for (std::size_t t = 0; t < counts.size(); ++t) {
         const Vector wanted = expected_of(size, counts[t], 0.5);
         for (std::size_t i = 0; i < counts[t]; ++i) {
-          double got = 0;
-          const std::byte* at = tensors[t].data() + i * size_of(dtype);
-          if (dtype == DataType::kFloat64) {
-            std::memcpy(&got, at, sizeof(got));
-          } else {
-            float narrow = 0;
-            scale_copy({dtype, DataType::kFloat32}, at, &narrow, 1, 1.0);
-            got = narrow;
-          }
+          const double got = load(dtype, tensors[t].data() + i * size_of(dtype));
           CHECK(std::abs(got - 3 * wanted[i]) <= tolerance * (10 + std::abs(3 * wanted[i])));
         }
       }

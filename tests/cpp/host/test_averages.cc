@@ -112,9 +112,6 @@ TEST(average_counts_the_joined_as_well_where_the_knob_says_so) {
     run_world(
         {0, 1, 1},
         [all](int rank, Engine& engine) {
-          auto join = std::make_shared<Entry>();
-          join->request.kind = Kind::kJoin;
-          join->request.name = kJoinName;
           if (rank > 0) {
             std::vector<float> values(2000, static_cast<float>(rank));
             EntryPtr entry = allreduce_entry("mean", values, ReduceOp::kAverage);
@@ -122,7 +119,7 @@ TEST(average_counts_the_joined_as_well_where_the_knob_says_so) {
             CHECK_EQ(values[1999], all ? 1.0F : 1.5F);
             CHECK_EQ(entry->completion->members, all ? 3 : 2);
           }
-          CHECK_OK(run(engine, join));
+          CHECK_OK(run(engine, join_entry()));
           std::vector<float> values(2000, static_cast<float>(rank));
           CHECK_OK(run(engine, allreduce_entry("mean", values, ReduceOp::kAverage)));
           CHECK_EQ(values[0], 1.0F);

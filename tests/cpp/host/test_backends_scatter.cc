@@ -102,35 +102,3 @@ TEST(backends_exchange_parts_of_any_length) {
     }
   });
 }
-
-TEST(backends_scatter_in_process_sets_beside_other_collectives) {
-  ProcessSets sets(5);
-  sets.add(1, {0, 3});     // one rank of each of two hosts
-  sets.add(2, {1, 2, 4});  // two of one host, one of another
-  sets.add(3, {3});
-  run_hosts({0, 0, 0, 1, 1}, [&](int rank, Backend& backend, const Group& world) {
-    for (int step = 0; step < 20; ++step) {
-      for (std::uint32_t id = 0; id < 4; ++id) {
-        const Group& group = id == 0 ? world : *sets.get(id);
-        if (group.index_of(rank) < 0) continue;
-        const std::size_t members = group.ranks.size();
-        const std::vector<std::uint64_t> counts(members, 700);
-        std::vector<double> values(700 * members, rank + step);
-        std::vector<double> block(700);
-        const Piece piece{values.data(), block.data(), values.size()};
-        CHECK_OK(backend.reducescatter({group, DataType::kFloat64, ReduceOp::kMax, piece, counts},
-                                       kPatience));
-        CHECK_EQ(block.front(), group.ranks.back() + step);
-        CHECK_EQ(block.back(), group.ranks.back() + step);
-
-        const std::vector<std::size_t> bytes(members, 3000);
-        const std::vector<std::byte> input(3000 * members, static_cast<std::byte>(rank));
-        std::vector<std::byte> output(input.size());
-        CHECK_OK(backend.alltoall({group, input, bytes, output, bytes}, kPatience));
-        CHECK(output.front() == static_cast<std::byte>(group.ranks.front()));
-        CHECK(output.back() == static_cast<std::byte>(group.ranks.back()));
-        CHECK_OK(backend.barrier(group, kPatience));
-      }
-    }
-  });
-}

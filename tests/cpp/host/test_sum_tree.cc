@@ -68,17 +68,6 @@ TEST(sum_tree_halves_ranks_and_its_reference_does_so_too) {
   CHECK_EQ(shown({0, 1, 0, 2, 1, 0}), "([((ac)f)]([(be)][d]))");
 }
 
-TEST(sum_tree_over_hosts_cuts_where_ranks_are_halved) {
-  CHECK_EQ(tree_of({7}), "A");
-  CHECK_EQ(tree_of({4, 4}), "(AB)");
-  CHECK_EQ(tree_of({4, 2, 2}), "(A(BC))");
-  CHECK_EQ(tree_of({2, 2, 4}), "((AB)C)");
-  CHECK_EQ(tree_of({1, 1, 1, 1, 1}), "(((AB)C)(DE))");
-  // As near as can be; of two as near, behind the later one.
-  CHECK_EQ(tree_of({1, 1, 1, 5}), "(((AB)C)D)");
-  CHECK_EQ(tree_of({3, 2, 3}), "((AB)C)");
-}
-
 TEST(sum_tree_over_hosts_is_that_of_the_reference) {
   for (unsigned code = 0; code < 4 * 4 * 4 * 4 * 4 * 4; ++code) {
     Hosts ranks;

@@ -5,6 +5,7 @@
 
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"
+#include "negotiation/waits/stall_monitor.h"
 
 namespace hvdlite::testing {
 
@@ -19,6 +20,31 @@ inline Coordinator make_coordinator(int size, std::size_t cache = 100) {
   Coordinator coordinator(size, cache);
   coordinator.add_set(world_of(size));
   return coordinator;
+}
+
+// A coordinator with a monitor that warns after ten seconds.
+struct Stalling {
+  explicit Stalling(int size, double shutdown = Config().stall_shutdown)
+      : config(config_of(shutdown)),
+        coordinator(make_coordinator(size)),
+        monitor(config, coordinator, stalls) {}
+  static Config config_of(double shutdown) {
+    Config config;
+    config.stall_warning = 10;
+    config.stall_shutdown = shutdown;
+    return config;
+  }
+  const Config config;
+  Coordinator coordinator;
+  Stalls stalls;
+  StallMonitor monitor;
+};
+
+inline Request join_request() {
+  Request request;
+  request.kind = Kind::kJoin;
+  request.name = kJoinName;
+  return request;
 }
 
 inline Request allreduce_of(const std::string& name, std::int64_t count, std::uint32_t set = 0) {

@@ -99,18 +99,6 @@ TEST(control_tree_reaches_every_rank_in_few_hops) {
   }
 }
 
-TEST(control_tree_knows_who_is_behind_a_leader) {
-  const Hosts host_of = hosts_of(4, 2);  // host 3 hangs on host 1
-  const auto behind = [&](int rank, int leader) {
-    return ControlTree(Topology{rank, 8, host_of, true}).behind(leader);
-  };
-  CHECK_EQ(behind(0, 2), (std::vector<int>{3, 6, 7}));
-  CHECK_EQ(behind(6, 2), (std::vector<int>{0, 1, 3, 4, 5}));
-  CHECK_EQ(behind(3, 2), (std::vector<int>{0, 1, 4, 5, 6, 7}));
-  CHECK_EQ(behind(0, 3), std::vector<int>{});
-  CHECK_EQ(behind(0, 6), std::vector<int>{7});
-}
-
 TEST(bundle_merges_what_is_equal_and_keeps_the_order_of_every_stream) {
   const Bytes a(3, std::byte{1});
   const Bytes b(3, std::byte{2});
@@ -161,16 +149,6 @@ TEST(control_tree_carries_messages_between_all_ranks_in_order) {
     for (int from = 0; from < 10; ++from) CHECK_EQ(next[from], from == to ? 0u : 3u);
     CHECK(world.ends[to].empty());
   }
-}
-
-TEST(control_tree_carries_long_messages) {
-  PlaneTree world(hosts_of(4, 2));
-  Status cause(StatusCode::kInternal, std::string(60'000, 'x'), 1);
-  for (int i = 0; i < 40; ++i) world.planes[7]->send(5, encode_abort(cause));
-  CHECK(soon([&] {
-    world.run(1);
-    return world.got[5].size() == 40;
-  }));
 }
 
 TEST(control_tree_tells_every_rank_that_one_has_ended) {
@@ -228,33 +206,6 @@ TEST(control_tree_says_who_cannot_be_reached_when_a_leader_has_left) {
   CHECK_EQ(cut_off_from(0), (std::set<int>{3, 6, 7, 8, 9}));
   CHECK_EQ(cut_off_from(5), (std::set<int>{3, 6, 7, 8, 9}));
   CHECK_EQ(cut_off_from(9), (std::set<int>{0, 1, 3, 4, 5, 6, 7}));
-}
-
-TEST(control_tree_carries_the_collectives_of_engines) {
-  for (const Hosts& hosts : {hosts_of(3, 2), hosts_of(6, 1), Hosts{0, 1, 0, 2, 1, 2}}) {
-    auto fabrics = make_inproc_world(hosts, quick_config(), /*control_tree=*/true);
-    CHECK_OK(fabrics.status());
-    std::vector<std::unique_ptr<Engine>> engines;
-    for (auto& fabric : fabrics.value()) {
-      auto backend = std::make_unique<HostBackend>(*fabric, quick_config());
-      engines.push_back(
-          std::make_unique<Engine>(std::move(fabric), std::move(backend), quick_config()));
-    }
-    std::vector<std::thread> threads;
-    for (auto& engine : engines) {
-      threads.emplace_back([&engine] {
-        for (int i = 0; i < 50; ++i) {
-          std::vector<float> values(100, static_cast<float>(engine->rank()));
-          const EntryPtr entry = allreduce_entry("x" + std::to_string(i % 5), values);
-          CHECK_OK(run(*engine, entry));
-          CHECK_EQ(values[99], 15.0f);
-        }
-        engine->shutdown();
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (auto& engine : engines) CHECK_STATUS(engine->status(), StatusCode::kShutdown);
-  }
 }
 
 TEST(control_tree_takes_the_same_few_messages_of_any_rank_however_many_hosts) {

@@ -28,15 +28,6 @@ Participation begun(const LateTerms& call) {
   return members;
 }
 
-TEST(participation_waits_for_all_where_a_request_is_not_cached) {
-  Participation members(2);
-  members.arrive("a", 0, call_of(1), /*cached=*/false);
-  CHECK(!members.close(kStart + 1h));
-  CHECK(!members.due());
-  members.arrive("a", 1, call_of(1), /*cached=*/true);
-  CHECK(members.close(kStart + 1h));
-}
-
 TEST(participation_closes_when_grace_has_passed_since_the_quorum) {
   const LateTerms call = call_of(2, 10ms);
   Participation members = begun(call);
@@ -54,79 +45,6 @@ TEST(participation_closes_when_grace_has_passed_since_the_quorum) {
   CHECK(members.answer("a", {true, false, true}) == Presence({false, true, false}));
   CHECK(members.catch_up("a", 1));
   CHECK(!members.catch_up("a", 1));
-}
-
-TEST(participation_closes_at_once_when_all_are_in) {
-  const LateTerms call = call_of(1, 1h);
-  Participation members = begun(call);
-  for (std::size_t member = 0; member < 3; ++member) {
-    CHECK(!members.close(kStart));
-    members.arrive("a", member, call, true);
-  }
-  CHECK(members.close(kStart));
-}
-
-TEST(participation_waits_for_a_member_that_is_at_the_bound) {
-  const LateTerms call = call_of(1, 0us, /*bound=*/2);
-  Participation members = begun(call);
-  for (int step = 0; step < 2; ++step) {
-    members.arrive("a", 0, call, true);
-    members.arrive("a", 1, call, true);
-    CHECK(members.close(kStart));
-    CHECK(members.answer("a", {true, true, false}) == Presence({false, false, true}));
-  }
-  members.arrive("a", 0, call, true);
-  CHECK(!members.close(kStart + 1h));
-  CHECK(!members.due());
-  CHECK(members.catch_up("a", 2));
-  CHECK(members.close(kStart + 1h));
-}
-
-// The step was closed at the first name: a member that comes in time for the second one is late.
-TEST(participation_is_one_for_all_names_of_a_step) {
-  const LateTerms call = call_of(2);
-  Participation members = begun(call);
-  members.arrive("a", 0, call, true);
-  members.arrive("a", 1, call, true);
-  CHECK(members.close(kStart));
-  CHECK(members.answer("a", {true, true, false}) == Presence({false, false, true}));
-  LateTerms second = call;
-  second.step = 1;
-  members.arrive("b", 2, second, true);
-  members.arrive("b", 0, second, true);
-  CHECK(!members.close(kStart));
-  CHECK(!members.complete("b", {true, false, true}));
-  CHECK(members.awaits("b", 1));
-  members.arrive("b", 1, second, true);
-  CHECK(members.complete("b", kAll));
-  CHECK(members.answer("b", kAll) == Presence({false, false, true}));
-  CHECK(!members.catch_up("b", 2));  // it had submitted it already
-  CHECK(members.catch_up("a", 2));
-}
-
-TEST(participation_does_not_wait_for_members_that_have_joined) {
-  const LateTerms call = call_of(3, 1h);
-  Participation members = begun(call);
-  members.arrive("a", 0, call, true);
-  members.arrive("a", 1, call, true);
-  CHECK(!members.close(kStart));
-  members.join(2);
-  CHECK(members.close(kStart));
-  CHECK(members.complete("a", {true, true, false}));
-  CHECK(members.answer("a", {true, true, false}) == Presence(3));  // absent, not late
-  members.return_all();
-  CHECK(members.awaits("a", 2));
-}
-
-// A quorum of 2 in 3 is one of 2 in 2 active members, rounded up.
-TEST(participation_takes_its_quorum_of_those_that_have_not_joined) {
-  const LateTerms call = call_of(2);
-  Participation members = begun(call);
-  members.join(2);
-  members.arrive("a", 0, call, true);
-  CHECK(!members.close(kStart + 1h));
-  members.arrive("a", 1, call, true);
-  CHECK(members.close(kStart + 1h));
 }
 
 TEST(participation_waits_for_its_quorum_again_when_one_that_is_in_joins) {
@@ -162,60 +80,6 @@ Request late_request(const std::string& name, const LateTerms& call) {
   request.weighted = true;
   request.terms = std::make_shared<LateTerms>(call);
   return request;
-}
-
-TEST(coordinator_names_late_ranks_and_lets_them_catch_up) {
-  Coordinator coordinator = make_coordinator(3);
-  LateGradients late(coordinator);
-  coordinator.add(late);
-  const Request request = late_request("a", call_of(2, 5ms));
-  for (int rank = 0; rank < 3; ++rank) CHECK_OK(coordinator.submit(rank, request, kStart));
-  auto responses = coordinator.take_responses();
-  CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK(responses[0].left_out.empty());
-  CHECK(coordinator.decides());
-  CHECK(!coordinator.decision_due());
-  CHECK_OK(coordinator.submit(2, request, kStart));
-  CHECK_OK(coordinator.submit(0, request, kStart));
-  CHECK(coordinator.take_responses().empty());
-  CHECK(coordinator.decision_due() == kStart + 5ms);
-  coordinator.decide(kStart + 5ms);
-  responses = coordinator.take_responses();
-  CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].left_out, std::vector<int>{1});
-  CHECK(responses[0].absent.empty());
-  CHECK(coordinator.idle());
-  CHECK_OK(coordinator.submit(1, request, kStart));  // of that step
-  CHECK(coordinator.idle());
-  CHECK_OK(coordinator.submit(1, request, kStart));  // of the next one
-  CHECK(!coordinator.idle());
-}
-
-TEST(coordinator_answers_only_what_is_complete_when_a_step_closes) {
-  Coordinator coordinator = make_coordinator(3);
-  LateGradients late(coordinator);
-  coordinator.add(late);
-  const Request a = late_request("a", call_of(2));
-  const Request b = late_request("b", call_of(2));
-  for (int rank = 0; rank < 3; ++rank) {
-    CHECK_OK(coordinator.submit(rank, a, kStart));
-    CHECK_OK(coordinator.submit(rank, b, kStart));
-  }
-  CHECK_EQ(coordinator.take_responses().size(), std::size_t{2});
-  CHECK_OK(coordinator.submit(0, a, kStart));
-  CHECK_OK(coordinator.submit(1, b, kStart));  // the quorum, of two names
-  CHECK(coordinator.take_responses().empty());
-  const auto& table = coordinator.tables().at(0);
-  CHECK_EQ(coordinator.missing_ranks(table, table.tensors.at("0:a")), std::vector<int>{1});
-  CHECK_OK(coordinator.submit(2, a, kStart));  // too late, also for b
-  CHECK_OK(coordinator.submit(1, a, kStart));
-  auto responses = coordinator.take_responses();
-  CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].left_out, std::vector<int>{2});
-  CHECK_OK(coordinator.submit(0, b, kStart));
-  responses = coordinator.take_responses();
-  CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].left_out, std::vector<int>{2});
 }
 
 // Submits an all-reduce on these ranks, each a millisecond after the one before.

@@ -3,7 +3,6 @@
 #include "coordinators.h"
 #include "execution/fusion_plan.h"
 #include "negotiation/coordinator.h"
-#include "negotiation/waits/stall_monitor.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
@@ -18,36 +17,6 @@ Agreed agreed(const Request& request) {
 }
 
 }  // namespace
-
-TEST(coordinator_responds_when_the_last_rank_has_submitted) {
-  Coordinator coordinator = make_coordinator(3);
-  CHECK_OK(coordinator.submit(2, allreduce_of("a", 4), kStart));
-  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
-  CHECK(coordinator.take_responses().empty());
-  CHECK_OK(coordinator.submit(1, allreduce_of("a", 4), kStart));
-  const auto responses = coordinator.take_responses();
-  CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK(responses[0].form == Response::Form::kFull);
-  CHECK(coordinator.idle());
-}
-
-TEST(coordinator_answers_a_known_request_by_its_cache_id) {
-  Coordinator coordinator = make_coordinator(2);
-  std::uint32_t id = kNotCached;
-  for (int step = 0; step < 3; ++step) {
-    for (int rank = 0; rank < 2; ++rank) {
-      if (step == 0) {
-        CHECK_OK(coordinator.submit(rank, allreduce_of("a", 4), kStart));
-      } else {
-        CHECK_OK(coordinator.submit_cached(rank, id, kStart));
-      }
-    }
-    const auto responses = coordinator.take_responses();
-    CHECK_EQ(responses.size(), std::size_t{1});
-    CHECK(responses[0].form == (step == 0 ? Response::Form::kFull : Response::Form::kCached));
-    id = responses[0].cache_id;
-  }
-}
 
 TEST(coordinator_gives_a_changed_shape_the_same_cache_id_and_tells_it_in_full) {
   Coordinator coordinator = make_coordinator(2);
@@ -146,9 +115,7 @@ TEST(coordinator_fails_what_waits_for_a_rank_that_left) {
 
 TEST(coordinator_does_not_wait_for_a_rank_that_joined_and_then_left) {
   Coordinator coordinator = make_coordinator(3);
-  Request join;
-  join.kind = Kind::kJoin;
-  join.name = kJoinName;
+  const Request join = join_request();
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
   CHECK_OK(coordinator.submit(1, join, kStart));
   coordinator.leave(1, 20);
@@ -175,16 +142,12 @@ TEST(coordinator_keeps_one_order_over_several_process_sets) {
 }
 
 TEST(stall_monitor_names_tensors_missing_ranks_and_their_last_activity) {
-  Config config;
-  config.stall_warning = 10;
-  config.stall_shutdown = 0;
-  Coordinator coordinator = make_coordinator(3);
-  Stalls stalls;
-  StallMonitor monitor(config, coordinator, stalls);
+  Stalling stalling(3, /*shutdown=*/0);
+  Coordinator& coordinator = stalling.coordinator;
   CHECK_OK(coordinator.submit(1, allreduce_of("early", 4), kStart));
   CHECK_OK(coordinator.submit(0, allreduce_of("late", 4), kStart + 1s));
-  CHECK(monitor.check(kStart + 9s).empty());
-  const auto warnings = monitor.check(kStart + 11s);
+  CHECK(stalling.monitor.check(kStart + 9s).empty());
+  const auto warnings = stalling.monitor.check(kStart + 11s);
   CHECK_EQ(warnings.size(), std::size_t{2});
   std::string all = warnings[0].text + warnings[1].text;
   for (const auto& warning : warnings) {
@@ -196,56 +159,46 @@ TEST(stall_monitor_names_tensors_missing_ranks_and_their_last_activity) {
   CHECK(has(all,
             "rank 0 is in allreduce 'late'; rank 1 (last called 'early' 11.0 s ago), rank 2 (has "
             "called nothing yet) have not called it for 10.0 s"));
-  CHECK(monitor.check(kStart + 12s).empty());
+  CHECK(stalling.monitor.check(kStart + 12s).empty());
 }
 
 TEST(stall_monitor_warns_less_and_less_often) {
-  Config config;
-  config.stall_warning = 10;
-  Coordinator coordinator = make_coordinator(2);
-  Stalls stalls;
-  StallMonitor monitor(config, coordinator, stalls);
+  Stalling stalling(2);
+  Coordinator& coordinator = stalling.coordinator;
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
   std::vector<int> warned;
   for (int second = 1; second < 200; ++second) {
-    if (!monitor.check(kStart + std::chrono::seconds(second)).empty()) warned.push_back(second);
+    if (!stalling.monitor.check(kStart + std::chrono::seconds(second)).empty())
+      warned.push_back(second);
   }
   CHECK(warned == (std::vector<int>{10, 20, 40, 80, 160}));
 }
 
 TEST(stall_monitor_says_join_where_ranks_wait_for_each_other) {
-  Config config;
-  config.stall_warning = 10;
-  Coordinator coordinator = make_coordinator(3);
-  Stalls stalls;
-  StallMonitor monitor(config, coordinator, stalls);
+  Stalling stalling(3);
+  Coordinator& coordinator = stalling.coordinator;
   CHECK_OK(coordinator.submit(0, allreduce_of("end of epoch", 4), kStart));
   CHECK_OK(coordinator.submit(1, allreduce_of("gradient", 4), kStart + 5s));
-  const auto first = monitor.check(kStart + 10s);
+  const auto first = stalling.monitor.check(kStart + 10s);
   CHECK_EQ(first.size(), std::size_t{1});
   CHECK(first[0].text.find(
             "; rank 1 waits for rank 0 in allreduce 'gradient': if ranks have different "
             "numbers of steps, end the loop on every rank with hvd.join()") != std::string::npos);
-  Request join;
-  join.kind = Kind::kJoin;
-  join.name = kJoinName;
+  const Request join = join_request();
   CHECK_OK(coordinator.submit(2, join, kStart + 11s));
-  for (const auto& warning : monitor.check(kStart + 40s)) {
+  for (const auto& warning : stalling.monitor.check(kStart + 40s)) {
     // Nobody waits for a rank that has joined.
     CHECK(warning.text.find("rank 2 (") == std::string::npos);
   }
 }
 
 TEST(stall_monitor_fails_the_tensor_after_stall_shutdown) {
-  Config config;
-  config.stall_shutdown = 12;
-  Coordinator coordinator = make_coordinator(2);
-  Stalls stalls;
-  StallMonitor monitor(config, coordinator, stalls);
+  Stalling stalling(2, /*shutdown=*/12);
+  Coordinator& coordinator = stalling.coordinator;
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
-  (void)monitor.check(kStart + 11s);
+  (void)stalling.monitor.check(kStart + 11s);
   CHECK(coordinator.take_responses().empty());
-  (void)monitor.check(kStart + 12s);
+  (void)stalling.monitor.check(kStart + 12s);
   const auto responses = coordinator.take_responses();
   CHECK_STATUS(responses.at(0).error, StatusCode::kStalled);
   CHECK(responses[0].error.message().find("rank 1") != std::string::npos);
@@ -304,9 +257,7 @@ TEST(fusion_plan_of_many_tensors_that_do_not_fit_together_is_quick) {
 
 TEST(coordinator_answers_without_those_that_have_joined) {
   Coordinator coordinator = make_coordinator(3);
-  Request join;
-  join.kind = Kind::kJoin;
-  join.name = kJoinName;
+  const Request join = join_request();
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
   CHECK_OK(coordinator.submit(1, allreduce_of("a", 4), kStart));
   CHECK_OK(coordinator.submit(2, join, kStart));
@@ -336,26 +287,20 @@ TEST(coordinator_answers_without_those_that_have_joined) {
 }
 
 TEST(stall_monitor_lets_ranks_train_while_others_have_joined) {
-  Config config;
-  config.stall_warning = 10;
-  config.stall_shutdown = 30;
-  Coordinator coordinator = make_coordinator(2);
-  Stalls stalls;
-  StallMonitor monitor(config, coordinator, stalls);
-  Request join;
-  join.kind = Kind::kJoin;
-  join.name = kJoinName;
+  Stalling stalling(2, /*shutdown=*/30);
+  Coordinator& coordinator = stalling.coordinator;
+  const Request join = join_request();
   CHECK_OK(coordinator.submit(0, join, kStart));
   for (int second = 5; second <= 60; second += 5) {
     CHECK_OK(coordinator.submit(1, allreduce_of("a", 4), kStart + std::chrono::seconds(second)));
-    CHECK(monitor.check(kStart + std::chrono::seconds(second + 4)).empty());
+    CHECK(stalling.monitor.check(kStart + std::chrono::seconds(second + 4)).empty());
   }
   coordinator.take_responses();
-  const auto warnings = monitor.check(kStart + 71s);
+  const auto warnings = stalling.monitor.check(kStart + 71s);
   CHECK_EQ(warnings.size(), std::size_t{1});
   CHECK(warnings[0].text.find("rank 0 is in join(); rank 1 (last called 'a' 11.0 s ago) has ") ==
         0);
-  (void)monitor.check(kStart + 90s);
+  (void)stalling.monitor.check(kStart + 90s);
   CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kStalled);
 }
 

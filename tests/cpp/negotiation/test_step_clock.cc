@@ -115,17 +115,6 @@ TEST(step_clock_names_a_rank_that_is_late_before_its_first_gradient) {
   }
 }
 
-TEST(step_clock_names_a_rank_that_is_late_in_backward) {
-  StepClock clock(3, 0);
-  run(clock, with_late(3, 2, 10ms, 30ms));
-  const StepClock::Report report = clock.report();
-  CHECK_EQ(report.ranks[2].last, 10U);
-  CHECK(report.ranks[2].late_between == 100ms);
-  CHECK(report.ranks[2].late_backward == 300ms);
-  CHECK(report.ranks[2].backward == 500ms);
-  CHECK(report.ranks[0].waiting == 400ms);
-}
-
 TEST(step_clock_takes_first_and_last_of_gradients_that_travelled_together) {
   StepClock clock(2, 0);
   for (int i = 0; i < 4; ++i) {
@@ -206,17 +195,6 @@ TEST(step_clock_lets_a_rank_that_has_joined_wait) {
   CHECK(report.ranks[1].waiting == 2 * 90ms);
   CHECK(report.ranks[1].between == 0ms);
   CHECK_EQ(report.ranks[1].last, 0U);
-}
-
-TEST(step_clock_measures_the_steps_of_a_rank_alone) {
-  StepClock clock(1, 0);
-  run(clock, with_late(1, 0, 0ms, 0ms));
-  const StepClock::Report report = clock.report();
-  CHECK_EQ(report.steps, 10U);
-  CHECK_EQ(report.ranks[0].last, 0U);
-  CHECK(report.ranks[0].backward == 200ms);
-  CHECK(report.ranks[0].waiting == 0ms);
-  CHECK_EQ(report.seconds(), 0.5);
 }
 
 TEST(step_clock_begins_anew_where_names_do_not_come_again) {

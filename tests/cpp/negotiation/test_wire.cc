@@ -42,9 +42,11 @@ TEST(wire_submit_survives_a_round_trip) {
   CHECK(read.requests == submit.requests);
 }
 
-TEST(wire_refuses_a_submit_frame_that_ends_in_its_stamps) {
+TEST(wire_refuses_a_submit_frame_that_is_cut_short) {
   Submit submit;
   submit.stamps = {INT64_MIN, INT64_MAX};  // judged by rank 0, not by the decoder
+  submit.cached = {1};
+  submit.requests = {sample_request()};
   const Bytes frame = encode_submit(submit);
   const auto body = body_of(frame);
   Submit read;
@@ -141,18 +143,6 @@ TEST(wire_refuses_a_set_that_no_number_of_a_set_can_be) {
     std::vector<Response> read;
     const Bytes frame = encode_respond({response});
     CHECK_EQ(decode_respond(body_of(frame), read), number <= INT32_MAX);
-  }
-}
-
-TEST(wire_every_truncation_is_refused) {
-  Submit submit;
-  submit.cached = {1};
-  submit.requests = {sample_request()};
-  const Bytes frame = encode_submit(submit);
-  const auto body = body_of(frame);
-  for (std::size_t length = 0; length < body.size(); ++length) {
-    Submit read;
-    CHECK(!decode_submit(body.first(length), read));
   }
 }
 

@@ -28,23 +28,6 @@ double uneven(int rank, std::size_t i) {
   return std::sin(static_cast<double>(i + 1)) * (rank + 0.1) * 3;
 }
 
-double load(DataType dtype, const std::byte* at) {
-  const auto get = [&](auto typed) {
-    std::memcpy(&typed, at, sizeof typed);
-    return typed;
-  };
-  switch (dtype) {
-    case DataType::kFloat16:
-      return to_float(get(Float16{}));
-    case DataType::kBfloat16:
-      return to_float(get(Bfloat16{}));
-    case DataType::kFloat32:
-      return get(float{});
-    default:
-      return get(double{});
-  }
-}
-
 using Tensor = std::vector<std::byte>;
 
 Tensor cast(const Tensor& tensor, DataType from, DataType to) {
