@@ -171,7 +171,6 @@ void lose_ranks(const Hosts& hosts, const std::vector<Death>& deaths) {
   const FakeCounters after = gpu_counters();
   CHECK_EQ(after.live_communicators, before.live_communicators);
   CHECK_EQ(after.live_allocations, before.live_allocations);
-  CHECK_EQ(after.live_host_allocations, before.live_host_allocations);
   CHECK_EQ(after.live_events, before.live_events);
   // Worlds take over the streams of earlier ones: one for each worker, and for its framework.
   const auto most = static_cast<std::int64_t>(2 * hosts.size());

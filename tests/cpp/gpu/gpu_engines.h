@@ -16,9 +16,10 @@ auto gpu_hook(const char* name, Arguments... arguments) {
 inline void hold(CudaStream stream, bool held) {
   CHECK(gpu_hook<decltype(fake_hold_stream)>("fake_hold_stream", stream, held));
 }
-inline FakeCounters gpu_counters() {
+// Of one device, or of all.
+inline FakeCounters gpu_counters(int device = -1) {
   FakeCounters counters{};
-  gpu_hook<decltype(fake_counters)>("fake_counters", -1, &counters);
+  gpu_hook<decltype(fake_counters)>("fake_counters", device, &counters);
   return counters;
 }
 

@@ -40,12 +40,6 @@ bool find_span(const std::string& text, const std::string& name, Measured& found
   return false;
 }
 
-FakeCounters counters_of(int device) {
-  FakeCounters counters{};
-  gpu_hook<decltype(fake_counters)>("fake_counters", device, &counters);
-  return counters;
-}
-
 Measured wait_for_span(const ScratchFile& file, const std::string& name) {
   Measured found{};
   CHECK(soon([&] { return find_span(file.text(), name, found); }));
@@ -60,7 +54,7 @@ TEST(device_trace_shows_when_the_device_worked) {
     const OnDevice tensor = gpu.tensor({1.0F});
     CHECK_OK(gpu.run(engine, gpu.entry("warm", tensor, 1)));
     CHECK_OK(engine.trace().start(file.writer(), rank, false));
-    const std::int64_t syncs = counters_of(rank).host_syncs;
+    const std::int64_t syncs = gpu_counters(rank).host_syncs;
     hold(gpu.producer, true);
     const EntryPtr entry = gpu.entry("held", tensor, 1);
     const TraceTime submitted = trace_now();
@@ -68,7 +62,7 @@ TEST(device_trace_shows_when_the_device_worked) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(kHeld));
     hold(gpu.producer, false);
     const Measured span = wait_for_span(file, "allreduce held");
-    CHECK_EQ(counters_of(rank).host_syncs, syncs);
+    CHECK_EQ(gpu_counters(rank).host_syncs, syncs);
     CHECK(span.begin > submitted + kHeld - kLate);
     CHECK(span.begin <= span.end);
     CHECK(span.end < trace_now());
@@ -87,10 +81,10 @@ TEST(device_trace_that_is_off_measures_nothing) {
     CHECK_OK(gpu.run(engine, gpu.entry("during", tensor, 1)));
     (void)wait_for_span(file, "allreduce during");
     engine.trace().stop();
-    const std::int64_t records = counters_of(rank).event_records;
+    const std::int64_t records = gpu_counters(rank).event_records;
     CHECK_OK(gpu.run(engine, gpu.entry("after", tensor, 1)));
     // Where the tensor is ready, and the end of the batch.
-    CHECK_EQ(counters_of(rank).event_records - records, 2);
+    CHECK_EQ(gpu_counters(rank).event_records - records, 2);
     Measured none{};
     CHECK(!find_span(file.text(), "allreduce before", none));
     CHECK(!find_span(file.text(), "allreduce after", none));

@@ -149,44 +149,12 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
       if (rank != first && rank != second) {
         CHECK_EQ(sum_of("of one", 1), static_cast<float>(rank + 1));
       }
-      CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
+      CHECK_OK(run(engine, join_entry()));
       CHECK_EQ(sum_of("of all", 2), 6.0F);
       check_usable(engine);
     }
     CHECK(gpu_counters().live_communicators <= 3);
   });
-}
-
-TEST(engine_gpu_scatters_by_splits) {
-  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 0, 1}}) {
-    GpuWorld{hosts}.run([](int rank, Engine& engine, Framework& gpu) {
-      const int size = engine.size();
-      const OnDevice tensor = gpu.tensor(std::vector<float>(500, static_cast<float>(rank + 1)));
-      for (int none = 0; none < size; ++none) {
-        EntryPtr entry = gpu.entry("shares", tensor, 500);
-        entry->request.kind = Kind::kReducescatter;
-        TensorShape empty = entry->request.tensors[0];
-        empty.dims = {0, 77};
-        entry->request.tensors.push_back(empty);
-        entry->inputs.push_back(tensor.data());
-        entry->outputs = {nullptr, nullptr};
-        std::vector<std::int64_t> splits(2 * static_cast<std::size_t>(size));
-        for (int i = 0; i < size; ++i) splits[i] = i == none ? 0 : 100;
-        splits[(none + 1) % size] += 500 - 100 * (size - 1);
-        entry->request.splits = splits;
-        CHECK_OK(gpu.run(engine, entry));
-        CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{splits[rank], 0}));
-        const Completion::Output& output = entry->completion->outputs.at(0);
-        const auto count = static_cast<std::size_t>(splits[rank]);
-        CHECK_EQ(output.bytes, count * sizeof(float));
-        if (count == 0) continue;
-        const auto* values = reinterpret_cast<const void*>(output.device.address());  // NOLINT
-        CHECK_EQ(gpu.read(values, count),
-                 std::vector<float>(count, static_cast<float>(size * (size + 1) / 2)));
-      }
-      check_usable(engine);
-    });
-  }
 }
 
 TEST(engine_gpu_adasum_goes_through_the_host_and_has_its_bits) {
@@ -252,7 +220,7 @@ TEST(engine_gpu_adasum_over_those_that_have_not_joined) {
     for (int round = 0; round < 2; ++round) {
       if (rank != 1) check_adasum({0, 2});
       if (rank == 2) check_adasum({2});
-      CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
+      CHECK_OK(run(engine, join_entry()));
       check_adasum({0, 1, 2});
       check_usable(engine);
     }
@@ -326,8 +294,11 @@ TEST(engine_gpu_without_nccl_passes_through_the_host_or_fails_if_told) {
 }
 
 TEST(engine_gpu_names_a_clash_of_versions_on_every_rank) {
+  set_gpu_option("FAKE_NCCL_VERSION", "21903");
+  const auto older = gpu_libraries().nccl();
+  set_gpu_option("FAKE_NCCL_VERSION", nullptr);
   GpuWorld world;
-  world.libraries = {gpu_libraries(), gpu_libraries("nccl_2_19/libnccl.so.2")};
+  world.libraries = {gpu_libraries(), {gpu_libraries().cuda, [&] { return older; }}};
   world.run([](int, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor({1.0F});
     const Status status = run(engine, gpu.entry("x", tensor, 1));

@@ -67,17 +67,11 @@ class Bucket {
   static inline std::vector<float> none_;
 };
 
-FakeCounters counters_of(const Framework& gpu) {
-  FakeCounters counters{};
-  gpu_hook<decltype(fake_counters)>("fake_counters", gpu.ordinal, &counters);
-  return counters;
-}
-
 // Kernels that the rank's own device launches for an entry.
 std::int64_t launches_of(Engine& engine, Framework& gpu, const EntryPtr& entry) {
-  const std::int64_t before = counters_of(gpu).kernel_launches;
+  const std::int64_t before = gpu_counters(gpu.ordinal).kernel_launches;
   CHECK_OK(gpu.run(engine, entry));
-  return counters_of(gpu).kernel_launches - before;
+  return gpu_counters(gpu.ordinal).kernel_launches - before;
 }
 
 void reduce_another(Engine& engine, Framework& gpu) {
@@ -91,7 +85,7 @@ void expect_freed(Engine& engine, Framework& gpu, const FakeCounters& before) {
   reduce_another(engine, gpu);
   CHECK(soon(
       [&] {
-        const FakeCounters now = counters_of(gpu);
+        const FakeCounters now = gpu_counters(gpu.ordinal);
         return now.live_registrations == before.live_registrations &&
                now.live_allocations == before.live_allocations;
       },
@@ -167,18 +161,19 @@ TEST(gradient_memory_is_registered_once_with_each_communicator_until_it_ends) {
   const FakeCounters before = gpu_counters();
   GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
     reduce_another(engine, gpu);  // opens everything; registers the fusion buffer
-    const FakeCounters start = counters_of(gpu);
+    const FakeCounters start = gpu_counters(gpu.ordinal);
     Bucket bucket(engine, gpu, {100, 33, 7});
     Bucket unused(engine, gpu, {10});
     for (int i = 0; i < 3; ++i) expect_reduced(engine, gpu, bucket, 1, 0);
-    CHECK_EQ(counters_of(gpu).registrations, start.registrations + 1);
+    CHECK_EQ(gpu_counters(gpu.ordinal).registrations, start.registrations + 1);
     // While rank 0 has joined, the others have another communicator.
     if (rank != 0) {
       for (int i = 0; i < 2; ++i) CHECK_OK(gpu.run(engine, bucket.entry()));
-      CHECK_EQ(counters_of(gpu).registrations, start.registrations + 3);  // a fusion buffer, too
+      CHECK_EQ(gpu_counters(gpu.ordinal).registrations,
+               start.registrations + 3);  // a fusion buffer, too
     }
-    CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
-    CHECK_EQ(counters_of(gpu).live_registrations, start.live_registrations + 1);
+    CHECK_OK(run(engine, join_entry()));
+    CHECK_EQ(gpu_counters(gpu.ordinal).live_registrations, start.live_registrations + 1);
     bucket.let_go();
     unused.let_go();
     expect_freed(engine, gpu, start);

@@ -150,12 +150,6 @@ class Call {
   void* node_ = nullptr;
 };
 
-std::int64_t host_syncs(const Framework& gpu) {
-  FakeCounters counters{};
-  gpu_hook<decltype(fake_counters)>("fake_counters", gpu.ordinal, &counters);
-  return counters.host_syncs;
-}
-
 // Runs one kernel per rank with sevens of rank 0 and zeros of rank 1, written late. The stream of
 // rank `late` is held until the kernels of both have ended for TensorFlow.
 std::vector<float> run_kernel(const std::string& op, int rank, Engine& engine, Framework& gpu,
@@ -169,10 +163,10 @@ std::vector<float> run_kernel(const std::string& op, int rank, Engine& engine, F
   if (rank == 1) call.set_zero(count);  // the tensor to send
   if (op == "HvdliteAlltoall") call.context.inputs.push_back(on_host(TF_INT64, std::move(splits)));
   call.add_terms();
-  const std::int64_t syncs = host_syncs(gpu);
+  const std::int64_t syncs = gpu_counters(gpu.ordinal).host_syncs;
   call.run();
   std::this_thread::sleep_for(50ms);  // time for a kernel that fails to wait
-  CHECK_EQ(host_syncs(gpu), syncs);
+  CHECK_EQ(gpu_counters(gpu.ordinal).host_syncs, syncs);
   std::vector<float> none(1);
   CHECK_OK(run(engine, allreduce_entry("all were here", none)));
   if (rank == late) hold(gpu.producer, false);

@@ -1,21 +1,26 @@
 """GPU tensors through the Python binding, with the fakes of the driver and NCCL.
 
 torch cannot make tensors with the fakes: these tests use the binding as a framework would, with
-their own streams and memory.
+their own streams and memory. The fake NCCL joins no processes: so these are ranks alone, and what
+several ranks make of it is in tests/cpp/gpu.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
-import time
+import threading
 from typing import Any
 
 import pytest
 
 from fakes import gpu as fake_gpu
 from harness import run_world
-from patience import Stopwatch, wait_until
+from hvdlite import _core, basics, process_sets
+from hvdlite.errors import HorovodInternalError
+from parallel.scenarios import make_tests, run_all, sizes
+from patience import wait_until
 
 PRELOAD = ("numpy",)
 
@@ -73,117 +78,6 @@ class Gpu:
         return list(struct.unpack(f"{count}f", data.raw))
 
 
-def _environment(**options: str) -> dict[str, str]:
-    return fake_gpu.environment(devices=4, **options)
-
-
-def reduce_on_gpus(ordinal: int | None) -> tuple[list[float], bool, bool]:
-    """Reduce; return the result, and whether the host was free while the producer was held."""
-    from hvdlite import _core, basics
-
-    basics.init()
-    gpu = Gpu(basics.rank() if ordinal is None else ordinal)
-    address = gpu.tensor([float(basics.rank() + 1)] * 100)
-    spec = _core.Tensor("x", FLOAT32, [100], address, address, gpu.ordinal)
-    gpu.hold(gpu.stream, True)
-    handle = basics.engine().allreduce(
-        "x", [spec], SUM, keep=address, blocking=True, stream=gpu.stream
-    )
-    consumer = gpu.new_stream()
-    handle.wait(timeout=240, stream=consumer)
-    free, busy = handle.done(), not handle.released()
-    gpu.hold(gpu.stream, False)
-    result = gpu.read(address, 100, consumer)
-    basics.shutdown()
-    return result, free, busy
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_consumer_waits_and_the_host_does_not(ranks: int) -> None:
-    for result in run_world(ranks, reduce_on_gpus, None, env=_environment()):
-        assert result.value == ([ranks * (ranks + 1) / 2] * 100, True, True)
-
-
-def gather_on_gpus() -> list[float]:
-    from hvdlite import _core, basics
-
-    basics.init()
-    rank = basics.rank()
-    gpu = Gpu(rank)
-    given = gpu.tensor([float(rank)] * (rank + 1))
-    spec = _core.Tensor("x", FLOAT32, [rank + 1], given, 0, gpu.ordinal)
-    handle = basics.engine().allgather("x", [spec], stream=gpu.stream)
-    handle.wait(timeout=240, stream=gpu.stream)
-    rows = sum(handle.first_dimensions)
-    result = gpu.tensor([-1.0] * rows)
-    handle.copy_output(0, result, gpu.stream)
-    values = gpu.read(result, rows)
-    basics.shutdown()
-    return values
-
-
-def test_gathered_rows_are_copied_to_memory_of_the_caller() -> None:
-    for result in run_world(3, gather_on_gpus, env=_environment()):
-        assert result.value == [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]
-
-
-def wait_without_a_stream() -> tuple[bool, list[float]]:
-    from hvdlite import _core, basics
-
-    basics.init()
-    gpu = Gpu(basics.rank())
-    address = gpu.tensor([1.0] * 10)
-    spec = _core.Tensor("x", FLOAT32, [10], address, address, gpu.ordinal)
-    gpu.hold(gpu.stream, True)
-    handle = basics.engine().allreduce("x", [spec], SUM, stream=gpu.stream)
-    timed_out = False
-    try:
-        handle.wait(timeout=0.2)
-    except TimeoutError:
-        timed_out = True
-    gpu.hold(gpu.stream, False)
-    handle.wait(timeout=240)
-    values = gpu.read(address, 10)
-    basics.shutdown()
-    return timed_out, values
-
-
-def test_without_a_stream_the_caller_waits_for_the_device() -> None:
-    for result in run_world(2, wait_without_a_stream, env=_environment()):
-        assert result.value == (True, [2.0] * 10)
-
-
-def reduce_in_gradient_memory() -> tuple[list[float], list[float], int]:
-    from hvdlite import _core, basics
-
-    basics.init()
-    gpu = Gpu(basics.rank())
-    memory = basics.engine().allocate_gradient_memory(gpu.ordinal, 4 * 12)
-    interface = memory.__cuda_array_interface__
-    begin, read_only = interface.pop("data")
-    assert not read_only
-    assert interface == {"shape": (48,), "typestr": "|u1", "strides": None, "version": 3}
-    inputs = [gpu.tensor([1.0] * 5), gpu.tensor([2.0] * 4)]
-    outputs = [begin, begin + 32]
-    results = []
-    for sources in (inputs, outputs):
-        specs = [
-            _core.Tensor("x", FLOAT32, [count], source, output, gpu.ordinal)
-            for count, source, output in zip((5, 4), sources, outputs, strict=True)
-        ]
-        handle = basics.engine().allreduce("x", specs, SUM, keep=memory, stream=gpu.stream)
-        handle.wait(timeout=240, stream=gpu.stream)
-        results.append(gpu.read(begin, 5) + gpu.read(begin + 32, 4))
-    del handle, memory  # waits for the device, not for ever
-    basics.shutdown()
-    return *results, begin % 16
-
-
-def test_outputs_in_gradient_memory_are_reduced_there() -> None:
-    for result in run_world(2, reduce_in_gradient_memory, env=_environment()):
-        assert result.value == ([2.0] * 5 + [4.0] * 4, [4.0] * 5 + [8.0] * 4, 0)
-
-
 class Kept:
     """Tells when it is no longer kept alive."""
 
@@ -196,63 +90,119 @@ class Kept:
         Kept.alive -= 1
 
 
-def drop_a_handle() -> tuple[int, int]:
-    from hvdlite import _core, basics
+def start(gpu: Gpu, address: int, count: int, keep: object = None, process_set: int = 0) -> Any:
+    spec = _core.Tensor("x", FLOAT32, [count], address, address, gpu.ordinal)
+    return basics.engine().allreduce(
+        "x", [spec], SUM, keep=keep, stream=gpu.stream, process_set=process_set
+    )
 
-    basics.init()
-    gpu = Gpu(basics.rank())
-    address = gpu.tensor([1.0] * 10)
-    spec = _core.Tensor("x", FLOAT32, [10], address, address, gpu.ordinal)
+
+def scenario_consumer_waits_and_the_host_does_not() -> None:
+    gpu = Gpu(0)
+    address = gpu.tensor([3.0] * 100)
     gpu.hold(gpu.stream, True)
-    handle = basics.engine().allreduce("x", [spec], SUM, keep=Kept(), stream=gpu.stream)
+    handle = start(gpu, address, 100, keep=address)
+    consumer = gpu.new_stream()
+    handle.wait(timeout=240, stream=consumer)
+    assert handle.done()
+    assert not handle.released()
+    gpu.hold(gpu.stream, False)
+    assert gpu.read(address, 100, consumer) == [3.0] * 100
+
+
+def scenario_gathered_rows_are_copied_to_memory_of_the_caller() -> None:
+    gpu = Gpu(0)
+    given = gpu.tensor([1.0, 2.0])
+    spec = _core.Tensor("x", FLOAT32, [2], given, 0, gpu.ordinal)
+    handle = basics.engine().allgather("x", [spec], stream=gpu.stream)
+    handle.wait(timeout=240, stream=gpu.stream)
+    assert handle.first_dimensions == [2]
+    result = gpu.tensor([-1.0] * 2)
+    handle.copy_output(0, result, gpu.stream)
+    assert gpu.read(result, 2) == [1.0, 2.0]
+
+
+def scenario_without_a_stream_the_caller_waits_for_the_device() -> None:
+    gpu = Gpu(0)
+    address = gpu.tensor([1.0] * 10)
+    gpu.hold(gpu.stream, True)
+    handle = start(gpu, address, 10)
+    with pytest.raises(TimeoutError):
+        handle.wait(timeout=0.2)
+    gpu.hold(gpu.stream, False)
+    handle.wait(timeout=240)
+    assert gpu.read(address, 10) == [1.0] * 10
+
+
+def scenario_memory_is_kept_until_the_device_is_done() -> None:
+    gpu = Gpu(0)
+    address = gpu.tensor([1.0] * 10)
+    gpu.hold(gpu.stream, True)
+    handle = start(gpu, address, 10, keep=Kept())
     wait_until(handle.done, "the end on the host")
     del handle
     basics.engine().barrier("submitted").wait(timeout=240)
-    during = Kept.alive
+    assert Kept.alive == 1
     gpu.hold(gpu.stream, False)
     gpu.call("cuCtxSynchronize")
     basics.engine().barrier("released").wait(timeout=240)
     basics.engine().barrier("asked").wait(timeout=240)
-    after = Kept.alive
-    basics.shutdown()
-    return during, after
+    assert Kept.alive == 0
 
 
-def test_memory_is_kept_until_the_device_is_done() -> None:
-    for result in run_world(2, drop_a_handle, env=_environment()):
-        assert result.value == (1, 0)
+# The last one: its memory is freed with the next operation, which then waits for all streams.
+def scenario_outputs_in_gradient_memory_are_reduced_there() -> None:
+    gpu = Gpu(0)
+    memory = basics.engine().allocate_gradient_memory(gpu.ordinal, 4 * 12)
+    interface = memory.__cuda_array_interface__
+    begin, read_only = interface.pop("data")
+    assert not read_only
+    assert begin % 16 == 0
+    assert interface == {"shape": (48,), "typestr": "|u1", "strides": None, "version": 3}
+    inputs = [gpu.tensor([1.0] * 5), gpu.tensor([2.0] * 4)]
+    outputs = [begin, begin + 32]
+    for sources in (inputs, outputs):
+        specs = [
+            _core.Tensor("x", FLOAT32, [count], source, output, gpu.ordinal)
+            for count, source, output in zip((5, 4), sources, outputs, strict=True)
+        ]
+        handle = basics.engine().allreduce("x", specs, SUM, keep=memory, stream=gpu.stream)
+        handle.wait(timeout=240, stream=gpu.stream)
+        assert gpu.read(begin, 5) + gpu.read(begin + 32, 4) == [1.0] * 5 + [2.0] * 4
+    del handle, memory  # waits for the device, not for ever
 
 
-def die_while_a_peer_waits() -> tuple[str, float]:
-    import os
+def body() -> dict[str, str]:
+    return run_all(globals())
 
-    from hvdlite import _core, basics
-    from hvdlite.errors import HorovodInternalError
 
+test_gpu_submission = make_tests(body, sizes(1), env=fake_gpu.environment())
+
+
+def die_while_a_rank_waits_for_its_device() -> str:
     basics.init()
-    gpu = Gpu(basics.rank())
-    address = gpu.tensor([1.0])
-    spec = _core.Tensor("x", FLOAT32, [1], address, address, gpu.ordinal)
-    basics.engine().allreduce("first", [spec], SUM, stream=gpu.stream).wait(timeout=240)
+    alone = process_sets.add_process_set([0])
     if basics.rank() == 1:
-        gpu.hold(gpu.stream, True)
-    handle = basics.engine().allreduce("x", [spec], SUM, stream=gpu.stream)
-    wait_until(handle.done, "the end on the host")
-    if basics.rank() == 1:
-        time.sleep(0.2)
+        basics.engine().barrier("submitted").wait(timeout=240)
         os._exit(7)
-    watch = Stopwatch()
+    gpu = Gpu(0)
+    address = gpu.tensor([1.0])
+    gpu.hold(gpu.stream, True)
+    handle = start(gpu, address, 1, process_set=process_sets.member_id(alone))
+    basics.engine().barrier("submitted").wait(timeout=240)
+    with pytest.raises(HorovodInternalError):
+        basics.engine().barrier("never").wait(timeout=240)
+    threading.Timer(0.2, gpu.hold, (gpu.stream, False)).start()
     try:
         handle.wait(timeout=600)
     except HorovodInternalError as error:
-        return str(error), watch.seconds()
-    return "no error", 0.0
+        return str(error)
+    return "no error"
 
 
-@pytest.mark.parametrize("silent", ["0", "1"])
-def test_death_of_a_peer_ends_a_wait_for_the_device(silent: str) -> None:
-    environment = _environment(FAKE_NCCL_SILENT_PEERS=silent)
-    results = run_world(2, die_while_a_peer_waits, env=environment, expect_failure=True)
-    message, seconds = results[0].value
-    assert "rank 1 died" in message
-    assert seconds < 5
+def test_a_wait_for_the_device_ends_with_the_error_of_a_dead_peer() -> None:
+    environment = fake_gpu.environment()
+    results = run_world(
+        2, die_while_a_rank_waits_for_its_device, env=environment, expect_failure=True
+    )
+    assert "rank 1 died" in results[0].value

@@ -18,39 +18,23 @@ struct CUuuid {
   char bytes[16];
 };
 
-enum : CUresult {
-  CUDA_SUCCESS = 0,
-  CUDA_ERROR_INVALID_VALUE = 1,
-  CUDA_ERROR_OUT_OF_MEMORY = 2,
-  CUDA_ERROR_NOT_INITIALIZED = 3,
-  CUDA_ERROR_NO_DEVICE = 100,
-  CUDA_ERROR_INVALID_DEVICE = 101,
-  CUDA_ERROR_INVALID_IMAGE = 200,
-  CUDA_ERROR_INVALID_CONTEXT = 201,
-  CUDA_ERROR_INVALID_PTX = 218,
-  CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
-  CUDA_ERROR_INVALID_HANDLE = 400,
-  CUDA_ERROR_NOT_FOUND = 500,
-  CUDA_ERROR_NOT_READY = 600,
-  CUDA_ERROR_ILLEGAL_ADDRESS = 700,
-  CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
-  CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
-  CUDA_ERROR_LAUNCH_FAILED = 719,
-  CUDA_ERROR_NOT_PERMITTED = 800,
-  CUDA_ERROR_NOT_SUPPORTED = 801,
-  CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
-  CUDA_ERROR_UNKNOWN = 999,
-};
-enum {
-  CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-  CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
-  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
-  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
-};
-enum {
-  CU_POINTER_ATTRIBUTE_CONTEXT = 1,
-  CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
-  CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
-};
-enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
+// X(name, number, text)
+#define FAKE_CUDA_ERRORS(X)                                                                        \
+  X(CUDA_SUCCESS, 0, "no error")                                                                   \
+  X(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                               \
+  X(CUDA_ERROR_OUT_OF_MEMORY, 2, "out of memory")                                                  \
+  X(CUDA_ERROR_NOT_INITIALIZED, 3, "initialization error")                                         \
+  X(CUDA_ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected")                               \
+  X(CUDA_ERROR_INVALID_DEVICE, 101, "invalid device ordinal")                                      \
+  X(CUDA_ERROR_INVALID_CONTEXT, 201, "invalid device context")                                     \
+  X(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle")                                     \
+  X(CUDA_ERROR_NOT_FOUND, 500, "named symbol not found")                                           \
+  X(CUDA_ERROR_NOT_READY, 600, "device not ready")                                                 \
+  X(CUDA_ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")
+
+#define FAKE_CUDA_ENUMERATOR(name, number, text) name = number,
+enum : CUresult { FAKE_CUDA_ERRORS(FAKE_CUDA_ENUMERATOR) };
+#undef FAKE_CUDA_ENUMERATOR
+enum { CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16 };
+enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };

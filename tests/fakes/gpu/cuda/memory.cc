@@ -11,6 +11,14 @@
 namespace fakegpu {
 namespace {
 
+struct Block {
+  std::uint64_t address = 0;  // as handed out
+  char* alias = nullptr;
+  std::size_t bytes = 0;
+  std::size_t mapped = 0;
+  int device = 0;
+};
+
 struct Memory {
   hvdlite::Mutex mutex;
   std::map<std::uint64_t, Block> blocks HVDLITE_GUARDED_BY(mutex);  // by address
@@ -48,25 +56,7 @@ Block map_device(std::size_t bytes, int device) {
   return block;
 }
 
-void insert(const Block& block) {
-  hvdlite::MutexLock lock(memory().mutex);
-  memory().blocks[block.address] = block;
-}
-
-// Removes and returns the block that begins there, if it is of that kind; otherwise alias is
-// nullptr.
-Block take(std::uint64_t address, bool host) {
-  hvdlite::MutexLock lock(memory().mutex);
-  const auto found = memory().blocks.find(address);
-  if (found == memory().blocks.end()) return {};
-  const Block block = found->second;
-  if (block.host != host) return {};
-  memory().blocks.erase(found);
-  return block;
-}
-
-}  // namespace
-
+// The block that holds `address`; alias is nullptr when none does.
 Block block_of(std::uint64_t address) {
   hvdlite::MutexLock lock(memory().mutex);
   auto after = memory().blocks.upper_bound(address);
@@ -75,64 +65,33 @@ Block block_of(std::uint64_t address) {
   return address - block.address < block.bytes ? block : Block{};
 }
 
+}  // namespace
+
 char* resolve(int device, std::uint64_t address, std::size_t bytes) {
   const Block block = block_of(address);
   const std::uint64_t offset = address - block.address;
   if (block.alias == nullptr || bytes > block.bytes - offset) return nullptr;
-  if (device >= 0 && !block.host && block.device != device) return nullptr;
-  return block.alias + offset;
+  return device < 0 || block.device == device ? block.alias + offset : nullptr;
 }
 
 namespace {
 
 // The place where a copy reads or writes: the alias, or the address itself when no block holds it
-// (pageable memory of the host); nullptr when it runs over the end of a block.
+// (memory of the host); nullptr when it runs over the end of a block.
 char* copy_end(std::uint64_t address, std::size_t bytes) {
   if (block_of(address).alias == nullptr) return static_cast<char*>(pointer_of(address));
   return resolve(-1, address, bytes);
 }
 
-CUresult copy(Device& device, std::uint64_t target, std::uint64_t source, std::size_t bytes,
-              CUstream handle) {
-  const std::shared_ptr<Stream> stream = stream_of(handle, device.ordinal);
-  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  char* to = copy_end(target, bytes);
-  const char* from = copy_end(source, bytes);
-  if (bytes > 0 && (to == nullptr || from == nullptr)) return CUDA_ERROR_INVALID_VALUE;
-  FAKE_COUNT(device, copies, 1);
-  if (is_default(handle)) FAKE_COUNT(device, default_stream_work, 1);
-  stream->put([to, from, bytes] {
-    if (bytes > 0) std::memmove(to, from, bytes);
-  });
-  return CUDA_SUCCESS;
-}
-
-CUresult set(const char* function, std::uint64_t address, const void* unit, std::size_t unit_bytes,
-             std::size_t count, CUstream handle) {
-  unsigned value = 0;
-  std::memcpy(&value, unit, unit_bytes);
+// Gives `work` to the stream, for the calling thread's device.
+CUresult give(const char* function, CUstream handle, bool valid, std::function<void()> work) {
   return in_context(function, [&](Device& device) -> CUresult {
     const std::shared_ptr<Stream> stream = stream_of(handle, device.ordinal);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    char* to = resolve(-1, address, count * unit_bytes);
-    if (to == nullptr && count > 0) return CUDA_ERROR_INVALID_VALUE;
-    FAKE_COUNT(device, memsets, 1);
+    if (!valid) return CUDA_ERROR_INVALID_VALUE;
     if (is_default(handle)) FAKE_COUNT(device, default_stream_work, 1);
-    stream->put([to, value, unit_bytes, count] {
-      for (std::size_t i = 0; i < count; ++i) std::memcpy(to + i * unit_bytes, &value, unit_bytes);
-    });
+    stream->put(std::move(work));
     return CUDA_SUCCESS;
-  });
-}
-
-// The copies without "Async" go through the default stream, and the host waits.
-CUresult copy_and_wait(const char* function, std::uint64_t target, std::uint64_t source,
-                       std::size_t bytes) {
-  return in_context(function, [&](Device& device) -> CUresult {
-    if (const CUresult status = copy(device, target, source, bytes, nullptr)) return status;
-    FAKE_COUNT(device, host_syncs, 1);
-    device.default_stream()->wait_idle();
-    return device.sticky;
   });
 }
 
@@ -145,11 +104,12 @@ FAKE_API CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
   return in_context("cuMemAlloc_v2", [&](Device& device) -> CUresult {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     const std::int64_t limit = fake_option("FAKE_CUDA_MEMORY", device.ordinal, 1LL << 32);
-    auto& used = device.counters[offsetof(FakeCounters, live_bytes) / sizeof(std::int64_t)];
+    auto& used = FAKE_COUNTER(device, live_bytes);
     if (used + static_cast<std::int64_t>(bytes) > limit) return CUDA_ERROR_OUT_OF_MEMORY;
     const Block block = map_device(bytes, device.ordinal);
     if (block.alias == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-    insert(block);
+    hvdlite::MutexLock lock(memory().mutex);
+    memory().blocks[block.address] = block;
     used += static_cast<std::int64_t>(bytes);
     FAKE_COUNT(device, live_allocations, 1);
     FAKE_COUNT(device, allocations, 1);
@@ -162,13 +122,12 @@ FAKE_API CUresult cuMemFree_v2(CUdeviceptr address) {
   return in_context("cuMemFree_v2", [&](Device&) -> CUresult {
     if (address == 0) return CUDA_SUCCESS;
     const Block block = block_of(address);
-    if (block.alias == nullptr || block.host || block.address != address) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    if (block.alias == nullptr || block.address != address) return CUDA_ERROR_INVALID_VALUE;
     Device& owner = *device_at(block.device);
     FAKE_COUNT(owner, host_syncs, 1);  // the driver waits for the device here, too
     wait_for_device(owner.ordinal);
-    take(address, false);
+    hvdlite::MutexLock lock(memory().mutex);
+    memory().blocks.erase(address);
     ::munmap(pointer_of(block.address), block.mapped);
     ::munmap(block.alias, block.mapped);
     FAKE_COUNT(owner, live_bytes, -static_cast<std::int64_t>(block.bytes));
@@ -177,77 +136,24 @@ FAKE_API CUresult cuMemFree_v2(CUdeviceptr address) {
   });
 }
 
-FAKE_API CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
-  return in_context("cuMemGetInfo_v2", [&](Device& device) -> CUresult {
-    const std::int64_t total = fake_option("FAKE_CUDA_MEMORY", device.ordinal, 1LL << 32);
-    const std::int64_t used =
-        device.counters[offsetof(FakeCounters, live_bytes) / sizeof(std::int64_t)];
-    *free_bytes = static_cast<std::size_t>(total - used);
-    *total_bytes = static_cast<std::size_t>(total);
-    return CUDA_SUCCESS;
-  });
-}
-
-FAKE_API CUresult cuMemHostRegister_v2(void* address, std::size_t bytes, unsigned) {
-  return in_context("cuMemHostRegister_v2", [&](Device& device) -> CUresult {
-    if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (block_of(number_of(address)).alias != nullptr) {
-      return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    }
-    insert({number_of(address), static_cast<char*>(address), bytes, 0, device.ordinal, true});
-    FAKE_COUNT(device, live_host_allocations, 1);
-    return CUDA_SUCCESS;
-  });
-}
-
-FAKE_API CUresult cuMemHostUnregister(void* address) {
-  return in_context("cuMemHostUnregister", [&](Device&) -> CUresult {
-    const Block block = take(number_of(address), true);
-    if (block.alias == nullptr) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    FAKE_COUNT(*device_at(block.device), live_host_allocations, -1);
-    return CUDA_SUCCESS;
-  });
-}
-
 FAKE_API CUresult cuPointerGetAttribute(void* out, int attribute, CUdeviceptr address) {
   if (const CUresult status = enter("cuPointerGetAttribute")) return status;
   const Block block = block_of(address);
-  if (block.alias == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-      *static_cast<CUcontext*>(out) = device_at(block.device);
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      *static_cast<unsigned*>(out) = block.host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      *static_cast<int*>(out) = block.device;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
+  if (block.alias == nullptr || attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
+    return CUDA_ERROR_INVALID_VALUE;
   }
-}
-
-FAKE_API CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes,
-                                          CUdeviceptr address) {
-  if (const CUresult status = enter("cuMemGetAddressRange_v2")) return status;
-  const Block block = block_of(address);
-  if (block.alias == nullptr || block.host) return CUDA_ERROR_NOT_FOUND;
-  if (base != nullptr) *base = block.address;
-  if (bytes != nullptr) *bytes = block.bytes;
+  *static_cast<int*>(out) = block.device;
   return CUDA_SUCCESS;
 }
 
 FAKE_API CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, std::size_t bytes,
                                 CUstream stream) {
-  return in_context("cuMemcpyAsync", [&](Device& device) -> CUresult {
-    return copy(device, target, source, bytes, stream);
+  char* to = copy_end(target, bytes);
+  const char* from = copy_end(source, bytes);
+  const bool valid = bytes == 0 || (to != nullptr && from != nullptr);
+  return give("cuMemcpyAsync", stream, valid, [to, from, bytes] {
+    if (bytes > 0) std::memmove(to, from, bytes);
   });
-}
-
-FAKE_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, std::size_t bytes,
-                                       CUstream stream) {
-  return cuMemcpyAsync(target, source, bytes, stream);
 }
 
 FAKE_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void* source, std::size_t bytes,
@@ -260,22 +166,12 @@ FAKE_API CUresult cuMemcpyDtoHAsync_v2(void* target, CUdeviceptr source, std::si
   return cuMemcpyAsync(number_of(target), source, bytes, stream);
 }
 
-FAKE_API CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void* source, std::size_t bytes) {
-  return copy_and_wait("cuMemcpyHtoD_v2", target, number_of(source), bytes);
-}
-
-FAKE_API CUresult cuMemcpyDtoH_v2(void* target, CUdeviceptr source, std::size_t bytes) {
-  return copy_and_wait("cuMemcpyDtoH_v2", number_of(target), source, bytes);
-}
-
-FAKE_API CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, std::size_t count,
+FAKE_API CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, std::size_t bytes,
                                   CUstream stream) {
-  return set("cuMemsetD8Async", address, &value, 1, count, stream);
-}
-
-FAKE_API CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, std::size_t count,
-                                   CUstream stream) {
-  return set("cuMemsetD32Async", address, &value, 4, count, stream);
+  char* to = resolve(-1, address, bytes);
+  return give("cuMemsetD8Async", stream, to != nullptr || bytes == 0, [to, value, bytes] {
+    if (bytes > 0) std::memset(to, value, bytes);
+  });
 }
 
 FAKE_API bool fake_read(std::uint64_t address, void* out, std::size_t bytes) {

@@ -32,14 +32,13 @@ bool to_aliases(hvdlite::CopyArgs& args, int device, std::size_t source_bytes,
   return true;
 }
 
-int run(void (*kernel)(hvdlite::CopyArgs), const void* params, const FakeLaunch& launch,
-        std::size_t source_bytes, std::size_t target_bytes) {
-  auto args = *static_cast<const hvdlite::CopyArgs*>(params);
+template <void (*kernel)(hvdlite::CopyArgs), std::size_t source_bytes, std::size_t target_bytes>
+int run(hvdlite::CopyArgs args, const FakeLaunch& launch) {
   if (!to_aliases(args, launch.device, source_bytes, target_bytes)) {
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   }
-  gridDim.x = launch.grid[0];
-  blockDim.x = launch.block[0];
+  gridDim.x = launch.blocks;
+  blockDim.x = launch.threads;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
     for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) kernel(args);
   }
@@ -48,13 +47,14 @@ int run(void (*kernel)(hvdlite::CopyArgs), const void* params, const FakeLaunch&
 
 }  // namespace
 
-#define FAKE_BODY(name, source_bytes, target_bytes)                                                \
-  int run_hvdlite_##name(const void* params, const FakeLaunch* launch) {                           \
-    return run(&hvdlite_##name, params, *launch, source_bytes, target_bytes);                      \
-  }
-#define FAKE_COPY(bytes) FAKE_BODY(copy_##bytes, bytes, bytes)
+const std::map<std::string, Kernel>& core_kernels() {
+#define FAKE_ROW(name, source_bytes, target_bytes)                                                 \
+  {"hvdlite_" #name, Kernel{&run<&hvdlite_##name, source_bytes, target_bytes>}},
+#define FAKE_COPY(bytes) FAKE_ROW(copy_##bytes, bytes, bytes)
 #define FAKE_CAST(source, target)                                                                  \
-  FAKE_BODY(cast_##source##_##target, sizeof(hvdlite::source), sizeof(hvdlite::target))
-HVDLITE_KERNELS(FAKE_COPY, FAKE_CAST)
+  FAKE_ROW(cast_##source##_##target, sizeof(hvdlite::source), sizeof(hvdlite::target))
+  static const auto* all = new std::map<std::string, Kernel>{HVDLITE_KERNELS(FAKE_COPY, FAKE_CAST)};
+  return *all;
+}
 
 }  // namespace fakegpu

@@ -1,6 +1,6 @@
 #include "cuda/stream.h"
 
-#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -10,28 +10,69 @@
 namespace fakegpu {
 namespace {
 
+// How long the host may wait for the device.
+constexpr auto kHostPatience = std::chrono::seconds(60);
+
+// An event holds how often it was recorded, and which of these records a stream has reached.
+class Event {
+ public:
+  Event(int device, bool timed) : device(device), timed(timed) {}
+  // Counts one more record, and returns its number, for reached().
+  std::uint64_t record() {
+    hvdlite::MutexLock lock(mutex_);
+    return ++recorded_;
+  }
+  std::uint64_t recorded() {
+    hvdlite::MutexLock lock(mutex_);
+    return recorded_;
+  }
+  void reached(std::uint64_t record) {
+    hvdlite::MutexLock lock(mutex_);
+    if (record > reached_) {
+      reached_ = record;
+      when_ = std::chrono::steady_clock::now();
+    }
+    changed_.notify_all();
+  }
+  bool done() {
+    hvdlite::MutexLock lock(mutex_);
+    return reached_ >= recorded_;
+  }
+  // The wait of a stream: for this record.
+  void wait_for(std::uint64_t record) {
+    hvdlite::MutexLock lock(mutex_);
+    while (reached_ < record) changed_.wait(mutex_);
+  }
+  std::chrono::steady_clock::time_point when() {
+    hvdlite::MutexLock lock(mutex_);
+    return when_;
+  }
+
+  const int device;
+  const bool timed;
+
+ private:
+  hvdlite::Mutex mutex_;
+  hvdlite::Condition changed_;
+  std::uint64_t recorded_ HVDLITE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t reached_ HVDLITE_GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point when_ HVDLITE_GUARDED_BY(mutex_);
+};
+
 Handles<Stream>& streams() {
   static auto* all = new Handles<Stream>;  // outlives the streams' threads
   return *all;
 }
-std::atomic<int> created{0};
+
+Handles<Event>& events() {
+  static auto* all = new Handles<Event>;  // outlives the streams' threads
+  return *all;
+}
 
 }  // namespace
 
-std::chrono::steady_clock::time_point host_patience() {
-  return std::chrono::steady_clock::now() +
-         std::chrono::milliseconds(fake_option("FAKE_CUDA_TIMEOUT_MS", -1, 60000));
-}
-
-void die_waiting(const std::string& what) {
-  std::fprintf(stderr, "fake_gpu: the host waits too long for %s\n", what.c_str());
-  std::abort();
-}
-
-std::shared_ptr<Stream> Stream::start(int device, int index) {
-  const bool slow = fake_option("FAKE_CUDA_SLOW_STREAM", device, -1) == index;
-  const std::chrono::microseconds delay(slow ? fake_option("FAKE_CUDA_SLOW_US", device, 20000) : 0);
-  std::shared_ptr<Stream> stream(new Stream(device, delay));
+std::shared_ptr<Stream> Stream::start(int device) {
+  std::shared_ptr<Stream> stream(new Stream(device));
   // Detached, because a stream may be destroyed while its last operation is stuck.
   std::thread([stream] { stream->run(); }).detach();
   return stream;
@@ -45,9 +86,7 @@ void Stream::run() {
     const std::function<void()> work = std::move(queue_.front());
     queue_.pop_front();
     busy_ = true;
-    const std::chrono::microseconds delay = delay_;
     mutex_.unlock();
-    if (delay.count() > 0) std::this_thread::sleep_for(delay);
     work();
     mutex_.lock();
     busy_ = false;
@@ -62,16 +101,13 @@ void Stream::put(std::function<void()> work) {
   changed_.notify_all();
 }
 
-bool Stream::idle() {
-  hvdlite::MutexLock lock(mutex_);
-  return queue_.empty() && !busy_;
-}
-
 void Stream::wait_idle() {
-  const auto patience = host_patience();
+  const auto until = std::chrono::steady_clock::now() + kHostPatience;
   hvdlite::MutexLock lock(mutex_);
   while (busy_ || !queue_.empty()) {
-    if (!changed_.wait_until(mutex_, patience)) die_waiting("a stream");
+    if (changed_.wait_until(mutex_, until)) continue;
+    std::fprintf(stderr, "fake_gpu: the host waits too long for a stream\n");
+    std::abort();
   }
 }
 
@@ -85,11 +121,6 @@ void Stream::hold(bool held) {
   hvdlite::MutexLock lock(mutex_);
   held_ = held;
   changed_.notify_all();
-}
-
-void Stream::delay(std::chrono::microseconds time) {
-  hvdlite::MutexLock lock(mutex_);
-  delay_ = time;
 }
 
 void Stream::set_capturing(bool capturing) {
@@ -136,7 +167,7 @@ CUresult on_stream(const char* function, CUstream handle, Body&& body) {
 FAKE_API CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int) {
   return in_context("cuStreamCreateWithPriority", [&](Device& device) -> CUresult {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
-    *out = streams().add(Stream::start(device.ordinal, ++created));
+    *out = streams().add(Stream::start(device.ordinal));
     FAKE_COUNT(device, live_streams, 1);
     return CUDA_SUCCESS;
   });
@@ -170,20 +201,6 @@ FAKE_API CUresult cuCtxSynchronize() {
   });
 }
 
-FAKE_API CUresult cuStreamQuery(CUstream handle) {
-  return on_stream("cuStreamQuery", handle, [&](Device& device, Stream& stream) -> CUresult {
-    FAKE_COUNT(device, queries, 1);
-    return stream.idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-  });
-}
-
-FAKE_API CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
-  return on_stream("cuStreamGetCtx", handle, [&](Device&, Stream& stream) -> CUresult {
-    *context = device_at(stream.device());
-    return CUDA_SUCCESS;
-  });
-}
-
 FAKE_API CUresult cuStreamIsCapturing(CUstream handle, int* status) {
   return on_stream("cuStreamIsCapturing", handle, [&](Device&, Stream& stream) -> CUresult {
     *status = stream.capturing() ? 1 : 0;
@@ -191,15 +208,60 @@ FAKE_API CUresult cuStreamIsCapturing(CUstream handle, int* status) {
   });
 }
 
-FAKE_API CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void*), void* argument) {
-  return on_stream("cuLaunchHostFunc", handle, [&](Device& device, Stream& stream) -> CUresult {
-    FAKE_COUNT(device, host_functions, 1);
-    stream.put([function, argument] {
-      const HostFunctionScope scope;
-      function(argument);
-    });
+FAKE_API CUresult cuEventCreate(CUevent* out, unsigned flags) {
+  return in_context("cuEventCreate", [&](Device& device) -> CUresult {
+    const bool timed = (flags & CU_EVENT_DISABLE_TIMING) == 0;
+    *out = events().add(std::make_shared<Event>(device.ordinal, timed));
+    FAKE_COUNT(device, live_events, 1);
     return CUDA_SUCCESS;
   });
+}
+
+FAKE_API CUresult cuEventDestroy_v2(CUevent handle) {
+  const std::shared_ptr<Event> event = events().remove(handle);
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  FAKE_COUNT(*device_at(event->device), live_events, -1);
+  return CUDA_SUCCESS;
+}
+
+FAKE_API CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
+  return on_stream("cuEventRecord", stream_handle, [&](Device& device, Stream& stream) -> CUresult {
+    const std::shared_ptr<Event> event = events().find(handle);
+    if (event == nullptr || event->device != stream.device()) return CUDA_ERROR_INVALID_HANDLE;
+    FAKE_COUNT(device, event_records, 1);
+    const std::uint64_t record = event->record();
+    stream.put([event, record] { event->reached(record); });
+    return CUDA_SUCCESS;
+  });
+}
+
+FAKE_API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned) {
+  return on_stream("cuStreamWaitEvent", stream_handle, [&](Device&, Stream& stream) -> CUresult {
+    const std::shared_ptr<Event> event = events().find(handle);
+    if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const std::uint64_t record = event->recorded();
+    stream.put([event, record] { event->wait_for(record); });
+    return CUDA_SUCCESS;
+  });
+}
+
+FAKE_API CUresult cuEventQuery(CUevent handle) {
+  return in_context("cuEventQuery", [&](Device&) -> CUresult {
+    const std::shared_ptr<Event> event = events().find(handle);
+    if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    return event->done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
+}
+
+FAKE_API CUresult cuEventElapsedTime(float* milliseconds, CUevent from_handle, CUevent to_handle) {
+  const std::shared_ptr<Event> from = events().find(from_handle);
+  const std::shared_ptr<Event> to = events().find(to_handle);
+  if (from == nullptr || to == nullptr || !from->timed || !to->timed) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (!from->done() || !to->done()) return CUDA_ERROR_NOT_READY;
+  *milliseconds = std::chrono::duration<float, std::milli>(to->when() - from->when()).count();
+  return CUDA_SUCCESS;
 }
 
 FAKE_API int fake_put(void* handle, int device, void (*work)(void*), void* argument) {
@@ -208,12 +270,6 @@ FAKE_API int fake_put(void* handle, int device, void (*work)(void*), void* argum
   if (is_default(handle)) FAKE_COUNT(*device_at(device), default_stream_work, 1);
   stream->put([work, argument] { work(argument); });
   return CUDA_SUCCESS;
-}
-
-FAKE_API bool fake_delay_stream(void* handle, unsigned microseconds) {
-  const std::shared_ptr<Stream> stream = stream_of(handle, fake_current_device());
-  if (stream != nullptr) stream->delay(std::chrono::microseconds(microseconds));
-  return stream != nullptr;
 }
 
 FAKE_API bool fake_hold_stream(void* handle, bool held) {

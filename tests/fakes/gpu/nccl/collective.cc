@@ -1,109 +1,156 @@
-// The collectives, chunk by chunk: every rank shows its chunk, then each rank takes what it needs.
-#include <algorithm>
+// The collectives: every rank shows its input, then each rank takes what it needs. A message waits
+// with its destination.
 #include <cstring>
 #include <thread>
 
+#include "kernels/reduce.h"
 #include "nccl/communicator.h"
 
 namespace fakegpu {
 namespace {
 
-// Compares what the ranks are about to do. False when they differ, or a rank is missing.
-bool agree(Communicator& communicator, const Descriptor& what) {
-  SharedFile& file = communicator.file();
-  file.members[communicator.rank()].current = what;
-  if (!communicator.meet(file.on_stream)) return false;
-  for (int i = 0; i < communicator.size(); ++i) {
-    const Descriptor& other = file.members[i].current;
-    if (other == what) continue;
-    communicator.fail_all("mismatch, where NCCL would hang or crash: rank " +
-                          std::to_string(communicator.rank()) + " has " + describe(what) +
-                          ", rank " + std::to_string(i) + " has " + describe(other));
-    return false;
-  }
-  return communicator.meet(file.on_stream);  // before anybody shows its next operation
-}
+using hvdlite::DataType;
+using hvdlite::ReduceOp;
+
+// By NCCL's numbers.
+constexpr DataType kTypes[] = {DataType::kInt8,    DataType::kUint8,   DataType::kInt32,
+                               DataType::kUint32,  DataType::kInt64,   DataType::kUint64,
+                               DataType::kFloat16, DataType::kFloat32, DataType::kFloat64,
+                               DataType::kBfloat16};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax, ReduceOp::kMin,
+                             ReduceOp::kAverage};
 
 struct Buffers {
   const char* input = nullptr;
   char* output = nullptr;
 };
 
+bool is_transfer(const Operation& operation) {
+  return operation.what.kind == Kind::kSend || operation.what.kind == Kind::kRecv;
+}
+
 // How many parts of `count` elements the input has, and the output.
 int input_parts(Kind kind, int size) { return kind == Kind::kReduceScatter ? size : 1; }
 int output_parts(Kind kind, int size) { return kind == Kind::kAllGather ? size : 1; }
 
-Buffers resolve(const Communicator& communicator, const Operation& operation) {
+std::size_t bytes_of(const Descriptor& what) { return what.count * size_of(kTypes[what.dtype]); }
+
+// False when the rank gives an address that is not its device's.
+bool resolve(Communicator& communicator, const Operation& operation, Buffers& found) {
   const Kind kind = operation.what.kind;
-  const std::size_t bytes = operation.what.count * element_bytes(operation.what.dtype);
-  const bool reads = kind != Kind::kBroadcast || operation.what.root == communicator.rank();
-  const bool writes = kind != Kind::kReduce || operation.what.root == communicator.rank();
+  const bool rooted = operation.what.root == communicator.rank;
+  const bool reads = kind != Kind::kRecv && (kind != Kind::kBroadcast || rooted);
+  const bool writes = kind != Kind::kSend && (kind != Kind::kReduce || rooted);
   const auto alias = [&](const void* address, int parts) {
-    return static_cast<char*>(
-        fake_resolve(communicator.device, address, bytes * static_cast<std::size_t>(parts)));
+    return static_cast<char*>(fake_resolve(
+        communicator.device, address, bytes_of(operation.what) * static_cast<std::size_t>(parts)));
   };
-  Buffers found;
-  if (reads) found.input = alias(operation.input, input_parts(kind, communicator.size()));
-  if (writes) found.output = alias(operation.output, output_parts(kind, communicator.size()));
-  if ((reads && found.input == nullptr) || (writes && found.output == nullptr)) return {};
-  return found;
+  if (reads) found.input = alias(operation.input, input_parts(kind, communicator.size));
+  if (writes) found.output = alias(operation.output, output_parts(kind, communicator.size));
+  const bool missing = (reads && found.input == nullptr) || (writes && found.output == nullptr);
+  if (!missing || operation.what.count == 0) return true;
+  communicator.fail_all("rank " + std::to_string(communicator.rank) +
+                        " gives an address that is not its device's to " +
+                        describe(operation.what));
+  return false;
 }
 
-// Takes from the shown chunks: `part` of the inputs, `count` elements from `at` of it.
-void take(Communicator& communicator, const Operation& operation, const Buffers& buffers, int part,
-          std::uint64_t at, std::size_t count) {
-  const Descriptor& what = operation.what;
-  const std::size_t unit = element_bytes(what.dtype);
-  const auto& chunks = communicator.file().chunks;
-  char* here = buffers.output + at * unit;
-  const bool mine = part == communicator.rank();
-  switch (what.kind) {
-    case Kind::kBroadcast:
-      std::memcpy(here, chunks[what.root], count * unit);
-      return;
-    case Kind::kAllGather:
-      for (int r = 0; r < communicator.size(); ++r) {
-        std::memcpy(here + static_cast<std::uint64_t>(r) * what.count * unit, chunks[r],
-                    count * unit);
-      }
-      return;
-    default:
-      break;
+// Compares what the ranks are about to do. False when they differ, or a rank is missing.
+bool agree(Communicator& communicator, const Descriptor& what) {
+  World& world = communicator.world();
+  for (int i = 0; i < communicator.size; ++i) {
+    const Descriptor& other = world.members[i].current;
+    if (other == what) continue;
+    communicator.fail_all("mismatch, where NCCL would hang or crash: rank " +
+                          std::to_string(communicator.rank) + " has " + describe(what) + ", rank " +
+                          std::to_string(i) + " has " + describe(other));
+    return false;
   }
-  if (what.kind == Kind::kReduce && what.root != communicator.rank()) return;
-  if (what.kind == Kind::kReduceScatter && !mine) return;
-  std::vector<const char*> inputs;
-  for (int r = 0; r < communicator.size(); ++r) inputs.push_back(chunks[r]);
-  Descriptor summed = what;
-  if (what.op == ncclNumOps) summed.op = ncclSum;  // every rank has scaled its own input
-  reduce(summed, 0, inputs, here, count);
+  return true;
+}
+
+// Takes from what the ranks have shown.
+void take(Communicator& communicator, const Operation& operation, char* output) {
+  const Descriptor& what = operation.what;
+  const std::size_t bytes = bytes_of(what);
+  const std::vector<Member>& members = communicator.world().members;
+  if (what.kind == Kind::kBroadcast) {
+    std::memcpy(output, members[what.root].shown.data(), bytes);
+    return;
+  }
+  if (what.kind == Kind::kAllGather) {
+    for (const Member& member : members) {
+      std::memcpy(output, member.shown.data(), bytes);
+      output += bytes;
+    }
+    return;
+  }
+  if (what.kind == Kind::kReduce && what.root != communicator.rank) return;
+  const int part = what.kind == Kind::kReduceScatter ? communicator.rank : 0;
+  std::vector<const void*> inputs;
+  for (const Member& member : members) {
+    inputs.push_back(member.shown.data() + static_cast<std::size_t>(part) * bytes);
+  }
+  // In a pre-multiplied sum every rank has scaled its own input.
+  const int op = what.op == ncclNumOps ? static_cast<int>(ncclSum) : what.op;
+  hvdlite::reduce(kTypes[what.dtype], kOps[op], inputs, output, what.count,
+                  {op == ncclAvg ? communicator.size : 1});
 }
 
 bool run_collective(Communicator& communicator, const Operation& operation) {
   const Descriptor& what = operation.what;
-  if (!agree(communicator, what)) return false;
-  const Buffers buffers = resolve(communicator, operation);
-  if (buffers.input == nullptr && buffers.output == nullptr) {
-    communicator.fail_all("rank " + std::to_string(communicator.rank()) +
-                          " gives an address that is not its device's to " + describe(what));
+  World& world = communicator.world();
+  Member& self = world.members[communicator.rank];
+  Buffers buffers;
+  if (!resolve(communicator, operation, buffers)) return false;
+  self.current = what;
+  if (buffers.input != nullptr) {
+    const auto parts = static_cast<std::size_t>(input_parts(what.kind, communicator.size));
+    self.shown.assign(buffers.input, buffers.input + parts * bytes_of(what));
+    if (what.op == ncclNumOps) {
+      char* shown = self.shown.data();
+      hvdlite::scale_copy(kTypes[what.dtype], shown, shown, parts * what.count, operation.scale);
+    }
+  }
+  if (!communicator.meet(world.on_stream) || !agree(communicator, what)) return false;
+  take(communicator, operation, buffers.output);
+  return communicator.meet(world.on_stream);  // before anybody shows its next input
+}
+
+bool send(Communicator& communicator, const Operation& operation) {
+  Buffers buffers;
+  if (!resolve(communicator, operation, buffers)) return false;
+  World& world = communicator.world();
+  hvdlite::MutexLock lock(world.mutex);
+  world.messages[{communicator.rank, operation.peer}].push_back(
+      {operation.what, {buffers.input, buffers.input + bytes_of(operation.what)}});
+  world.changed.notify_all();
+  return true;
+}
+
+bool receive(Communicator& communicator, const Operation& operation) {
+  Buffers buffers;
+  if (!resolve(communicator, operation, buffers)) return false;
+  Message message;
+  const bool came = communicator.await([&] {
+    auto& waiting = communicator.world().messages[{operation.peer, communicator.rank}];
+    if (waiting.empty()) {
+      communicator.blame_if_lost(operation.peer);
+      return false;
+    }
+    message = std::move(waiting.front());
+    waiting.pop_front();
+    return true;
+  });
+  if (!came) return false;
+  if (message.bytes.size() != bytes_of(operation.what)) {
+    communicator.fail_all("rank " + std::to_string(operation.peer) + " sends " +
+                          describe(message.what) + ", rank " + std::to_string(communicator.rank) +
+                          " has " + describe(operation.what));
     return false;
   }
-  const std::size_t unit = element_bytes(what.dtype);
-  const std::uint64_t per_chunk = kChunkBytes / unit;
-  SharedFile& file = communicator.file();
-  for (int part = 0; part < input_parts(what.kind, communicator.size()); ++part) {
-    for (std::uint64_t at = 0; at < what.count; at += per_chunk) {
-      const std::size_t count = std::min(per_chunk, what.count - at);
-      if (buffers.input != nullptr) {
-        const std::uint64_t begin = static_cast<std::uint64_t>(part) * what.count + at;
-        char* shown = file.chunks[communicator.rank()];
-        std::memcpy(shown, buffers.input + begin * unit, count * unit);
-        if (what.op == ncclNumOps) reduce(what, operation.scale, {shown}, shown, count);
-      }
-      if (!communicator.meet(file.on_stream)) return false;
-      take(communicator, operation, buffers, part, at, count);
-      if (!communicator.meet(file.on_stream)) return false;
-    }
+  if (!message.bytes.empty()) {
+    std::memcpy(buffers.output, message.bytes.data(), message.bytes.size());
   }
   return true;
 }
@@ -113,15 +160,8 @@ bool stuck_by_fault(Communicator& communicator) {
   const int code = fake_take_failure("ncclAsync", communicator.device);
   if (code == 0) return false;
   communicator.set_error(static_cast<ncclResult_t>(code), "injected asynchronous error");
-  const auto until = communicator.deadline();
-  while (communicator.keep_waiting(until)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  (void)communicator.await([] { return false; });
   return true;
-}
-
-bool is_transfer(const Operation& operation) {
-  return operation.what.kind == Kind::kSend || operation.what.kind == Kind::kRecv;
 }
 
 }  // namespace
@@ -129,15 +169,16 @@ bool is_transfer(const Operation& operation) {
 void run_group(Communicator& communicator, const std::vector<Operation>& operations) {
   if (communicator.error() != ncclSuccess || communicator.aborted()) return;
   if (stuck_by_fault(communicator)) return;
-  std::vector<Operation> transfers;
   for (const Operation& operation : operations) {
-    if (is_transfer(operation)) {
-      transfers.push_back(operation);
-    } else if (!run_collective(communicator, operation)) {
-      return;
-    }
+    if (!is_transfer(operation) && !run_collective(communicator, operation)) return;
   }
-  if (!transfers.empty()) run_transfers(communicator, transfers);
+  // A message needs no rank that receives it: so all are sent before the first wait.
+  for (const Operation& operation : operations) {
+    if (operation.what.kind == Kind::kSend && !send(communicator, operation)) return;
+  }
+  for (const Operation& operation : operations) {
+    if (operation.what.kind == Kind::kRecv && !receive(communicator, operation)) return;
+  }
 }
 
 }  // namespace fakegpu

@@ -1,17 +1,17 @@
 #include "nccl/communicator.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
+#include <cstring>
 #include <thread>
 
 namespace fakegpu {
 namespace {
+
+using namespace std::chrono_literals;
+
+// How long a rank waits for the others: only a test that fails reaches it.
+constexpr auto kPatience = 30s;
 
 struct LastError {
   hvdlite::Mutex mutex;
@@ -23,25 +23,38 @@ LastError& the_last_error() {
   return *error;
 }
 
-std::uint64_t host_of_this_process() {
-  const char* id = std::getenv("NCCL_HOSTID");
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return std::hash<std::string>{}(id != nullptr ? id : name);
+// Worlds that some rank has yet to join, by the text of their ids.
+struct Worlds {
+  hvdlite::Mutex mutex;
+  int made HVDLITE_GUARDED_BY(mutex) = 0;
+  std::map<std::string, std::shared_ptr<World>> by_id HVDLITE_GUARDED_BY(mutex);
+};
+
+Worlds& worlds() {
+  static auto* all = new Worlds;
+  return *all;
 }
 
-// Also true of a process whose parent has not waited for it yet.
-bool has_ended(int pid) {
-  if (pid == 0 || pid == ::getpid()) return false;
-  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-  if (fd < 0) return errno == ESRCH;
-  pollfd end{fd, POLLIN, 0};
-  const bool ended = ::poll(&end, 1, 0) > 0;
-  ::close(fd);
-  return ended;
+std::shared_ptr<World> find_world(const ncclUniqueId& id) {
+  hvdlite::MutexLock lock(worlds().mutex);
+  const auto found = worlds().by_id.find(id.internal);
+  return found == worlds().by_id.end() ? nullptr : found->second;
+}
+
+void forget_world(const ncclUniqueId& id) {
+  hvdlite::MutexLock lock(worlds().mutex);
+  worlds().by_id.erase(id.internal);
 }
 
 }  // namespace
+
+ncclUniqueId make_world() {
+  ncclUniqueId id{};
+  hvdlite::MutexLock lock(worlds().mutex);
+  std::snprintf(id.internal, sizeof id.internal, "fake %d", ++worlds().made);
+  worlds().by_id[id.internal] = std::make_shared<World>();
+  return id;
+}
 
 ncclResult_t fail(ncclResult_t code, const std::string& text) {
   hvdlite::MutexLock lock(the_last_error().mutex);
@@ -54,23 +67,31 @@ std::string last_error() {
   return the_last_error().text;
 }
 
+std::string describe(const Descriptor& descriptor) {
+  constexpr const char* kKinds[] = {"nothing",   "AllReduce",     "Broadcast", "Reduce",
+                                    "AllGather", "ReduceScatter", "Send",      "Recv"};
+  return std::string(kKinds[static_cast<int>(descriptor.kind)]) + " number " +
+         std::to_string(descriptor.sequence) + " of " + std::to_string(descriptor.count) +
+         " elements of type " + std::to_string(descriptor.dtype) + ", operation " +
+         std::to_string(descriptor.op) + ", root " + std::to_string(descriptor.root);
+}
+
 Handles<Communicator>& communicators() {
   static auto* all = new Handles<Communicator>;
   return *all;
 }
 
-Communicator::~Communicator() {
-  if (file_ != nullptr) close_file(file_);
-}
-
 void Communicator::leave() {
-  if (file_ != nullptr) file_->members[rank_].left = 1;
+  if (world_ == nullptr) return;
+  hvdlite::MutexLock lock(world_->mutex);
+  world_->members[rank].left = true;
+  world_->changed.notify_all();
 }
 
-int Communicator::add_scale(std::uint64_t bits) {
+int Communicator::add_scale(double scale) {
   FAKE_NCCL_COUNT(*this, live_reduce_ops, 1);
   hvdlite::MutexLock lock(mutex_);
-  scales_[next_op_] = bits;
+  scales_[next_op_] = scale;
   return next_op_++;
 }
 
@@ -81,11 +102,11 @@ bool Communicator::remove_scale(int op) {
   return true;
 }
 
-bool Communicator::find_scale(int op, std::uint64_t& bits) {
+bool Communicator::find_scale(int op, double& scale) {
   hvdlite::MutexLock lock(mutex_);
   const auto found = scales_.find(op);
   if (found == scales_.end()) return false;
-  bits = found->second;
+  scale = found->second;
   return true;
 }
 
@@ -94,124 +115,105 @@ int Communicator::live_reduce_ops() {
   return static_cast<int>(scales_.size());
 }
 
-ncclResult_t Communicator::state() const { return in_progress_ > 0 ? ncclInProgress : error(); }
-
 void Communicator::set_error(ncclResult_t code, const std::string& text) {
   int none = ncclSuccess;
   if (error_.compare_exchange_strong(none, code)) fail(code, text);
 }
 
 void Communicator::fail_all(const std::string& text) {
-  if (file_->failed.exchange(1) == 0) {
-    std::snprintf(file_->failure, sizeof file_->failure, "%s", text.c_str());
-    std::fprintf(stderr, "fake_nccl: %s\n", text.c_str());
-    file_->failure_written = 1;
-  }
-  while (file_->failure_written == 0) std::this_thread::yield();
-  set_error(ncclInvalidUsage, file_->failure);
+  std::fprintf(stderr, "fake_nccl: %s\n", text.c_str());
+  set_error(ncclInvalidUsage, text);
+  hvdlite::MutexLock lock(world_->mutex);
+  if (world_->failure.empty()) world_->failure = text;
+  world_->changed.notify_all();
 }
 
-std::chrono::steady_clock::time_point Communicator::deadline() const {
-  return std::chrono::steady_clock::now() +
-         std::chrono::milliseconds(fake_option("FAKE_NCCL_TIMEOUT_MS", device, 30000));
-}
-
-bool Communicator::is_lost(int peer) const {
-  if (fake_option("FAKE_NCCL_SILENT_PEERS", device, 0) != 0) return false;
-  const Member& member = file_->members[peer];
-  return member.left != 0 || has_ended(member.pid);
-}
-
-bool Communicator::keep_waiting(std::chrono::steady_clock::time_point deadline) {
-  if (aborted_) {
-    set_error(ncclRemoteError, "aborted");
-    return false;
-  }
-  if (file_->failed != 0) {
-    fail_all("");
-    return false;
-  }
-  if (std::chrono::steady_clock::now() > deadline) {
-    const std::string text = "rank " + std::to_string(rank_) + " waits too long in " +
-                             describe(file_->members[rank_].current);
-    std::fprintf(stderr, "fake_nccl: %s\n", text.c_str());
-    set_error(ncclSystemError, text);
+bool Communicator::await(const std::function<bool()>& ready) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  hvdlite::MutexLock lock(world_->mutex);
+  while (!ready()) {
+    const auto now = std::chrono::steady_clock::now();
+    if (aborted_) {
+      set_error(ncclRemoteError, "aborted");
+    } else if (!world_->failure.empty()) {
+      set_error(ncclInvalidUsage, world_->failure);
+    } else if (now > until) {
+      const std::string text = "rank " + std::to_string(rank) + " waits too long in " +
+                               describe(world_->members[rank].current);
+      std::fprintf(stderr, "fake_nccl: %s\n", text.c_str());
+      set_error(ncclSystemError, text);
+    } else {
+      world_->changed.wait_until(world_->mutex, now + 1ms);  // nobody is told of an abort
+      continue;
+    }
     return false;
   }
   return true;
 }
 
-bool Communicator::meet(SharedBarrier& barrier) {
-  const auto until = deadline();
-  const std::uint32_t generation = barrier.generation;
-  if (barrier.arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(size_)) {
-    barrier.arrived = 0;
-    ++barrier.generation;
-    futex_wake(barrier.generation);
-    return true;
-  }
-  while (true) {
-    // Asked first: a rank that has left by now may have arrived before it left.
-    int lost = 0;
-    while (lost < size_ && !is_lost(lost)) ++lost;
-    if (barrier.generation != generation) return true;
-    if (lost < size_) {
-      set_error(ncclRemoteError,
-                "connection closed by remote peer: rank " + std::to_string(lost) + " is gone");
+void Communicator::blame_if_lost(int peer) {
+  if (!world_->members[peer].left || fake_option("FAKE_NCCL_SILENT_PEERS", device, 0) != 0) return;
+  set_error(ncclRemoteError,
+            "connection closed by remote peer: rank " + std::to_string(peer) + " is gone");
+}
+
+bool Communicator::meet(Meeting& meeting) {
+  std::uint64_t number = 0;
+  {
+    hvdlite::MutexLock lock(world_->mutex);
+    number = meeting.number;
+    if (++meeting.arrived == size) {
+      meeting.arrived = 0;
+      ++meeting.number;
+      world_->changed.notify_all();
     }
-    if (!keep_waiting(until)) return false;
-    futex_wait(barrier.generation, generation);
   }
+  return await([&] {
+    if (meeting.number != number) return true;
+    for (int peer = 0; peer < size; ++peer) blame_if_lost(peer);
+    return false;
+  });
 }
 
 void Communicator::wait_for_work() const {
-  const auto until = deadline();
+  const auto until = std::chrono::steady_clock::now() + kPatience;
   while (running_ > 0 || in_progress_ > 0 || (!aborted_ && queued_ > 0)) {
     if (std::chrono::steady_clock::now() > until) {
-      std::fprintf(stderr, "fake_nccl: rank %d destroys a communicator at work\n", rank());
+      std::fprintf(stderr, "fake_nccl: rank %d destroys a communicator at work\n", rank);
       std::abort();
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    std::this_thread::sleep_for(100us);
   }
 }
 
 ncclResult_t Communicator::wait_until_flushed() {
-  const auto until = deadline();
-  while (queued_ > 0) {
-    if (!keep_waiting(until)) return error();
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-  return ncclSuccess;
+  return await([&] { return queued_ == 0; }) ? ncclSuccess : error();
 }
 
 ncclResult_t Communicator::join(const ncclUniqueId& id) {
-  SharedFile* file = open_file(id);
-  if (file == nullptr) return fail(ncclRemoteError, "the unique id leads to no rank that listens");
-  file_ = file;
-  int expected = 0;
-  if (!file->size.compare_exchange_strong(expected, size()) && expected != size()) {
-    return fail(ncclInvalidUsage, "the ranks name different numbers of ranks");
+  const std::shared_ptr<World> world = find_world(id);
+  if (world == nullptr) return fail(ncclRemoteError, "the unique id leads to no rank that listens");
+  {
+    hvdlite::MutexLock lock(world->mutex);
+    if (world->members.empty()) world->members.resize(static_cast<std::size_t>(size));
+    if (static_cast<int>(world->members.size()) != size || world->members[rank].device >= 0) {
+      return fail(ncclInvalidUsage,
+                  "the ranks name different numbers of ranks, or one joins twice");
+    }
+    world->members[rank].device = device;
   }
-  Member& self = file->members[rank_];
-  self.device = fake_physical_device(device);
-  self.host = host_of_this_process();
-  expected = 0;
-  if (!self.pid.compare_exchange_strong(expected, ::getpid())) {
-    return fail(ncclInvalidUsage, "rank " + std::to_string(rank_) + " joins twice");
-  }
-  if (!meet(file->on_host)) return error();
-  forget_file(id);
+  world_ = world;
+  if (!meet(world_->on_host)) return error();
+  forget_world(id);
   return check_duplicates();
 }
 
 ncclResult_t Communicator::check_duplicates() {
-  for (int i = 0; i < size_; ++i) {
-    const Member& other = file_->members[i];
-    const Member& self = file_->members[rank_];
-    if (i == rank_ || other.device != self.device || other.host != self.host) continue;
-    return fail(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank_) +
+  for (int i = 0; i < size; ++i) {
+    if (i == rank || world_->members[i].device != device) continue;
+    return fail(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank) +
                                       " and rank " + std::to_string(i) + " both on CUDA device " +
-                                      std::to_string(self.device + 1) + "000");
+                                      std::to_string(device + 1) + "000");
   }
   return ncclSuccess;
 }

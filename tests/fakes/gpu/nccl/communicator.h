@@ -1,19 +1,20 @@
-// One rank's end of a communicator, with every wait that happens in it. The caller's thread, the
-// threads of init and the streams' threads use it at the same time; all of its state is atomic or
-// guarded by the mutex.
+// One rank's end of a communicator. Ranks are threads of one process; what they share is a World.
+// The caller's thread, the threads of init and the streams' threads use both at the same time.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
 #include "cuda/handles.h"
 #include "nccl/nccl_abi.h"
-#include "nccl/shared_file.h"
 
 namespace fakegpu {
 
@@ -21,49 +22,90 @@ namespace fakegpu {
 ncclResult_t fail(ncclResult_t code, const std::string& text);
 std::string last_error();
 
-// One operation as the user called it. The scale of a pre-multiplied sum has the operation's type.
+enum class Kind {
+  kNothing,
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllGather,
+  kReduceScatter,
+  kSend,
+  kRecv
+};
+
+// What the ranks of a collective must have in common.
+struct Descriptor {
+  Kind kind = Kind::kNothing;
+  int dtype = 0;
+  int op = 0;
+  int root = 0;
+  std::uint64_t count = 0;
+  std::uint64_t sequence = 0;
+  bool operator==(const Descriptor&) const = default;
+};
+std::string describe(const Descriptor& descriptor);
+
+// One operation as the user called it, with the scale of a pre-multiplied sum.
 struct Operation {
   Descriptor what;
   const void* input = nullptr;
   void* output = nullptr;
   int peer = 0;
-  std::uint64_t scale = 0;
+  double scale = 1;
 };
+
+struct Member {
+  int device = -1;  // until it joins
+  bool left = false;
+  Descriptor current;
+  std::vector<char> shown;  // its input of a collective, which others read between two meetings
+};
+
+// A point that all ranks reach before any of them goes on.
+struct Meeting {
+  int arrived = 0;
+  std::uint64_t number = 0;
+};
+
+struct Message {
+  Descriptor what;
+  std::vector<char> bytes;
+};
+
+// The mutex guards all of it, but for what a member shows.
+struct World {
+  hvdlite::Mutex mutex;
+  hvdlite::Condition changed;
+  std::vector<Member> members;
+  Meeting on_host;
+  Meeting on_stream;
+  std::string failure;                                          // of all ranks
+  std::map<std::pair<int, int>, std::deque<Message>> messages;  // by source and destination
+};
+
+ncclUniqueId make_world();
 
 class Communicator {
  public:
-  Communicator(int rank, int size, int device, bool blocking)
-      : device(device), blocking(blocking), rank_(rank), size_(size) {}
-  ~Communicator();
+  Communicator(int rank, int size, int device) : rank(rank), size(size), device(device) {}
 
-  // Sets rank and size, where a split decides them later. Call it before join().
-  void become(int rank, int size) {
-    rank_ = rank;
-    size_ = size;
-  }
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-
-  // Opens the file and meets the other ranks, on the caller's thread or one of its own.
+  // Meets the other ranks.
   ncclResult_t join(const ncclUniqueId& id);
-  // Waits until all ranks arrive. False when the wait has ended otherwise, by the reason in
-  // error().
-  bool meet(SharedBarrier& barrier);
-  // Every wait asks this again and again. False after an abort, a mismatch or the deadline. A peer
-  // that died becomes the asynchronous error; the operation stays stuck, as NCCL's kernels do,
-  // until an abort.
-  bool keep_waiting(std::chrono::steady_clock::time_point deadline);
-  std::chrono::steady_clock::time_point deadline() const;
-
-  // The peer's process has ended, or the peer has aborted or destroyed its end.
-  bool is_lost(int peer) const;
+  // False when the wait has ended otherwise, by the reason in error().
+  bool meet(Meeting& meeting);
+  // Waits until `ready`, under the world's mutex. False after an abort, a mismatch or the deadline.
+  // A peer that is gone becomes the asynchronous error; the operation stays stuck, as NCCL's
+  // kernels do, until an abort.
+  bool await(const std::function<bool()>& ready);
+  // The peer has aborted or destroyed its end. Makes it the asynchronous error.
+  void blame_if_lost(int peer);
 
   // Makes `text` the asynchronous error of all ranks.
   void fail_all(const std::string& text);
   void set_error(ncclResult_t code, const std::string& text);
   ncclResult_t error() const { return static_cast<ncclResult_t>(error_.load()); }
   // ncclInProgress while init or a launch is under way, otherwise error().
-  ncclResult_t state() const;
+  ncclResult_t state() const { return in_progress_ > 0 ? ncclInProgress : error(); }
   void begin_progress() { ++in_progress_; }
   void end_progress() { --in_progress_; }
 
@@ -85,29 +127,28 @@ class Communicator {
   // Tells the peers that this rank is gone. Nothing of this rank runs any more.
   void leave();
 
-  // There is a file after join() only.
-  SharedFile& file() { return *file_; }
+  // There is one after join() only.
+  World& world() { return *world_; }
 
   // Reduce operations with a scale, as numbers from ncclNumOps on.
-  int add_scale(std::uint64_t bits);
+  int add_scale(double scale);
   bool remove_scale(int op);
   // False when there is no such operation.
-  bool find_scale(int op, std::uint64_t& bits);
+  bool find_scale(int op, double& scale);
   int live_reduce_ops();
 
+  const int rank;
+  const int size;
   const int device;
-  const bool blocking;
   std::atomic<std::uint64_t> sequence{0};
   std::atomic<bool> launched{false};
 
  private:
   ncclResult_t check_duplicates();
 
-  std::atomic<int> rank_;
-  std::atomic<int> size_;
-  SharedFile* file_ = nullptr;
+  std::shared_ptr<World> world_;
   hvdlite::Mutex mutex_;
-  std::map<int, std::uint64_t> scales_ HVDLITE_GUARDED_BY(mutex_);
+  std::map<int, double> scales_ HVDLITE_GUARDED_BY(mutex_);
   int next_op_ HVDLITE_GUARDED_BY(mutex_) = ncclNumOps;
   std::atomic<int> error_{ncclSuccess};
   std::atomic<int> in_progress_{0};
@@ -122,16 +163,21 @@ Handles<Communicator>& communicators();
 #define FAKE_NCCL_COUNT(communicator, name, change)                                                \
   fake_count((communicator).device, offsetof(FakeCounters, name), (change))
 
-// Runs the operations of one group in order, on a stream's thread; Send and Recv come last, all
-// together.
-void run_group(Communicator& communicator, const std::vector<Operation>& operations);
-// The part of run_group() that sends and receives: all transfers at once, those with one peer in
-// order.
-void run_transfers(Communicator& communicator, const std::vector<Operation>& transfers);
+// The calls of one thread between ncclGroupStart and ncclGroupEnd take effect at the end.
+void begin_group();
+ncclResult_t end_group();
+// Checks one operation, and launches it at once or with its group.
+ncclResult_t submit(const char* function, void* communicator, void* stream, Operation operation);
+// Runs `work`, which makes or ends a communicator, in a thread of its own. Its result becomes the
+// communicator's error.
+ncclResult_t progress(const std::shared_ptr<Communicator>& communicator,
+                      std::function<ncclResult_t()> work);
 
-std::size_t element_bytes(int dtype);
-// Reduces `count` elements of inputs[0..size) in that order.
-void reduce(const Descriptor& what, std::uint64_t scale, const std::vector<const char*>& inputs,
-            char* output, std::size_t count);
+// Runs the operations of one group in order, on a stream's thread; Send and Recv come last.
+void run_group(Communicator& communicator, const std::vector<Operation>& operations);
+
+// Ends the registrations of a communicator that ends. Any that is left is a fault, unless the
+// communicator is aborted.
+void end_registrations(void* communicator, bool abort);
 
 }  // namespace fakegpu

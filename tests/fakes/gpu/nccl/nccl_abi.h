@@ -43,5 +43,4 @@ enum ncclDataType_t : int {
   ncclBfloat16 = 9,
 };
 enum : ncclRedOp_t { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps };
-enum : int { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 };
-inline constexpr int kNcclSplitNoColor = -1;
+inline constexpr int ncclScalarHostImmediate = 1;
