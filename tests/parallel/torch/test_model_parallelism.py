@@ -1,9 +1,10 @@
-"""Layers that ranks share with DTensor train as in one process."""
+"""Layers that ranks share with DTensor, and pipelines, train over hvdlite as in one process."""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -24,24 +25,20 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
-from parallel.scenarios import make_tests, run_all, sizes
+from parallel.scenarios import Later, make_tests, run_all, sizes
 from parallel.torch.distributed.distributed_worlds import start
-from parallel.torch.models.references import (
-    STEPS,
-    descent,
-    distance,
-    inputs_and_targets,
-    train,
-    trained_alone,
-)
 
 pytestmark = pytest.mark.long
 
 PRELOAD = ("torch._dynamo",)
+pipelining: Any = Later("torch.distributed.pipelining")  # It imports torch._dynamo.
+STEPS = 4
+SAMPLES = 16  # of all replicas together
 WIDTH = 8
 WORDS = 24
 LENGTH = 12
-MLP = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+Loss = Callable[[nn.Module, int], torch.Tensor]
 
 
 def body() -> dict[str, str]:
@@ -49,6 +46,46 @@ def body() -> dict[str, str]:
     outcomes = run_all(globals(), start, lambda: warnings.simplefilter("ignore"))
     dist.destroy_process_group()
     return outcomes
+
+
+def descent(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)  # type: ignore[arg-type]
+
+
+def train(model: nn.Module, loss_of: Loss, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Do all steps; `loss_of(model, step)` is the loss whose gradients this rank computes."""
+    optimizer = optimizer or descent(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def trained_alone(model: nn.Module, loss_of: Loss) -> nn.Module:
+    """Return a copy of the model that was trained in this process alone."""
+    alone = copy.deepcopy(model)
+    train(alone, loss_of)
+    return alone
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
+
+
+def distance(model: nn.Module, expected: nn.Module) -> float:
+    """Return the largest difference between the parameters of two models."""
+    pairs = zip(model.parameters(), expected.parameters(), strict=True)
+    return max(float((whole(mine) - whole(right)).abs().max()) for mine, right in pairs)
+
+
+def numbers(step: int, *shape: int) -> torch.Tensor:
+    """Return the inputs or targets of one step, the same on all ranks."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + len(shape)))
+
+
+def inputs_and_targets(step: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = numbers(step, SAMPLES, width)
+    return x, torch.tanh(x.roll(1, dims=1) + numbers(step, SAMPLES, 1))
 
 
 class Network(nn.Module):
@@ -85,7 +122,9 @@ def scenario_plain_collectives_refuse_a_dtensor() -> None:
     ):
         with pytest.raises(hvd.ArgumentError, match="is a DTensor, which has no memory of its own"):
             call(split)
-    model = parallelize_module(Network(), mesh, MLP)
+    model = parallelize_module(
+        Network(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    )
     optimizer = hvd.DistributedOptimizer(descent(model.parameters()), model.named_parameters())
     with pytest.raises(hvd.ArgumentError, match="is a DTensor, which has no memory of its own"):
         train(model, loss_of, optimizer)
@@ -161,4 +200,71 @@ def scenario_sharded_optimizer_state() -> None:
             assert torch.allclose(states[number]["exp_avg"], state["exp_avg"], atol=1e-6)
 
 
-test_tensor_parallel = make_tests(body, sizes(4))
+def network(stages: int) -> nn.Sequential:
+    """Make a model of so many stages."""
+    torch.manual_seed(8)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages))
+    )
+
+
+class Pipeline:
+    """This rank's stages of a model, under a schedule."""
+
+    def __init__(self, kind: Any, parts: nn.Sequential, mesh: Any, micro_batches: int) -> None:
+        ranks, own = mesh.size(), mesh.get_local_rank()
+        self.numbers = range(own, len(parts), ranks)
+        self.has_last = self.numbers[-1] == len(parts) - 1
+        self.modules = nn.ModuleList([copy.deepcopy(parts[number]) for number in self.numbers])
+        self.stages = [
+            pipelining.PipelineStage(
+                module, number, len(parts), torch.device("cpu"), group=mesh.get_group()
+            )
+            for module, number in zip(self.modules, self.numbers, strict=True)
+        ]
+        looped = kind is pipelining.ScheduleInterleaved1F1B
+        self.schedule = kind(
+            self.stages if looped else self.stages[0],
+            n_microbatches=micro_batches,
+            loss_fn=functional.mse_loss,
+        )
+
+    def train(self) -> list[float]:
+        """Do all steps; return the losses, if this is the last stage."""
+        optimizer, losses = descent(self.modules.parameters()), []
+        for step in range(STEPS):
+            x, y = inputs_and_targets(step, WIDTH)
+            optimizer.zero_grad()
+            losses += [float(one) for one in [self._step(x, y)] if one is not None]
+            optimizer.step()
+        return losses
+
+    def _step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        micro_losses: list[torch.Tensor] = []
+        given = (x,) if self.numbers[0] == 0 else ()
+        target = {"target": y, "losses": micro_losses} if self.has_last else {}
+        self.schedule.step(*given, **target)
+        return torch.stack(micro_losses).mean() if micro_losses else None
+
+
+def check(kind: Any, loops: int, micro_batches: int) -> None:
+    parts = network(loops * hvd.size())
+    expected = trained_alone(parts, loss_of)
+    pipeline = Pipeline(kind, parts, init_device_mesh("cpu", (hvd.size(),)), micro_batches)
+    losses = pipeline.train()
+    assert len(losses) == (STEPS if pipeline.has_last else 0)
+    if losses:
+        assert abs(losses[0] - float(loss_of(parts, 0))) < 1e-6
+    right = nn.ModuleList([expected[number] for number in pipeline.numbers])
+    assert distance(pipeline.modules, right) < 1e-6
+
+
+def scenario_one_forward_one_backward() -> None:
+    check(pipelining.Schedule1F1B, loops=1, micro_batches=8)
+
+
+def scenario_interleaved() -> None:
+    check(pipelining.ScheduleInterleaved1F1B, loops=2, micro_batches=8)
+
+
+test_model_parallelism = make_tests(body, sizes(4))
