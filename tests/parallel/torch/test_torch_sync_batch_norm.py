@@ -89,27 +89,6 @@ def scenario_narrow_types() -> None:
         torch.testing.assert_close(ours.float(), theirs, rtol=0.1, atol=0.1)
 
 
-def scenario_training_equals_one_process() -> None:
-    torch.manual_seed(5)
-    theirs = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)).double()
-    ours = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(theirs))
-    assert isinstance(ours[1], hvd.SyncBatchNorm)
-    inputs = samples(4)
-    plain = torch.optim.SGD(theirs.parameters(), 0.05)
-    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), 0.05), op=hvd.Sum)
-    for _ in range(5):
-        runs = ((theirs, plain, slice(None)), (ours, wrapped, own_samples()))
-        for model, optimizer, part in runs:
-            optimizer.zero_grad()
-            targets = torch.sin(inputs[part][:, :2])
-            ((model(inputs[part]) - targets).square().sum() / len(inputs)).backward()
-            optimizer.step()
-    for (name, value), expected in zip(
-        ours.state_dict().items(), theirs.state_dict().values(), strict=True
-    ):
-        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9, msg=name)
-
-
 def scenario_conversion_keeps_parameters() -> None:
     layer = nn.BatchNorm2d(3)
     converted = hvd.SyncBatchNorm.convert_sync_batchnorm(layer)
