@@ -90,41 +90,21 @@ def assert_survivors_name(victim: int, results: list[Any], noted: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "victim", "hosts"),
     [
-        killed_inside_a_collective,
-        killed_between_collectives,
-        killed_before_the_first_collective,
+        (killed_inside_a_collective, 0, [0, 0, 0]),
+        (killed_inside_a_collective, 3, [0, 1, 0, 1]),
+        (killed_between_collectives, 2, [0, 0, 0]),
+        (killed_between_collectives, 0, [0, 1, 0, 1]),
+        (killed_before_the_first_collective, 1, [0, 0, 0]),
+        (killed_with_forked_children, 0, [0, 0, 0]),
+        (killed_with_forked_children, 1, [0, 0, 0]),
     ],
 )
-@pytest.mark.parametrize("victim", [0, 2])
-def test_sigkilled_rank_is_named_by_every_survivor(body: Any, victim: int, tmp_path: Path) -> None:
-    noted = tmp_path / "died"
-    delay = random.uniform(0.05, 0.3)
-    results = run_world(3, body, args=(victim, str(noted), delay), expect_failure=True)
-    assert_survivors_name(victim, results, noted)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_sigkilled_rank_with_forked_children_is_named_as_fast(victim: int, tmp_path: Path) -> None:
-    noted = tmp_path / "died"
-    results = run_world(
-        3,
-        killed_with_forked_children,
-        args=(victim, str(noted), random.uniform(0.05, 0.3)),
-        expect_failure=True,
-    )
-    assert_survivors_name(victim, results, noted)
-
-
-@pytest.mark.parametrize("victim", [0, 3])
-def test_sigkilled_rank_is_named_by_the_other_host_too(victim: int, tmp_path: Path) -> None:
-    noted = tmp_path / "died"
-    results = run_world(
-        4,
-        killed_inside_a_collective,
-        args=(victim, str(noted), random.uniform(0.05, 0.3)),
-        hosts=[0, 1, 0, 1],
-        expect_failure=True,
-    )
+def test_sigkilled_rank_is_named_by_every_survivor(
+    body: Any, victim: int, hosts: list[int], tmp_path: Path
+) -> None:
+    noted, delay = tmp_path / "died", random.uniform(0.05, 0.3)
+    arguments = (victim, str(noted), delay)
+    results = run_world(len(hosts), body, *arguments, hosts=hosts, expect_failure=True)
     assert_survivors_name(victim, results, noted)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from faults.arrays import ones, works
 from harness import run_world
 from hvdlite import _core, basics
 from hvdlite.errors import DeadlockError
-from launcher import run_launcher
 
 PRELOAD = ("numpy", "torch._dynamo")
 GRACE = {"HVDLITE_DEADLOCK_GRACE": "1"}
@@ -229,42 +226,3 @@ def interrupted() -> bool:
 def test_a_wait_that_a_signal_ends_is_taken_back() -> None:
     env = {"HVDLITE_DEADLOCK_GRACE": "3"}
     assert all(result.value for result in run_world(2, interrupted, env=env))
-
-
-ELASTIC = """
-import sys, time
-from pathlib import Path
-from hvdlite import basics
-from hvdlite.elastic import ObjectState, run
-from hvdlite.errors import DeadlockError
-from hvdlite.objects import allgather_object, broadcast_object
-
-@run
-def train(state):
-    print("call", basics.rank(), flush=True)
-    for state.step in range(state.step, 4):
-        allgather_object(state.step)
-        state.commit()
-    try:
-        if basics.rank() == 0:
-            basics.engine().barrier("end of epoch").wait()
-        else:
-            allgather_object("rows")
-    except DeadlockError:  # A rank that ends at once may be seen to end before the error is.
-        Path(sys.argv[1], str(basics.rank())).touch()
-        while len(list(Path(sys.argv[1]).iterdir())) < 2:
-            time.sleep(0.01)
-        raise
-
-basics.init()
-train(ObjectState(broadcast_object, basics.rank, step=0))
-"""
-
-
-def test_an_elastic_job_does_not_begin_again_after_a_deadlock(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", ELASTIC, str(tmp_path))
-    result = run_launcher("-np", "2", "--min-np", "2", "--max-np", "2", *command, env=GRACE)
-    assert result.returncode == 1, result.stderr
-    assert "DeadlockError: deadlock: rank " in result.stderr
-    assert "in barrier 'end of epoch'" in result.stderr
-    assert result.stdout.count("call") == 2, result.stdout

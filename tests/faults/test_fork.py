@@ -54,21 +54,6 @@ def test_operation_in_a_forked_child_raises_and_the_parent_goes_on() -> None:
         assert told["works"]
 
 
-def leave_a_forked_child_the_ordinary_way() -> bool:
-    """The child returns through Python's exit, with its atexit hooks and destructors."""
-    basics.init()
-    assert works("before")
-    child = os.fork()
-    if child == 0:
-        raise SystemExit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status == 0 and works("after")
-
-
-def test_forked_child_that_exits_does_not_end_the_world() -> None:
-    assert all(result.value for result in run_world(2, leave_a_forked_child_the_ordinary_way))
-
-
 def begin_a_group_in_a_forked_child(folder: str) -> list[int]:
     """Return the exit statuses of children that made groups: after the parent's end, and before."""
     rank, size = int(os.environ["HVDLITE_RANK"]), 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,34 @@ def test_exception_of_one_rank_is_what_the_others_show(tmp_path: Path) -> None:
         assert "ValueError" in error["message"]
         assert "the learning rate is a banana" in error["message"]
         assert seconds_between(noted_time(noted), error["seen"]) <= 1.0
+
+
+def raise_in_a_thread_of_rank_one() -> dict[str, Any] | None:
+    """Call the training function as Ray does: in a thread, which tells the peers of its end."""
+    basics.init()
+    found: list[dict[str, Any] | None] = [None]
+
+    def train() -> None:
+        reduce_array(ones(), "warm.up")
+        if basics.rank() == 1:
+            raise ValueError("no such file")
+        found[0] = reduce_until_error("layer.weight")
+
+    def call() -> None:
+        try:
+            train()
+        except ValueError as error:
+            basics.tell_peers(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_exception_in_another_thread_is_told_to_all_peers() -> None:
+    results = run_world(3, raise_in_a_thread_of_rank_one)
+    assert results[1].value is None
+    for result in (results[0], results[2]):
+        assert result.value["rank"] == 1
+        assert "rank 1 raised ValueError: no such file at " in result.value["message"]

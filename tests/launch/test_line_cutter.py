@@ -20,14 +20,6 @@ def test_every_line_has_the_prefix_once() -> None:
     assert cut([b"one\ntwo\n", b"thr", b"ee\nrest"]) == b"[3] one\n[3] two\n[3] three\n[3] rest"
 
 
-def test_windows_line_end_in_two_blocks_is_one_line_end() -> None:
-    assert cut([b"one\r", b"\ntwo\n"]) == b"[3] one\r\n[3] two\n"
-
-
-def test_progress_bar_that_ends_with_a_return() -> None:
-    assert cut([b"10%\r", b"20%\r", b"100%\n"]) == b"[3] 10%\r[3] 20%\r[3] 100%\n"
-
-
 def test_rest_shown_early_is_continued_without_a_second_prefix() -> None:
     cutter = LineCutter()
     assert cutter.feed(b"\r 10%", PREFIX) == b"[3] \r"

@@ -14,7 +14,7 @@ import pytest
 from fakes.ssh import fake_ssh
 from faults.ports import free_port
 from launch.elastic.jobs import DRIVER, PRELUDE
-from launch.live_ranks import NAME, SAMPLES, live
+from launch.live_ranks import SAMPLES, live
 from launch.marked import python
 from launch.on_terminal import TerminalJob
 from launcher import end_launcher, start_launcher
@@ -34,15 +34,6 @@ def end(tmp_path: Path) -> Iterator[Path]:
     file.touch()
 
 
-def test_samples_of_other_hosts_come_by_their_agents(tmp_path: Path, end: Path) -> None:
-    env = {"PATH": fake_ssh(tmp_path), "TEST_END": str(end)}
-    with TerminalJob(*live(2, SAMPLES + WAIT, "-H", "far1,far2"), width=120, env=env) as job:
-        job.wait_for("0    far1", "1    far2", "samples/s", "straggler")
-        end.touch()
-        assert any(f"{NAME}  step" in line for line in job.finish())
-        assert job.process.returncode == 0
-
-
 def test_samples_of_other_nodes_reach_node_0(tmp_path: Path, end: Path) -> None:
     env = {"HVDLITE_TOKEN": secrets.token_hex(32), "TEST_END": str(end)}
     where = ("--nodes", "2", "--meet", f"127.0.0.1:{free_port()}", "--node-rank")
@@ -60,19 +51,16 @@ def test_samples_of_other_nodes_reach_node_0(tmp_path: Path, end: Path) -> None:
     assert b"step/s" not in stderr, "only node 0 has a view"
 
 
-@pytest.mark.parametrize("hosts", [(), ("-H", "far1:2,far2:2")], ids=["here", "agents"])
-def test_workers_that_die_and_come_are_events(
-    tmp_path: Path, end: Path, hosts: tuple[str, ...]
-) -> None:
+def test_workers_of_other_hosts_that_die_and_come_are_events(tmp_path: Path, end: Path) -> None:
     env = {
-        "PATH": fake_ssh(tmp_path) if hosts else os.environ["PATH"],
+        "PATH": fake_ssh(tmp_path),
         "TEST_END": str(end),
         "TEST_LOG": str(tmp_path / "log"),
     }
-    flags = ("--live", "--min-np", "1", "--max-np", "2", *hosts)
+    flags = ("--live", "--min-np", "1", "--max-np", "2", "-H", "far1,far2,far3")
     command = python(PRELUDE + SAMPLES + WAIT)
     with TerminalJob("-np", "2", *flags, *command, width=120, env=env, program=DRIVER) as job:
-        job.wait_for("rank host", "\n1    ")
+        job.wait_for("rank host", "\n0    far1", "\n1    far2")
         ready = re.compile(r"\[1\] ready 1 (\d+)\n")
         job.wait_until(lambda shown: ready.search("\n".join(shown)) is not None)
         pid = ready.findall("\n".join(job.screen.text))[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -14,7 +13,6 @@ import pytest
 from launch.live_ranks import NAME, SAMPLES, live
 from launch.marked import MarkedJob, python
 from launch.on_terminal import TerminalJob
-from launch.test_real_job import LOOP
 from launcher import run_launcher
 from patience import HANG
 
@@ -68,20 +66,6 @@ def test_flowing_output_is_whole_and_the_rows_are_below_it(end: Path) -> None:
         assert stdout == [line for line in wanted if int(line.split()[2]) % 3]
     assert len(lines) == 2000 + len(said), "rows are left on the terminal"
     assert "step 1,000" in said[-1]
-
-
-def test_progress_bar_and_rows_share_the_terminal(end: Path) -> None:
-    code = SAMPLES + (
-        "for n in range(1, 16):\n"
-        "    report(n); sys.stderr.write(f'\\r{n} %'); sys.stderr.flush(); time.sleep(0.1)\n"
-        f"{UNTIL_END}"
-        "sys.stderr.write('\\rdone\\n')\n"
-    )
-    with TerminalJob(*live(1, code), width=80, env={"TEST_END": str(end)}) as job:
-        starts = ["[0] 15 %", f"{NAME}  step", "rank host", "0 "]
-        job.wait_until(lambda shown: ends_with_rows(shown, starts))
-        end.touch()
-        assert job.finish()[0] == "[0] done"
 
 
 def test_terminal_may_change_its_size() -> None:
@@ -165,32 +149,3 @@ def test_job_without_the_flag_has_no_pipe_and_no_view() -> None:
     result = run_launcher("-np", "1", *python(code))
     # Besides the usual three: the folder itself, and the pipe by which its group dies.
     assert result.stdout == "[0] False 5\n"
-
-
-def test_rank_that_floods_its_pipe_harms_nobody() -> None:
-    code = SAMPLES + (
-        "if rank == 1:\n"
-        "    def flood():\n"
-        "        while True: os.write(fd, b'x' * 65536)\n"
-        "    threading.Thread(target=flood, daemon=True).start()\n"
-        "for n in range(1, 20):\n"
-        "    if rank == 0: report(n)\n"
-        "    time.sleep(0.2)\n"
-        "print('done')\n"
-    )
-    with MarkedJob(2, *python(code), program=("-m", "hvdlite.launch", "--live")) as job:
-        while job.process.poll() is None:
-            pages = int(Path(f"/proc/{job.process.pid}/statm").read_text().split()[1])
-            assert pages * os.sysconf("SC_PAGE_SIZE") < 200 << 20
-            time.sleep(0.02)
-        status, stdout, stderr, _ = job.finish()
-    assert status == 0
-    assert sorted(stdout.splitlines()) == ["[0] done", "[1] done"]
-    assert "step 19" in stderr
-
-
-def test_samples_of_a_rank_with_an_engine_arrive() -> None:
-    code = LOOP + "import time\nfor _ in range(30): step(); time.sleep(0.02)\n"
-    result = run_launcher(*live(2, code))
-    assert result.returncode == 0, result.stderr
-    assert re.search(rf"hvdlite-run: {NAME}  step \d+  .* np 2", result.stderr), result.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from hvdlite.launch.description import Description
-from hvdlite.launch.job import run_job
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.view import View
 from hvdlite.live.run import Run
@@ -111,10 +109,3 @@ def test_viewer_that_fails_is_one_line_and_the_others_go_on() -> None:
     assert well.run is view.run and well.about is ABOUT
     assert well.end == stops.end == End(3, "rank 1 failed first")
     assert starts.end is None
-
-
-def test_job_that_cannot_begin_ends_its_viewers() -> None:
-    kept = Kept()
-    what = Description(["/does/not/exist"], 1, {}, viewers=[lambda console: kept])
-    run_job(what)
-    assert kept.end is not None and kept.end.status != 0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import selectors
 import subprocess
 import time
@@ -18,6 +16,7 @@ from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.lines import OutputPump
 from hvdlite.launch.process.sinks import STDERR
 from launch.marked import MarkedJob, python
+from launch.on_terminal import TerminalJob
 from launcher import end_launcher, launcher_command, run_launcher, start_launcher
 from patience import HANG, Stopwatch, wait_until
 
@@ -46,39 +45,6 @@ def test_flood_of_two_ranks_blocks_neither() -> None:
     assert lines.pop() == ""
     assert len(lines) == 1_000_000
     assert set(lines) == {f"[{rank}] " + str(rank) * 99 for rank in (0, 1)}
-
-
-def test_lines_of_many_ranks_are_never_mixed() -> None:
-    code = """
-import os, sys
-me = os.environ["HVDLITE_RANK"]
-for i in range(2000):
-    for part in (me * 10, me * 10, "\\n"):
-        sys.stdout.write(part); sys.stdout.flush()
-"""
-    result = run_launcher("-np", "4", *python(code))
-    lines = result.stdout.splitlines()
-    assert len(lines) == 8000
-    assert set(lines) == {f"[{rank}] " + str(rank) * 20 for rank in range(4)}
-
-
-def test_stdout_and_stderr_stay_apart() -> None:
-    result = run_launcher(
-        "-np", "1", *python("import sys; print('out'); print('err', file=sys.stderr)")
-    )
-    assert result.stdout == "[0] out\n"
-    assert "[0] err\n" in result.stderr
-
-
-def test_last_line_without_an_end_gets_one() -> None:
-    result = run_launcher("-np", "2", *python("print('no end', end='')"))
-    assert sorted(result.stdout.splitlines()) == ["[0] no end", "[1] no end"]
-    assert result.stdout.endswith("\n")
-
-
-def test_line_longer_than_any_buffer_arrives_whole() -> None:
-    result = run_launcher("-np", "1", *python("print('x' * 3_000_000)"))
-    assert result.stdout == "[0] " + "x" * 3_000_000 + "\n"
 
 
 def test_end_of_one_stream_leaves_the_line_of_the_other_whole() -> None:
@@ -121,6 +87,7 @@ def test_files_hold_what_each_rank_wrote(tmp_path: Path) -> None:
         assert (folder / "stdout").read_text() == "out\n"
         assert (folder / "stderr").read_text() == "no end"
     assert sorted(result.stdout.splitlines()) == ["[0] out", "[1] out"]
+    assert {"[0] no end", "[1] no end"} <= set(result.stderr.splitlines())
 
 
 def test_folder_for_files_that_cannot_be_made_is_one_clear_line() -> None:
@@ -177,58 +144,6 @@ def is_held_up(pid: int) -> bool:
     return state in "SD" and Path(f"/proc/{pid}/io").read_text() == before
 
 
-def run_on_terminal(*arguments: str, folder: Path | None = None, **files: bytes) -> bytes:
-    """Run hvdlite-run with a terminal as stdout and stderr; return the bytes that it shows.
-
-    Args:
-        arguments: the arguments of hvdlite-run.
-        folder: the working folder.
-        files: by name of a file, what the terminal shows when the file is made in the folder.
-    """
-    master, slave = pty.openpty()
-    env = {"OMP_NUM_THREADS": "1"}
-    process = start_launcher(*arguments, stdout=slave, stderr=slave, env=env, cwd=folder)
-    os.close(slave)
-    shown = b""
-    try:
-        while select.select([master], [], [], HANG)[0]:
-            try:
-                shown += os.read(master, 65536)
-            except OSError:
-                break  # The last writer has gone.
-            for name, text in files.items():
-                if folder is not None and text in shown:
-                    (folder / name).touch()
-        process.wait(timeout=HANG)
-    finally:
-        end_launcher(process)
-        os.close(master)
-    return shown
-
-
-def test_progress_bar_on_a_terminal_moves_while_it_runs() -> None:
-    code = """
-import os, sys, time
-for i in range(3):
-    sys.stderr.write(f"\\r{i}0%"); sys.stderr.flush(); time.sleep(0.25)
-sys.stderr.write("\\n")
-"""
-    shown = run_on_terminal("-np", "1", *python(code))
-    assert shown == b"[0] \r[0] 00%\r[0] 10%\r[0] 20%\r\n"
-
-
-def test_progress_bar_in_a_file_is_a_line_for_each_rank() -> None:
-    code = """
-import sys
-for percent in range(101):
-    print(f"\\r{percent}%", end="", file=sys.stderr, flush=True)
-print(file=sys.stderr)
-"""
-    stderr = run_launcher("-np", "2", "--independent", *python(code)).stderr
-    lines = [line for line in stderr.splitlines() if not line.startswith("hvdlite-run: ")]
-    assert sorted(lines) == ["[0] 100%", "[1] 100%"]
-
-
 class Paper:
     """A console that is a file."""
 
@@ -273,18 +188,19 @@ if os.environ["HVDLITE_RANK"] == "0":
 else:
     wait_for("half"); print("hello")
 """
-    files = {"half": b"50%", "greeted": b"hello\r\n"}
-    shown = run_on_terminal("-np", "2", *python(code), folder=tmp_path, **files)
-    assert shown == b"[0] 50%\r\n[1] hello\r\n[0]  done\r\n"
+    with TerminalJob("-np", "2", *python(code), width=80, cwd=tmp_path) as job:
+        job.wait_for("50%")
+        (tmp_path / "half").touch()
+        job.wait_for("hello")
+        (tmp_path / "greeted").touch()
+        assert job.finish() == ["[0] 50%", "[1] hello", "[0]  done"]
 
 
 def test_width_of_the_terminal_reaches_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it.
-    shown = run_on_terminal("-np", "1", *python("import os; print(os.environ.get('COLUMNS'))"))
-    assert shown in (
-        b"[0] 74\r\n",
-        b"[0] None\r\n",
-    )  # a terminal of 80 columns, or of unknown width
+    show = python("import os; print(os.environ.get('COLUMNS'))")
+    with TerminalJob("-np", "1", *show, width=80) as job:
+        assert job.finish() == ["[0] 74"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

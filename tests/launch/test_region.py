@@ -47,18 +47,6 @@ def test_rows_stay_below_the_output() -> None:
     assert shown.screen.text == ["one", "two"]
 
 
-def test_incomplete_line_is_shown_and_completed() -> None:
-    shown = Shown()
-    shown.output(b"[0] loading")
-    shown.draw(b"A")
-    assert shown.screen.text == ["[0] loading", "A"]
-    shown.output(b" done\n[0] next")
-    shown.draw(b"A")
-    assert shown.screen.text == ["[0] loading done", "[0] next", "A"]
-    shown.close()
-    assert shown.screen.text == ["[0] loading done", "[0] next"]
-
-
 def test_progress_bar_moves_in_one_line() -> None:
     shown = Shown()
     for percent in range(0, 100, 7):
@@ -91,15 +79,6 @@ def test_very_long_line_goes_through_without_rows() -> None:
     shown.draw(b"A")
     assert shown.screen.text[-2:] == ["z", "A"]
     assert "".join(shown.screen.text[:-2]) == "y" * 30_000
-
-
-def test_line_of_the_launcher_comes_after_what_stood_there() -> None:
-    shown = Shown()
-    shown.output(b"half", fd=1)
-    shown.draw(b"A")
-    shown.output(b"hvdlite-run: stopping\n", fd=2)
-    shown.draw(b"A")
-    assert shown.screen.text == ["halfhvdlite-run: stopping", "A"]  # as without rows
 
 
 def test_rows_for_a_wider_terminal_are_not_drawn() -> None:

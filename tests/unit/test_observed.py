@@ -108,19 +108,6 @@ def test_names_are_few() -> None:
     api.observe(loss3=1.0)
 
 
-def test_threads_lose_nothing() -> None:
-    def count() -> None:
-        for _ in range(2000):
-            api.observe(samples=1, loss=0.5)
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        observed.figures()
-    assert observed.figures()["samples"] == 8000
-
-
 def test_nobody_waits_while_a_value_is_read() -> None:
     reading, may_end = threading.Event(), threading.Event()
 

@@ -6,14 +6,13 @@ import errno
 import json
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from hvdlite.errors import ArgumentError, ForkedError
-from hvdlite.rendezvous.clock import ROUNDS, ClockOffset, answer_readings, measure_offset
+from hvdlite.rendezvous.clock import ROUNDS, ClockOffset, measure_offset
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import timeline_parts
 from hvdlite.timeline import merge
@@ -77,17 +76,6 @@ def test_merge_tolerates_a_part_that_was_cut(tmp_path: Path, cut: int) -> None:
     assert "was killed" in (tmp_path / "out.json").read_text()
 
 
-def test_session_is_merged_into_its_target_and_removed(tmp_path: Path) -> None:
-    target = tmp_path / "out.json"
-    session = tmp_path / "parts" / "abcd.0"
-    session.mkdir(parents=True)
-    for rank in range(2):
-        write_part(session, rank, ClockOffset(0, 0), 3_000_000, target=target)
-    merge.merge_leftovers(tmp_path / "parts")
-    assert len(read_merged(target).ranks) == 2
-    assert not (tmp_path / "parts").exists()
-
-
 def test_sessions_beside_one_that_cannot_be_merged_are_merged(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "parts" / name).mkdir(parents=True)
@@ -122,16 +110,6 @@ def test_what_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "is not a part" in capsys.readouterr().err
     assert merge.main(["merge", str(target), str(tmp_path / "missing")]) == 1
     assert not target.exists()
-
-
-def test_offset_of_a_clock_to_itself_is_within_the_error() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        server = threading.Thread(target=answer_readings, args=(theirs, Deadline(HANG)))
-        server.start()
-        offset = measure_offset(ours, Deadline(HANG))
-        server.join()
-    assert abs(offset.nanoseconds) <= offset.error
 
 
 def test_quickest_round_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -318,8 +319,9 @@ def late_by(last: float, share: float) -> Figures:
     return replace(late, ranks=tuple(replace(rank, host="node1") for rank in late.ranks))
 
 
-def one_of_two(**fields: object) -> Figures:
-    return make_figures(make_rank(0), make_rank(1, **fields))
+def one_of_two(core_wait: float = 0.0, **fields: object) -> Figures:
+    """Two ranks, of which one is so; a wait for cores of 0 is unknown, and switches count."""
+    return make_figures(make_rank(0), make_rank(1, core_wait=core_wait, **fields))
 
 
 def stalled_for(seconds: float, step: float) -> Figures:
@@ -327,65 +329,61 @@ def stalled_for(seconds: float, step: float) -> Figures:
     return make_figures(*map(make_rank, range(3)), step=step, stalled=(stall,))
 
 
-# For each rule: figures at its threshold, and just below it.
-THRESHOLDS = [
-    ("straggler", late_by(rules.STRAGGLER_SHARE, 0.2), late_by(rules.STRAGGLER_SHARE - 0.01, 0.2)),
-    (
-        "straggler",
-        late_by(0.9, rules.STRAGGLER_COST + 1e-9),
-        late_by(0.9, rules.STRAGGLER_COST - 0.001),
-    ),
+def computing(times: float) -> Figures:
+    """Half the batch of the baseline for more than half the time: a fixed cost of each step."""
+    figures = two_ranks()
+    ranks = [replace(rank, backward=0.02 * times, between=0.03 * times) for rank in figures.ranks]
+    step = 0.05 * times + ranks[0].communicating
+    return replace(figures, ranks=tuple(ranks), step=step, samples_per_step=32.0)
+
+
+# For each rule: figures of a value, the value at its threshold, and one just below it.
+THRESHOLDS: list[tuple[str, Callable[[float], Figures], float, float]] = [
+    ("straggler", lambda share: late_by(share, 0.2), rules.STRAGGLER_SHARE, -0.01),
+    ("straggler", lambda cost: late_by(0.9, cost), rules.STRAGGLER_COST + 1e-9, -0.001),
     # The last rank of each step does not wait, so the mean of two ranks is half of it.
-    (
-        "noise",
-        two_ranks(waiting=(rules.NOISE_WAITING + 1e-9) / 2 * STEP),
-        two_ranks(waiting=(rules.NOISE_WAITING - 0.001) / 2 * STEP),
-    ),
+    ("noise", lambda part: two_ranks(waiting=part / 2 * STEP), rules.NOISE_WAITING + 1e-9, -0.001),
     (
         "communicating",
-        two_ranks(communicating=rules.COMMUNICATING * STEP),
-        two_ranks(communicating=(rules.COMMUNICATING - 0.001) * STEP),
+        lambda part: two_ranks(communicating=part * STEP),
+        rules.COMMUNICATING,
+        -0.001,
     ),
-    # Preemption needs both signs, where it is not known how long a rank waits for a core.
+    # Preemption needs both signs: a low use of a core, and many switches or long waits for a core.
+    ("preempted", lambda cpu: one_of_two(cpu=cpu, switches=1e3), rules.LOW_CPU - 0.01, 0.01),
     (
         "preempted",
-        one_of_two(cpu=rules.LOW_CPU - 0.01, switches=100.0, core_wait=0.0),
-        one_of_two(cpu=rules.LOW_CPU, switches=1000.0, core_wait=0.0),
-    ),
-    (
-        "preempted",
-        one_of_two(cpu=0.6, switches=0.6 * rules.MANY_SWITCHES + 0.1, core_wait=0.0),
-        one_of_two(cpu=0.6, switches=0.6 * rules.MANY_SWITCHES, core_wait=0.0),
+        lambda often: one_of_two(cpu=0.6, switches=0.6 * often),
+        rules.MANY_SWITCHES + 0.1,
+        -0.1,
     ),
     (
         "preempted",
-        one_of_two(cpu=0.1, switches=rules.FEWEST_SWITCHES + 0.1, core_wait=0.0),
-        one_of_two(cpu=0.1, switches=rules.FEWEST_SWITCHES, core_wait=0.0),
+        lambda often: one_of_two(cpu=0.1, switches=often),
+        rules.FEWEST_SWITCHES + 0.1,
+        -0.1,
     ),
     (
         "preempted",
-        one_of_two(cpu=0.5, switches=10.0, core_wait=rules.LONG_CORE_WAIT),
-        one_of_two(cpu=0.5, switches=1000.0, core_wait=rules.LONG_CORE_WAIT - 0.01),
+        lambda wait: one_of_two(cpu=0.5, switches=1e3, core_wait=wait),
+        rules.LONG_CORE_WAIT,
+        -0.01,
     ),
     # A stall is long, and many steps long.
-    (
-        "stalled",
-        stalled_for(rules.STALLED_SECONDS, 0.1),
-        stalled_for(rules.STALLED_SECONDS - 0.1, 0.1),
-    ),
-    (
-        "stalled",
-        stalled_for(10 * rules.STALLED_STEPS, 10.0),
-        stalled_for(10 * rules.STALLED_STEPS - 1, 10.0),
-    ),
+    ("stalled", lambda seconds: stalled_for(seconds, 0.1), rules.STALLED_SECONDS, -0.1),
+    ("stalled", lambda steps: stalled_for(10 * steps, 10.0), rules.STALLED_STEPS, -0.1),
+    ("compute", lambda times: computing(times), rules.SLOWER_COMPUTE + 0.001, -0.002),
 ]
 
 
-@pytest.mark.parametrize(("rule", "reached", "below"), THRESHOLDS)
-def test_a_rule_holds_from_its_threshold_on(rule: str, reached: Figures, below: Figures) -> None:
-    assert rule in rule_names(reached)
-    assert rule not in rule_names(below)
-    assert (straggler(reached) is not None) == (rule == "straggler")
+@pytest.mark.parametrize(("rule", "make", "at", "further"), THRESHOLDS)
+def test_a_rule_holds_from_its_threshold_on(
+    rule: str, make: Callable[[float], Figures], at: float, further: float
+) -> None:
+    baseline = one_rank() if rule == "compute" else None
+    assert rule in rule_names(make(at), baseline)
+    assert rule not in rule_names(make(at + further), baseline)
+    assert (straggler(make(at)) is not None) == (rule == "straggler")
 
 
 def crowded_job(last: float, ranks: int) -> Figures:
@@ -424,16 +422,3 @@ SLOW_LINK = {"cpu": 0.05, "switches": 60.0, "communicating": 0.6 * STEP, "backwa
 )
 def test_what_costs_most_is_said_first(figures: Figures, rules_in_order: list[str]) -> None:
     assert rule_names(figures) == rules_in_order
-
-
-@pytest.mark.parametrize(
-    ("times", "found"),
-    [(rules.SLOWER_COMPUTE + 0.001, True), (rules.SLOWER_COMPUTE - 0.001, False)],
-)
-def test_slower_computing_is_found_beside_the_baseline(times: float, found: bool) -> None:
-    """Half the batch for more than half the time: a fixed cost of each step."""
-    figures = two_ranks()
-    figures = all_ranks(figures, backward=0.02 * times, between=0.03 * times)
-    step = 0.05 * times + figures.ranks[0].communicating
-    job = replace(figures, step=step, samples_per_step=32.0)
-    assert ("compute" in rule_names(job, one_rank())) == found

@@ -160,17 +160,6 @@ def test_a_short_job_has_a_report(seconds: int) -> None:
     assert reader.text.count("after some seconds") == (0 if seconds > 2 else 3)
 
 
-def test_the_curves_are_those_of_the_job() -> None:
-    curves = charts.curves(make_run(30).history())
-    assert curves.time == [100.0 + second for second in range(2, 31)]
-    assert curves.step == pytest.approx([0.1] * 29)
-    assert curves.samples == pytest.approx([640.0] * 29)
-    assert curves.bytes == pytest.approx([40e6] * 29)
-    for step, *phases in zip(curves.step, *curves.phases.values(), strict=True):
-        assert sum(phases) == pytest.approx(step)
-    assert len(charts.curves(make_run(300).history()).time) <= 120
-
-
 def test_a_curve_has_gaps_where_there_was_no_step() -> None:
     run = make_run(5)
     for second in (6, 7, 8):

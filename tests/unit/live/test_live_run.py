@@ -88,18 +88,6 @@ def test_figures_are_means_of_the_steps(seconds: float) -> None:
         assert rank.silent == 0
 
 
-def test_there_are_no_figures_before_the_first_line() -> None:
-    assert Run().figures(5, 0.0) is None
-
-
-def test_figures_without_steps_are_nought() -> None:
-    run = Run()
-    run.add(make_sample(1, 101.0), 1.0)
-    figures = run.figures(5, 1.0)
-    assert figures is not None
-    assert (figures.steps, figures.step, figures.rate, figures.bytes) == (0, 0, 0, 0)
-
-
 def test_a_rank_that_has_left_is_not_silent() -> None:
     run = make_run(30)
     run.add(replace(make_sample(1, 131.0, 310), ended=True), 81.0)
@@ -138,12 +126,3 @@ def test_a_long_run_keeps_some_hundred_points_of_all_of_it() -> None:
     assert figures is not None
     assert figures.steps == pytest.approx(10_000, rel=0.02)
     assert figures.step == pytest.approx(0.1)
-
-
-def test_events_of_ranks_and_of_the_launcher_are_kept() -> None:
-    run = make_run(1)
-    sample = make_sample(1, 102.0)
-    said, noted = Event(101.5, "stall", 1, "x", "x waits"), Event(102.0, "epoch", -1, "", "again")
-    run.add(Sample(**{**vars(sample), "events": (said,)}), 52.0)
-    run.note(noted)
-    assert run.events() == [said, noted]
