@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hvdlite import observed
-from hvdlite.live.reporter import CoreWait, Reporter
+from hvdlite.live.reporter import CoreWait, PipeWriter, Reporter
 from hvdlite.live.sample import Sample
 from hvdlite.parameter_server.group import Watched
 from hvdlite.parameter_server.report import ServerReport, WorkerReport
@@ -189,6 +189,22 @@ def test_more_events_than_a_line_has_room_for_are_counted(pipe: tuple[Lines, int
     sample = lines.next()
     assert len(sample.events) == 64
     assert sample.counters["events_dropped"] == 36
+
+
+def test_line_that_was_cut_is_completed_later() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    writer = PipeWriter(write)
+    long = b"x" * 100_000 + b"\n"
+    assert writer.ready()
+    writer.write(long)
+    assert not writer.ready() and writer.dropped == 1
+    got = os.read(read, 1 << 20)
+    assert writer.ready()
+    got += os.read(read, 1 << 20)
+    assert got == long
+    os.close(read)
+    os.close(write)
 
 
 def test_closed_pipe_ends_the_thread_in_silence(
