@@ -51,4 +51,5 @@ def run_job(
         env={"OMP_NUM_THREADS": "1", "HVDLITE_CHECK_REPLICAS": "2"},
     )
     assert result.returncode == status, f"{result.stdout}\n{result.stderr}"
+    assert "AssertionError" not in result.stderr, result.stderr  # Workers check their own steps.
     return Job(result, read_journals(Path(plan.folder)))

@@ -1,9 +1,4 @@
-"""The oracle: it reads the journals of a job's workers and replays the training in one process.
-
-A step counts with the workers of the epoch in which its gradients were committed. The oracle checks
-that all workers agree on these, that nobody has lost a step or done one twice, and that the weights
-after each step are those of the replay.
-"""
+"""The journals of a job's workers, and what they must agree on."""
 
 from __future__ import annotations
 
@@ -12,13 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from elastic.arithmetic import (
-    BUCKETS,
-    contribution,
-    first_weights,
-    updated,
-)
 
 Record = dict[str, Any]
 
@@ -80,57 +68,17 @@ def read_journals(folder: Path) -> dict[int, Journey]:
     return journeys
 
 
-def agreed_steps(journeys: Mapping[int, Journey]) -> list[Record]:
-    """Return the steps of the job; check that the workers agree on each.
-
-    A worker that died may be behind the others, and its records after a restore do not count.
-    """
-    ends = {number: one for number, one in journeys.items() if one.end is not None}
-    assert ends, "no worker came to its end"
-    steps = max(max(one.steps, default=-1) for one in ends.values()) + 1
-    agreed = []
-    for step in range(steps):
-        records = {n: one.steps[step] for n, one in ends.items() if step in one.steps}
-        if not records:  # Those who made it have died; the state that they left shows it.
-            records = {n: one.steps[step] for n, one in journeys.items() if step in one.steps}
-        assert records, f"nobody has made step {step}"
-        seen = {(r["epoch"], tuple(r["workers"]), str(r["weights"])) for r in records.values()}
-        assert len(seen) == 1, f"workers do not agree on step {step}: {seen}"
-        record = next(iter(records.values()))
-        lost = [n for n in record["workers"] if n in ends and step not in ends[n].steps]
-        assert not lost, f"workers {lost} have lost step {step}"
-        agreed.append(record)
-    numbers = [record["epoch"] for record in agreed]
-    assert numbers == sorted(numbers), f"epochs go back: {numbers}"
-    return agreed
-
-
-def check_histories(journeys: Mapping[int, Journey], agreed: list[Record]) -> None:
-    """Check that `hvd.elastic.history()` of all workers agree, and explain each step."""
-    known: dict[int, tuple[int, ...]] = {}
-    for journey in journeys.values():
-        for number, workers in (journey.end or {"history": []})["history"]:
-            assert known.setdefault(number, tuple(workers)) == tuple(workers)
-            assert journey.worker in workers
-    for record in agreed:
-        if record["epoch"] in known:
-            assert known[record["epoch"]] == tuple(record["workers"])
-
-
 def check_core_job(journeys: Mapping[int, Journey], steps: int) -> None:
-    """Check a job of core workers: all agree on its steps, and on the weights of the replay."""
-    agreed = agreed_steps(journeys)
-    assert len(agreed) == steps, f"{len(agreed)} steps instead of {steps}"
-    check_histories(journeys, agreed)
-    weights = first_weights()
-    for record in agreed:
-        step, workers = record["step"], record["workers"]
-        totals = [
-            sum(contribution(worker, step, bucket, weights[bucket]) for worker in workers)
-            for bucket in range(BUCKETS)
-        ]
-        weights = [updated(w, t, len(workers)) for w, t in zip(weights, totals, strict=True)]
-        assert record["weights"] == weights, f"step {step} differs from the replay"
-    for journey in journeys.values():
-        if journey.end is not None:
-            assert journey.end["weights"] == weights, f"{journey} ended with other weights"
+    """Check that all core workers that came to the end have made the same steps, and all of them.
+
+    Each has checked by itself that its steps were those of the epochs that `history()` tells.
+    """
+    ends = [(one, one.end) for one in journeys.values() if one.end is not None]
+    assert ends, "no worker came to its end"
+    known: dict[int, list[int]] = {}
+    for journey, end in ends:
+        assert max(journey.steps, default=steps - 1) == steps - 1, f"{journey} has lost a step"
+        assert end["weights"] == ends[0][1]["weights"], f"{journey} ended with other weights"
+        for number, workers in end["history"]:
+            assert known.setdefault(number, workers) == workers, f"{journey}: epoch {number}"
+            assert journey.worker in workers

@@ -1,4 +1,4 @@
-"""Workers die at each point of a step; the others go on, and the oracle replays the job."""
+"""Workers die at each point of a step; the others go on, and no step is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = 40
 def run_faults(
     folder: Path, ranks: int, faults: Sequence[Fault], steps: int = STEPS, **options: object
 ) -> Job:
-    """Run a job with these faults, and ask the oracle; all victims must have met their fault."""
+    """Run a job with these faults, and check it; all victims must have met their fault."""
     plan = Plan(str(folder), steps, tuple(faults), **options)  # type: ignore[arg-type]
     job = run_job("core_worker.py", ranks, plan)
     check_core_job(job.journeys, steps)

