@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from hvdlite.launch.elastic.actions import (
-    Entered,
     EpochFormed,
     Evict,
     Failed,
-    Goodbye,
     Leaving,
     Refused,
     Warn,
 )
 from hvdlite.launch.elastic.roster import Phase
+from hvdlite.launch.elastic.suspicions import Suspicions
 from membership_story import at_boundary, formed, lost
 
 # Joining, leaving, limits.
-
-
-def test_first_boundary_synchronizes_and_announces_run() -> None:
-    story = formed(2, in_run=False)
-    at_boundary(story, 0)
-    assert story.event(Entered)
-    at_boundary(story, 1)
-    assert story.last(0, "continue") == {"kind": "continue", "epoch": 0, "sync": True}
-    at_boundary(story, 0, 1)
-    assert story.last(0, "continue")["sync"] is False
 
 
 def test_joiner_is_announced_and_joins_last() -> None:
@@ -227,20 +216,6 @@ def test_clean_end_of_one_worker_blames_nobody_and_ends_growth() -> None:
     assert line.startswith("world 1: worker 1 (host a) finished; 1 rank goes on")
 
 
-def test_all_end_well() -> None:
-    story = formed(2)
-    for worker in (0, 1):
-        story.says(worker, "bye", commits={})
-        story.take(story.membership.connection_lost(worker, story.now))
-    for worker in (1, 0):
-        story.ends(worker)
-    assert story.phase is Phase.DONE
-    assert story.events == [Goodbye(0), Goodbye(1)]
-    story.expect(2)
-    story.ready(2, "join", epoch=-1)
-    assert story.kinds(2) == ["leave"], "a joiner that comes late ends, too"
-
-
 def test_goodbye_of_a_script_that_raised_is_a_death() -> None:
     story = formed(2)
     story.says(1, "bye", commits={"0": 5})
@@ -308,6 +283,20 @@ def test_unreachable_member_is_evicted_unless_somebody_died() -> None:
     assert story.phase is Phase.FORMED
 
 
+def test_silent_way_is_held_against_both_of_its_ends() -> None:
+    story = formed(3)
+    lost(story, 0, 0, 1, 2)
+    story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
+    story.waits(0.4)
+    # What the former engine reported does not change who is at the ends of the way.
+    story.ready(1, "lost", suspect=7)
+    lost(story, 0, 2)
+    evicted = story.event(Evict)
+    assert evicted == Evict(2, "worker 2 reported: cannot reach worker 1 (host a): timed out")
+    story.connected(0, 1)
+    assert story.numbers == [0, 1]
+
+
 def test_silent_way_explains_what_others_report() -> None:
     story = formed(4)
     lost(story, 0, 0, 1, 2, 3)
@@ -328,3 +317,10 @@ def test_lost_world_without_a_death_or_a_suspect_is_formed_again() -> None:
     formed_again = story.event(EpochFormed)
     assert formed_again.workers == (0, 1)
     assert "worker 0 (host a) lost its world: ENOMEM; 2 ranks go on" in formed_again.line
+
+
+def test_later_suspicion_leaves_a_silent_way_with_both_of_its_ends() -> None:
+    suspicions = Suspicions()
+    suspicions.add(1, 2, "timed out", 0.0, mutual=True)
+    suspicions.add(1, 0, "hung up", 0.1)
+    assert suspicions.worst({0, 1, 2}) == (2, "worker 1 reported: timed out")

@@ -69,7 +69,7 @@ def test_job_starts_with_the_workers_that_are_there_after_the_start_timeout() ->
     assert [member for member, _ in story.last(2, "epoch")["members"]] == [0, 2]
     story.waits(20.0)
     story.connected(0, 2)
-    assert story.event(EpochFormed).workers == (0, 2)
+    assert story.event(EpochFormed) == EpochFormed(0, (0, 2), "world 0: 2 ranks start")
 
 
 def test_lost_connection_before_the_first_epoch_waits_for_the_reason() -> None:
