@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,20 +34,6 @@ def where(starts: list[Start]) -> list[tuple[int, str, int]]:
 
 def die(fleet: Fleet, worker: int, now: float) -> None:
     fleet.ended(worker, now, died=True, blames=True)
-
-
-def test_first_workers_fill_the_hosts_and_get_their_numbers_together() -> None:
-    fleet = Fleet(3, 1, None, 600.0, (10.0, 600.0))
-    fleet.offer({"a": 2, "b": 2}, 0.0)
-    starts = fleet.due(0.0)
-    assert where(starts) == [(0, "a", 0), (1, "a", 1), (2, "b", 0)]
-    assert [start.joiner for start in starts] == [False] * 3
-    numbers = [
-        (one.rank, one.size, one.local_rank, one.local_size, one.cross_rank, one.cross_size)
-        for one in (start.placement for start in starts)
-    ]
-    assert numbers == [(0, 3, 0, 2, 0, 2), (1, 3, 1, 2, 0, 1), (2, 3, 0, 1, 1, 2)]
-    assert [start.placement.host for start in starts] == [0, 0, 1]
 
 
 def test_joiner_gets_the_next_rank_and_its_slot_as_local_rank() -> None:
@@ -113,16 +98,6 @@ def test_host_that_cannot_be_reached_gets_nothing() -> None:
     fleet.reach("b", True)
     assert where(fleet.due(1.0)) == [(2, "b", 1)]
     assert fleet.used == {"a", "b"}
-
-
-def test_only_host_is_never_away() -> None:
-    fleet = fleet_of({"a": 3}, ranks=3)
-    for worker in (0, 1, 2):
-        die(fleet, worker, 10.0)
-    assert len(fleet.due(11.0)) == 3
-    fleet.lost("a", 12.0)
-    die(fleet, 3, 12.0)
-    assert len(fleet.due(14.0)) == 1
 
 
 def test_last_host_that_is_left_is_never_away() -> None:
@@ -264,19 +239,3 @@ def test_slots_are_used_once_and_numbers_are_never_used_again(
         assert fleet.size == len(running)
         if max_np is not None:
             assert len(running.keys() - leaving) <= max_np
-
-
-@pytest.mark.parametrize("ranks", [1, 5])
-def test_fleet_with_free_slots_fills_them_all_in_the_end(ranks: int) -> None:
-    fleet = fleet_of({"a": 3, "b": 2}, ranks=ranks)
-    now = 1.0
-    fleet.due(now)
-    for worker in range(5):
-        die(fleet, worker, now)
-    for _ in range(10):
-        due = fleet.wake_at(now)
-        if due is None:
-            break
-        now = due
-        fleet.due(now)
-    assert fleet.size == 5

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hvdlite import basics
 from hvdlite.elastic import epochs, sampling, steps
-from hvdlite.elastic.epochs import Epoch
+from hvdlite.elastic.epochs import MOST_KEPT, Epoch
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, NotInitializedError
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from unit.elastic.job_model import STYLES, Job, Process
@@ -150,6 +150,24 @@ def test_a_process_keeps_its_newest_epochs() -> None:
     with pytest.raises(ArgumentError, match="epoch 499; it was last .* 1498, 1499"):
         epochs.find(499)
     epochs.forget()
+
+
+def test_steps_of_long_ago_take_no_memory_and_have_no_known_epoch() -> None:
+    last = 3 * MOST_KEPT
+    for number in range(last + 1):
+        epochs.record(Epoch(number, workers=(0,), worker=0, reason="a test"))
+        steps.committed(number)
+        steps.committed(number)
+    assert len(steps._epochs) == MOST_KEPT + 1
+    oldest = last - MOST_KEPT + 1
+    for number in (oldest, last):
+        assert {steps.epoch_of(2 * number + 1), steps.epoch_of(2 * number + 2)} == {number}
+    assert steps.epoch_of(2 * last + 3) is None
+    for step in (1, 2 * oldest):
+        found = steps.epoch_of(step)
+        assert found is not None
+        with pytest.raises(ArgumentError, match="was not a member of epoch"):
+            epochs.find(found)
 
 
 # Random histories.
