@@ -100,6 +100,7 @@ class Trainer:
 
             Mean.wait = receiving  # type: ignore[method-assign]
             return hvd.LocalSGD(base, every=5, outer_momentum=0.3)
+        how: dict[str, Any] = {"op": OPS[self.plan.op]}
         if self.plan.op == "adasum":
             submit = adasum.start_reducing
 
@@ -108,7 +109,9 @@ class Trainer:
                 return submit(*arguments, **options)
 
             adasum.start_reducing = submitting
-        how = {"bucket_cap_mb": 4 * SAMPLES / (1 << 20), "op": OPS[self.plan.op]}
+            how["bucket_cap_mb"] = 4 * SAMPLES / (1 << 20)
+        else:
+            how |= {"num_groups": 3, "overlap": True}  # A hook comes between two of them.
         if self.plan.compressed:
             how["compression"] = hvd.Compression.bf16
         return hvd.DistributedOptimizer(
