@@ -36,8 +36,8 @@ help:
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make soak              elastic training and parameter servers for minutes: kills and chaos'
 	@echo 'make bench             benchmarks (JSON lines)'
-	@echo 'make docs              write docs/knobs.md and docs/options.md'
-	@echo 'make docs-site         build the site from docs/ and the docstrings: build/site/html/index.html'
+	@echo 'make docs              write docs/api, docs/knobs.md and docs/options.md'
+	@echo 'make docs-site         build the site from the pages: build/site/html/index.html'
 	@echo 'make ptx               compile the GPU kernels (csrc/gpu/cuda/kernels/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
@@ -57,7 +57,6 @@ demo-elastic: $(DONE)/core $(DONE)/demo
 test: $(DONE)/tools
 	+@$(MAKE) -j 2 $(DONE)/core $(DONE)/test build/cpp/hvdlite_tests
 	+@$(MAKE) -j 2 --keep-going run-cpp run-quick
-	$(IN_VENV) python tools/word_budget.py
 
 # What `make test` leaves: the tests marked `long`, and those of cluster systems.
 test-rest: $(DONE)/core $(DONE)/test $(DONE)/test-clusters build/cpp/hvdlite_tests
@@ -125,12 +124,14 @@ soak: $(DONE)/core
 	$(IN_VENV) python tests/parallel/torch/modes/virtual_proof.py
 	$(IN_VENV) python tests/parameter_server_soak.py
 
-docs: $(DONE)/core
+docs: $(DONE)/core $(DONE)/docs
 	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
 	$(IN_VENV) python tools/options_doc.py docs/options.md
+	$(IN_VENV) python tools/api_doc.py
 
+# Any warning is an error. The environment is made anew: a page also depends on the names in docs/api.
 docs-site: $(DONE)/docs
-	$(IN_VENV) python tools/build_site.py build/site
+	$(IN_VENV) sphinx-build -q -E -W --keep-going -c tools/docs_site -d build/site/doctrees . build/site/html
 
 ptx: $(DONE)/test $(DONE)/ptx
 	$(IN_VENV) python tools/make_ptx.py

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from docs_site.staging import MERMAID, ROOT, picture_name
+from docs_site.conf import MERMAID, picture_of
 
-DOCS = ROOT / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 _DRAW = """async text => {
   mermaid.initialize({startOnLoad: false, theme: "neutral", htmlLabels: false,
     fontFamily: "Helvetica, Arial, sans-serif", deterministicIds: true,
@@ -31,8 +31,8 @@ _DRAW = """async text => {
 def diagrams() -> dict[str, str]:
     """Return the texts of all diagrams, by the names of their pictures."""
     pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))]
-    texts = [fence["text"] for page in pages for fence in MERMAID.finditer(page)]
-    return {picture_name(text): text for text in texts}
+    texts = [fence[1] for page in pages for fence in MERMAID.finditer(page)]
+    return {picture_of(text): text for text in texts}
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ class Group:
         return self._client
 
     def report(self) -> Report:
-        """Ask all servers for their figures: pushes, pulls and ages of gradients by worker.
+        """Return the figures of all servers: pushes, pulls and ages of gradients by worker.
 
         Raises:
             ArgumentError: this process is a server.

@@ -34,6 +34,8 @@ FENCE = re.compile(
     r"^(?P<indent>[ \t]*)```(?P<language>[^\s`]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
+# What tools/api_doc.py writes into a page of docs/api.
+DOCSTRINGS = re.compile(r"^<!-- api .*?^<!-- end of api -->$", re.MULTILINE | re.DOTALL)
 MISNAMED = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python", "python3": "python"}
 SECONDS = 240
 # The pages that `make test` runs. The others start dozens of programs that import a framework.
@@ -64,6 +66,8 @@ def snippets_of(page: str) -> Iterator[Snippet]:
     Raises:
         ValueError: a snippet would not be tested, because its language or mark is not known.
     """
+    # Code in a docstring goes on from code that its reader has.
+    page = DOCSTRINGS.sub(lambda found: "\n" * found[0].count("\n"), page)
     for match in FENCE.finditer(page):
         line = page.count("\n", 0, match.start("text"))
         language, mark = match["language"], match["mark"] or ""

@@ -10,19 +10,24 @@ from __future__ import annotations
 import ast
 import doctest
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import griffe
 import pytest
 
-from docs_site.docstrings import Docstring, parse
-from docs_site.public_names import MODULES, Function, Public, find, names_of
-from docs_site.reference import (
-    called_by_users,
-    docstring_of,
-    has_fields,
-    is_property,
+from api_doc import (
+    LIST,
+    MODULES,
+    PAGES,
+    find,
+    initializer_of,
     listed_names,
+    members_of,
+    names_of,
+    page_of,
+    sections_of,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,106 +36,124 @@ PARTS = ("elastic", "callbacks", "parameter_server")  # modules that users reach
 NO_EXAMPLE = re.compile(r"(Error|Warning|Interrupt)$")
 LISTED = listed_names()
 PATHS = {public.path for public in LISTED.values()}
-PAGES = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+WRITTEN_BY_HAND = "".join(LIST.sub("", text) for text in TEXTS.values())
 
 
-def parameters_of(node: Function) -> list[str]:
-    arguments = node.args
-    rest = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
-    listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest]
-    return [one.arg for one in listed if one.arg not in ("self", "cls")]
+def told(public: griffe.Object, kind: str) -> str:
+    """Return what the parts of a docstring of one kind, such as text, say."""
+    return "\n".join(str(one.value) for one in sections_of(public) if one.kind.value == kind)
 
 
-def raised_by(node: ast.AST) -> set[str]:
+def example_of(public: griffe.Object) -> str:
+    found = [one.value.contents for one in sections_of(public) if one.title == "Example"]
+    return "\n".join(found)
+
+
+def raised_by(function: griffe.Object) -> set[str]:
     """Return the classes that a body raises itself, not those that its calls raise."""
     found = set()
-    for one in ast.walk(node):
+    for one in ast.walk(ast.parse(textwrap.dedent(function.source))):
         if isinstance(one, ast.Raise) and isinstance(one.exc, ast.Call):
             found.add(ast.unparse(one.exc.func).rsplit(".", 1)[-1])
     return found - {"AttributeError"}
 
 
-def items(module: str, docstring: Docstring, title: str) -> dict[str, str]:
+def items(module: str, public: griffe.Object, kind: str) -> set[str]:
     """Return the items of a section, with those of the docstring to which this one refers."""
-    match = LIKE.search(" ".join(docstring.text.split()))
-    told = re.findall(r"`(\w+)`", docstring.text) if title == "Args" else []
-    own = {**dict.fromkeys(told, ""), **docstring.items(title)}
-    if match is None:
-        return own
-    public = find(module, match[1])
-    assert public is not None
-    return {**items(module, parse(public.docstring), title), **own}
+    text = told(public, "text")
+    own = set(re.findall(r"`(\w+)`", text)) if kind == "parameters" else set()
+    for section in sections_of(public):
+        if section.kind.value == kind:
+            names = [str(getattr(one, "name", one.annotation)) for one in section.value]
+            own |= {name.lstrip("*") for listed in names for name in listed.split(", ")}
+    match = LIKE.search(" ".join(text.split()))
+    return own | items(module, find(f"{module}.{match[1]}"), kind) if match else own
 
 
-def gaps(module: str, public: Public) -> Iterator[str]:
+def gaps(module: str, public: griffe.Object) -> Iterator[str]:
     """Say what the docstring of a public name, or of one of its methods, lacks."""
-    node, docstring = public.node, docstring_of(public)
-    if not docstring.text:
+    text = told(public, "text")
+    if not text:
         yield "has no docstring"
         return
-    first = docstring.text.splitlines()[0]
-    if not first.endswith((".", ":")):
+    if not text.splitlines()[0].endswith((".", ":")):
         yield "begins with a line that is not a sentence"
-    body = node if public.initializer is None else public.initializer.node
-    if isinstance(body, Function) and "; see `torch." not in docstring.text:
-        known = items(module, docstring, "Args")
-        missing = [name for name in parameters_of(body) if name not in known]
+    body = initializer_of(public) or public
+    if isinstance(body, griffe.Function) and "; see `torch." not in text:
+        names = [one.name.lstrip("*") for one in body.parameters]
+        known = {"self", "cls", *items(module, public, "parameters")}
+        missing = [name for name in names if name not in known]
         if missing:
             yield f"lacks Args: {', '.join(missing)}"
-        unsaid = raised_by(body) - set(items(module, docstring, "Raises"))
+        unsaid = raised_by(body) - items(module, public, "raises")
         if unsaid:
             yield f"lacks Raises: {', '.join(sorted(unsaid))}"
-    if isinstance(node, ast.ClassDef) and has_fields(node):
-        fields = [ast.unparse(one.target) for one in node.body if isinstance(one, ast.AnnAssign)]
-        known = {**docstring.items("Attributes"), **docstring.items("Args")}
+    if "dataclass" in public.labels:
+        fields = [name for name, one in public.attributes.items() if "property" not in one.labels]
+        known = {*items(module, public, "attributes"), *items(module, public, "parameters")}
         missing = [name for name in fields if not name.startswith("_") and name not in known]
         if missing:
             yield f"lacks Attributes: {', '.join(missing)}"
-    if isinstance(node, Function) and not is_property(node):
-        yield from gaps_of_result(node, docstring)
+    if isinstance(public, griffe.Function):
+        yield from gaps_of_result(public, text)
 
 
-def gaps_of_result(node: Function, docstring: Docstring) -> Iterator[str]:
-    returns = "None" if node.returns is None else ast.unparse(node.returns)
-    told = re.search(r"\b(Returns?|returns?|Yield|result)\b", docstring.text)
-    told = told or "contextlib.contextmanager" in map(ast.unparse, node.decorator_list)
-    if returns != "None" and not told and not {"Returns", "Yields"} & set(docstring.sections):
+def gaps_of_result(function: griffe.Function, text: str) -> Iterator[str]:
+    said = re.search(r"\b(Returns?|returns?|Yield|result)\b", text)
+    manager = any("contextmanager" in str(one.value) for one in function.decorators)
+    section = told(function, "returns") + told(function, "yields")
+    if str(function.returns or "None") != "None" and not said and not manager and not section:
         yield "lacks Returns"
 
 
-def has_example(name: str, public: Public) -> bool:
-    if parse(public.docstring).example or not isinstance(public.node, Function | ast.ClassDef):
+def has_example(name: str, public: griffe.Object) -> bool:
+    if not (public.is_function or public.is_class) or NO_EXAMPLE.search(name):
         return True
-    if NO_EXAMPLE.search(name):
+    if any(example_of(one) for one in (public, *members_of(public))):
         return True
-    if any(parse(member.docstring).example for member in public.members()):
-        return True
-    code = "".join(re.findall(r"^```python\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL))
+    code = "".join(re.findall(r"^```python\n(.*?)^```$", WRITTEN_BY_HAND, re.MULTILINE | re.DOTALL))
     return f"hvd.{name}(" in code
 
 
-def cases() -> Iterator[tuple[str, str, Public]]:
+def cases() -> Iterator[tuple[str, str, griffe.Object]]:
     for path, public in LISTED.items():
-        module = path.rsplit(".", 1)[0]
+        module = path.rpartition(".")[0]
         yield path, module, public
-        for member in public.members(PATHS):
-            if called_by_users(member):
-                yield f"{path}.{member.name.rsplit('.', 1)[-1]}", module, member
+        for member in members_of(public, PATHS):
+            yield f"{path}.{member.name}", module, member
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_page_is_up_to_date(name: str) -> None:
+    assert page_of(TEXTS[name]) == TEXTS[name], "run `make docs`"
+
+
+def test_every_public_name_is_on_one_page() -> None:
+    shown = [public.path for public in LISTED.values()]
+    assert sorted(set(shown)) == sorted(shown)
+    public = {
+        f"{module}.{name}": find(f"{module}.{name}")
+        for module in MODULES
+        for name in names_of(module)
+    }
+    lacking = [path for path, one in public.items() if not one.is_module and one.path not in PATHS]
+    assert lacking == [], "add it to a list of a page of docs/api, and run `make docs`"
 
 
 @pytest.mark.parametrize("path, module, public", [pytest.param(*c, id=c[0]) for c in cases()])
-def test_docstring_is_complete(path: str, module: str, public: Public) -> None:
+def test_docstring_is_complete(path: str, module: str, public: griffe.Object) -> None:
     found = list(gaps(module, public))
     if path in LISTED and not has_example(path.rsplit(".", 1)[-1], public):
         found.append("lacks an Example")
-    assert not found, f"{public.place}: {path} {'; '.join(found)}"
+    assert not found, f"{public.filepath}:{public.lineno}: {path} {'; '.join(found)}"
 
 
 @pytest.mark.parametrize("path", LISTED)
 def test_example_is_python_with_names_that_exist(path: str) -> None:
     module = path.rsplit(".", 1)[0]
     known = {name for one in (module, "hvdlite.torch", "hvdlite.keras") for name in names_of(one)}
-    example = parse(LISTED[path].docstring).example
+    example = example_of(LISTED[path])
     parsed = doctest.DocTestParser().get_examples(example)
     for source in [one.source for one in parsed] or [example]:
         for node in ast.walk(ast.parse(source)):
@@ -148,6 +171,6 @@ def test_every_package_with_public_names_is_documented() -> None:
         f"{module}.{name}"
         for module in MODULES
         for name in names_of(module)
-        if not name.startswith("__") and find(module, name) is None
+        if find(f"{module}.{name}").is_module
     ]
     assert sorted(set(packages) - set(MODULES)) == [], "add it to MODULES, and a page to docs/api"

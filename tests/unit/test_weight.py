@@ -1,4 +1,4 @@
-"""The product and its tests only become smaller.
+"""The product and its tests only become smaller, and pages stay short.
 
 A change that needs more lines or files removes as many elsewhere, or raises a number here and says
 in its commit why. A change that removes some lowers the numbers.
@@ -6,6 +6,7 @@ in its commit why. A change that removes some lowers the numbers.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,7 @@ MOST = {  # the most lines, and the most files
     "csrc": (26_058, 288),
     "tests": (78_954, 491),
 }
+MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 
 
 @pytest.mark.parametrize("folder", MOST)
@@ -31,3 +33,11 @@ def test_lines_and_files_only_go_down(folder: str) -> None:
     most_lines, most_files = MOST[folder]
     assert lines <= most_lines, f"{folder} has {lines:,} lines, more than {most_lines:,}"
     assert len(files) <= most_files, f"{folder} has {len(files)} files, more than {most_files}"
+
+
+def test_pages_have_few_words() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    # Docstrings on the pages of docs/api are generated.
+    text = re.sub(r"^<!-- api .*?^<!-- end of api -->$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(text.split()) <= MOST_WORDS
