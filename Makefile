@@ -125,8 +125,7 @@ soak: $(DONE)/core
 	$(IN_VENV) python tests/parameter_server_soak.py
 
 docs: $(DONE)/core $(DONE)/docs
-	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
-	$(IN_VENV) python tools/options_doc.py docs/options.md
+	$(IN_VENV) python tools/settings_doc.py
 	$(IN_VENV) python tools/api_doc.py
 
 # Any warning is an error. The environment is made anew: a page also depends on the names in docs/api.
