@@ -31,7 +31,7 @@ help:
 	@echo 'make test              the quick tests: all of C++, and Python without what takes long'
 	@echo 'make test-all          every test: those, the long ones, and those on Slurm, Kubernetes, Ray and Spark'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
-	@echo 'make style             formats, ruff, types, spelling, words of docs/style.md'
+	@echo 'make style             formats, ruff, types, spelling'
 	@echo 'make lint              that, layers, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make soak              elastic training and parameter servers for minutes: kills and chaos'
@@ -92,7 +92,6 @@ style: $(DONE)/core $(DONE)/dev
 	$(IN_VENV) mypy
 	$(IN_VENV) clang-format --dry-run --Werror $(CPP_FILES)
 	$(IN_VENV) codespell
-	$(IN_VENV) python tools/words.py
 
 lint: style tidy
 	$(IN_VENV) python -m pytest -q tests/unit/test_architecture_rules.py tests/unit/test_stub.py
