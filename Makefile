@@ -31,8 +31,8 @@ help:
 	@echo 'make test              the quick tests: all of C++, and Python without what takes long'
 	@echo 'make test-all          every test: those, the long ones, and those on Slurm, Kubernetes, Ray and Spark'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
-	@echo 'make style             formats, ruff, types, spelling'
-	@echo 'make lint              that, layers, and thread-safety annotations'
+	@echo 'make style             formats, ruff, types, spelling, layers of Python'
+	@echo 'make lint              that, other rules, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make soak              elastic training and parameter servers for minutes: kills and chaos'
 	@echo 'make bench             benchmarks (JSON lines)'
@@ -92,6 +92,7 @@ style: $(DONE)/core $(DONE)/dev
 	$(IN_VENV) mypy
 	$(IN_VENV) clang-format --dry-run --Werror $(CPP_FILES)
 	$(IN_VENV) codespell
+	$(IN_VENV) lint-imports --no-cache --no-logo
 
 lint: style tidy
 	$(IN_VENV) python -m pytest -q tests/unit/test_architecture_rules.py tests/unit/test_stub.py
