@@ -97,9 +97,9 @@ style: $(DONE)/core $(DONE)/dev
 lint: style tidy
 	$(IN_VENV) python -m pytest -q tests/unit/test_architecture_rules.py tests/unit/test_stub.py
 
-# Clang's -Wthread-safety over the annotations of base/mutex.h, and the checks of .clang-tidy.
+# The checks of .clang-tidy, and Clang's -Wthread-safety over the annotations of base/mutex.h.
 tidy: build/cpp/hvdlite_tests $(DONE)/dev
-	$(IN_VENV) python tools/tidy.py --jobs $(JOBS) --without /_core.dir/ build/cpp
+	$(IN_VENV) run-clang-tidy.py -quiet -p build/cpp -j $(JOBS) '^(?!.*/_core\.dir/)'
 
 sanitize: tsan asan
 
