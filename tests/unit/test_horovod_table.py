@@ -231,25 +231,3 @@ def test_alias_package_answers_for_the_modules() -> None:
         except ModuleNotFoundError:
             spec = None
         assert (spec is not None) == (row.state in HERE), row
-
-
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        (Row("", "allreduce", "tensor, mean", "same"), "has the parameters"),
-        (Row("", "barrier", "*, tensor", "same"), "lacks ['tensor']"),
-        (Row("", "allreduced", None, "better"), "is not there"),
-        (Row("", "allreduce", None, "not there"), "is there"),
-        (Row("", "is_initialized", None, "refused"), "does not refuse"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.name,
-)
-def test_wrong_row_is_noticed(row: Row, problem: str) -> None:
-    assert problems_of("hvdlite.torch", row, {}).startswith(problem)
-
-
-def test_row_without_a_state_is_noticed() -> None:
-    with pytest.raises(ValueError, match="begin with one of"):
-        list(rows_of("## A\n| `allreduce()` | yes |\n"))
-    with pytest.raises(ValueError, match="say why not"):
-        list(rows_of("## A\n| `allreduce()` | not there |\n"))
