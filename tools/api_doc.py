@@ -30,25 +30,6 @@ LIST = re.compile(
     r".*?^(?P<end><!-- end of api -->)$",
     re.MULTILINE | re.DOTALL,
 )
-# The modules that users import. `hvdlite.api` has what the adapters share, and is documented once.
-MODULES = (
-    "hvdlite",
-    "hvdlite.api",
-    "hvdlite.errors",
-    "hvdlite.torch",
-    "hvdlite.torch.elastic",
-    "hvdlite.torch.parameter_server",
-    "hvdlite.tensorflow",
-    "hvdlite.tensorflow.elastic",
-    "hvdlite.keras",
-    "hvdlite.keras.callbacks",
-    "hvdlite.keras.elastic",
-    "hvdlite.keras.parameter_server",
-    "hvdlite.numpy",
-    "hvdlite.elastic",
-    "hvdlite.ray",
-    "hvdlite.spark",
-)
 # Names that a module's __getattr__ imports at their first use.
 LATE = {
     "keras.Compression": "tensorflow.compression.Compression",
@@ -88,6 +69,13 @@ def find(path: str) -> griffe.Object:
     return found.final_target if isinstance(found, griffe.Alias) else found
 
 
+@cache
+def public_modules() -> frozenset[str]:
+    """Return the modules that users import: those of the lists that say what is public in them."""
+    listed = {one["module"] for page in PAGES for one in LIST.finditer(page.read_text("utf-8"))}
+    return frozenset(one for one in listed if find(one).exports or one == "hvdlite.errors")
+
+
 def names_of(module: str) -> list[str]:
     """Return the names in a module's `__all__`; without one, its classes and functions."""
     public = find(module)
@@ -104,7 +92,7 @@ def listed_names() -> dict[str, griffe.Object]:
     paths = [
         f"{found['module']}.{name}"
         for page in PAGES
-        for found in LIST.finditer(page.read_text(encoding="utf-8"))
+        for found in LIST.finditer(page.read_text("utf-8"))
         for name in found["names"].split()
     ]
     return {path: find(path) for path in paths}
@@ -188,7 +176,7 @@ def text_of(item: griffe.DocstringElement) -> str:
 def entry_of(path: str, shown: Container[str]) -> Iterator[str]:
     """Give the paragraphs on a public name and its members; `shown` has the paths of all names."""
     public, title = find(path), ADAPTER.sub("hvd.", path)
-    if path.rpartition(".")[0] not in MODULES:
+    if path.rpartition(".")[0] not in public_modules():
         title = public.name  # Users get an object of it, and do not import it.
     yield f"### {title}"
     yield from paragraphs_of(public, title)
@@ -216,4 +204,4 @@ def page_of(text: str) -> str:
 
 if __name__ == "__main__":
     for page in PAGES:
-        page.write_text(page_of(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(page_of(page.read_text("utf-8")), encoding="utf-8")

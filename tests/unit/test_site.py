@@ -86,7 +86,7 @@ def test_pages_fit_the_screen(address: str, browser: Any, width: int, scheme: st
     said, asked = [], []
     page.on("console", lambda message: said.append(message.text))
     page.on("request", lambda request: asked.append(request.url))
-    for name in ("index", "api/torch", "horovod", "architecture", "troubleshooting"):
+    for name in ("index", "api/keras", "horovod", "architecture", "troubleshooting"):
         page.goto(f"{address}docs/{name}.html")
         assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, name
     page.goto(f"{address}search.html?q=broadcast_optimizer_state")
