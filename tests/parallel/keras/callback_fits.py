@@ -63,8 +63,7 @@ def stop_in_fit(fit: Any, weights: Any) -> None:
     stop._noted.clear()
     [(batches, values)] = saved
     assert all(np.array_equal(a, b) for a, b in zip(values, weights(), strict=True))
-    if hvd.size() > 1:
-        assert same_bits(values)
+    assert same_bits(values)
     assert on_every_rank((batches, begun)) == [(4, begun)] * hvd.size()
 
 

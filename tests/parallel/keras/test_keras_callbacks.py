@@ -160,7 +160,7 @@ def scenario_evaluate_averages_as_fit_does() -> None:
     how["callbacks"] = [average, other]
     found = model.evaluate(inputs[share], targets[share], return_dict=True, **how)
     assert found == pytest.approx(expected, rel=1e-5) and seen == [found]
-    assert hvd.size() == 1 or own != pytest.approx(expected, rel=1e-3)
+    assert own != pytest.approx(expected, rel=1e-3)
     assert model.evaluate(inputs[share], targets[share], **how) == list(found.values())
     # The model is unchanged, also after an evaluate() that raised.
     with pytest.raises(ZeroDivisionError):
@@ -423,7 +423,7 @@ def body() -> dict[str, str]:
 
 test_callbacks = make_tests(
     body,
-    on_backends((1, "torch"), *((2, b) for b in (*BACKENDS, KERAS_2))),
+    on_backends(*((2, b) for b in (*BACKENDS, KERAS_2))),
     quick=("2-torch",),
 )
 

@@ -116,18 +116,6 @@ def scenario_jit_compile() -> None:
         fit(sgd, passes=2, jit_compile=True)
 
 
-def scenario_frozen_layer() -> None:
-    model = dense_model()
-    model.layers[0].trainable = False
-    before = weights_of(model)
-    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
-    inputs, targets = (mine(part) for part in data(BATCH * hvd.size()))
-    count = tensors_sent_by(lambda: model.fit(inputs, targets, batch_size=BATCH, verbose=0))
-    assert count == len(model.trainable_variables) == 2
-    assert np.array_equal(before[0], weights_of(model)[0])
-    assert not np.array_equal(before[2], weights_of(model)[2])
-
-
 def fit_embedding(make: Callable[[], Any], passes: int = 1, **arguments: Any) -> None:
     keras.utils.set_random_seed(11)
     layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(800, 2)]
@@ -316,20 +304,17 @@ def one_optimizer_for_each_rank_of_tensor() -> Any:
 
 def compiled_update(optimizer: Any, variables: list[Any]) -> Any:
     """Compile an update as `fit` does with jit_compile=True."""
+    import torch
 
     def update(gradients: Any) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-
-    if on_tensorflow():
-        return tf.function(update, jit_compile=True)
-    import torch
 
     return torch.compile(update)
 
 
 def scenario_every_optimizer_reduces_once_in_functions_that_are_compiled() -> None:
     """On PyTorch all but SGD were traced without their reduction."""
-    if on_keras_2():
+    if on_tensorflow():
         return
     trace_only()
     for name, make in optimizers_of_keras().items():

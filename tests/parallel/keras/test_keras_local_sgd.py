@@ -50,16 +50,6 @@ def scenario_equals_an_average_of_each_ranks_model() -> None:
     assert same_bits(weights_of(model))
 
 
-def scenario_every_batch_equals_synchronous_training() -> None:
-    model = fitted(hvd.rank(), [hvd.callbacks.LocalSGDCallback(every=1)])
-    other = dense_model()
-    other.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
-    other.fit(*batches_of(hvd.rank(), hvd.size()), batch_size=4, shuffle=False, verbose=0,
-              callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])  # fmt: skip
-    for ours, theirs in zip(weights_of(model), weights_of(other), strict=True):
-        assert np.allclose(ours, theirs, atol=1e-5)
-
-
 def scenario_outer_momentum_and_validation() -> None:
     callback = hvd.callbacks.LocalSGDCallback(every=4, outer_lr=0.7, outer_momentum=0.5)
     seen = []
