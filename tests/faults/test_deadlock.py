@@ -95,6 +95,59 @@ def test_a_backward_against_a_barrier_is_an_error_on_both_ranks() -> None:
         assert "rank 1 waits for rank 0 in allreduce" in message
 
 
+def receive_first() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("hvdlite")
+    other = 1 - dist.get_rank()
+    said = caught(lambda: dist.recv(torch.zeros(2), other))
+    received = torch.zeros(2)
+    request = dist.irecv(received, other, tag=1)
+    dist.send(torch.ones(2), other, tag=1)
+    request.wait()
+    assert received.tolist() == [1, 1]
+    return said
+
+
+def test_two_ranks_that_both_receive_first_are_told_what_to_do() -> None:
+    for result in run_world(2, receive_first, env=GRACE):
+        message = result.value["message"]
+        assert "from rank 1 to rank 0" in message
+        assert "from rank 0 to rank 1" in message
+        assert "submit both transfers before they wait, with dist.isend()" in message
+
+
+def wait_in_two_threads() -> list[dict[str, Any]]:
+    """Wait in two threads each."""
+    basics.init()
+    assert works("before")
+    said: list[dict[str, Any]] = []
+    suffix = str(basics.rank())
+    thread = threading.Thread(target=lambda: said.append(caught(barrier, "second" + suffix)))
+    thread.start()
+    said.append(caught(barrier, "first" + suffix))
+    thread.join()
+    assert works("after")
+    return said
+
+
+def test_a_rank_with_two_threads_is_blocked_if_both_wait() -> None:
+    for result in run_world(2, wait_in_two_threads, env=GRACE):
+        assert len(result.value) == 2
+        assert all("deadlock: " in said["message"] for said in result.value)
+
+
+def come_late(seconds: float) -> bool:
+    basics.init()
+    assert works("before")
+    if basics.rank() == 1:
+        time.sleep(seconds)
+    barrier("end of epoch")
+    gather("rows")
+    return works("after")
+
+
 def submit_in_another_thread(seconds: float) -> bool:
     """Wait in the main threads for what new threads of the other rank submit later."""
     basics.init()
@@ -131,7 +184,7 @@ def poll_handles(seconds: float) -> bool:
     return works("after")
 
 
-@pytest.mark.parametrize("body", [submit_in_another_thread, poll_handles])
+@pytest.mark.parametrize("body", [come_late, submit_in_another_thread, poll_handles])
 def test_what_still_comes_is_not_a_deadlock(body: Any) -> None:
     env = {"HVDLITE_DEADLOCK_GRACE": "0.5"}
     assert all(result.value for result in run_world(2, body, args=(1.0,), env=env))
