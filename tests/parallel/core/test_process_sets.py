@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from faults.arrays import submit
 from harness import run_world
 from hvdlite import basics, operation_names
 from hvdlite import process_sets as sets
-from hvdlite.errors import ArgumentError, BootstrapError, MismatchError
+from hvdlite.errors import ArgumentError, BootstrapError, MismatchError, RankFailedError
 from hvdlite.objects import allgather_object, broadcast_object
 from parallel.scenarios import make_tests, on_hosts, raises, run_all
 
@@ -221,3 +222,24 @@ def _different_static_sets() -> str:
 def test_different_static_sets_are_refused_on_every_rank() -> None:
     for result in run_world(3, _different_static_sets):
         assert "rank 0 has process_sets=[[0, 1]], rank 2 has process_sets=[]" in result.value
+
+
+def _kill_a_member() -> str:
+    basics.init()
+    first, second = sets.add_process_set([0, 1]), sets.add_process_set([2, 3])
+    own = first if first.included() else second
+    members_say(sets.global_process_set)  # all of them are members of both
+    try:
+        for step in range(100_000):
+            if step == 100 and basics.rank() == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            total(own, "x")
+    except RankFailedError as error:
+        return f"{error.failed_rank}: {error}"
+    return "went on"
+
+
+def test_killed_member_of_one_set_ends_the_world_of_all() -> None:
+    results = run_world(4, _kill_a_member, expect_failure=True)
+    for result in results[:3]:
+        assert re.search("^3: rank 3 (died|was lost)", result.value or result.stderr)

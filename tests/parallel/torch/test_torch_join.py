@@ -128,6 +128,13 @@ def scenario_operations_after_join_meet_with_or_without_names() -> None:
         assert hvd.join(device=0) in range(hvd.size())
 
 
+def scenario_async_operations_from_before_a_join_count() -> None:
+    handles = [hvd.allreduce_async(torch.ones(3), op=hvd.Sum) for _ in range(3)]
+    hvd.join()
+    for handle in handles:
+        assert hvd.synchronize(handle).tolist() == [hvd.size()] * 3
+
+
 # Of each kind the gradients of all ranks are needed: none may be left out as late.
 ACCUMULATING = {
     "passes": {"backward_passes_per_step": 2},
