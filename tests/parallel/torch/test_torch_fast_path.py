@@ -177,20 +177,6 @@ def scenario_numbers_go_on_through_both_ways() -> None:
             hvd.barrier()
 
 
-def scenario_process_sets_are_taken() -> None:
-    if hvd.size() == 1:
-        return  # It has no process set but that of all ranks.
-    evens = hvd.add_process_set(range(0, hvd.size(), 2))
-    if evens.included():
-        assert took(mine(2), process_set=evens)
-        assert hvd.broadcast(mine(1), 0, process_set=evens) == 1
-        same_both_ways(lambda: hvd.broadcast(mine(1), 1, process_set=evens))
-    else:
-        with raises(hvd.ArgumentError, "not a member"):
-            hvd.allreduce(mine(2), process_set=evens)
-    hvd.remove_process_set(evens)
-
-
 def scenario_autograd_knows_what_was_written() -> None:
     for call in (hvd.allreduce_, lambda one: hvd.synchronize(hvd.allreduce_async_(one))):
         saved = mine(2)

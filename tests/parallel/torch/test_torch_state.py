@@ -188,14 +188,6 @@ def scenario_parameters_that_are_no_tensors() -> None:
         hvd.broadcast_parameters({"c": torch.zeros(2, dtype=torch.uint8).view(torch.bits8)})
 
 
-def scenario_models_that_differ() -> None:
-    if hvd.size() == 1:
-        return
-    with pytest.raises(hvd.MismatchError, match=r"'1.weight'.*shape"):
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2 + hvd.rank()))
-        hvd.broadcast_parameters(model.state_dict())
-
-
 def scenario_objects() -> None:
     for root in range(hvd.size()):
         sent = {"text": "x" * 100_000, "rank": hvd.rank(), "tensor": torch.ones(2)}

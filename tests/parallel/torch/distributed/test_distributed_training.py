@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -148,15 +148,11 @@ def scenario_ddp_hooks() -> None:
     ddp.register_comm_hook(None, default_hooks.allreduce_hook)
     train(ddp)
     check_parameters(model, expected)
-    for hook, state in (
-        (default_hooks.fp16_compress_hook, None),
-        (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)),
-    ):
-        model = Network()
-        ddp = DistributedDataParallel(model)
-        ddp.register_comm_hook(state, hook)
-        train(ddp)
-        check_parameters(model, expected, atol=0.1)
+    model = Network()
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    train(ddp)
+    check_parameters(model, expected, atol=0.1)
 
 
 def sharded(mesh: Any = None) -> nn.Module:
