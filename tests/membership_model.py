@@ -133,6 +133,8 @@ class Job:
                 assert not missing, f"{missing} dropped without a verdict"
                 if message["mode"] == "boundary":
                     self.check_leavers(old, set(members) - set(old))
+                    most = self.limits.max_np
+                    assert most is None or len(set(members) - self.leavers) <= most
             self.sync_of[message["epoch"]] = message["sync"]
             if message["mode"] == "resume":
                 for member in members:

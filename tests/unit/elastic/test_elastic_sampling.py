@@ -95,14 +95,6 @@ def test_closing_keeps_what_remains_and_says_it_shortly(
     assert len(closed) <= length + 1
 
 
-def test_a_replica_does_its_share_at_most() -> None:
-    segment = sampling.Segment(10, (0, 1, 2))
-    segment.count(3)
-    segment.count(3)  # The last batch has one sample, and is recorded as a full one.
-    assert segment.done == [4, 4, 4]
-    assert segment.processed == 10
-
-
 # Steps and epochs.
 
 
@@ -358,16 +350,6 @@ def test_each_epoch_has_the_order_that_horovod_has() -> None:
         random.Random(3 + epoch).shuffle(order)
         assert list(sampler) == order[1::2]
         assert sampler.remaining_indices == order
-
-
-@pytest.mark.usefixtures("two_ranks")
-@pytest.mark.parametrize("samples", [0, 1, 2])
-def test_tiny_data_sets(samples: int) -> None:
-    sampler = ElasticSampler(range(samples))
-    assert len(list(sampler)) == len(sampler) == (samples + 1) // 2
-    sampler.record_batch(0, 1)
-    sampler.reset()
-    assert list(sampler) == []
 
 
 @pytest.mark.usefixtures("two_ranks")
