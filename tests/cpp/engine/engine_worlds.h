@@ -47,30 +47,26 @@ inline Config stalls_end_at_rank_0(Config config, std::size_t rank) {
   return config;
 }
 
-using ConfigOf = std::function<Config(const Config&, std::size_t)>;
 using BackendOf = std::function<std::unique_ptr<Backend>(Fabric&, std::size_t)>;
 
 inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, const Config& config,
                                                          bool control_tree = false,
-                                                         const ConfigOf& config_of = {},
                                                          const BackendOf& backend_of = {}) {
   auto fabrics = make_inproc_world(hosts, config, control_tree);
   CHECK_OK(fabrics.status());
   std::vector<std::unique_ptr<Engine>> engines;
   for (auto& fabric : fabrics.value()) {
-    const Config own = config_of ? config_of(config, engines.size()) : config;
     auto backend = backend_of ? backend_of(*fabric, engines.size())
-                              : std::make_unique<HostBackend>(*fabric, own);
-    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), own));
+                              : std::make_unique<HostBackend>(*fabric, config);
+    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
   }
   return engines;
 }
 
 // Runs body(rank, engine) on a thread per rank; then all engines shut down together.
 inline void run_world(const Hosts& hosts, const std::function<void(int, Engine&)>& body,
-                      const Config& config = quick_config(), bool control_tree = false,
-                      const ConfigOf& config_of = {}) {
-  auto engines = make_engines(hosts, config, control_tree, config_of);
+                      const Config& config = quick_config(), bool control_tree = false) {
+  auto engines = make_engines(hosts, config, control_tree);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < engines.size(); ++rank) {
     threads.emplace_back([&, rank] {

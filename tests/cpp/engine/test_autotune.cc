@@ -1,5 +1,9 @@
-// Autotune in whole worlds, and on rank 0 alone with a made-up clock.
+// Autotune: the search on made-up costs, its steps and samples, rank 0 alone with a made-up clock,
+// and whole worlds.
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
 #include <thread>
 
 #include "check.h"
@@ -11,6 +15,174 @@
 
 using namespace hvdlite;
 using namespace hvdlite::testing;
+
+namespace {
+
+constexpr int kTrials = 20;
+constexpr std::int64_t kMiB = 1 << 20;
+
+using Speed = std::function<double(const Tunables&)>;
+
+Tunables start() { return tunables_of(Config()); }
+
+std::vector<TuningAxis> axes() {
+  return {{&Tunables::fusion_threshold, 256 << 10, 64 * kMiB},
+          {&Tunables::shm_chunk, 64 << 10, 4 * kMiB},
+          {&Tunables::shm_small, 4 << 10, 4 * kMiB}};
+}
+
+// The speed falls by `slope` for each factor of four away from the best value.
+double hill(std::int64_t value, std::int64_t best, double slope) {
+  const double away =
+      std::abs(std::log(static_cast<double>(value) / static_cast<double>(best))) / std::log(4.0);
+  return 1.0 / (1.0 + slope * away);
+}
+
+struct Outcome {
+  Tunables best;
+  int samples = 0;
+  double gain = 0;
+};
+
+// No search takes more samples.
+int most_samples(int most_trials) {
+  return 2 * (most_trials * (2 * TuningSearch::kTrialWins - 1) + TuningSearch::kFinalWins +
+              TuningSearch::kFinalLosses - 1);
+}
+
+Outcome search_for(const Speed& speed, double noise, unsigned seed, int most_trials = kTrials) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> disturbance(0, noise);
+  TuningSearch search(start(), axes(), most_trials);
+  Outcome outcome;
+  while (search.phase() != TuningSearch::Phase::kDone) {
+    search.record(speed(search.to_measure()) * std::exp(disturbance(random)));
+    ++outcome.samples;
+    if (outcome.samples > most_samples(most_trials)) break;
+  }
+  CHECK(search.to_measure() == search.best());
+  outcome.best = search.best();
+  outcome.gain = search.gain();
+  return outcome;
+}
+
+double two_hills(const Tunables& at) {
+  return hill(at.shm_chunk, 4 * kMiB, 0.2) * hill(at.fusion_threshold, 4 * kMiB, 0.3);
+}
+
+}  // namespace
+
+TEST(tuning_finds_the_best_of_two_knobs) {
+  const Outcome outcome = search_for(two_hills, 0, 1);
+  CHECK_EQ(outcome.best.shm_chunk, 4 * kMiB);
+  CHECK_EQ(outcome.best.fusion_threshold, 4 * kMiB);
+  CHECK_EQ(outcome.best.shm_small, start().shm_small);
+  CHECK(std::abs(outcome.gain - (two_hills(outcome.best) / two_hills(start()) - 1)) < 1e-9);
+}
+
+TEST(tuning_finds_most_of_what_there_is_in_noise) {
+  int good = 0;
+  constexpr int kRuns = 200;
+  for (unsigned seed = 0; seed < kRuns; ++seed) {
+    const Outcome outcome = search_for(two_hills, 0.05, seed);
+    good += two_hills(outcome.best) >= 0.8 ? 1 : 0;  // the start has 0.45
+    CHECK(two_hills(outcome.best) >= two_hills(start()));
+    CHECK(outcome.samples <= most_samples(kTrials));
+  }
+  CHECK(good >= kRuns * 9 / 10);
+}
+
+// Where the defaults are best, chance may make a neighbour look better, but hardly ever to the end.
+TEST(tuning_keeps_defaults_that_are_the_best) {
+  const auto peak = [](const Tunables& at) {
+    return hill(at.shm_chunk, start().shm_chunk, 0.1) *
+           hill(at.fusion_threshold, start().fusion_threshold, 0.1) *
+           hill(at.shm_small, start().shm_small, 0.1);
+  };
+  CHECK(search_for(peak, 0, 1).best == start());
+  int worse = 0;
+  constexpr int kRuns = 500;
+  for (unsigned seed = 0; seed < kRuns; ++seed) {
+    worse += search_for(peak, 0.1, seed).best == start() ? 0 : 1;
+  }
+  CHECK(worse <= kRuns / 100);
+}
+
+TEST(tuning_changes_nothing_where_nothing_matters) {
+  const Outcome outcome = search_for([](const Tunables&) { return 1.0; }, 0, 1);
+  CHECK(outcome.best == start());
+  CHECK_EQ(outcome.gain, 0.0);
+}
+
+TEST(tuning_ends_within_its_bound) {
+  // Everything is a win as long as it is new: the longest that a search can take.
+  for (const int trials : {0, 1, 7, 20}) {
+    std::mt19937 random(3);
+    std::uniform_real_distribution<double> any(1, 2);
+    const auto noise = [&](const Tunables&) { return any(random); };
+    for (int run = 0; run < 50; ++run) {
+      CHECK(search_for(noise, 0, 1, trials).samples <= most_samples(trials));
+    }
+  }
+}
+
+TEST(tuning_leaves_alone_what_is_switched_off) {
+  Tunables off = start();
+  off.fusion_threshold = 0;
+  TuningSearch search(off, {{&Tunables::fusion_threshold, 256 << 10, 64 * kMiB}}, kTrials);
+  CHECK(search.phase() == TuningSearch::Phase::kDone);
+  CHECK(search.best() == off);
+}
+
+TEST(tuning_skips_values_beyond_the_plateau) {
+  // Steps of 1 MiB: every threshold from there on does the same, so the first candidate is below.
+  TuningSearch search(start(), {{&Tunables::fusion_threshold, 256 << 10, kMiB}}, kTrials);
+  search.record(1);
+  CHECK_EQ(search.to_measure().fusion_threshold, kMiB / 4);
+}
+
+constexpr auto kStep = std::chrono::milliseconds(10);
+
+TEST(step_ends_when_a_name_comes_again) {
+  StepSampler sampler(3);
+  StepSampler::TimePoint now;
+  std::optional<Sample> sample;
+  for (int step = 0; step < 5; ++step) {
+    CHECK(!sample);
+    // Two rounds a step, and in one step something that never comes again.
+    sample = sampler.add(round_of({"a", "b"}, 100).entries, now);
+    if (step < 4) {
+      CHECK(!sampler.add(round_of({step == 1 ? "metric" : "c"}, 100).entries, now + kStep / 2));
+    }
+    now += step == 2 ? 50 * kStep : kStep;
+  }
+  CHECK(sample.has_value());
+  CHECK_EQ(sample->steps, std::size_t{3});
+  CHECK_EQ(sample->bytes, 3u * 1200u);
+  CHECK_EQ(sample->largest_step, 1200u);
+  // The median: the step with a pause in it does not count.
+  CHECK(std::abs(sample->rate - 120000) < 1e-3);
+}
+
+TEST(step_of_names_used_once_ends_by_size) {
+  StepSampler sampler(1);
+  const StepSampler::TimePoint now;
+  CHECK(!sampler.add(round_of({"#allreduce.0"}, 100).entries, now));
+  CHECK(!sampler.add(round_of({"#allreduce.1"}, 200).entries, now));
+  CHECK(!sampler.add(round_of({"#allreduce.2"}, 100).entries, now + kStep));
+  CHECK(sampler.add(round_of({"#allreduce.3"}, 100).entries, now + 2 * kStep).has_value());
+}
+
+TEST(step_ignores_process_sets_and_other_kinds) {
+  StepSampler sampler(1);
+  StepSampler::TimePoint now;
+  for (int i = 0; i < 10; ++i) {
+    Round round = round_of({"a", "b"}, 100);
+    round.entries[0].entry->request.process_set = 1;
+    round.entries[1].entry->request.kind = Kind::kBroadcast;
+    CHECK(!sampler.add(round.entries, now += kStep));
+  }
+}
 
 // Rank 0 alone, with a clock that runs as the settings would have it.
 TEST(autotune_uses_what_it_found) {
@@ -89,7 +261,7 @@ void change_together(const Hosts& hosts) {
   config.autotune_steps_per_sample = 1;
   config.autotune_trials = 3;
   std::vector<std::vector<Tunables>> notes(hosts.size());
-  const auto engines = make_engines(hosts, config, false, {}, [&](Fabric& fabric, auto rank) {
+  const auto engines = make_engines(hosts, config, false, [&](Fabric& fabric, auto rank) {
     return std::make_unique<NotingBackend>(fabric, config, notes[rank]);
   });
   std::vector<std::thread> threads;

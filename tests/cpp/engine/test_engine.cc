@@ -142,6 +142,18 @@ TEST(engine_takes_collectives_from_many_threads) {
   });
 }
 
+TEST(engine_weights_an_average_and_ignores_what_weighs_nothing) {
+  run_world(one_host(3), [](int rank, Engine& engine) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> values(1000, rank == 2 ? nan : static_cast<float>(rank + 1));
+    auto entry = allreduce_entry("x", values, ReduceOp::kAverage);
+    entry->request.weighted = true;
+    entry->weight = rank == 2 ? 0.0 : rank == 0 ? 3.0 : 1.0;
+    CHECK_OK(run(engine, entry));
+    CHECK_EQ(values[999], 1.25f);
+  });
+}
+
 TEST(engine_runs_several_process_sets_at_once) {
   run_world(one_host(3), [](int rank, Engine& engine) {
     const std::vector<std::vector<int>> members = {{0, 1}, {1, 2}, {0, 2}};

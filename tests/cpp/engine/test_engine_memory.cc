@@ -27,7 +27,7 @@ std::vector<std::unique_ptr<Engine>> engines_with_a_starved_rank(int starved, co
     if (static_cast<int>(rank) == starved) return std::make_unique<StarvedBackend>(fabric, config);
     return std::make_unique<HostBackend>(fabric, config);
   };
-  return make_engines(hosts, config, false, {}, backend_of);
+  return make_engines(hosts, config, false, backend_of);
 }
 
 TEST(a_rank_without_memory_ends_the_world_and_leaves_nobody_waiting) {

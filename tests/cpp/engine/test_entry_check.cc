@@ -94,6 +94,7 @@ TEST(entry_check_names_tensor_dtype_and_op_of_what_has_no_arithmetic) {
     }
     CHECK_EQ(refusal_of(dtype, ReduceOp::kSum, Kind::kAllgather), std::string());
     CHECK_EQ(refusal_of(dtype, ReduceOp::kSum, Kind::kBroadcast), std::string());
+    CHECK(!refusal_of(dtype, ReduceOp::kAdasum, Kind::kReducescatter).empty());
   }
 }
 

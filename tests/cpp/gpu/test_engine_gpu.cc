@@ -113,16 +113,28 @@ TEST(engine_gpu_weighted_average_ignores_what_a_rank_of_weight_zero_has) {
   });
 }
 
-TEST(engine_gpu_mismatched_devices_are_an_error_on_every_rank_and_the_world_goes_on) {
+TEST(engine_gpu_names_what_it_refuses_and_the_world_goes_on) {
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
     std::vector<float> host(4);
-    const Status status =
-        run(engine, rank == 0 ? allreduce_entry("x", host) : gpu.entry("x", tensor, 4));
+    Status status = run(engine, rank == 0 ? allreduce_entry("x", host) : gpu.entry("x", tensor, 4));
     CHECK_STATUS(status, StatusCode::kMismatch);
     CHECK(contains(status, "allreduce 'x': ranks disagree about the device"));
     CHECK(contains(status, "rank 0 has host memory"));
     CHECK(contains(status, "rank 1 has a GPU"));
+
+    CHECK(gpu_hook<decltype(fake_set_capturing)>("fake_set_capturing", gpu.producer, true));
+    status = engine.enqueue(gpu.entry("x", tensor, 4), false);
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "a CUDA graph is being captured"));
+    CHECK(gpu_hook<decltype(fake_set_capturing)>("fake_set_capturing", gpu.producer, false));
+
+    check_sum(engine, gpu);
+    Framework other(rank + 2);
+    const OnDevice elsewhere = other.tensor({1.0F});
+    status = engine.enqueue(other.entry("x", elsewhere, 1), false);
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "a process set has one device on each rank"));
     check_sum(engine, gpu);
   });
 }
@@ -227,54 +239,19 @@ TEST(engine_gpu_adasum_over_those_that_have_not_joined) {
   });
 }
 
-TEST(engine_gpu_refuses_a_second_device_in_a_process_set) {
-  GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
-    check_sum(engine, gpu);
-    Framework other(rank + 2);
-    const OnDevice tensor = other.tensor({1.0F});
-    const Status status = engine.enqueue(other.entry("x", tensor, 1), false);
-    CHECK_STATUS(status, StatusCode::kInvalidArgument);
-    CHECK(contains(status, "a process set has one device on each rank"));
-    check_sum(engine, gpu);
-  });
-}
-
 TEST(engine_gpu_a_removed_process_set_lets_go_of_its_communicator_and_device) {
   GpuWorld{{0, 0, 0}}.run([](int rank, Engine& engine, Framework& gpu) {
     Framework other(rank + 4);
     for (int i = 0; i < 3; ++i) {
-      auto adding = std::make_shared<Entry>();
-      adding->request.kind = Kind::kAddProcessSet;
-      adding->request.name = "#add." + std::to_string(i);
-      adding->request.ranks = {0, 2};
-      CHECK_OK(run(engine, adding));
-      const auto set = static_cast<std::uint32_t>(adding->completion->set_id);
+      const std::uint32_t set = add_set(engine, {0, 2});
       if (rank != 1) {
         Framework& by = i == 1 ? other : gpu;  // a new process set may have another device
         const OnDevice tensor = by.tensor({3.0F});
-        const EntryPtr entry = by.entry("in the set", tensor, 1);
-        entry->request.process_set = set;
-        CHECK_OK(by.run(engine, entry));
+        CHECK_OK(by.run(engine, in_set(by.entry("in the set", tensor, 1), set)));
         CHECK_EQ(by.read(tensor.data(), 1)[0], 6.0F);
       }
-      auto removing = std::make_shared<Entry>();
-      removing->request.kind = Kind::kRemoveProcessSet;
-      removing->request.name = "#remove." + std::to_string(i);
-      removing->removes = set;
-      CHECK_OK(run(engine, removing));
+      CHECK_OK(run(engine, removal(set)));
     }
-  });
-}
-
-TEST(engine_gpu_refuses_a_captured_stream) {
-  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
-    const OnDevice tensor = gpu.tensor({1.0F});
-    CHECK(gpu_hook<decltype(fake_set_capturing)>("fake_set_capturing", gpu.producer, true));
-    const Status status = engine.enqueue(gpu.entry("x", tensor, 1), false);
-    CHECK_STATUS(status, StatusCode::kInvalidArgument);
-    CHECK(contains(status, "a CUDA graph is being captured"));
-    CHECK(gpu_hook<decltype(fake_set_capturing)>("fake_set_capturing", gpu.producer, false));
-    check_sum(engine, gpu);
   });
 }
 

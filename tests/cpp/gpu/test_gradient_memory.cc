@@ -210,12 +210,8 @@ TEST(gradient_memory_is_any_output_where_there_is_no_nccl_or_no_peer) {
     if (rank == 0) {
       const Bucket bucket(engine, gpu, {100, 33, 7});
       const std::vector<OnDevice> gradients = bucket.gradients(2.0F);
-      const EntryPtr packed = bucket.entry(&gradients);
-      packed->request.process_set = alone;
-      CHECK_EQ(launches_of(engine, gpu, packed), 1);
-      const EntryPtr in_place = bucket.entry();
-      in_place->request.process_set = alone;
-      CHECK_EQ(launches_of(engine, gpu, in_place), 0);
+      CHECK_EQ(launches_of(engine, gpu, in_set(bucket.entry(&gradients), alone)), 1);
+      CHECK_EQ(launches_of(engine, gpu, in_set(bucket.entry(), alone)), 0);
       bucket.expect(2.0F);
     }
     std::vector<float> none(1);

@@ -192,6 +192,23 @@ TEST(stall_monitor_says_join_where_ranks_wait_for_each_other) {
   }
 }
 
+TEST(stall_monitor_says_who_is_waited_for_in_a_send_and_gives_up) {
+  Stalling stalling(3, /*shutdown=*/12);
+  Request send = allreduce_of("x", 4);
+  send.kind = Kind::kSend;
+  send.ranks = {1, 2};
+  CHECK_OK(stalling.coordinator.submit(1, send, kStart));
+  const auto warnings = stalling.monitor.check(kStart + 11s);
+  CHECK_EQ(warnings.size(), std::size_t{1});
+  CHECK(has(warnings.at(0).text,
+            "rank 1 is in send 'x' from rank 1 to rank 2; rank 2 (has called nothing yet) has not "
+            "called it for "));
+  (void)stalling.monitor.check(kStart + 12s);
+  const Status error = stalling.coordinator.take_responses().at(0).error;
+  CHECK_STATUS(error, StatusCode::kStalled);
+  CHECK_EQ(error.failed_rank(), 2);
+}
+
 TEST(stall_monitor_fails_the_tensor_after_stall_shutdown) {
   Stalling stalling(2, /*shutdown=*/12);
   Coordinator& coordinator = stalling.coordinator;

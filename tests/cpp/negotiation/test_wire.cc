@@ -202,6 +202,8 @@ TEST(wire_mismatch_is_told_of_rows_where_all_ranks_give_as_many) {
     b.tensors[0].dims[0] += 1;
     const bool may_differ = kind == Kind::kAllgather || kind == Kind::kAlltoall;
     CHECK_EQ(describe_mismatch(0, a, 1, b).has_value(), !may_differ);
+    b.tensors[0].dims = {2, 4};
+    CHECK(describe_mismatch(0, a, 1, b).has_value());
   }
 }
 
