@@ -15,7 +15,7 @@ import pytest
 from hvdlite.rendezvous import acceptor
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import ClientHandshake, Job, Role, ServerHandshake
-from hvdlite.rendezvous.store import StoreClient
+from hvdlite.rendezvous.store import Store, StoreClient
 from patience import HANG
 
 JOB = Job(token=b"t" * 32, job_id=b"j" * 16, epoch=3)
@@ -77,6 +77,34 @@ def test_stranger_may_hang_up_in_the_moment_in_which_it_is_dropped(
         events[True].data()  # It lets the second one in, and so drops the first one.
         events[False].data()
         assert len(door._pending) == 1
+
+
+OF_ANOTHER_USER = """
+import os, socket, sys
+from hvdlite.rendezvous.handshake import ClientHandshake, Job, Role
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+client = ClientHandshake(Job(b"t" * 32, b"j" * 16, 3), 0, Role.STORE)
+answer = b""
+with socket.socket(socket.AF_UNIX) as stranger:
+    stranger.connect(chr(0) + sys.argv[1])
+    try:
+        stranger.sendall(client.hello)
+        answer = stranger.recv(client.wanted())
+    except OSError:
+        pass  # It was hung up on.
+print("answered" if answer else "refused")
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_of_the_host_is_refused_even_with_the_secret() -> None:
+    with Store.start(1, JOB) as store:
+        name = store.address.removeprefix("unix:")
+        command = [sys.executable, "-c", OF_ANOTHER_USER, name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+        assert done.stdout == "refused\n", done.stderr
 
 
 WITH_FEW_FILES = """
