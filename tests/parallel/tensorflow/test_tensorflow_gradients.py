@@ -138,8 +138,8 @@ def scenario_of_reducescatter(form: Form) -> None:
 def scenario_of_alltoall(form: Form) -> None:
     for process_set, members, place in places():
         n = len(members)
-        # The member at position a sends (a + b) % 3 rows to the one at position b.
-        splits = [[(a + b) % 3 for b in range(n)] for a in range(n)]
+        # The member at position a sends (a + 2 * b) % 3 rows to the one at position b.
+        splits = [[(a + 2 * b) % 3 for b in range(n)] for a in range(n)]
         back = []
         for b, rank in enumerate(members):
             received = given(rank, sum(splits[a][b] for a in range(n)), 1)

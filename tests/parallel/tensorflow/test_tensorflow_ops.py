@@ -109,8 +109,8 @@ def filled(dtype: str, rows: int, rank: int) -> Any:
 def scenario_every_dtype_travels(form: Form) -> None:
     size, root = hvd.size(), hvd.size() - 1
     dtypes = [*INTEGERS, *FLOATS, *COMPLEX, "bool", *filter(is_known, FLOAT8)]
-    # Rank r has r + 1 rows, and sends (r + p) % 3 rows to rank p.
-    splits = [[(rank + peer) % 3 for peer in range(size)] for rank in range(size)]
+    # Rank r has r + 1 rows, and sends (r + 2 * p) % 3 rows to rank p.
+    splits = [[(rank + 2 * peer) % 3 for peer in range(size)] for rank in range(size)]
     mine, theirs = splits[hvd.rank()], [one[hvd.rank()] for one in splits]
 
     inputs = [
