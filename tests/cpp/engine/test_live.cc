@@ -58,8 +58,7 @@ bool has_kind(const std::vector<Event>& events, const std::string& kind) {
 }
 
 TEST(live_blames_the_rank_that_sleeps_and_says_in_which_phase) {
-  for (const auto& [hosts, together] :
-       {std::pair(Hosts{0, 0}, false), {Hosts{0, 0, 1}, false}, {Hosts{0, 0, 1}, true}}) {
+  for (const auto& [hosts, together] : {std::pair(Hosts{0, 0}, false), {Hosts{0, 0, 1}, true}}) {
     for (const int gradient : {0, 2}) {
       const Sleep sleep{static_cast<int>(hosts.size()) - 1, gradient, 90ms};
       run_world(hosts, [&, together = together](int rank, Engine& engine) {
