@@ -8,17 +8,17 @@ leaves it. `launch.test_promises` has the rows elsewhere.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from clusters.ray_clusters import cluster
 from harness import base_environment
+from launch.marked import process_state
 from multihost.bed import end, finish, python
 from patience import Stopwatch, wait_until
 
@@ -62,87 +62,69 @@ def address() -> Iterator[str]:
         yield ray.get_runtime_context().gcs_address
 
 
-class Job:
-    """A program that calls `hvdlite.ray.run` with two ranks."""
+# Of a rank, its child in its group and that in another session, so many are ours to end. What a
+# worker of Ray has started is Ray's.
+OURS = {"fixed": 1, "elastic": 3}
 
-    def __init__(self, address: str, kind: str, folder: Path, deaf: bool) -> None:
-        self._folder = folder
-        # Of each family these are ours to end; what a worker of Ray has started is Ray's.
-        self._ours = slice(1) if kind == "fixed" else slice(None)
-        self.program = subprocess.Popen(
-            python(PROGRAM, folder, deaf, KINDS[kind]),
-            env={**base_environment(), "OMP_NUM_THREADS": "1", "RAY_ADDRESS": address},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+
+@contextlib.contextmanager
+def job(
+    address: str, folder: Path, kind: str, deaf: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the program, whose two ranks are ready; at the end nothing is left of them."""
+    program = subprocess.Popen(
+        python(PROGRAM, folder, deaf, KINDS[kind]),
+        env={**base_environment(), "OMP_NUM_THREADS": "1", "RAY_ADDRESS": address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        ready = "ready.*"
+        wait_until(
+            lambda: len(list(folder.glob(ready))) == 2 or program.poll() is not None, "two ranks"
         )
-        wait_until(lambda: len(self.families()) == 2 or self.program.poll() is not None, "ranks")
-        assert self.program.poll() is None, finish(self.program)
-
-    def families(self, members: slice = slice(None)) -> list[list[psutil.Process]]:
-        """List, for each rank that has ever been ready, those of it and its children that live."""
-        texts = [path.read_text() for path in self._folder.glob("ready.*[0-9]")]
-        return [list(living(map(int, text.split()[members]))) for text in texts]
-
-    def left(self) -> list[psutil.Process]:
-        """List what lives of the job and is ours to end."""
-        return [one for family in self.families(self._ours) for one in family]
-
-    def kill(self) -> None:
-        """Kill the program: children with a session of their own may outlive it."""
-        self.program.kill()
-        self._ours = slice(min(2, self._ours.stop or 2))
-
-    def wait_until_gone(self) -> float:
-        """Wait until nothing is left; return how many seconds this took."""
-        watch = Stopwatch()
-        wait_until(lambda: not self.left(), "the end of the ranks")
-        return watch.seconds()
+        assert program.poll() is None, finish(program)
+        yield program
+    finally:
+        end(program)
+        for pid in alive(folder, 3):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def living(pids: Any) -> Iterator[psutil.Process]:
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                yield process
+def alive(folder: Path, members: int) -> list[int]:
+    """List, of each rank that has been ready and its children, the first ones that live."""
+    families = [path.read_text().split()[:members] for path in folder.glob("ready.*")]
+    pids = [int(pid) for family in families for pid in family]
+    return [pid for pid in pids if process_state(pid) not in ("", "Z")]
 
 
-Start = Callable[..., Job]
-
-
-@pytest.fixture
-def start(address: str, tmp_path: Path) -> Iterator[Start]:
-    """Start a job; at the end nothing may be left of it."""
-    jobs: list[Job] = []
-
-    def start_job(kind: str, deaf: bool = False) -> Job:
-        jobs.append(Job(address, kind, tmp_path, deaf))
-        return jobs[-1]
-
-    yield start_job
-    for job in jobs:
-        end(job.program)
-        job.wait_until_gone()
-        for left in [one for family in job.families() for one in family]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.kill()
+def seconds_until_gone(folder: Path, members: int) -> float:
+    watch = Stopwatch()
+    wait_until(lambda: not alive(folder, members), "the end of the ranks")
+    return watch.seconds()
 
 
 @pytest.mark.parametrize(
     ("kind", "number"),
     [("fixed", signal.SIGINT), ("elastic", signal.SIGINT), ("elastic", signal.SIGTERM)],
 )
-def test_signal_ends_ranks_and_their_children(start: Start, kind: str, number: int) -> None:
-    job = start(kind)
-    job.program.send_signal(number)
-    assert job.wait_until_gone() <= 10.0
-    _, _, stderr, _ = finish(job.program)
-    assert number != signal.SIGINT or stderr.rstrip().endswith("KeyboardInterrupt"), stderr
+def test_signal_ends_ranks_and_their_children(
+    address: str, tmp_path: Path, kind: str, number: int
+) -> None:
+    with job(address, tmp_path, kind) as program:
+        program.send_signal(number)
+        assert seconds_until_gone(tmp_path, OURS[kind]) <= 10.0
+        _, _, stderr, _ = finish(program)
+        assert number != signal.SIGINT or stderr.rstrip().endswith("KeyboardInterrupt"), stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_death_of_the_program_ends_ranks_and_their_children(start: Start, kind: str) -> None:
-    job = start(kind, deaf=True)
-    job.kill()
-    assert job.wait_until_gone() <= 4.0
+def test_death_of_the_program_ends_ranks_and_their_children(
+    address: str, tmp_path: Path, kind: str
+) -> None:
+    with job(address, tmp_path, kind, deaf=True) as program:
+        program.kill()
+        # Children with a session of their own may outlive it.
+        assert seconds_until_gone(tmp_path, min(2, OURS[kind])) <= 4.0

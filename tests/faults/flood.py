@@ -23,22 +23,6 @@ Address = tuple[socket.AddressFamily, str | tuple[str, int]]
 HELLO = struct.Struct("<4sHBx16sII32s")  # the same as in hvdlite/rendezvous/handshake.py
 
 
-def socket_inodes(pid: int) -> set[str]:
-    """List the inodes of a process's sockets."""
-    targets = [target for target in open_files(pid) if target.startswith("socket:[")]
-    return {target[8:-1] for target in targets}
-
-
-def open_files(pid: int) -> list[str]:
-    """List what the descriptors of a process refer to; nothing if it has ended."""
-    targets = []
-    with contextlib.suppress(OSError):  # It may end while its folder is read.
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                targets.append(str(Path(f"/proc/{pid}/fd/{name}").readlink()))
-    return targets
-
-
 def listening_unix(inodes: set[str]) -> set[Address]:
     """List listening Unix sockets, abstract ones with a leading NUL."""
     found: set[Address] = set()

@@ -16,10 +16,10 @@ from faults.flood import (
     flooded_by_another_user,
     listening_tcp,
     listening_unix,
-    socket_inodes,
 )
 from harness import World
 from hvdlite import basics
+from launch.marked import sockets_of
 from patience import Stopwatch, wait_until
 
 CONNECTIONS = 10_000
@@ -32,7 +32,7 @@ def resident(pid: int) -> int:
 
 
 def addresses_of(pid: int) -> set[Address]:
-    return listening_unix(socket_inodes(pid)) | listening_tcp(psutil.Process(pid))
+    return listening_unix(sockets_of([pid])) | listening_tcp(psutil.Process(pid))
 
 
 def start_when_told(folder: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_world_starts_amid_garbage_at_every_port(tmp_path: Path) -> None:
         def all_listen() -> bool:
             # The kernel's list may lack a socket while others come and go.
             found = addresses_of(first)
-            doors.update(found, listening_unix(socket_inodes(psutil.Process().pid)))
+            doors.update(found, listening_unix(sockets_of([psutil.Process().pid])))
             return len(found) >= 2 and len(doors) >= 3
 
         wait_until(all_listen, "rank 0 and the store listen")
@@ -78,9 +78,9 @@ def test_world_starts_amid_a_flood_of_another_user(tmp_path: Path) -> None:
     """Every user can read the names of abstract sockets in /proc/net/unix, and connect."""
     with World(2, start_when_told, str(tmp_path)) as world:
         first = world.pids[0]
-        wait_until(lambda: len(listening_unix(socket_inodes(first))) >= 1, "rank 0 listens")
-        doors = listening_unix(socket_inodes(first))
-        doors |= listening_unix(socket_inodes(psutil.Process().pid))
+        wait_until(lambda: len(listening_unix(sockets_of([first]))) >= 1, "rank 0 listens")
+        doors = listening_unix(sockets_of([first]))
+        doors |= listening_unix(sockets_of([psutil.Process().pid]))
         with flooded_by_another_user(doors, processes=2):
             (tmp_path / "go").touch()
             results = world.wait()
