@@ -188,6 +188,18 @@ def scenario_an_overflow_on_one_rank_is_a_step_there_too() -> None:
     assert all(param.isfinite().all() for param in model.parameters())
 
 
+def scenario_process_set() -> None:
+    some = hvd.add_process_set(range(1, hvd.size()))
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=2, process_set=some)
+    take_steps(model, optimizer, 1, 2)
+    optimizer.average()
+    everyone = hvd.allgather(model[0].bias.detach().unsqueeze(0))
+    assert all(torch.equal(one, everyone[1]) for one in everyone[1:])
+    assert not torch.equal(everyone[0], everyone[1])
+    hvd.remove_process_set(some)
+
+
 def scenario_half_precision_has_wide_anchors() -> None:
     model = make_model().bfloat16()
     optimizer = hvd.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.01), every=2)
