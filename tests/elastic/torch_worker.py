@@ -143,6 +143,8 @@ class Trainer:
                 time.sleep(self.plan.pause)
             self.commit(state)
             state.epoch += 1
+            if self.plan.op != "local":
+                self.check_samples(state)
             self.sampler.set_epoch(state.epoch)
 
     def commit(self, state: Any) -> None:
@@ -201,10 +203,10 @@ class Trainer:
         hvd.check_replicas(self.model.state_dict().items())
 
     def check_samples(self, state: Any) -> None:
-        """Check that each epoch has used every sample, and repeated only what pads it."""
-        missing = [n for n, used in enumerate(state.used.tolist()) if used < self.plan.steps]
+        """Check that each epoch so far has used every sample, and repeated only what pads it."""
+        missing = [n for n, used in enumerate(state.used.tolist()) if used < state.epoch]
         assert not missing, f"samples {missing} were not used in each epoch"
-        repeats = int(state.used.sum()) - self.plan.steps * SAMPLES
+        repeats = int(state.used.sum()) - state.epoch * SAMPLES
         assert repeats <= state.repeats, f"{repeats} samples were used again"
 
 
@@ -212,8 +214,6 @@ def main() -> None:
     """Train to the end."""
     trainer = Trainer(read_plan())
     hvd.elastic.run(trainer.train)(trainer.state)
-    if trainer.plan.op != "local":
-        trainer.check_samples(trainer.state)
     trainer.journal.write("end", ranks=hvd.size())
     hvd.shutdown()
 
