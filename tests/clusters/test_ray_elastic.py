@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -21,13 +20,10 @@ import hvdlite.ray
 import patience
 from clusters.ray_clusters import Nodes, several_nodes
 from hvdlite.errors import BootstrapError
-from patience import HANG, Stopwatch, wait_until
+from patience import HANG, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
-# Within so many seconds of the end of a node's processes the job has to go on. It takes 0.1 s, half
-# of it the sleep between two steps. Ray itself notices the end after more than 10 s.
-_LONGEST_PAUSE = 2.0
 _NO_ACTOR = r"cannot start on Ray's node .*: Ray (has not started its actor within 1 s|says)"
 
 
@@ -48,7 +44,7 @@ def nodes(shared_nodes: Nodes) -> Nodes:
     return shared_nodes
 
 
-def train(journal: str, done: str, watch: Stopwatch) -> tuple[int, int, float]:
+def train(journal: str, done: str) -> tuple[int, int, float]:
     """Step until the file `done` exists; each step adds the sum of a half over all ranks."""
     import torch
 
@@ -72,9 +68,7 @@ def train(journal: str, done: str, watch: Stopwatch) -> tuple[int, int, float]:
             over = torch.tensor([float(os.path.exists(done))])  # noqa: PTH110
             state.over = hvd.allreduce(over, op=hvd.Max).item()
             with open(f"{journal}.{os.getpid()}", "a") as file:
-                file.write(
-                    json.dumps([state.step, hvd.size(), time.monotonic(), watch.seconds()]) + "\n"
-                )
+                file.write(json.dumps([state.step, hvd.size(), time.monotonic()]) + "\n")
             state.commit()
             time.sleep(0.05)
 
@@ -95,31 +89,30 @@ class Job(threading.Thread):
     def run(self) -> None:
         """Run the job to its end."""
         try:
-            arguments = str(self._journal), str(self._done), Stopwatch()
+            arguments = str(self._journal), str(self._done)
             settings = {"blacklist_cooldown_range": (1.0, 2.0), "elastic_timeout": 120}
             self.results = hvdlite.ray.run(train, arguments, min_np=1, max_np=4, **settings)
         except BaseException as error:
             self.error = error
 
-    def journals(self) -> list[list[tuple[int, int, float, float]]]:
-        """Return, by worker, step, size, time and the watch's seconds of each of its steps."""
+    def journals(self) -> list[list[tuple[int, int, float]]]:
+        """Return, by worker, step, size and time of each of its steps."""
         files = self._journal.parent.glob("journal.*")
         texts = [one.read_text().rpartition("\n")[0] for one in files]
         return [[tuple(json.loads(line)) for line in text.splitlines()] for text in texts]
 
-    def journal(self) -> list[tuple[int, int, float, float]]:
+    def journal(self) -> list[tuple[int, int, float]]:
         """Return the steps of all workers, in order of time."""
         return sorted((one for each in self.journals() for one in each), key=lambda one: one[2])
 
-    def wait_for_size(self, size: int) -> float:
-        """Wait until the latest step was done by so many ranks; return its time."""
+    def wait_for_size(self, size: int) -> None:
+        """Wait until the latest step was done by so many ranks."""
         wait_until(
             lambda: not self.is_alive() or [one[1] for one in self.journal()[-1:]] == [size],
             f"a step of {size} ranks",
             2 * HANG,
         )
         assert self.is_alive(), self.error
-        return next(at for _, n, at, _ in reversed(self.journal()) if n == size)
 
     def finish(self) -> list[Any]:
         """Let the job end, and return its results."""
@@ -142,12 +135,6 @@ def agents() -> list[str]:
     return found
 
 
-def pause(job: Job) -> float:
-    """Return the longest pause between two steps of one worker with fewer ranks in the second."""
-    pairs = [pair for steps in job.journals() for pair in itertools.pairwise(steps)]
-    return max(b[3] - a[3] for a, b in pairs if b[1] < a[1])
-
-
 def living() -> int:
     """Return how many nodes Ray lists as alive."""
     import ray
@@ -163,20 +150,17 @@ def test_job_goes_on_without_a_node_that_died_and_grows_onto_a_new_one(
     job = Job(tmp_path)
     job.wait_for_size(4)
     before = living()
-    killed = time.monotonic()
     nodes.kill_other()
-    shrunk = job.wait_for_size(2)
-    assert living() == before  # Ray has not noticed it yet: the ranks have, by their sockets.
-    print(f"{shrunk - killed:.2f} s from the kill; a pause of {pause(job):.3f} s between two steps")
-    assert pause(job) < _LONGEST_PAUSE
+    job.wait_for_size(2)
+    # Ray notices it after more than 10 s: the ranks have noticed it by their sockets.
+    assert living() == before
     nodes.other = nodes.add()
-    added = time.monotonic()
-    print(f"grown {job.wait_for_size(4) - added:.2f} s after a node was added")
+    job.wait_for_size(4)
     results = job.finish()
     for journal in job.journals():  # No worker has lost a step, or done one twice.
-        assert [step for step, _, _, _ in journal] == list(range(journal[0][0], journal[-1][0] + 1))
+        assert [step for step, _, _ in journal] == list(range(journal[0][0], journal[-1][0] + 1))
     last = results[0][0]
-    assert {step for step, _, _, _ in job.journal()} == set(range(1, last + 1))
+    assert {step for step, _, _ in job.journal()} == set(range(1, last + 1))
     assert results == [(last, 4, last * 0.5)] * 4
     wait_until(lambda: not agents(), "the end of all agents and ranks")
     wait_until(lambda: ray.available_resources().get("CPU") == 4, "the CPUs to be free")
@@ -205,11 +189,6 @@ def variables() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in names)
 
 
-def test_ranks_have_the_variables_and_not_those_of_the_actor(nodes: Nodes) -> None:
-    results = hvdlite.ray.run(variables, max_np=1, min_np=1, env={"PLANTED": "yes"})
-    assert results == [("yes", None, "1")]
-
-
 def test_job_starts_without_a_busy_node_unless_it_is_needed(
     nodes: Nodes, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,7 +203,8 @@ def test_job_starts_without_a_busy_node_unless_it_is_needed(
     holder = ray.remote(Holder).options(num_cpus=1, scheduling_strategy=there).remote()
     assert ray.get(holder.there.remote())
     try:
-        assert len(hvdlite.ray.run(variables, min_np=1, max_np=4)) == 2
+        results = hvdlite.ray.run(variables, min_np=1, max_np=4, env={"PLANTED": "yes"})
+        assert results == [("yes", None, "1")] * 2, "theirs, and not the actor's"
         line = f"host 127.0.0.1/{nodes.other.node_id[:8]} has not answered yet; the job starts"
         assert line in capfd.readouterr().err
         with pytest.raises(BootstrapError, match=_NO_ACTOR):
