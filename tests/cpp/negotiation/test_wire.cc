@@ -188,9 +188,25 @@ TEST(wire_mismatch_names_tensor_ranks_and_values) {
   CHECK_EQ(describe_mismatch(0, a, 5, b).value(),
            std::string("allreduce 'narrow': ranks disagree about the wire dtype: rank 0 has "
                        "float16, rank 5 has bfloat16"));
-  b = a;
-  b.kind = Kind::kBroadcast;
-  CHECK(describe_mismatch(0, a, 5, b).value().find("operation") != std::string::npos);
+}
+
+TEST(wire_mismatch_is_told_of_every_field_of_a_request) {
+  const Request a = sample_request();
+  const std::vector<std::pair<std::string, void (*)(Request&)>> changes = {
+      {"operation", [](Request& b) { b.kind = Kind::kBroadcast; }},
+      {"reduce op", [](Request& b) { b.op = ReduceOp::kSum; }},
+      {"root rank", [](Request& b) { b.root = 1; }},
+      {"weight", [](Request& b) { b.weighted = true; }},
+      {"prescale factor", [](Request& b) { b.prescale = 3; }},
+      {"postscale factor", [](Request& b) { b.postscale = 3; }},
+      {"number of tensors", [](Request& b) { b.tensors.pop_back(); }},
+  };
+  for (const auto& [field, change] : changes) {
+    Request b = a;
+    change(b);
+    const std::string text = describe_mismatch(0, a, 5, b).value_or("");
+    CHECK(text.find("ranks disagree about the " + field + ": rank 0 has ") != std::string::npos);
+  }
 }
 
 TEST(wire_mismatch_is_told_of_rows_where_all_ranks_give_as_many) {
