@@ -9,12 +9,15 @@ import contextlib
 import gc
 import itertools
 import os
+import re
 import signal
+import sys
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import hvdlite
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
@@ -35,6 +39,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no fast path"
 )
 PRELOAD = ("torch._dynamo",)
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
 COPIED = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     *(torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.complex64),
@@ -356,6 +361,32 @@ def scenario_next_world_is_another_one() -> None:
         with raises(hvd.NotInitializedError, "init"):
             hvd.allreduce_(torch.ones(2), name="kept")
         hvd.init()
+
+
+def scenario_a_gradient_passes_the_files_that_the_page_names() -> None:
+    if hvd.size() == 1:
+        return
+    model = make_model()
+    optimizer = make(model)
+    package, passed = Path(hvdlite.__file__).parent, set()
+
+    def look(frame: Any, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(package):
+            passed.add(path.name)
+
+    for profile in (None, look):  # The first step has more to do.
+        optimizer.zero_grad()
+        loss = model(inputs()).square().mean()
+        sys.setprofile(profile)
+        loss.backward()
+        sys.setprofile(None)
+        optimizer.step()
+    text = PAGE.read_text(encoding="utf-8").partition("In Python a gradient passes through")[2]
+    text = text.partition("\n\n")[0]
+    other = passed ^ set(re.findall(r"`(\w+\.py)`", text))
+    assert not other, other
+    assert text.startswith(f" {len(passed)} files")
 
 
 def body() -> dict[str, str]:
