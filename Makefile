@@ -34,7 +34,7 @@ help:
 	@echo 'make style             formats, ruff, types, spelling, layers of Python'
 	@echo 'make lint              that, other rules, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
-	@echo 'make soak              elastic training and parameter servers for minutes: kills and chaos'
+	@echo 'make soak              elastic training for minutes: kills and chaos'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/api, docs/knobs.md and docs/options.md'
 	@echo 'make docs-site         build the site from the pages: build/site/html/index.html'
@@ -122,7 +122,6 @@ bench: $(DONE)/core $(DONE)/test
 soak: $(DONE)/core
 	$(IN_VENV) python tests/elastic/soak.py
 	$(IN_VENV) python tests/parallel/torch/modes/virtual_proof.py
-	$(IN_VENV) python tests/parameter_server_soak.py
 
 docs: $(DONE)/core $(DONE)/docs
 	$(IN_VENV) python tools/settings_doc.py

@@ -28,7 +28,7 @@ from hvdlite.parameter_server.storage import Gradient, Slot
 from hvdlite.parameter_server.tensors import TensorSpec, encode, place
 from hvdlite.parameter_server.wire import Entry, Frame, Layout, Operation, Status, receive_frame
 from parameter_servers import Servers
-from patience import HANG
+from patience import HANG, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -246,6 +246,32 @@ def test_a_checkpoint_of_another_number_of_servers_is_refused(tmp_path: Path) ->
             find(path, index, 3)
     (tmp_path / "ps.1-of-2").unlink()  # It is not complete, so that servers begin anew.
     assert find(path, 0, 3) is None and find(path, 0, 2) is None
+
+
+def test_workers_that_come_and_die_leave_nothing() -> None:
+    values = [numbers(*range(10)), numbers(1, 2, 3)]
+
+    def live_and_die(clock: int) -> None:
+        client = running.client()
+        client.register(SPECS, values).step(clock, {1: numbers(1, 1, 1)}, values, None)
+        client.close(goodbye=False)
+
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    with Servers(1, Adding) as running:
+        stays = running.client().register(SPECS, values)
+        before = held()
+        for clock in range(1, 21):
+            live_and_die(clock)
+        with running.connect() as connection:
+            connection.settimeout(HANG)
+            assert register(connection, model()).kind == Status.DONE
+            half = numbers(1, 1, 1)[:12]
+            connection.sendall(Frame(Operation.PUSH, 1, 1, 0, 24).pack() + DENSE + half)
+        wait_until(lambda: held() == before, "as many threads and descriptors as before")
+        stays.step(1, None, values, None)
+        assert values[1].cast("d").tolist() == [21, 22, 23]
 
 
 @pytest.mark.parametrize("servers", [1, 2])
