@@ -49,30 +49,6 @@ def test_pauses_double_until_the_rank_is_given_up() -> None:
     assert fleet.due(1000.0) == []
 
 
-def test_good_life_makes_deaths_count_anew() -> None:
-    fleet = three_workers(restarts=1)
-    assert ended(fleet, 2, 0.0) == 1.0
-    (start,) = fleet.due(1.0)
-    assert ended(fleet, start.worker, 100.0) == 1.0
-
-
-def test_new_worker_waits_for_its_host() -> None:
-    fleet = three_workers()
-    ended(fleet, 3, 0.0)
-    ended(fleet, 1, 0.0)
-    fleet.reach("b", False)
-    assert [one.host for one in fleet.due(5.0)] == ["a"]
-    fleet.reach("b", True)
-    assert [one.worker for one in fleet.due(6.0)] == [5]
-
-
-def test_many_deaths_at_once_do_not_put_a_host_away() -> None:
-    fleet = three_workers()
-    for worker in (1, 2, 3):
-        ended(fleet, worker, 0.0)
-    assert [one.placement.rank for one in fleet.due(1.0)] == [1, 2, 3]
-
-
 def test_nothing_is_started_once_a_worker_has_finished() -> None:
     fleet = three_workers()
     ended(fleet, 1, 0.0)
