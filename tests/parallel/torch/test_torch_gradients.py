@@ -177,13 +177,6 @@ def scenario_second_gradients_ask_all_ranks() -> None:
         assert bool((second != 0).all()) == moved, (verb, second)
 
 
-def scenario_a_reducescatter_and_an_allgather_are_an_allreduce() -> None:
-    for op in (hvd.Average, hvd.Sum):
-        whole = gradients(lambda ts, op=op: [hvd.allreduce(ts[0], op=op)], [7])
-        parts = gradients(lambda ts, op=op: [hvd.allgather(hvd.reducescatter(ts[0], op=op))], [7])
-        compare(parts, whole)
-
-
 def body() -> dict[str, str]:
     return run_all(globals(), start)
 

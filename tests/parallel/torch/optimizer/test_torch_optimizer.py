@@ -278,26 +278,6 @@ def scenario_nothing_is_said_after_synchronize() -> None:
     assert warned(optimizer.step) == []
 
 
-def scenario_nothing_is_said_of_whole_groups() -> None:
-    for arguments in ({}, {"backward_passes_per_step": 2}):
-        model = make_model()
-        optimizer = make(model, **arguments)
-        for _ in range(arguments.get("backward_passes_per_step", 1)):
-            backward(model)
-        assert warned(optimizer.step) == []
-
-
-def scenario_nothing_is_said_on_a_rank_without_a_backward() -> None:
-    model, twin = make_model(), make_model()
-    optimizer = make(model)
-    if hvd.rank() == 0:
-        backward(model)
-        backward(twin, 1 / hvd.size())
-    assert warned(optimizer.step) == []
-    if hvd.rank() == 0:
-        assert_close(gradients(model), gradients(twin))
-
-
 def body() -> dict[str, str]:
     torch.set_num_threads(1)
     return run_all(globals())
