@@ -274,24 +274,6 @@ def scenario_parameters_are_data() -> None:
     assert parameter._version == before
 
 
-def scenario_objects() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    mine = {"rank": rank, "text": "x" * 10 * rank}
-    everyone = [{"rank": r, "text": "x" * 10 * r} for r in range(size)]
-    gathered: list[Any] = [None] * size
-    dist.all_gather_object(gathered, mine)
-    assert gathered == everyone
-    at_root: list[Any] = [None] * size
-    dist.gather_object(mine, at_root if rank == size - 1 else None, size - 1)
-    assert at_root == (everyone if rank == size - 1 else [None] * size)
-    sent = everyone if rank == 0 else [None] * size
-    dist.broadcast_object_list(sent, 0)
-    assert sent == everyone
-    received: list[Any] = [None]
-    dist.scatter_object_list(received, everyone if rank == 0 else None, 0)
-    assert received == [mine]
-
-
 def scenario_send_and_receive() -> None:
     size, rank = hvd.size(), hvd.rank()
     if size == 1:
@@ -330,15 +312,6 @@ def scenario_batches_of_sends() -> None:
         for work in dist.batch_isend_irecv(sends + receives):
             work.wait()
     assert [one.tolist() for one in received] == [[float(r)] * 3 for r in others]
-
-
-def scenario_objects_between_two() -> None:
-    if hvd.rank() == 0 and hvd.size() > 1:
-        dist.send_object_list([{"a": 1}, "b"], 1)
-    elif hvd.rank() == 1:
-        objects: list[Any] = [None, None]
-        assert dist.recv_object_list(objects, 0) == 0
-        assert objects == [{"a": 1}, "b"]
 
 
 def scenario_sizes_that_differ_are_told() -> None:

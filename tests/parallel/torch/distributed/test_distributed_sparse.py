@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -104,26 +103,6 @@ def scenario_flags_are_or() -> None:
     flags = coo(torch.tensor([[hvd.rank(), 0]]), torch.tensor([True, False]), (6,))
     dist.all_reduce(flags)
     assert flags.to_dense().tolist() == [rank < hvd.size() for rank in range(6)]
-
-
-def scenario_training_with_sparse_gradients() -> None:
-    torch.manual_seed(1)
-    plain = torch.nn.Sequential(torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 1))
-    outcomes = []
-    for group in (ours(), gloo()):
-        model = copy.deepcopy(plain)
-        wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
-        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
-        for step in range(3):
-            optimizer.zero_grad()
-            wrapped(torch.tensor([hvd.rank(), step, 7, 7])).square().mean().backward()
-            gradient = model[0].weight.grad
-            assert gradient is not None
-            assert gradient.is_sparse
-            optimizer.step()
-        outcomes.append([one.detach() for one in model.parameters()])
-    for mine, theirs in zip(*outcomes, strict=True):
-        assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
 def scenario_refused() -> None:

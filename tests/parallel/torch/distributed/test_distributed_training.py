@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -125,34 +124,6 @@ def scenario_ddp() -> None:
 
 def scenario_ddp_unused_parameters() -> None:
     check_ddp(lambda: Network(sparing=True), find_unused_parameters=True)
-
-
-def scenario_ddp_no_sync() -> None:
-    model = Network()
-    whole = copy.deepcopy(model)
-    ddp = DistributedDataParallel(model)
-    with ddp.no_sync():
-        loss_of(ddp, 0, hvd.rank()).backward()
-    loss_of(ddp, 1, hvd.rank()).backward()
-    for rank in range(hvd.size()):
-        for step in (0, 1):
-            (loss_of(whole, step, rank) / hvd.size()).backward()
-    for mine, right in zip(model.parameters(), whole.parameters(), strict=True):
-        assert torch.allclose(mine.grad, right.grad, atol=1e-6)
-
-
-def scenario_ddp_hooks() -> None:
-    model = Network()
-    expected = alone(model, hvd.size())
-    ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
-    train(ddp)
-    check_parameters(model, expected)
-    model = Network()
-    ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    train(ddp)
-    check_parameters(model, expected, atol=0.1)
 
 
 def sharded(mesh: Any = None) -> nn.Module:

@@ -16,7 +16,6 @@ from torch import nn
 import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.modes.local_models import (
-    assert_equal,
     engine_mean,
     loss_of,
     make_model,
@@ -79,28 +78,6 @@ def scenario_rounds_that_travel_narrow() -> None:
             assert_close(list(model.parameters()), exact, near)
             optimizer.average()
             assert_same_everywhere(model)
-
-
-def scenario_each_process_set_has_rounds_of_its_own() -> None:
-    some = list(range(1, hvd.size()))
-    if len(some) == 1:
-        return
-    members = hvd.add_process_set(some)
-    for compression in (hvd.Compression.none, hvd.Compression.bf16):
-        model = make_model()
-        optimizer = hvd.LocalSGD(
-            sgd(model.parameters()), every=4, process_set=members, compression=compression
-        )
-        take_steps(model, optimizer, 1, STEPS)
-        expected = replicas(
-            len(some), lambda model, rank, step: loss_of(model, some[rank], step), every=4
-        )
-        if hvd.rank() in some and compression is hvd.Compression.none:
-            assert_equal(model, expected[some.index(hvd.rank())])
-        optimizer.average()
-        everyone = hvd.allgather(model[0].weight.detach().unsqueeze(0))
-        assert all(torch.equal(one, everyone[1]) for one in everyone[1:])
-    hvd.remove_process_set(members)
 
 
 def scenario_the_mean_after_a_join_is_of_those_that_go_on() -> None:
