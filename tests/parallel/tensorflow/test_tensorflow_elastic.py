@@ -41,11 +41,11 @@ def check_refusals() -> None:
         hvd.elastic.TensorFlowState(step=0)
 
 
-def train_until_a_rank_dies() -> str:
+def train_until_a_rank_dies(compiles: bool) -> str:
     start()
     state = check_state()
     check_refusals()
-    reduce = tf.function(lambda x: hvd.allreduce(x, name="gradient"))
+    reduce = tf.function(lambda x: hvd.allreduce(x, name="gradient"), jit_compile=compiles)
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -59,8 +59,11 @@ def train_until_a_rank_dies() -> str:
     return f"{failed.value} {getattr(failed.value, '__notes__', '')}"
 
 
-def test_state_and_the_error_of_a_graph() -> None:
-    survivor, victim = run_world(2, train_until_a_rank_dies, env=ENVIRONMENT, expect_failure=True)
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_state_and_the_error_of_a_graph(compiles: bool) -> None:
+    survivor, victim = run_world(
+        2, train_until_a_rank_dies, compiles, env=ENVIRONMENT, expect_failure=True
+    )
     assert victim.returncode == -signal.SIGKILL, victim.stderr
     assert survivor.value is not None, survivor.stderr
     assert "rank 1 died" in survivor.value
