@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import pickle
 import random
 import threading
@@ -48,27 +47,6 @@ def remaining_by_definition(order: list[int], closed: list[tuple[int, ...]]) -> 
 def done_counts() -> st.SearchStrategy[list[tuple[int, ...]]]:
     done = st.lists(st.integers(0, 6), min_size=1, max_size=5).map(tuple)
     return st.lists(done, max_size=4)
-
-
-@FREQUENT
-@given(st.integers(0, 40), done_counts())
-def test_what_remains_is_what_no_replica_has_done(
-    samples: int, closed: list[tuple[int, ...]]
-) -> None:
-    expected = remaining_by_definition(list(range(samples)), closed)
-    assert sampling.remaining(range(samples), closed) == expected
-    assert sampling.left_over(samples, closed) == len(expected)
-
-
-@FREQUENT
-@given(st.integers(0, 40), st.integers(1, 9))
-def test_all_replicas_get_equally_many_and_together_everything(samples: int, replicas: int) -> None:
-    segment = sampling.Segment(samples, range(replicas))
-    taken = [sampling.take(range(samples), replicas, replica) for replica in range(replicas)]
-    assert {len(one) for one in taken} == {segment.share}
-    assert set(itertools.chain(*taken)) == set(range(samples))
-    assert sum(map(len, taken)) == samples + segment.padded
-    assert segment.padded < replicas
 
 
 @FREQUENT
