@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RELEASES = ("2.16.2", "2.18.1")
 TESTS = "tests/parallel/tensorflow/test_tensorflow_*.py"
-NEEDS = ("pytest>=8", "pytest-timeout", "psutil", "scikit-learn")
+NEEDS = ("pytest>=8", "pytest-timeout", "scikit-learn")
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None) -> None:

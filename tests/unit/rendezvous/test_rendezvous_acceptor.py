@@ -134,6 +134,44 @@ def test_strangers_leave_files_for_the_process_that_they_call() -> None:
     assert (server.returncode, stderr) == (0, "")
 
 
+class EndlessQueue(socket.socket):
+    """A listener at which strangers always wait, behind the first connection."""
+
+    accepted = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.accepted += 1
+        assert self.accepted < 10_000, "strangers alone are let in"
+        if self.accepted == 1:
+            return super().accept()
+        stranger, end = socket.socketpair()
+        end.close()
+        return stranger, None
+
+
+def test_rank_is_served_while_strangers_never_stop_to_come() -> None:
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        listener = EndlessQueue()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        welcomed: list[socket.socket] = []
+        door = acceptor.Acceptor(listener, JOB, 1, selector, lambda *one: welcomed.append(one[0]))
+        stack.callback(door.close)
+        client = ClientHandshake(JOB, 0, Role.STORE)
+        rank, _waiting = (
+            stack.enter_context(socket.create_connection(listener.getsockname(), HANG))
+            for _ in range(2)
+        )
+        for message in (client.hello, None):
+            rank.sendall(message or client.feed(rank.recv(client.wanted())))
+            for _ in range(2):
+                for key, _ in selector.select(HANG):
+                    key.data()
+        (served,) = welcomed
+        served.close()
+
+
 class FullTable(socket.socket):
     """A listener of a process that can open no more files."""
 

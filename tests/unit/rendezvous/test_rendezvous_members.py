@@ -319,6 +319,20 @@ def test_the_first_rank_of_a_host_tells_the_others_whom_it_misses() -> None:
         assert str(error) == "rank 1 did not connect to rank 0 in time"
 
 
+@pytest.mark.parametrize("hosts", ["aaa", "abc"])
+def test_members_find_each_other_among_strangers_at_every_listener(hosts: str) -> None:
+    noise = random.Random(7)
+    with endpoints_of(hosts) as endpoints, ExitStack() as strangers:
+        for listener in (one for each in endpoints for one in each.listeners()):
+            address, family = listener.getsockname(), listener.family
+            listener.close()
+            for number in range(60):
+                stranger = strangers.enter_context(socket.socket(family))
+                stranger.connect(address)
+                stranger.sendall(noise.randbytes(number % 3 * 100))  # Every third one is silent.
+        check_and_close(connect_all(endpoints, 1))
+
+
 def test_descriptors_wait_while_too_many_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     send, refused = socket.send_fds, []
 
