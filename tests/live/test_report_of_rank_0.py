@@ -4,95 +4,57 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from faults.arrays import ones, reduce_array
 from faults.ports import free_port
-from harness import base_environment
+from harness import World
+from hvdlite import basics
+from launch.marked import python
+from launch.test_real_job import LOOP
 from launcher import run_launcher
-from patience import HANG, wait_until
-
-WORKER = Path(__file__).with_name("training_worker.py")
+from patience import wait_until
 
 
-class Ranks:
-    """Two ranks that a script of the user's own has started, with a report."""
-
-    def __init__(self, folder: Path, **variables: str) -> None:
-        self._stop = folder / "stop"
-        self.stderr = folder / "stderr"
-        environment = {
-            **base_environment(),
-            "HVDLITE_SIZE": "2",
-            "HVDLITE_RENDEZVOUS": f"127.0.0.1:{free_port()}",
-            "HVDLITE_TOKEN": secrets.token_hex(32),
-            **variables,
-        }
-        with open(self.stderr, "wb") as stderr:
-            self.processes = [
-                subprocess.Popen(
-                    [sys.executable, str(WORKER), str(self._stop)],
-                    env={**environment, "HVDLITE_RANK": str(rank)},
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    cwd=folder,
-                )
-                for rank in range(2)
-            ]
-
-    def end(self) -> str:
-        """Let the ranks end, check that all went well, and return what they wrote to stderr."""
-        self._stop.touch()
-        for process in self.processes:
-            process.communicate(timeout=HANG)
-            assert process.returncode == 0, self.stderr.read_text()
-        return self.stderr.read_text()
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
+def train(stop: str) -> None:
+    """Train until a file exists, with two all-reduces a step."""
+    basics.init()
+    ended = False
+    while not ended:
+        time.sleep(0.02)
+        reduce_array(ones(), "layer.weight")
+        ended = (reduce_array(ones() * Path(stop).exists(), "layer.bias") > 0).any()
+    basics.shutdown()
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Any]:
-    started: list[Ranks] = []
-
-    def begin(**variables: str) -> Ranks:
-        started.append(Ranks(tmp_path, **variables))
-        return started[-1]
-
-    yield begin
-    for ranks in started:
-        ranks.close()
+def start(folder: Path, name: str) -> World:
+    """Start two ranks as a user's own script does, with a report of this name."""
+    own = {"HVDLITE_RENDEZVOUS": f"127.0.0.1:{free_port()}", "HVDLITE_HOSTNAME": ""}
+    own["HVDLITE_REPORT"] = str(folder / name)
+    command = ["env", "--unset=HVDLITE_JOB_ID"]
+    return World(2, train, str(folder / "stop"), env=own, command=command)
 
 
-def has(path: Path, pattern: str) -> bool:
-    return path.exists() and re.search(pattern, path.read_text()) is not None
+def has_steps(path: Path) -> bool:
+    return path.exists() and re.search(r"<dt>steps</dt><dd>\d\d", path.read_text()) is not None
 
 
-def wait_for_steps(path: Path) -> None:
-    steps = r"<dt>steps</dt><dd>\d\d"
-    wait_until(lambda: has(path, steps), f"steps in {path}")
-
-
-def test_rank_0_writes_while_it_trains_and_when_it_ends(start: Any, tmp_path: Path) -> None:
+def test_rank_0_writes_while_it_trains_and_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "out.html"
-    ranks = start(HVDLITE_REPORT="out.html")
-    wait_for_steps(path)
-    text = path.read_text()
+    with start(tmp_path, path.name) as world:
+        wait_until(lambda: has_steps(path), "steps in the report")
+        text = path.read_text()
+        (tmp_path / "stop").touch()
+        first, second = world.wait()
     assert "running, written " in text
     assert f"<td>0</td><td class=text>{socket.gethostname()}</td>" in text
     assert "<td>1</td><td class=text>an unknown host</td>" in text
-    told = ranks.end()
-    assert re.fullmatch(r"hvdlite \[0\] report in out\.html: .*\n", told), told
+    told = first.stderr + second.stderr
+    assert re.fullmatch(rf"hvdlite \[0\] report in {re.escape(str(path))}: .*\n", told), told
     assert "The job succeeded." in path.read_text()
     said = json.loads(path.with_suffix(".json").read_text())
     assert said["end"] == {"status": 0, "why": ""}
@@ -106,17 +68,19 @@ def test_rank_0_writes_while_it_trains_and_when_it_ends(start: Any, tmp_path: Pa
         ("out.txt", "the name has to end with .html"),
     ],
 )
-def test_what_cannot_be_written_does_not_end_the_training(start: Any, name: str, why: str) -> None:
-    told = start(HVDLITE_REPORT=name).end()
-    assert re.match(rf"hvdlite \[0\] warning: no report: HVDLITE_REPORT {name}: {why}", told), told
-    assert told.count("\n") == 1
+def test_what_cannot_be_written_does_not_end_the_training(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    (tmp_path / "stop").touch()
+    with start(tmp_path, name) as world:
+        told = "".join(result.stderr for result in world.wait())
+    warning = f"hvdlite [0] warning: no report: HVDLITE_REPORT {tmp_path / name}: {why}"
+    assert told.startswith(warning) and told.count("\n") == 1, told
 
 
 def test_hvdlite_run_can_do_it_better(tmp_path: Path) -> None:
     path = tmp_path / "out.html"
-    (tmp_path / "stop").touch()
-    command = [sys.executable, str(WORKER), str(tmp_path / "stop")]
-    done = run_launcher("-np", "2", *command, env={"HVDLITE_REPORT": str(path)})
+    done = run_launcher("-np", "2", *python(LOOP), env={"HVDLITE_REPORT": str(path)})
     assert done.returncode == 0
     assert f"HVDLITE_REPORT is for other launchers; give hvdlite-run --report {path}" in done.stderr
     assert not path.exists()
