@@ -1,83 +1,80 @@
-"""A job that never ran: the lines that its ranks would have written."""
+"""A job that never ran: the samples that its ranks would have written, one a second."""
 
 from __future__ import annotations
 
-import math
-import random
-import time
+from dataclasses import replace
+from typing import Any
 
 from hvdlite.live.run import Run
-from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
+from hvdlite.live.sample import RankSteps, Sample, Steps
 
-BEGAN = 1000.0  # on rank 0's clock
+BEGAN = 100.0  # on the clocks of the ranks
+FIRST = 50.0  # on the clock of the reader, which has the sample of second n at FIRST + n
 
 
-class MadeUpJob:
-    """Ranks that say a line a second. The last one is late in data or forward.
+def make_sample(
+    rank: int,
+    second: float,
+    count: int | None = None,
+    *,
+    size: int = 2,
+    epoch: int = 0,
+    host: str = "node",
+    late: float = 0.02,
+    straggler: int | None = None,
+    in_backward: float = 0.0,
+) -> Sample:
+    """Make a sample of a rank after ten steps a second; steps of 100 ms.
 
     Args:
-        ranks: how many.
-        seconds: how long the job has run when this returns.
-        hosts: their names, by rank modulo their number.
+        rank: whose sample it is.
+        second: of the job.
+        count: of the steps so far, if not ten a second.
+        size: of the world.
+        epoch: of the world.
+        host: how the names of all hosts begin.
+        late: seconds by which the straggler is late in each step.
+        straggler: the last rank of each step; None means the highest, and -1 means none.
+        in_backward: seconds of those that it is late in backward, and not before.
     """
+    count = round(10 * second) if count is None else count
+    late_rank = size - 1 if straggler is None else straggler
+    rows = [_steps(count, 0.04, late, 0.01, 0.05 - late)] * size
+    if late_rank >= 0:
+        before = late - in_backward
+        times = (0.04 + in_backward, 0.0, 0.01, 0.05 - in_backward)
+        rows[late_rank] = _steps(count, *times, 1.0, before, in_backward)
+    return Sample(
+        rank=rank,
+        size=size,
+        epoch=epoch,
+        host=f"{host}{rank}",
+        pid=100 + rank,
+        time=BEGAN + second,
+        began=BEGAN,
+        counters={"bytes": 4_000_000 * count},
+        cpu=0.9 * second,
+        rss=1 << 30,
+        switches=int(7 * second),
+        threads=4,
+        cores=4,
+        samples=32 * count,
+        values={"loss": 1 / (1 + second)},
+        steps=Steps(count, 0.1 * count, tuple(rows)) if rank == 0 else None,
+    )
 
-    def __init__(self, ranks: int, seconds: int = 60, hosts: tuple[str, ...] = ("node1",)) -> None:
-        self.run = Run()
-        self.ranks = ranks
-        self.hosts = hosts
-        self.second = 0
-        self._noise = random.Random(1)
-        self._steps = 0.0
-        self._sums = [[0.0] * 7 for _ in range(ranks)]
-        self._samples = dict.fromkeys(range(ranks), 0)
-        self._begin = time.monotonic() - seconds
-        for _ in range(seconds):
-            self.say()
 
-    def say(self, events: tuple[Event, ...] = (), stalled: tuple[Stall, ...] = ()) -> None:
-        """Have all ranks say their next line; rank 0 tells the events and what is stalled."""
-        self.second += 1
-        self._train()
-        for rank in range(self.ranks):
-            steps = Steps(
-                round(self._steps),
-                sum(self._sums[0][:4]),
-                tuple(RankSteps(*row) for row in self._sums),
-            )
-            sample = Sample(
-                rank=rank,
-                size=self.ranks,
-                epoch=0,
-                host=self.hosts[rank % len(self.hosts)],
-                pid=100 + rank,
-                time=BEGAN + self.second,
-                began=BEGAN,
-                counters={"bytes": 100_000_000 * round(self._steps)},
-                cpu=self.second * (0.98 - 0.1 * rank),
-                rss=(1200 + 10 * rank) << 20,
-                switches=20 * self.second,
-                threads=6,
-                cores=16,
-                samples=self._samples[rank],
-                values={"loss": 2.0 * math.exp(-self.second / 40)},
-                events=events if rank == 0 else (),
-                steps=steps if rank == 0 else None,
-                stalled=stalled if rank == 0 else (),
-            )
-            self.run.add(sample, self._begin + self.second)
+def _steps(count: int, *each: float) -> RankSteps:
+    """Sum what each step has."""
+    sums = [round(count * one, 6) for one in each]
+    return RankSteps(*sums, *[0.0] * (7 - len(sums)))
 
-    def _train(self) -> None:
-        """Train for a second."""
-        late = 0.004 + 0.009 * (self.second % 20 > 7)
-        backward = 0.031 + 0.002 * self._noise.random()
-        communicating, between = 0.006 + 0.002 * self._noise.random(), 0.0054
-        count = 1 / (backward + communicating + between + late)
-        self._steps += count
-        for rank, sums in enumerate(self._sums):
-            last = rank == self.ranks - 1
-            waiting = 0.0 if last else late
-            row = (backward, waiting, communicating, between + late - waiting)
-            row += (1.0, late, 0.0) if last else (0.0, 0.0, 0.0)
-            for i, one in enumerate(row):
-                sums[i] += count * one
-            self._samples[rank] += round(16 * count)
+
+def make_run(seconds: int = 30, size: int = 2, more: Any = None, **how: Any) -> Run:
+    """Make a run of so many seconds; `more` has fields of all samples of rank 0."""
+    run = Run()
+    for second in range(1, seconds + 1):
+        for rank in range(size):
+            sample = make_sample(rank, second, size=size, **how)
+            run.add(replace(sample, **(more or {})) if rank == 0 else sample, FIRST + second)
+    return run

@@ -13,9 +13,10 @@ import pytest
 
 from hvdlite.live.record import Record
 from hvdlite.live.report import write
+from hvdlite.live.run import Run
 from hvdlite.live.sample import Event, Stall
 from hvdlite.live.viewer import About, End
-from live.made_up_run import BEGAN, MadeUpJob
+from live.made_up_run import BEGAN, FIRST, make_run
 from patience import HANG
 
 pytestmark = pytest.mark.page
@@ -37,9 +38,9 @@ def tab(browser: Any) -> Iterator[Any]:
     context.close()
 
 
-def make_report(job: MadeUpJob, end: End | None, folder: Path, late: float = HANG) -> str:
+def make_report(run: Run, end: End | None, folder: Path, late: float = HANG) -> str:
     about = About(("python", "train.py", HOSTILE), 3, ("node1",), 0.0)
-    record = Record.of(job.run, about, end, time.monotonic(), 60.0, None)
+    record = Record.of(run, about, end, FIRST + 30, 60.0, None)
     assert record.figures is not None
     assert math.isfinite(record.origin)
     write(record, folder / "out.html", late)
@@ -48,16 +49,16 @@ def make_report(job: MadeUpJob, end: End | None, folder: Path, late: float = HAN
 
 def test_it_follows_the_job_where_its_reader_is(tab: Any, tmp_path: Path) -> None:
     tab.set_viewport_size({"width": 400, "height": 500})
-    job = MadeUpJob(40, seconds=30)
-    tab.goto(make_report(job, None, tmp_path))
+    run = make_run(30, 40)
+    tab.goto(make_report(run, None, tmp_path))
     assert "running, written" in tab.locator("#status").inner_text()
     tab.evaluate("scrollTo(0, 700); document.querySelector('.scroll').scrollTo(0, 300)")
-    job.say((Event(BEGAN, "tuned", -1, "", "fusion_threshold is 32 MiB"),))
-    make_report(job, None, tmp_path)
+    run.note(Event(BEGAN, "tuned", -1, "", "fusion_threshold is 32 MiB"))
+    make_report(run, None, tmp_path)
     tab.locator("#events", has_text="fusion_threshold is 32 MiB").wait_for(state="attached")
     where = "[scrollY, document.querySelector('.scroll').scrollTop]"
     assert tab.evaluate(where) == [700, 300]
-    make_report(job, End(1, "rank 1 was killed by signal 9"), tmp_path)
+    make_report(run, End(1, "rank 1 was killed by signal 9"), tmp_path)
     ended = "The job ended with status 1: rank 1 was killed by signal 9"
     tab.locator("#status", has_text=ended).wait_for()
     tab.evaluate("window.stays = true")
@@ -67,7 +68,7 @@ def test_it_follows_the_job_where_its_reader_is(tab: Any, tmp_path: Path) -> Non
 
 
 def test_a_selection_is_not_taken_away(tab: Any, tmp_path: Path) -> None:
-    tab.goto(make_report(MadeUpJob(2, seconds=5), None, tmp_path))
+    tab.goto(make_report(make_run(), None, tmp_path))
     tab.evaluate("getSelection().selectAllChildren(document.querySelector('h1'))")
     time.sleep(4)
     assert tab.evaluate("String(getSelection())") == "train.py"
@@ -78,8 +79,8 @@ def test_a_selection_is_not_taken_away(tab: Any, tmp_path: Path) -> None:
 
 def test_a_reader_sees_that_it_is_not_written_any_more(tab: Any, tmp_path: Path) -> None:
     """And sees it also where the clock of the browser is not that of the job."""
-    job = MadeUpJob(2, seconds=5)
-    address = make_report(job, None, tmp_path, late=0.0)
+    run = make_run()
+    address = make_report(run, None, tmp_path, late=0.0)
     tab.goto(address)
     late = tab.locator("#status.lost", has_text="the job has been killed, or cannot write")
     late.wait_for()
@@ -96,10 +97,11 @@ def test_a_reader_sees_that_it_is_not_written_any_more(tab: Any, tmp_path: Path)
 def test_it_fits_its_window_and_can_be_read(
     browser: Any, tmp_path: Path, scheme: str, width: int
 ) -> None:
-    job = MadeUpJob(4, seconds=20, hosts=("a-rather-long-name-of-a-host.cluster.example", "node2"))
-    job.say((Event(BEGAN, "stall", 2, "x" * 200, "x" * 200),), (Stall("x" * 200, 1, (0,), (1,)),))
+    stalls = (Stall("x" * 200, 1, (0,), (1,)),)
+    run = make_run(30, 4, {"stalled": stalls}, host="a-rather-long-name-of-a-host.cluster.example")
+    run.note(Event(BEGAN, "stall", 2, "x" * 200, "x" * 200))
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.goto(make_report(job, None, tmp_path))
+    page.goto(make_report(run, None, tmp_path))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CONTRAST) == [], "text that is hard to read"
     sizes = "(all) => all.map((one) => parseFloat(getComputedStyle(one).fontSize))"

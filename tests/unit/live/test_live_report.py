@@ -20,40 +20,12 @@ from hvdlite.live.report import Report, check_path, page, write
 from hvdlite.live.run import Run
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
 from hvdlite.live.viewer import About, End
+from live.made_up_run import make_run
 from patience import wait_until
 
 HOSTILE = '<img src=x onerror="alert(1)"></td><script>$x$ \x1b[2J&lt; \u202e'
 ABOUT = About(("python", "a/train.py", "--name", HOSTILE), 2, ("node0", "node1"), 1e9)
 GOOD = End(0, "")
-
-
-def make_run(seconds: int = 30, size: int = 2, host: str = "node", late: float = 0.02) -> Run:
-    """Ranks that do ten steps a second, of which the last rank is late in data or forward."""
-    run = Run()
-    for second in range(1, seconds + 1):
-        count = 10 * second
-        early = RankSteps(*(x * count for x in (0.04, late, 0.01, 0.05 - late)), 0, 0, 0)
-        last = RankSteps(*(x * count for x in (0.04, 0, 0.01, 0.05)), count, late * count, 0)
-        for rank in range(size):
-            steps = Steps(count, 0.1 * count, (*[early] * (size - 1), last))
-            sample = Sample(
-                rank=rank,
-                size=size,
-                epoch=0,
-                host=f"{host}{rank}",
-                pid=7,
-                time=100.0 + second,
-                began=100.0,
-                counters={"bytes": 4_000_000 * count},
-                cpu=0.9 * second,
-                rss=1 << 30,
-                cores=4,
-                samples=32 * count,
-                values={"loss": 1 / second},
-                steps=steps if rank == 0 else None,
-            )
-            run.add(sample, 50.0 + second)
-    return run
 
 
 def make_record(run: Run, end: End | None = GOOD) -> Record:

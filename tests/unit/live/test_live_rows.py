@@ -11,41 +11,16 @@ import pytest
 
 from hvdlite.live.rows import Painter, headline
 from hvdlite.live.run import Run
-from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
+from hvdlite.live.sample import Event, Sample, Stall
 from hvdlite.live.viewer import About
+from live.made_up_run import make_run
 
 ABOUT = About(("python", "/home/me/train.py", "--lr", "1"), 2, ("node0",), time.time())
-NOTE = "straggler: 9.0 ms late in data or forward, 100 % of steps"
+NOTE = "straggler: 20 ms late in data or forward, 100 % of steps"
 ESCAPES = re.compile(rb"\x1b\[[\d;]*m")
 
 
-def make_run(ranks: int = 2, straggler: int = 1, seconds: int = 20, **of_rank_0: object) -> Run:
-    run = Run()
-    for second in range(1, seconds + 1):
-        count = 10 * second
-        rows = tuple(
-            RankSteps(0.03 * count, 0.0, 0.006 * count, 0.0145 * count, count, 0.009 * count, 0.0)
-            if rank == straggler
-            else RankSteps(0.03 * count, 0.009 * count, 0.006 * count, 0.0054 * count, 0, 0, 0)
-            for rank in range(ranks)
-        )
-        for rank in range(ranks):
-            sample = Sample(
-                *(rank, ranks, 0, f"node{rank // 8}", 100 + rank, 10.0 + second, 10.0),
-                counters={"bytes": 10**8 * count},
-                cpu=0.98 * second,
-                rss=12 * 10**8,
-                switches=second,
-                threads=4,
-                cores=2,
-                samples=320 * second,
-                steps=Steps(count, 0.0505 * count, rows) if rank == 0 else None,
-            )
-            run.add(replace(sample, **of_rank_0) if rank == 0 else sample, float(second))  # type: ignore[arg-type]
-    return run
-
-
-def rows(run: Run, width: int, height: int = 40, now: float = 20.0) -> list[str]:
+def rows(run: Run, width: int, height: int = 40, now: float = 80.0) -> list[str]:
     about = replace(ABOUT, began=time.time() - 62.5)
     drawn = Painter(run, about, colour=False).rows(width, height, now)
     assert len(drawn) <= max(1, height // 2)
@@ -57,10 +32,10 @@ def rows(run: Run, width: int, height: int = 40, now: float = 20.0) -> list[str]
 
 def test_wide_screen_is_a_table_with_notes() -> None:
     assert rows(make_run(), 120) == [
-        "train.py  step 200  19.8 step/s  640 samples/s  2.0 GB/s  np 2  0:01:02",
+        "train.py  step 300  10 step/s  640 samples/s  40.0 MB/s  np 2  0:01:02",
         "rank host  backward  waiting    comm.  between    cpu    rss",
-        "0    node0  30.0 ms   9.0 ms   6.0 ms   5.4 ms   98 %  1.2 G",
-        "1    node0  30.0 ms   0.0 ms   6.0 ms  14.5 ms   98 %  1.2 G  " + NOTE,
+        "0    node0  40.0 ms  20.0 ms  10.0 ms  30.0 ms   90 % 1.07 G",
+        "1    node1  40.0 ms   0.0 ms  10.0 ms  50.0 ms   90 % 1.07 G  " + NOTE,
     ]
 
 
@@ -74,18 +49,18 @@ def test_middle_screen_has_notes_below() -> None:
 def test_narrow_or_low_screen_has_the_headline_alone() -> None:
     for shown in (rows(make_run(), 50), rows(make_run(), 120, height=6), rows(make_run(), 7)):
         assert len(shown) == 1
-        assert "train.py  step 200"[: len(shown[0])] == shown[0][:18]
+        assert "train.py  step 300"[: len(shown[0])] == shown[0][:18]
 
 
 def test_of_many_ranks_the_slowest_are_shown() -> None:
-    shown = rows(make_run(ranks=64, straggler=37), 120, height=24)
+    shown = rows(make_run(size=64, straggler=37), 120, height=24)
     assert len(shown) <= 12
     assert any(row.startswith("37 ") and "straggler" in row for row in shown)
     assert shown[-1] == f"and {64 - (len(shown) - 3)} more ranks, which are less late"
 
 
 def test_silent_and_preempted_ranks_are_noted() -> None:
-    shown = rows(make_run(straggler=-1), 120, now=28.4)
+    shown = rows(make_run(straggler=-1), 120, now=88.4)
     assert shown[2].endswith("silent for 8 s")
     run = Run()
     for second in range(1, 9):
@@ -95,9 +70,12 @@ def test_silent_and_preempted_ranks_are_noted() -> None:
 
 
 def test_events_and_stalls_stand_below() -> None:
-    events = (Event(12.0, "tuned", 0, "", "an old event"), Event(27.0, "worker", -1, "", "epoch 2"))
+    events = (
+        Event(112.0, "tuned", 0, "", "an old event"),
+        Event(127.0, "worker", -1, "", "epoch 2"),
+    )
     stalls = (Stall("grad.0", 11.4, (0,), (1,)),)
-    run = make_run(stalled=stalls)
+    run = make_run(more={"stalled": stalls})
     for event in events:
         run.note(event)
     shown = rows(run, 120)
@@ -111,10 +89,11 @@ def test_events_and_stalls_stand_below() -> None:
 def test_what_ranks_say_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2J\x1b]0;title\x07\r\n\u202e[red]x"
     stalls = (Stall(evil, 11.4, (0,), (1,)),)
-    run = make_run(stalled=stalls, host=evil, events=(Event(30.0, "stall", 0, evil, evil),))
+    events = (Event(130.0, "stall", 0, evil, evil),)
+    run = make_run(more={"stalled": stalls, "host": evil, "events": events})
     for width in (50, 80, 120, 300):
         rows(run, width)
-    for colour in Painter(run, ABOUT, colour=True).rows(120, 40, 20.0):
+    for colour in Painter(run, ABOUT, colour=True).rows(120, 40, 80.0):
         assert b"\x1b" not in ESCAPES.sub(b"", colour)
 
 
@@ -123,7 +102,7 @@ def test_before_the_first_sample_the_screen_says_so() -> None:
 
 
 def test_job_without_steps_has_no_phases() -> None:
-    run = make_run(steps=None)
+    run = make_run(more={"steps": None})
     shown = rows(run, 120)
     assert "step" not in shown[0]
     assert shown[2].split()[2:6] == ["-"] * 4
@@ -131,7 +110,7 @@ def test_job_without_steps_has_no_phases() -> None:
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf, 1e300])
 def test_any_number_can_be_shown(value: float) -> None:
-    figures = make_run().figures(10.0, 20.0)
+    figures = make_run().figures(10.0, 80.0)
     assert figures is not None
     odd = replace(figures, samples=value, bytes_per_step=value, step=value)
     assert headline(odd, ABOUT, time.time()).startswith("train.py")
