@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from fakes.ssh import fake_ssh
 from launch.marked import MarkedJob, python
 
 SHOW_TOKEN = """
@@ -16,9 +17,10 @@ time.sleep(600)
 """
 
 
-def test_no_secret_and_no_environment_on_any_command_line() -> None:
+def test_no_secret_and_no_environment_on_any_command_line(tmp_path: Path) -> None:
     secret = f"a-secret-of-the-user-{secrets.token_hex(16)}"
-    with MarkedJob(2, *python(SHOW_TOKEN), env={"API_TOKEN": secret}) as job:
+    env = {"API_TOKEN": secret, "PATH": fake_ssh(tmp_path)}
+    with MarkedJob(2, "-H", "localhost,far1", *python(SHOW_TOKEN), env=env) as job:
         assert job.process.stdout is not None
         token = job.process.stdout.readline().split()[-1].decode()
         assert len(token) == 64

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.test_real_job import LOOP
-from multihost.bed import MARK, Bed, end, finish, python
+from multihost.bed import Bed, end, finish, python
 from patience import Stopwatch
 
 THREE = ("-H", "node1:1,node2:1,node3:2")
@@ -170,22 +170,6 @@ def test_link_that_goes_down_under_talking_ranks(
     assert status == 255
     assert "(host node3, pid" in stderr and "lost the connection to its host" in stderr
     assert bed.seconds_until_gone() <= 40.0
-
-
-def test_neither_secret_nor_environment_is_on_a_command_line(
-    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    start()
-    for host in range(3):
-        (pid, *_) = bed.processes(host, MARK + "=")
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        (token,) = [item[14:] for item in environ if item.startswith(b"HVDLITE_TOKEN=")]
-        assert len(token) == 64
-        for other in range(3):
-            shown = bed.run(other, "ps", "-e", "-ww", "-o", "args").stdout
-            assert "hvdlite" in shown
-            assert token.decode() not in shown
-            assert "HVDLITE_" not in shown and "OMP_NUM" not in shown
 
 
 def test_no_rank_listens_once_all_are_connected_and_the_launcher_at_one_address(
