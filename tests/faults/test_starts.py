@@ -1,4 +1,4 @@
-"""Starts in trouble: a port that was just used, and ranks that are stopped, come late or retry."""
+"""Starts in trouble: ranks that are shown out, come late, retry or are interrupted."""
 
 from __future__ import annotations
 
@@ -38,35 +38,6 @@ def by_hand(port: int) -> Callable[[int], dict[str, str]]:
         "HVDLITE_HOST_ID": f"host{rank}",
         "HVDLITE_RENDEZVOUS": f"127.0.0.1:{port}",
     }
-
-
-def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
-    """Stop rank 0 in the moment in which rank 1 dials it, for longer than a handshake may take."""
-    from hvdlite.rendezvous.mesh import Mesh
-
-    pid = Path(folder) / "pid"
-    if os.environ["HVDLITE_RANK"] == "0":
-        pid.write_text(str(os.getpid()))
-    else:
-        dial = Mesh._reach
-
-        def stop_then_dial(mesh: Any, *arguments: Any) -> Any:
-            stopped = int(pid.read_text())
-            os.kill(stopped, signal.SIGSTOP)
-            threading.Timer(HANDSHAKE_SECONDS + 0.5, os.kill, (stopped, signal.SIGCONT)).start()
-            Mesh._reach = dial  # type: ignore[method-assign]
-            return dial(mesh, *arguments)
-
-        Mesh._reach = stop_then_dial  # type: ignore[method-assign]
-    begun = time.monotonic()
-    basics.init()
-    return {"took": time.monotonic() - begun, "works": works("after")}
-
-
-def test_peer_that_is_stopped_while_it_is_dialled(tmp_path: Path) -> None:
-    results = run_world(2, start_with_a_stopped_peer, str(tmp_path), hosts=[0, 1])
-    assert all(result.value["works"] for result in results)
-    assert results[1].value["took"] > HANDSHAKE_SECONDS, "nobody was stopped"
 
 
 def serve_later(listener: socket.socket, seconds: float) -> Callable[[], None]:
