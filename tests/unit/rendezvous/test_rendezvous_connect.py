@@ -1,13 +1,11 @@
-"""The store and the mesh of connections over real sockets, with threads as ranks."""
+"""The store over real sockets, with threads as ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import secrets
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -17,9 +15,7 @@ import pytest
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.address import dial
-from hvdlite.rendezvous.connect import Connection, connect
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import PublisherGoneError, Store, StoreClient
 from patience import HANG, Stopwatch, wait_until
@@ -49,64 +45,6 @@ def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
 
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def make_segment(local_size: int) -> int:
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, 4096 * local_size)
-    return fd
-
-
-def make_world(hosts: list[str], address: str, timeout: float = HANG) -> list[object]:
-    def join(rank: int) -> Connection:
-        worker = WorkerEnvironment(
-            rank=rank,
-            size=len(hosts),
-            rendezvous=address,
-            token=TOKEN,
-            job_id=JOB_ID,
-            host_id=hosts[rank],
-            start_timeout=timeout,
-        )
-        return connect(worker, make_segment)
-
-    return in_threads(len(hosts), join)
-
-
-def connected(results: list[object]) -> list[Connection]:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return [result for result in results if isinstance(result, Connection)]
-
-
-@pytest.mark.parametrize("hosts", [["a"] * 8, ["a", "b"], ["a", "a", "b", "b"]])
-def test_mesh_carries_bytes_memory_and_events(hosts: list[str]) -> None:
-    before = open_descriptors()
-    with Store.start(len(hosts), JOB) as store:
-        world = connected(make_world(hosts, store.address))
-    for own in world:
-        for rank, control, data, segment, event in own.links:
-            back = next(link for link in world[rank].links if link[0] == own.rank)
-            local = hosts[rank] == hosts[own.rank]
-            assert (data < 0, segment >= 0, event >= 0) == (local, local, local)
-            for mine, theirs in ((control, back[1]), (data, back[2])):
-                if not local:
-                    os.write(mine, b"hello")
-                    select.select([theirs], [], [], HANG)
-                    assert os.read(theirs, 5) == b"hello"
-            if local:
-                with (
-                    mmap.mmap(segment, 0) as theirs_here,
-                    mmap.mmap(world[rank].segment_fd, 0) as theirs_there,
-                ):
-                    theirs_here[0] = own.rank + 1
-                    assert theirs_there[0] == own.rank + 1
-                os.eventfd_write(event, 1)
-                assert os.eventfd_read(world[rank].event_fd) == 1
-    for connection in world:
-        connection.close()
-    assert open_descriptors() <= before  # A former test may have closed some meanwhile.
 
 
 def test_missing_rank_is_named_by_all_others() -> None:

@@ -155,14 +155,6 @@ def test_close_sends_all_that_was_said_and_is_no_end_to_report(server: Server) -
         worker.client.send({"kind": "alive"})
 
 
-def test_both_sides_hear_a_heartbeat(server: Server) -> None:
-    worker = Worker(server, heartbeat=0.2)
-    for _ in range(3):
-        assert server.receive() == {"kind": "alive"}
-    assert worker.messages.empty()
-    worker.client.close()
-
-
 def test_a_silent_registrar_is_lost(server: Server) -> None:
     worker = Worker(server, heartbeat=0.1)
     assert worker.ends.get(timeout=LIMIT) == ("worker 7 lost the registrar: it was silent for 2 s")
