@@ -68,8 +68,15 @@ class TwoNodes:
             self.nodes.append(self._start(node, 2))
 
     def start_again(self, node: int, ranks: int = 2) -> None:
-        """Start a node once more, after its hvdlite-run has ended."""
+        """Start a node once more."""
         self.nodes[node] = self._start(node, ranks)
+
+    def refused(self, ranks: int) -> str:
+        """Start node 1 once more, which is refused; return what it says."""
+        self.start_again(1, ranks)
+        status, _, stderr, _ = self.nodes[1].finish()
+        assert status == 1
+        return stderr
 
     def _start(self, node: int, ranks: int) -> MarkedJob:
         where = ("--nodes", "2", "--meet", self._meet, "--node-rank", str(node))
@@ -123,11 +130,16 @@ def test_worker_of_another_node_gets_a_successor_there(two: TwoNodes) -> None:
     assert "[node 1]" in stderr
 
 
-def test_node_that_comes_back_has_workers_again(two: TwoNodes) -> None:
+def test_node_that_comes_back_has_workers_again_but_no_second_one_and_no_other_one(
+    two: TwoNodes,
+) -> None:
     two.start(ELASTIC, "--min-np", "2", "--blacklist-cooldown-range", "1", "2")
     two.ready(4)
-    two.nodes[1].process.kill()
+    first = two.nodes[1]
+    assert "two nodes say that they are node 1" in two.refused(ranks=2)
+    first.process.kill()
     two.read_until("world of 2")
+    assert "[node 1] has come back with -np 1; it had -np 2" in two.refused(ranks=1)
     two.start_again(1)
     assert sorted(two.ready(2)) == [4, 5]
     two.read_until("world of 4")
@@ -135,28 +147,6 @@ def test_node_that_comes_back_has_workers_again(two: TwoNodes) -> None:
     assert stdout.count("done with 4") == 4
     status, _, stderr, _ = two.nodes[1].finish()
     assert status == 0, stderr
-
-
-def test_node_that_comes_back_with_other_ranks_is_refused(two: TwoNodes) -> None:
-    two.start(ELASTIC, "--min-np", "2")
-    two.ready(4)
-    two.nodes[1].process.kill()
-    two.read_until("world of 2")
-    two.start_again(1, ranks=1)
-    status, _, stderr, _ = two.nodes[1].finish()
-    assert status == 1
-    assert "[node 1] has come back with -np 1; it had -np 2" in stderr
-    assert two.end()[0].count("done with 2") == 2
-
-
-def test_second_node_of_a_number_is_refused_while_the_first_lives(two: TwoNodes) -> None:
-    two.start(ELASTIC, "--min-np", "2")
-    two.ready(4)
-    two.start_again(1)
-    status, _, stderr, _ = two.nodes[1].finish()
-    assert status == 1
-    assert "two nodes say that they are node 1" in stderr
-    assert two.end()[0].count("done with 4") == 4
 
 
 def test_servers_get_workers_of_a_node_that_comes_back(two: TwoNodes) -> None:
