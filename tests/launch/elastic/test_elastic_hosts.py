@@ -30,29 +30,6 @@ def path(tmp_path: Path) -> str:
     return fake_ssh(tmp_path)
 
 
-def test_workers_run_on_all_hosts_and_are_replaced_one_by_one(tmp_path: Path, path: str) -> None:
-    code = f"""
-names = "HVDLITE_HOSTNAME HVDLITE_LOCAL_RANK HVDLITE_CROSS_RANK HVDLITE_RANK"
-say("environment", *[os.environ[name] for name in names.split()])
-{WAIT}
-"""
-    with ElasticJob(tmp_path, 3, code, "-H", "far1:2,far2:1", "--min-np", "1", PATH=path) as job:
-        lines = sorted(job.read_until("environment") for _ in range(3))
-        os.kill(job.pid(1), signal.SIGKILL)
-        assert job.noted("ended 1") == "ended 1 False died of SIGKILL"
-        again = job.read_until("environment")
-        job.make("end")
-        status, _, stderr, _ = job.finish()
-        assert job.alive() == []
-    assert status == 0, stderr
-    assert [line.split()[2:] for line in lines] == [
-        ["far1", "0", "0", "0"],
-        ["far1", "1", "0", "1"],
-        ["far2", "0", "1", "2"],
-    ]
-    assert again.split()[2:4] == ["far1", "1"]
-
-
 def test_death_of_an_agent_is_the_death_of_its_workers(tmp_path: Path, path: str) -> None:
     flags = ("-H", "far1:1,far2:2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2")
     with ElasticJob(tmp_path, 3, WAIT, *flags, PATH=path) as job:
