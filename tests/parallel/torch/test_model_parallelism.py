@@ -209,9 +209,9 @@ def network(stages: int) -> nn.Sequential:
 
 
 class Pipeline:
-    """This rank's stages of a model, under a schedule."""
+    """This rank's stages of a model, of which each rank has several."""
 
-    def __init__(self, kind: Any, parts: nn.Sequential, mesh: Any, micro_batches: int) -> None:
+    def __init__(self, parts: nn.Sequential, mesh: Any) -> None:
         ranks, own = mesh.size(), mesh.get_local_rank()
         self.numbers = range(own, len(parts), ranks)
         self.has_last = self.numbers[-1] == len(parts) - 1
@@ -222,11 +222,8 @@ class Pipeline:
             )
             for module, number in zip(self.modules, self.numbers, strict=True)
         ]
-        looped = kind is pipelining.ScheduleInterleaved1F1B
-        self.schedule = kind(
-            self.stages if looped else self.stages[0],
-            n_microbatches=micro_batches,
-            loss_fn=functional.mse_loss,
+        self.schedule = pipelining.ScheduleInterleaved1F1B(
+            self.stages, n_microbatches=8, loss_fn=functional.mse_loss
         )
 
     def train(self) -> list[float]:
@@ -247,24 +244,16 @@ class Pipeline:
         return torch.stack(micro_losses).mean() if micro_losses else None
 
 
-def check(kind: Any, loops: int, micro_batches: int) -> None:
-    parts = network(loops * hvd.size())
+def scenario_a_pipeline_trains_as_one_process() -> None:
+    parts = network(2 * hvd.size())
     expected = trained_alone(parts, loss_of)
-    pipeline = Pipeline(kind, parts, init_device_mesh("cpu", (hvd.size(),)), micro_batches)
+    pipeline = Pipeline(parts, init_device_mesh("cpu", (hvd.size(),)))
     losses = pipeline.train()
     assert len(losses) == (STEPS if pipeline.has_last else 0)
     if losses:
         assert abs(losses[0] - float(loss_of(parts, 0))) < 1e-6
     right = nn.ModuleList([expected[number] for number in pipeline.numbers])
     assert distance(pipeline.modules, right) < 1e-6
-
-
-def scenario_one_forward_one_backward() -> None:
-    check(pipelining.Schedule1F1B, loops=1, micro_batches=8)
-
-
-def scenario_interleaved() -> None:
-    check(pipelining.ScheduleInterleaved1F1B, loops=2, micro_batches=8)
 
 
 test_model_parallelism = make_tests(body, sizes(4))

@@ -18,8 +18,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import run_world
@@ -37,7 +35,7 @@ from hvdlite.torch.distributed.store import JobStore, KeyServer
 from parallel.deaths import die, seconds_since_death
 from patience import HANG, wait_until
 
-PRELOAD = ("torch.distributed.fsdp", "torch._dynamo")
+PRELOAD = ("torch._dynamo",)
 LIMIT = 20.0  # seconds; a rank that is told waits for fractions of one
 
 
@@ -56,11 +54,6 @@ def in_ddp(die: Callable[[], None] | None) -> None:
     train(DistributedDataParallel(make_model(), bucket_cap_mb=0.001), die)
 
 
-def in_fsdp(die: Callable[[], None] | None) -> None:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    train(fully_shard(make_model(), mesh=mesh), die)
-
-
 def in_receive(die: Callable[[], None] | None) -> None:
     dist.barrier()
     if die is not None:
@@ -68,7 +61,7 @@ def in_receive(die: Callable[[], None] | None) -> None:
     dist.recv(torch.zeros(3), dist.get_world_size() - 1)
 
 
-PLACES = {place.__name__: place for place in (in_ddp, in_fsdp, in_receive)}
+PLACES = {place.__name__: place for place in (in_ddp, in_receive)}
 
 
 def lose_a_rank(place: str, folder: str) -> tuple[str, float]:
