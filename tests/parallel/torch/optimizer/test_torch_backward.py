@@ -45,6 +45,8 @@ def scenario_gradients_are_there_when_backward_returns() -> None:
         {},
         {"bucket_cap_mb": 1e-6},
         {"num_groups": 2},
+        {"groups": 3},
+        {"groups": 100},
         {"gradient_as_bucket_view": True},
         {"gradient_predivide_factor": 2.0},
         {"weight": 2.0},
@@ -335,14 +337,16 @@ def scenario_an_exception_inside_of_backward() -> None:
 
 
 def scenario_zero_grad_after_backward_drops_gradients() -> None:
-    model = make_model()
-    optimizer = make(model)
-    for set_to_none in (True, False):
-        backward(model, 100.0)
-        optimizer.zero_grad(set_to_none=set_to_none)
-        backward(model)
-        assert_close(gradients(model), mean_gradients())
-        optimizer.zero_grad(set_to_none=set_to_none)
+    for passes in (2, 1):
+        model = make_model()
+        optimizer = make(model, backward_passes_per_step=passes)
+        for set_to_none in (True, False):
+            backward(model, 100.0)
+            optimizer.zero_grad(set_to_none=set_to_none)
+            for _ in range(passes):
+                backward(model, 1 / passes)
+            assert_close(gradients(model), mean_gradients())
+            optimizer.zero_grad(set_to_none=set_to_none)
     optimizer.weight = 1.0  # nothing is in flight
     backward(model)
     optimizer.step()

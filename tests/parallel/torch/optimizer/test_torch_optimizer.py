@@ -41,18 +41,7 @@ def scenario_it_is_the_optimizer_itself() -> None:
         hvd.DistributedOptimizer(distributed)
 
 
-def scenario_buckets_and_groups() -> None:
-    for arguments in [
-        {"bucket_cap_mb": 1e-6},
-        {"num_groups": 2},
-        {"groups": 3},
-        {"groups": 100},
-    ]:
-        model = make_model()
-        optimizer = make(model, **arguments)
-        backward(model)
-        optimizer.step()
-        assert_close(gradients(model), mean_gradients())
+def scenario_groups_of_parameters() -> None:
     model = make_model()
     params = list(model.parameters())
     optimizer = make(model, groups=[params[:2], [params[3]]])
@@ -100,17 +89,6 @@ def scenario_backward_passes_per_step() -> None:
     assert_close(gradients(model), mean_gradients())
     with raises("at least 1"):
         optimizer.set_backward_passes_per_step(0)
-
-
-def scenario_accumulation_can_be_dropped() -> None:
-    model = make_model()
-    optimizer = make(model, backward_passes_per_step=2)
-    backward(model, 100.0)
-    optimizer.zero_grad()
-    backward(model, 0.5)
-    backward(model, 0.5)
-    optimizer.step()
-    assert_close(gradients(model), mean_gradients())
 
 
 def scenario_a_loss_that_passes_by_another_optimizer() -> None:

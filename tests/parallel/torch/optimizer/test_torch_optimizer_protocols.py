@@ -324,8 +324,13 @@ def scenario_a_shallow_copy_says_what_to_do() -> None:
 
 
 def scenario_pickle_is_plain_and_deepcopy_distributed() -> None:
+    for op in (hvd.Average, hvd.Adasum):
+        pickle_and_copy(op)
+
+
+def pickle_and_copy(op: int) -> None:
     model = make_model()
-    optimizer = make(model)
+    optimizer = make(model, op=op)
     backward(model)
     optimizer.step()
     loaded = pickle.loads(pickle.dumps(optimizer))
