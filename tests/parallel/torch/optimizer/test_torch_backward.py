@@ -380,20 +380,6 @@ def scenario_adasum_leaves_gradients_alone() -> None:
     assert_same_everywhere(model)
 
 
-def scenario_compiled() -> None:
-    for compiled_autograd in (False, True):
-        model = make_model()
-        optimizer = make(model)
-        compiled = torch.compile(model, backend="aot_eager")
-        with torch._dynamo.config.patch(compiled_autograd=compiled_autograd):
-            loss = compiled(inputs()).square().sum()
-            loss.backward()
-        assert_close(gradients(model), mean_gradients())
-        optimizer.step()
-        assert_same_everywhere(model)
-        torch._dynamo.reset()
-
-
 def scenario_errors_of_a_collective_are_raised_by_backward() -> None:
     if hvd.size() == 1:
         return

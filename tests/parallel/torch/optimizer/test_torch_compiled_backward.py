@@ -54,6 +54,11 @@ def by_compiler(model: torch.nn.Module, inputs: torch.Tensor) -> None:
         loss_of(model, inputs).backward()
 
 
+def of_compiled_model(model: torch.nn.Module, inputs: torch.Tensor) -> None:
+    """Compile forward and backward of the model, as `torch.compile(model)` does alone."""
+    loss_of(torch.compile(model, backend="aot_eager"), inputs).backward()
+
+
 def in_compiled_step(model: torch.nn.Module, inputs: torch.Tensor) -> None:
     """Run model, loss and backward in one compiled function, as torch's tutorial does."""
 
@@ -103,7 +108,7 @@ def equal(mine: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 
 def scenario_as_one_process() -> None:
     expected = train(alone, plainly, share=False)
-    for backward in (by_compiler, in_compiled_step):
+    for backward in (by_compiler, of_compiled_model, in_compiled_step):
         for options in (
             {},
             {"overlap": True},
