@@ -47,27 +47,6 @@ def replicas(count: int, loss: Loss, **arguments: Any) -> list[list[torch.Tensor
     return [[param.detach() for param in model.parameters()] for model in models]
 
 
-def two_losses(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Return the loss of two backward() calls together."""
-    return loss_of(model, rank, 2 * step) + loss_of(model, rank, 2 * step + 1)
-
-
-def accumulate(model: nn.Module, optimizer: Any, last: int = STEPS, first: int = 1) -> None:
-    for step in range(first, last + 1):
-        optimizer.zero_grad()
-        for part in (0, 1):
-            loss_of(model, hvd.rank(), 2 * step + part).backward()
-        optimizer.step()
-
-
-def scenario_accumulated_gradients() -> None:
-    for case in ({"every": 4}, {"every": 5, "outer_lr": 0.7, "outer_momentum": 0.5}):
-        model = make_model()
-        accumulate(model, hvd.LocalSGD(sgd(model.parameters()), **case))
-        expected = replicas(hvd.size(), two_losses, **case)
-        assert_close(list(model.parameters()), expected[hvd.rank()], 1e-6)
-
-
 def scenario_rounds_that_travel_narrow() -> None:
     for compression, near in ((hvd.Compression.fp16, 1e-3), (hvd.Compression.bf16, 1e-2)):
         for case in ({"every": 4}, {"every": 4, "outer_momentum": 0.5}):
