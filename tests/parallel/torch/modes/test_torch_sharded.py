@@ -1,6 +1,6 @@
 """`ShardedOptimizer` has the bits of `DistributedOptimizer`, and a share of the state on a rank.
 
-That one has the parameters of plain training on one process: see test_training_equality.
+That one has the gradients of one process: see test_torch_backward.
 """
 
 from __future__ import annotations

@@ -379,11 +379,22 @@ def scenario_memory_formats() -> None:
 
 
 def scenario_mixed_dtypes_and_compression() -> None:
-    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+    def mixed_model() -> nn.Sequential:
         model = make_model()
         model[2].to(torch.float64)
-        optimizer = make(model, compression=compression)
-        model[2](model[0](inputs()).double()).square().sum().backward()
+        return model
+
+    def loss_of(model: nn.Sequential, rank: int) -> torch.Tensor:
+        return model[2](model[0](inputs(rank)).double()).square().sum()
+
+    alone = mixed_model()
+    for rank in range(hvd.size()):
+        (loss_of(alone, rank) / hvd.size()).backward()
+    for name, near in (("none", 1e-5), ("fp16", 2e-3), ("bf16", 2e-2)):
+        model = mixed_model()
+        optimizer = make(model, compression=getattr(hvd.Compression, name))
+        loss_of(model, hvd.rank()).backward()
+        assert_close(gradients(model), gradients(alone), near)
         optimizer.step()
         assert [g.dtype for g in gradients(model)] == [torch.float32] * 2 + [torch.float64] * 2
         assert_same_everywhere(model)
