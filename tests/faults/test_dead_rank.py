@@ -18,9 +18,11 @@ from faults.arrays import (
     reduce_array,
     reduce_until_error,
     seconds_between,
+    works,
 )
 from harness import run_world
 from hvdlite import basics
+from hvdlite.rendezvous import mesh
 
 PRELOAD = ("numpy",)
 
@@ -43,6 +45,15 @@ def killed_between_collectives(victim: int, noted: str, delay: float) -> dict[st
         time.sleep(delay)  # The other ranks have submitted by now, and wait for this one.
         die(noted)
     return reduce_until_error(TENSOR)
+
+
+def killed_in_a_tree_of_hosts(victim: int, noted: str, delay: float) -> dict[str, Any] | None:
+    """Control messages go through a tree of hosts, which small worlds have only here."""
+    mesh._LARGEST_STAR = 1
+    basics.init()
+    for step in range(20):
+        assert works(f"layer.{step % 3}")
+    return killed_between_collectives(victim, noted, delay)
 
 
 def killed_before_the_first_collective(
@@ -96,6 +107,7 @@ def assert_survivors_name(victim: int, results: list[Any], noted: Path) -> None:
         (killed_inside_a_collective, 3, [0, 1, 0, 1]),
         (killed_between_collectives, 2, [0, 0, 0]),
         (killed_between_collectives, 0, [0, 1, 0, 1]),
+        (killed_in_a_tree_of_hosts, 3, [0, 0, 1, 1, 2, 2, 3]),  # Host 3 hangs on host 1.
         (killed_before_the_first_collective, 1, [0, 0, 0]),
         (killed_with_forked_children, 0, [0, 0, 0]),
         (killed_with_forked_children, 1, [0, 0, 0]),
