@@ -7,21 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from launch.test_real_job import LOOP
 from multihost.bed import Bed, finish, python
 
 pytestmark = pytest.mark.long
 
-TRAINING = """
-import ctypes, time
-from hvdlite import _core, basics
-basics.init()
-memory = (ctypes.c_float * 100_000)(1.0)
-address = ctypes.addressof(memory)
-tensor = _core.Tensor("g", _core.DTYPES["float32"], [100_000], address, address)
-for step in range(40):
-    time.sleep(0.005)
-    basics.engine().allreduce("g", [tensor], _core.REDUCE_OPS["average"], keep=memory).wait()
-"""
+# So many numbers that the slow link takes most of a step.
+TRAINING = LOOP.replace("1024", "100_000") + "for _ in range(40): time.sleep(0.005); step()"
 
 
 def test_a_link_that_is_slow_in_one_direction_blames_no_data(
