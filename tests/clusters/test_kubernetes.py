@@ -95,22 +95,6 @@ def test_no_secret_is_printed_and_how_to_make_it_is_said(kind: str) -> None:
     assert "HVDLITE_TOKEN" not in emit(kind, request_of(4, 4))  # One pod needs none.
 
 
-def test_ranks_do_not_come_back_one_by_one() -> None:
-    service, job = objects("job", request_of())
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "train"}
-    assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"] == "train"
-    rules = job["spec"]["podFailurePolicy"]["rules"]
-    assert job["spec"]["backoffLimit"] == 0
-    assert [rule["action"] for rule in rules] == ["FailJob"]
-    (jobset,) = objects("jobset", request_of())
-    policy = jobset["spec"]["failurePolicy"]
-    assert policy["maxRestarts"] > 0
-    assert policy["rules"][0]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
-    (replicated,) = jobset["spec"]["replicatedJobs"]
-    assert replicated["template"]["spec"]["backoffLimit"] == 0
-    assert len(replicated["template"]["spec"]["podFailurePolicy"]["rules"]) == 2
-
-
 def test_commands_of_pods_with_several_ranks() -> None:
     def command(kind: str, ranks: int, per_pod: int) -> str:
         pod = next(pods(objects(kind, request_of(ranks, per_pod))))

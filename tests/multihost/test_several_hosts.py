@@ -143,22 +143,6 @@ def test_grace_ends_everywhere_when_it_is_over_or_the_launcher_is(
 
 
 @pytest.mark.long
-def test_link_that_goes_down_ends_both_sides(
-    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    launcher = start()
-    down = Stopwatch()
-    bed.set_link(2, up=False)
-    status, _, stderr, _ = finish(launcher)
-    assert down.seconds() <= 25.0
-    # Either ssh notices first and ends the job, or the ranks whose connections to that host break.
-    assert status in (1, 255)
-    assert re.search(r"lost the connection to its host|RankFailedError: rank [23] ", stderr), stderr
-    # The launcher cannot reach that host, so the agent there must notice it.
-    assert bed.seconds_until_gone() <= 35.0
-
-
-@pytest.mark.long
 def test_link_that_goes_down_under_talking_ranks(
     bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
