@@ -38,6 +38,7 @@ def _ptxas() -> Path | None:
 def test_generated_file_is_of_this_source() -> None:
     generated = make_ptx.GENERATED.read_text()
     assert make_ptx.recorded_digest(generated) == make_ptx.source_digest(), "run make ptx"
+    assert ".target sm_70" in generated
 
 
 def test_every_header_that_a_source_includes_is_a_source() -> None:
