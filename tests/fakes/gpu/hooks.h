@@ -32,18 +32,11 @@ struct FakeCounters {
 
 // Adds up the counters of one device, or of all (-1).
 FAKE_API void fake_counters(int device, FakeCounters* out);
-// Reads or writes device memory at once, past all streams. False when [address, +bytes) is not
-// wholly within one allocation.
-FAKE_API bool fake_read(std::uint64_t address, void* out, std::size_t bytes);
-FAKE_API bool fake_write(std::uint64_t address, const void* bytes_in, std::size_t bytes);
 // A stream that is held starts nothing. A test that holds the producer's stream and looks at what
 // the other streams do needs no timing. nullptr is the current device's default stream. False when
 // there is no such stream.
 FAKE_API bool fake_hold_stream(void* stream, bool held);
 FAKE_API bool fake_set_capturing(void* stream, bool capturing);
-// Makes every later call on the device fail with `error`, as after a fault in a kernel, until it is
-// set to 0.
-FAKE_API void fake_set_sticky_error(int device, int error);
 // Sets an option (README.md lists them) for one device or all (-1). With nullptr the environment
 // decides again. An option of one device goes before one of all.
 FAKE_API void fake_set_option(const char* name, int device, const char* value);

@@ -47,12 +47,7 @@ std::shared_ptr<Stream> Device::default_stream() {
   return default_;
 }
 
-CUresult enter(const char* function) {
-  if (const int failure = fake_take_failure(function, current ? current->ordinal : -1)) {
-    return failure;
-  }
-  return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
-}
+CUresult enter() { return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
 
 }  // namespace fakegpu
 
@@ -60,7 +55,6 @@ using namespace fakegpu;
 
 FAKE_API CUresult cuInit(unsigned flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (const int failure = fake_take_failure("cuInit", -1)) return failure;
   if (devices().empty()) return CUDA_ERROR_NO_DEVICE;
   initialised = true;
   return CUDA_SUCCESS;
@@ -72,13 +66,13 @@ FAKE_API CUresult cuDriverGetVersion(int* version) {
 }
 
 FAKE_API CUresult cuDeviceGetCount(int* count) {
-  if (const CUresult status = enter("cuDeviceGetCount")) return status;
+  if (const CUresult status = enter()) return status;
   *count = static_cast<int>(devices().size());
   return CUDA_SUCCESS;
 }
 
 FAKE_API CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  if (const CUresult status = enter("cuDeviceGet")) return status;
+  if (const CUresult status = enter()) return status;
   *device = ordinal;
   return device_at(ordinal) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
@@ -98,7 +92,7 @@ FAKE_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice ordin
 }
 
 FAKE_API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
-  if (const CUresult status = enter("cuDevicePrimaryCtxRetain")) return status;
+  if (const CUresult status = enter()) return status;
   Device* device = device_at(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   ++device->retained;
@@ -117,27 +111,27 @@ FAKE_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
 }
 
 FAKE_API CUresult cuCtxGetCurrent(CUcontext* context) {
-  if (const CUresult status = enter("cuCtxGetCurrent")) return status;
+  if (const CUresult status = enter()) return status;
   *context = current;
   return CUDA_SUCCESS;
 }
 
 FAKE_API CUresult cuCtxSetCurrent(CUcontext context) {
-  if (const CUresult status = enter("cuCtxSetCurrent")) return status;
+  if (const CUresult status = enter()) return status;
   if (context != nullptr && device_of(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   current = device_of(context);
   return CUDA_SUCCESS;
 }
 
 FAKE_API CUresult cuCtxGetDevice(CUdevice* ordinal) {
-  return in_context("cuCtxGetDevice", [&](const Device& device) -> CUresult {
+  return in_context([&](const Device& device) -> CUresult {
     *ordinal = device.ordinal;
     return CUDA_SUCCESS;
   });
 }
 
 FAKE_API CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  return in_context("cuCtxGetStreamPriorityRange", [&](const Device&) -> CUresult {
+  return in_context([&](const Device&) -> CUresult {
     *least = 0;
     *greatest = -5;
     return CUDA_SUCCESS;
@@ -156,7 +150,5 @@ FAKE_API void fake_counters(int device, FakeCounters* out) {
 FAKE_API void fake_count(int device, std::size_t offset, std::int64_t change) {
   device_at(device)->counters[offset / sizeof(std::int64_t)] += change;
 }
-
-FAKE_API void fake_set_sticky_error(int device, int error) { device_at(device)->sticky = error; }
 
 FAKE_API int fake_current_device() { return current != nullptr ? current->ordinal : 0; }

@@ -38,14 +38,13 @@ Device* device_at(int ordinal);
 // The calling thread's current device; nullptr without a context.
 Device* current_device();
 
-// Returns CUDA_SUCCESS, or the error that ends a call at once: the driver is not initialised, or a
-// test has asked for a failure (FAKE_FAIL_).
-CUresult enter(const char* function);
+// Returns CUDA_SUCCESS, or the error that ends a call at once: the driver is not initialised.
+CUresult enter();
 
 // Runs `body(device)` in the calling thread's context.
 template <typename Body>
-CUresult in_context(const char* function, Body&& body) {
-  if (const CUresult status = enter(function)) return status;
+CUresult in_context(Body&& body) {
+  if (const CUresult status = enter()) return status;
   Device* device = current_device();
   if (device == nullptr || device->retained <= 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult status = device->sticky) return status;

@@ -84,8 +84,8 @@ char* copy_end(std::uint64_t address, std::size_t bytes) {
 }
 
 // Gives `work` to the stream, for the calling thread's device.
-CUresult give(const char* function, CUstream handle, bool valid, std::function<void()> work) {
-  return in_context(function, [&](Device& device) -> CUresult {
+CUresult give(CUstream handle, bool valid, std::function<void()> work) {
+  return in_context([&](Device& device) -> CUresult {
     const std::shared_ptr<Stream> stream = stream_of(handle, device.ordinal);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     if (!valid) return CUDA_ERROR_INVALID_VALUE;
@@ -101,7 +101,7 @@ CUresult give(const char* function, CUstream handle, bool valid, std::function<v
 using namespace fakegpu;
 
 FAKE_API CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
-  return in_context("cuMemAlloc_v2", [&](Device& device) -> CUresult {
+  return in_context([&](Device& device) -> CUresult {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     const std::int64_t limit = fake_option("FAKE_CUDA_MEMORY", device.ordinal, 1LL << 32);
     auto& used = FAKE_COUNTER(device, live_bytes);
@@ -119,7 +119,7 @@ FAKE_API CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
 }
 
 FAKE_API CUresult cuMemFree_v2(CUdeviceptr address) {
-  return in_context("cuMemFree_v2", [&](Device&) -> CUresult {
+  return in_context([&](Device&) -> CUresult {
     if (address == 0) return CUDA_SUCCESS;
     const Block block = block_of(address);
     if (block.alias == nullptr || block.address != address) return CUDA_ERROR_INVALID_VALUE;
@@ -137,7 +137,7 @@ FAKE_API CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 FAKE_API CUresult cuPointerGetAttribute(void* out, int attribute, CUdeviceptr address) {
-  if (const CUresult status = enter("cuPointerGetAttribute")) return status;
+  if (const CUresult status = enter()) return status;
   const Block block = block_of(address);
   if (block.alias == nullptr || attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -151,7 +151,7 @@ FAKE_API CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, std::siz
   char* to = copy_end(target, bytes);
   const char* from = copy_end(source, bytes);
   const bool valid = bytes == 0 || (to != nullptr && from != nullptr);
-  return give("cuMemcpyAsync", stream, valid, [to, from, bytes] {
+  return give(stream, valid, [to, from, bytes] {
     if (bytes > 0) std::memmove(to, from, bytes);
   });
 }
@@ -169,21 +169,9 @@ FAKE_API CUresult cuMemcpyDtoHAsync_v2(void* target, CUdeviceptr source, std::si
 FAKE_API CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, std::size_t bytes,
                                   CUstream stream) {
   char* to = resolve(-1, address, bytes);
-  return give("cuMemsetD8Async", stream, to != nullptr || bytes == 0, [to, value, bytes] {
+  return give(stream, to != nullptr || bytes == 0, [to, value, bytes] {
     if (bytes > 0) std::memset(to, value, bytes);
   });
-}
-
-FAKE_API bool fake_read(std::uint64_t address, void* out, std::size_t bytes) {
-  const char* from = resolve(-1, address, bytes);
-  if (from != nullptr) std::memcpy(out, from, bytes);
-  return from != nullptr;
-}
-
-FAKE_API bool fake_write(std::uint64_t address, const void* bytes_in, std::size_t bytes) {
-  char* to = resolve(-1, address, bytes);
-  if (to != nullptr) std::memcpy(to, bytes_in, bytes);
-  return to != nullptr;
 }
 
 FAKE_API void* fake_resolve(int device, const void* address, std::size_t bytes) {

@@ -53,7 +53,7 @@ void run_kernel(const Kernel& kernel, const hvdlite::CopyArgs& args, const FakeL
 using namespace fakegpu;
 
 FAKE_API CUresult cuModuleLoadData(CUmodule* out, const void* image) {
-  return in_context("cuModuleLoadData", [&](Device& device) -> CUresult {
+  return in_context([&](Device& device) -> CUresult {
     auto module = std::make_shared<Module>();
     module->device = device.ordinal;
     module->entries = entries_of(static_cast<const char*>(image));
@@ -64,7 +64,7 @@ FAKE_API CUresult cuModuleLoadData(CUmodule* out, const void* image) {
 }
 
 FAKE_API CUresult cuModuleUnload(CUmodule handle) {
-  return in_context("cuModuleUnload", [&](Device&) -> CUresult {
+  return in_context([&](Device&) -> CUresult {
     const std::shared_ptr<Module> module = modules().remove(handle);
     if (module == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     FAKE_COUNT(*device_at(module->device), live_modules, -1);
@@ -73,7 +73,7 @@ FAKE_API CUresult cuModuleUnload(CUmodule handle) {
 }
 
 FAKE_API CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
-  return in_context("cuModuleGetFunction", [&](Device&) -> CUresult {
+  return in_context([&](Device&) -> CUresult {
     const std::shared_ptr<Module> module = modules().find(handle);
     if (module == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     const auto found = core_kernels().find(name);
@@ -89,7 +89,7 @@ FAKE_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned gr
                                  unsigned grid_z, unsigned block_x, unsigned block_y,
                                  unsigned block_z, unsigned, CUstream stream_handle, void** params,
                                  void**) {
-  return in_context("cuLaunchKernel", [&](Device& device) -> CUresult {
+  return in_context([&](Device& device) -> CUresult {
     const std::shared_ptr<Stream> stream = stream_of(stream_handle, device.ordinal);
     const Kernel* kernel = kernel_of(handle);
     if (stream == nullptr || stream->device() != device.ordinal || kernel == nullptr) {

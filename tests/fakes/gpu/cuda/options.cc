@@ -1,7 +1,6 @@
-// Options and injected failures. A test sets them, or else the environment.
+// Options, which a test sets or else the environment, and injected failures.
 #include <cstdlib>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "base/mutex.h"
@@ -15,31 +14,14 @@ struct Option {
   std::int64_t calls = 0;
 };
 
-// "VALUE" or "VALUE@CALL".
-Option parse(const char* text) {
-  char* end = nullptr;
-  Option option;
-  option.value = std::strtoll(text, &end, 10);
-  if (*end == '@') option.at = std::strtoll(end + 1, nullptr, 10);
-  return option;
-}
-
 struct Options {
   hvdlite::Mutex mutex;
-  std::map<std::string, std::optional<Option>> by_name HVDLITE_GUARDED_BY(mutex);
+  std::map<std::string, Option> by_name HVDLITE_GUARDED_BY(mutex);  // as tests set them
 
-  // A variable that is not in the map was not read yet. An empty value: the environment lacks it.
-  Option* find(const std::string& key, const char* in_environment) HVDLITE_REQUIRES(mutex) {
-    auto found = by_name.find(key);
-    if (found == by_name.end()) {
-      const char* text = in_environment != nullptr ? std::getenv(in_environment) : nullptr;
-      found = by_name.emplace(key, text ? std::optional(parse(text)) : std::nullopt).first;
-    }
-    return found->second ? &*found->second : nullptr;
-  }
-  Option* find(const char* name, int device) HVDLITE_REQUIRES(mutex) {
-    Option* own = find(std::string(name) + ":" + std::to_string(device), nullptr);
-    return own != nullptr ? own : find(name, name);
+  Option* find(const std::string& name, int device) HVDLITE_REQUIRES(mutex) {
+    auto found = by_name.find(name + ":" + std::to_string(device));
+    if (found == by_name.end()) found = by_name.find(name);
+    return found == by_name.end() ? nullptr : &found->second;
   }
 };
 
@@ -55,18 +37,23 @@ FAKE_API void fake_set_option(const char* name, int device, const char* value) {
       device < 0 ? std::string(name) : std::string(name) + ":" + std::to_string(device);
   hvdlite::MutexLock lock(options().mutex);
   options().by_name.erase(key);
-  if (value != nullptr) options().by_name[key] = parse(value);
+  if (value == nullptr) return;
+  char* end = nullptr;
+  Option& option = options().by_name[key];
+  option.value = std::strtoll(value, &end, 10);
+  if (*end == '@') option.at = std::strtoll(end + 1, nullptr, 10);  // "VALUE@CALL"
 }
 
 FAKE_API std::int64_t fake_option(const char* name, int device, std::int64_t fallback) {
   hvdlite::MutexLock lock(options().mutex);
-  const Option* option = options().find(name, device);
-  return option != nullptr ? option->value : fallback;
+  if (const Option* option = options().find(name, device)) return option->value;
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoll(text, nullptr, 10) : fallback;
 }
 
 FAKE_API int fake_take_failure(const char* function, int device) {
   hvdlite::MutexLock lock(options().mutex);
-  Option* option = options().find((std::string("FAKE_FAIL_") + function).c_str(), device);
+  Option* option = options().find(std::string("FAKE_FAIL_") + function, device);
   if (option == nullptr) return 0;
   ++option->calls;
   return option->at == 0 || option->at == option->calls ? static_cast<int>(option->value) : 0;

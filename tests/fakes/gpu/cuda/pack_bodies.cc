@@ -3,12 +3,23 @@
 #include <bit>
 
 #include "base/half.h"
-#include "cuda/builtins.h"
 #include "cuda/cuda_abi.h"
 #include "cuda/kernel_bodies.h"
-// clang-format off: after what it needs.
+
+// The names that CUDA has built in and that pack.cu uses. A launch runs on one thread of the host,
+// which sets the indices.
+struct Index {
+  unsigned x;
+};
+static thread_local Index threadIdx;
+static thread_local Index blockIdx;
+static thread_local Index blockDim;
+static thread_local Index gridDim;
+#define __device__
+#define __global__
+#define __grid_constant__
+
 #include "gpu/cuda/kernels/pack.cu"
-// clang-format on
 
 namespace fakegpu {
 namespace {

@@ -1,17 +1,12 @@
 #include "cuda/stream.h"
 
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <thread>
 
 #include "cuda/device.h"
 
 namespace fakegpu {
 namespace {
-
-// How long the host may wait for the device.
-constexpr auto kHostPatience = std::chrono::seconds(60);
 
 // An event holds how often it was recorded, and which of these records a stream has reached.
 class Event {
@@ -102,13 +97,8 @@ void Stream::put(std::function<void()> work) {
 }
 
 void Stream::wait_idle() {
-  const auto until = std::chrono::steady_clock::now() + kHostPatience;
   hvdlite::MutexLock lock(mutex_);
-  while (busy_ || !queue_.empty()) {
-    if (changed_.wait_until(mutex_, until)) continue;
-    std::fprintf(stderr, "fake_gpu: the host waits too long for a stream\n");
-    std::abort();
-  }
+  while (busy_ || !queue_.empty()) changed_.wait(mutex_);
 }
 
 void Stream::close() {
@@ -155,8 +145,8 @@ namespace {
 
 // Runs `body(device, stream)` for a stream of the current context.
 template <typename Body>
-CUresult on_stream(const char* function, CUstream handle, Body&& body) {
-  return in_context(function, [&](Device& device) -> CUresult {
+CUresult on_stream(CUstream handle, Body&& body) {
+  return in_context([&](Device& device) -> CUresult {
     const std::shared_ptr<Stream> stream = stream_of(handle, device.ordinal);
     return stream != nullptr ? body(device, *stream) : CUDA_ERROR_INVALID_HANDLE;
   });
@@ -165,7 +155,7 @@ CUresult on_stream(const char* function, CUstream handle, Body&& body) {
 }  // namespace
 
 FAKE_API CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int) {
-  return in_context("cuStreamCreateWithPriority", [&](Device& device) -> CUresult {
+  return in_context([&](Device& device) -> CUresult {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
     *out = streams().add(Stream::start(device.ordinal));
     FAKE_COUNT(device, live_streams, 1);
@@ -186,7 +176,7 @@ FAKE_API CUresult cuStreamDestroy_v2(CUstream handle) {
 }
 
 FAKE_API CUresult cuStreamSynchronize(CUstream handle) {
-  return on_stream("cuStreamSynchronize", handle, [&](Device& device, Stream& stream) -> CUresult {
+  return on_stream(handle, [&](Device& device, Stream& stream) -> CUresult {
     FAKE_COUNT(device, host_syncs, 1);
     stream.wait_idle();
     return device.sticky;
@@ -194,7 +184,7 @@ FAKE_API CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 FAKE_API CUresult cuCtxSynchronize() {
-  return in_context("cuCtxSynchronize", [&](Device& device) -> CUresult {
+  return in_context([&](Device& device) -> CUresult {
     FAKE_COUNT(device, host_syncs, 1);
     wait_for_device(device.ordinal);
     return device.sticky;
@@ -202,14 +192,14 @@ FAKE_API CUresult cuCtxSynchronize() {
 }
 
 FAKE_API CUresult cuStreamIsCapturing(CUstream handle, int* status) {
-  return on_stream("cuStreamIsCapturing", handle, [&](Device&, Stream& stream) -> CUresult {
+  return on_stream(handle, [&](Device&, Stream& stream) -> CUresult {
     *status = stream.capturing() ? 1 : 0;
     return CUDA_SUCCESS;
   });
 }
 
 FAKE_API CUresult cuEventCreate(CUevent* out, unsigned flags) {
-  return in_context("cuEventCreate", [&](Device& device) -> CUresult {
+  return in_context([&](Device& device) -> CUresult {
     const bool timed = (flags & CU_EVENT_DISABLE_TIMING) == 0;
     *out = events().add(std::make_shared<Event>(device.ordinal, timed));
     FAKE_COUNT(device, live_events, 1);
@@ -225,7 +215,7 @@ FAKE_API CUresult cuEventDestroy_v2(CUevent handle) {
 }
 
 FAKE_API CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
-  return on_stream("cuEventRecord", stream_handle, [&](Device& device, Stream& stream) -> CUresult {
+  return on_stream(stream_handle, [&](Device& device, Stream& stream) -> CUresult {
     const std::shared_ptr<Event> event = events().find(handle);
     if (event == nullptr || event->device != stream.device()) return CUDA_ERROR_INVALID_HANDLE;
     FAKE_COUNT(device, event_records, 1);
@@ -236,7 +226,7 @@ FAKE_API CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
 }
 
 FAKE_API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned) {
-  return on_stream("cuStreamWaitEvent", stream_handle, [&](Device&, Stream& stream) -> CUresult {
+  return on_stream(stream_handle, [&](Device&, Stream& stream) -> CUresult {
     const std::shared_ptr<Event> event = events().find(handle);
     if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     const std::uint64_t record = event->recorded();
@@ -246,7 +236,7 @@ FAKE_API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsi
 }
 
 FAKE_API CUresult cuEventQuery(CUevent handle) {
-  return in_context("cuEventQuery", [&](Device&) -> CUresult {
+  return in_context([&](Device&) -> CUresult {
     const std::shared_ptr<Event> event = events().find(handle);
     if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     return event->done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;

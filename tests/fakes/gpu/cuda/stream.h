@@ -16,7 +16,6 @@ class Stream {
   static std::shared_ptr<Stream> start(int device);
 
   void put(std::function<void()> work);
-  // Ends the process, with a message, when it takes too long: a test must not hang.
   void wait_idle();
   // Lets the thread end once the queue is empty. Does not wait.
   void close();

@@ -93,7 +93,7 @@ class Communicator {
   ncclResult_t join(const ncclUniqueId& id);
   // False when the wait has ended otherwise, by the reason in error().
   bool meet(Meeting& meeting);
-  // Waits until `ready`, under the world's mutex. False after an abort, a mismatch or the deadline.
+  // Waits until `ready`, under the world's mutex. False after an abort or a mismatch.
   // A peer that is gone becomes the asynchronous error; the operation stays stuck, as NCCL's
   // kernels do, until an abort.
   bool await(const std::function<bool()>& ready);
