@@ -1,7 +1,6 @@
 // Which ranks count as deadlocked, and what they are told. In whole engines a rank has the threads
 // that its test starts, and says itself, as Python's bindings do, that they all wait.
 #include <memory>
-#include <random>
 #include <span>
 
 #include "check.h"
@@ -182,16 +181,6 @@ TEST(deadlock_report_survives_and_is_refused_where_it_is_cut) {
   CHECK(!decode(encode({1, 1, {std::string(kMaxKeyBytes + 1, 'n')}, {}}), read));
 }
 
-TEST(deadlock_reports_of_random_bytes_are_decoded_without_harm) {
-  std::mt19937 random(7);
-  for (int round = 0; round < 20000; ++round) {
-    Bytes bytes(random() % 80);
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 6 == 0 ? random() : 0);
-    Blocked read;
-    (void)decode(bytes, read);
-  }
-}
-
 TEST(deadlock_of_a_name_that_is_used_again_is_not_that_of_its_last_use) {
   Waits waits(2);
   waits.submit(0, barrier_of("x"));
@@ -328,28 +317,6 @@ TEST(engine_fails_what_ranks_wait_for_in_different_order) {
       check_deadlock(run_blocked(engine, barrier_entry(other ? "a" : "b")),
                      "rank 0 waits for rank 1 in barrier 'b'");
       check_sum(engine, "after");
-    };
-    run_world(hosts, body, impatient_config());
-  }
-}
-
-// Each rank waits for what another thread of the other rank submits later.
-TEST(engine_sees_no_deadlock_where_another_thread_submits_late) {
-  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 1}}) {
-    const auto body = [](int rank, Engine& engine) {
-      for (int round = 0; round < 3; ++round) {
-        const EntryPtr first = barrier_entry(rank == 0 ? "a" : "b");
-        const EntryPtr second = barrier_entry(rank == 0 ? "b" : "a");
-        std::thread late([&] {
-          std::this_thread::sleep_for(300ms);
-          CHECK_OK(engine.enqueue(second, /*blocking=*/false));
-        });
-        // One thread waits, and says so only once the other one has submitted.
-        CHECK_OK(engine.enqueue(first, /*blocking=*/true));
-        CHECK_OK(finish(engine, first));
-        late.join();
-        CHECK_OK(block(engine, second));
-      }
     };
     run_world(hosts, body, impatient_config());
   }

@@ -328,8 +328,8 @@ class Model {
       const bool last = step + static_cast<int>(case_.call.bound) + 1 >= steps_of(rank);
       const bool was_late = std::binary_search(late[static_cast<std::size_t>(step)].begin(),
                                                late[static_cast<std::size_t>(step)].end(), rank);
-      if (was_late && (last || !case_.call.fold)) continue;
-      CHECK(counts.contains(which));
+      if (was_late && last) continue;
+      CHECK_EQ(counts.contains(which), case_.call.fold || !was_late);
     }
   }
 

@@ -85,34 +85,6 @@ TEST(coordinator_refuses_what_only_a_broken_rank_can_ask_for) {
   }
 }
 
-TEST(coordinator_tells_every_rank_of_a_mismatch_once_all_have_submitted) {
-  Coordinator coordinator = make_coordinator(3);
-  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
-  CHECK_OK(coordinator.submit(1, allreduce_of("a", 5), kStart));
-  CHECK(coordinator.take_responses().empty());
-  CHECK_OK(coordinator.submit(2, allreduce_of("a", 4), kStart));
-  const auto responses = coordinator.take_responses();
-  CHECK_STATUS(responses.at(0).error, StatusCode::kMismatch);
-  CHECK(responses[0].error.message().find("rank 1 has [5]") != std::string::npos);
-}
-
-TEST(coordinator_fails_what_waits_for_a_rank_that_left) {
-  for (const int left : {0, 1}) {
-    const int other = 1 - left;
-    Coordinator coordinator = make_coordinator(2);
-    CHECK_OK(coordinator.submit(other, allreduce_of("a", 4), kStart));
-    coordinator.leave(left, 20);
-    auto responses = coordinator.take_responses();
-    CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
-    CHECK_EQ(responses[0].error.failed_rank(), left);
-    CHECK(responses[0].error.message().find(" left after 20 collectives") != std::string::npos);
-    CHECK_OK(coordinator.submit(other, allreduce_of("b", 4), kStart));
-    responses = coordinator.take_responses();
-    CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
-    CHECK(coordinator.idle());
-  }
-}
-
 TEST(coordinator_does_not_wait_for_a_rank_that_joined_and_then_left) {
   Coordinator coordinator = make_coordinator(3);
   const Request join = join_request();
@@ -209,29 +181,6 @@ TEST(stall_monitor_says_who_is_waited_for_in_a_send_and_gives_up) {
   CHECK_EQ(error.failed_rank(), 2);
 }
 
-TEST(stall_monitor_fails_the_tensor_after_stall_shutdown) {
-  Stalling stalling(2, /*shutdown=*/12);
-  Coordinator& coordinator = stalling.coordinator;
-  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
-  (void)stalling.monitor.check(kStart + 11s);
-  CHECK(coordinator.take_responses().empty());
-  (void)stalling.monitor.check(kStart + 12s);
-  const auto responses = coordinator.take_responses();
-  CHECK_STATUS(responses.at(0).error, StatusCode::kStalled);
-  CHECK(responses[0].error.message().find("rank 1") != std::string::npos);
-}
-
-TEST(fusion_plan_joins_alike_tensors_up_to_the_threshold) {
-  std::vector<Agreed> round;
-  round.push_back(agreed(allreduce_of("a", 10)));
-  round.push_back(agreed(allreduce_of("b", 10)));
-  round.push_back(agreed(allreduce_of("c", 10)));
-  const auto batches = plan_batches(round, 80);
-  CHECK_EQ(batches.size(), std::size_t{2});
-  CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
-  CHECK_EQ(batches[1].tensors[0].agreed, std::size_t{2});
-}
-
 TEST(fusion_plan_keeps_dtypes_ops_sets_and_kinds_apart) {
   std::vector<Agreed> round;
   Request request = allreduce_of("a", 10);
@@ -270,37 +219,6 @@ TEST(fusion_plan_of_many_tensors_that_do_not_fit_together_is_quick) {
     CHECK_EQ(plan_batches(round, threshold).size(), std::size_t{200'000});
   }
   CHECK_EQ(plan_batches(round, 80).size(), std::size_t{100'000});
-}
-
-TEST(coordinator_answers_without_those_that_have_joined) {
-  Coordinator coordinator = make_coordinator(3);
-  const Request join = join_request();
-  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
-  CHECK_OK(coordinator.submit(1, allreduce_of("a", 4), kStart));
-  CHECK_OK(coordinator.submit(2, join, kStart));
-  auto responses = coordinator.take_responses();
-  CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].absent, (std::vector<int>{2}));
-  CHECK_EQ(responses[0].generation, 1u);
-  CHECK_STATUS(coordinator.submit(2, allreduce_of("b", 4), kStart), StatusCode::kInternal);
-  CHECK_OK(coordinator.submit(1, allreduce_of("b", 4), kStart));
-  CHECK_OK(coordinator.submit(1, join, kStart));
-  CHECK_OK(coordinator.submit(0, allreduce_of("b", 4), kStart));
-  // What rank 1 gave before it joined counts.
-  responses = coordinator.take_responses();
-  CHECK_EQ(responses.at(0).absent, (std::vector<int>{2}));
-  CHECK_EQ(responses[0].generation, 1u);
-  CHECK_OK(coordinator.submit(0, join, kStart));
-  responses = coordinator.take_responses();
-  CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].last_joined, 0);
-  CHECK(coordinator.idle());
-  for (int rank = 0; rank < 3; ++rank) {
-    CHECK_OK(coordinator.submit(rank, allreduce_of("a", 4), kStart));
-  }
-  responses = coordinator.take_responses();
-  CHECK(responses.at(0).absent.empty());
-  CHECK_EQ(responses[0].generation, 2u);
 }
 
 TEST(stall_monitor_lets_ranks_train_while_others_have_joined) {

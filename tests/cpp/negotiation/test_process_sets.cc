@@ -1,5 +1,6 @@
 // Process sets: the coordinator's decisions about changes, and whole engines that use them.
 #include <atomic>
+#include <map>
 #include <thread>
 
 #include "backend/self_backend.h"
@@ -152,13 +153,20 @@ void come_and_go(const Hosts& hosts, int rounds) {
         for (int round = 0; round < rounds; ++round) {
           std::vector<std::uint32_t> sets;
           for (int i = 0; i < 3; ++i) sets.push_back(add_set(engine, choices[(round + i) % 5]));
-          for (int i = 0; i < 3; ++i) {
-            const std::vector<int>& members = choices[(round + i) % 5];
-            if (std::count(members.begin(), members.end(), rank) == 0) continue;
-            for (const std::size_t count : {10, 40000}) {
-              std::vector<float> values(count, 1.0f);
-              CHECK_OK(run(engine, sum_in(sets[i], "x", values), round % 2 == 0));
-              CHECK_EQ(values.back(), static_cast<float>(members.size()));
+          for (const std::size_t count : {10, 40000}) {
+            std::vector<std::vector<float>> values(3, std::vector<float>(count, 1.0f));
+            std::map<int, EntryPtr> entries;
+            for (int i = 0; i < 3; ++i) {
+              const int which = (i + rank) % 3;  // each rank has an order of its own
+              const std::vector<int>& members = choices[(round + which) % 5];
+              if (std::count(members.begin(), members.end(), rank) == 0) continue;
+              entries[which] = sum_in(sets[which], "x", values[which]);
+              CHECK_OK(engine.enqueue(entries[which], false));
+            }
+            for (const auto& [which, entry] : entries) {
+              CHECK_OK(finish(engine, entry, round % 2 == 0));
+              const std::size_t members = choices[(round + which) % 5].size();
+              CHECK_EQ(values[which].back(), static_cast<float>(members));
             }
           }
           std::vector<float> values(1000, 1.0f);

@@ -2,6 +2,7 @@
 #include <random>
 
 #include "check.h"
+#include "negotiation/deadlock/blocked_report.h"
 #include "wire/message.h"
 
 using namespace hvdlite;
@@ -24,7 +25,7 @@ Request sample_request() {
 
 }  // namespace
 
-TEST(wire_submit_survives_a_round_trip) {
+TEST(wire_submit_survives_a_round_trip_and_is_refused_where_it_is_cut) {
   Submit submit;
   submit.stamps.add(1'000'000'007);
   submit.stamps.add(1'000'000'100);
@@ -40,18 +41,11 @@ TEST(wire_submit_survives_a_round_trip) {
   CHECK(read.stamps == Stamps{1'000'000'007, 1'000'000'200});
   CHECK(read.cached == submit.cached);
   CHECK(read.requests == submit.requests);
-}
-
-TEST(wire_refuses_a_submit_frame_that_is_cut_short) {
-  Submit submit;
   submit.stamps = {INT64_MIN, INT64_MAX};  // judged by rank 0, not by the decoder
-  submit.cached = {1};
-  submit.requests = {sample_request()};
-  const Bytes frame = encode_submit(submit);
-  const auto body = body_of(frame);
-  Submit read;
-  CHECK(decode_submit(body, read));
+  const Bytes stamped = encode_submit(submit);
+  CHECK(decode_submit(body_of(stamped), read));
   CHECK(read.stamps == submit.stamps);
+  const auto body = body_of(frame);
   for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
     Submit cut;
     CHECK(!decode_submit(body.first(bytes), cut));
@@ -85,54 +79,6 @@ TEST(wire_respond_survives_a_round_trip) {
   CHECK_EQ(read[2].error.failed_rank(), 2);
 }
 
-TEST(wire_members_left_out_survive_a_round_trip) {
-  std::vector<Response> responses(5);
-  for (std::uint32_t id = 0; id < 5; ++id) responses[id].cache_id = id;
-  const std::size_t nobody = encode_respond(responses).size();
-  responses[1].left_out = {0, 2};
-  responses[2].left_out = {0, 2};
-  responses[3].left_out = {1};
-  const Bytes answer = encode_respond(responses);
-  // Once for each change: a form, a count, and the ranks.
-  CHECK_EQ(answer.size() - nobody, std::size_t{3 * 5 + 3 * 4});
-  std::vector<Response> got;
-  CHECK(decode_respond(body_of(answer), got));
-  CHECK_EQ(got.size(), responses.size());
-  for (std::size_t i = 0; i < got.size(); ++i) CHECK_EQ(got[i].left_out, responses[i].left_out);
-}
-
-// A list of numbers means splits and rows, or ranks, a set and the last rank to join.
-TEST(wire_ranks_sets_and_joins_travel_as_other_numbers_do) {
-  Response rows;
-  rows.form = Response::Form::kFull;
-  rows.request.kind = Kind::kAlltoall;
-  rows.request.splits = {0, 2};
-  rows.first_dimensions = {3};
-  Response adds;
-  adds.form = Response::Form::kFull;
-  adds.request.kind = Kind::kAddProcessSet;
-  adds.request.ranks = {0, 2};
-  adds.set_id = 3;
-  Response joins = rows;
-  joins.request.kind = Kind::kJoin;
-  joins.first_dimensions.clear();
-  joins.last_joined = 3;
-  const Bytes expected = encode_respond({rows});
-  for (const Response& response : {adds, joins}) {
-    Bytes frame = encode_respond({response});
-    std::vector<Response> read;
-    CHECK(decode_respond(body_of(frame), read));
-    CHECK(read.at(0).request == response.request);
-    CHECK_EQ(read[0].set_id, response.set_id);
-    CHECK_EQ(read[0].last_joined, response.last_joined);
-    CHECK(read[0].first_dimensions.empty());
-    const auto kind = std::find(frame.begin(), frame.end(), std::byte(response.request.kind));
-    CHECK(kind != frame.end());
-    *kind = std::byte(Kind::kAlltoall);
-    CHECK(frame == expected);
-  }
-}
-
 TEST(wire_refuses_a_set_that_no_number_of_a_set_can_be) {
   Response response;
   response.form = Response::Form::kFull;
@@ -158,6 +104,8 @@ TEST(wire_random_bytes_never_crash_a_decoder) {
     (void)decode_submit(bytes, submit);
     (void)decode_respond(bytes, responses);
     (void)decode_abort(bytes, cause);
+    Blocked blocked;
+    (void)decode(bytes, blocked);
     CHECK_EQ(decode_goodbye(bytes, collectives), bytes.size() == 8);
   }
 }
@@ -227,26 +175,6 @@ TEST(wire_length_arithmetic_goes_beyond_32_bits) {
   TensorShape tensor{"huge", DataType::kFloat64, {3, std::int64_t{1} << 31}};
   CHECK_EQ(tensor.count(), std::uint64_t{3} << 31);
   CHECK_EQ(tensor.bytes(), std::uint64_t{3} << 34);
-}
-
-TEST(wire_says_once_who_is_absent_for_the_responses_behind_it) {
-  std::vector<Response> responses(5);
-  for (std::size_t i = 0; i < responses.size(); ++i) {
-    responses[i].cache_id = static_cast<std::uint32_t>(i);
-  }
-  responses[1].absent = responses[2].absent = {1, 3};
-  responses[1].generation = responses[2].generation = 7;
-  responses[3].generation = responses[4].generation = 8;
-  const Bytes frame = encode_respond(responses);
-  std::vector<Response> read;
-  CHECK(decode_respond(body_of(frame), read));
-  CHECK_EQ(read.size(), responses.size());
-  for (std::size_t i = 0; i < responses.size(); ++i) {
-    CHECK_EQ(read[i].cache_id, responses[i].cache_id);
-    CHECK_EQ(read[i].absent, responses[i].absent);
-    CHECK_EQ(read[i].generation, responses[i].generation);
-  }
-  CHECK_EQ(frame.size(), encode_respond(std::vector<Response>(5)).size() + 2 * 9 + 2 * 4);
 }
 
 TEST(wire_transactions_of_two_ranks_are_compared) {
