@@ -111,24 +111,6 @@ TEST(engine_late_gradients_counts_weights_of_what_comes_late) {
   });
 }
 
-TEST(engine_late_gradients_forgets_late_gradients_by_policy) {
-  std::barrier met(2);
-  run_world({0, 1}, [&](int rank, Engine& engine) {
-    const auto call = [](int step, std::uint32_t quorum) {
-      LateTerms made = call_of(step, quorum);
-      made.fold = false;
-      return made;
-    };
-    (void)step_of(engine, 1.0F, call(0, 1));
-    met.arrive_and_wait();
-    if (rank == 1) CHECK(waits(engine, 1));
-    CHECK_EQ(step_of(engine, rank == 0 ? 1.0F : 100.0F, call(1, 1)).value, 1.0F);
-    met.arrive_and_wait();
-    CHECK_EQ(step_of(engine, rank == 0 ? 1.0F : 2.0F, call(2, 2)).value, 1.5F);
-    CHECK_EQ(attendance(engine)[1].folded, std::uint64_t{0});
-  });
-}
-
 TEST(engine_late_gradients_waits_until_grace_has_passed) {
   std::barrier met(2);
   run_world({0, 1}, [&](int rank, Engine& engine) {

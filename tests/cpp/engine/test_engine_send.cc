@@ -147,24 +147,6 @@ TEST(engine_sends_in_a_process_set) {
   });
 }
 
-TEST(engine_of_rank_0_answers_sends_of_others_while_it_waits_in_one) {
-  run_world({0, 0, 0}, [](int rank, Engine& engine) {
-    Buffer first(8);
-    CHECK_OK(pass_bytes(rank, engine, "first", 1, 2, first));  // from here on rank 0 serves
-    std::vector<float> sum(3, 1.0F);
-    const EntryPtr reduced = allreduce_entry("sum", sum);
-    if (rank == 0) {
-      CHECK_OK(run(engine, reduced));
-      return;
-    }
-    for (int step = 0; step < 50; ++step) {
-      Buffer data = filled(100000, step);
-      CHECK_OK(pass_bytes(rank, engine, "x", 1 + step % 2, 2 - step % 2, data));
-    }
-    CHECK_OK(run(engine, reduced));
-  });
-}
-
 TEST(engine_names_both_ranks_of_a_send_that_does_not_fit) {
   run_world({0, 0, 1}, [](int rank, Engine& engine) {
     const auto both = [&](std::int64_t count, DataType dtype) {

@@ -187,20 +187,6 @@ TEST(live_tells_what_stalls_and_forgets_it_when_it_goes_on) {
       config);
 }
 
-TEST(live_tells_who_is_late_when_the_log_does) {
-  Config config = quick_config();
-  config.lateness_interval = 0.5;  // of 10 steps at least, also where each takes twice its time
-  run_world(
-      {0, 0},
-      [](int rank, Engine& engine) {
-        train(engine, {1, 0, 20ms}, 60);
-        const std::vector<Event> events = engine.live().events;
-        CHECK_EQ(has_kind(events, "late"), rank == 0);
-        if (!events.empty()) CHECK_EQ(events[0].rank, 1);
-      },
-      config);
-}
-
 TEST(live_drops_the_oldest_events_and_counts_them) {
   Events events;
   for (std::size_t i = 0; i < Events::kMost + 3; ++i) {

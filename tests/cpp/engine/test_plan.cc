@@ -78,35 +78,10 @@ TEST(plan_chunks_cover_more_than_a_32_bit_count) {
   CHECK_EQ(chunk_count(0, per_chunk), std::uint64_t{0});
 }
 
-TEST(plan_piece_list_visits_the_parts_of_a_range) {
-  const UntouchedPieces batch({3, 0, 5, 2});
-  CHECK_EQ(batch.list.elements(), std::uint64_t{10});
-  CHECK(batch.visits({0, 10}) == std::vector<Visit>{{0, 0, 0, 3}, {2, 0, 3, 5}, {3, 0, 8, 2}});
-  CHECK(batch.visits({2, 9}) == std::vector<Visit>{{0, 8, 0, 1}, {2, 0, 1, 5}, {3, 0, 6, 1}});
-  CHECK(batch.visits({5, 7}) == std::vector<Visit>{{2, 8, 0, 2}});
-  CHECK(batch.visits({3, 3}).empty());
-}
-
-TEST(plan_piece_list_of_empty_pieces_has_nothing_to_visit) {
-  const UntouchedPieces empty({0, 0});
-  CHECK_EQ(empty.list.elements(), std::uint64_t{0});
-  CHECK(empty.visits({0, 0}).empty());
-  const UntouchedPieces trailing({0, 4, 0});
-  CHECK(trailing.visits({0, 4}) == std::vector<Visit>{{1, 0, 0, 4}});
-}
-
 TEST(plan_piece_list_counts_beyond_32_bits) {
   UntouchedPieces batch({std::size_t{1} << 33, 7});
   CHECK_EQ(batch.list.elements(), (std::uint64_t{1} << 33) + 7);
   const std::uint64_t border = std::uint64_t{1} << 33;
   CHECK(batch.visits({border - 2, border + 3}) ==
         std::vector<Visit>{{0, (border - 2) * 4, 0, 2}, {1, 0, 2, 3}});
-}
-
-TEST(plan_piece_list_knows_whether_a_piece_is_prescaled) {
-  UntouchedPieces batch({1, 1});
-  CHECK(!batch.list.prescaled());
-  batch.pieces[1].prescale = 0.5;
-  batch.list.assign(batch.pieces, DataType::kFloat32);
-  CHECK(batch.list.prescaled());
 }

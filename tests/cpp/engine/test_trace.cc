@@ -64,20 +64,6 @@ TEST(trace_ring_gives_back_what_many_threads_pushed) {
   CHECK(!ring.pop(record, text));
 }
 
-TEST(trace_ring_drops_and_counts_when_full) {
-  TraceRing ring(8);
-  const std::string two_cells(100, 'x');
-  for (int i = 0; i < 2; ++i) CHECK(ring.push({}, two_cells));
-  CHECK(!ring.push({}, two_cells));  // six of eight cells are taken, and it needs three
-  CHECK(ring.push({}, ""));
-  CHECK_EQ(ring.dropped(), 1U);
-  TraceRecord record;
-  std::string text;
-  CHECK(ring.pop(record, text));
-  CHECK(ring.push({}, two_cells));
-  CHECK_EQ(ring.dropped(), 1U);
-}
-
 TEST(trace_tasks_share_a_lane_one_after_the_other) {
   const ScratchFile file;
   TraceRing ring(64);
@@ -154,22 +140,6 @@ TEST(trace_is_off_until_started_and_after_it_was_stopped) {
   CHECK_EQ(count(first.text(), "round"), 0);
   CHECK_EQ(count(second.text(), "\"responses\":3"), 1);
   CHECK_EQ(count(second.text(), "\"name\":\"work\""), 1);
-}
-
-TEST(trace_takes_spans_of_other_threads) {
-  const ScratchFile file;
-  Trace trace;
-  CHECK_OK(trace.start(file.writer(), 0, false));
-  std::vector<std::thread> threads;
-  for (int thread = 0; thread < 4; ++thread) {
-    threads.emplace_back([&trace] {
-      for (int i = 0; i < 100; ++i) trace.span("device", "kernel", 1000 + i, 2000 + i, 64);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  trace.stop();
-  CHECK_EQ(count(file.text(), "\"name\":\"kernel\",\"args\":{\"bytes\":64}"), 400);
-  CHECK_EQ(count(file.text(), "\"args\":{\"name\":\"device\"}"), 1);
 }
 
 TEST(log_levels_are_known_in_either_case) {

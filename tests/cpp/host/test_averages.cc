@@ -190,27 +190,6 @@ TEST(adasum_adds_orthogonal_vectors_averages_equal_ones_and_passes_zeros) {
   });
 }
 
-TEST(adasum_has_the_same_bits_whatever_travels_with_it) {
-  run_world({0, 0, 1}, [](int rank, Engine& engine) {
-    std::vector<float> first;
-    for (int step = 0; step < 4; ++step) {
-      std::vector<float> values(3001);
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        values[i] = std::sin(static_cast<float>(i * (rank + 1)));
-      }
-      std::vector<float> other(700, static_cast<float>(step + rank));
-      const EntryPtr one = allreduce_entry("one", values, ReduceOp::kAdasum);
-      const EntryPtr two = allreduce_entry("two", other, ReduceOp::kAdasum);
-      if (step % 2 == 1) CHECK_OK(engine.enqueue(two, false));
-      CHECK_OK(engine.enqueue(one, false));
-      if (step % 2 == 1) CHECK_OK(finish(engine, two));
-      CHECK_OK(finish(engine, one));
-      if (first.empty()) first = values;
-      CHECK_EQ(values, first);
-    }
-  });
-}
-
 TEST(fusion_plan_keeps_the_tensors_of_an_adasum_together_and_apart_from_others) {
   std::vector<float> values(40);
   std::vector<Agreed> round;

@@ -20,14 +20,6 @@ namespace {
 
 using Hosts = std::vector<int>;
 
-// Shows the tree over ranks a, b, c..., with what each host makes in square brackets.
-std::string shown(const Hosts& hosts) {
-  return sum_by_tree(
-      by_host(hosts), [](int rank) { return std::string(1, static_cast<char>('a' + rank)); },
-      [](const std::string& a, const std::string& b) { return "(" + a + b + ")"; },
-      [](const std::vector<int>&, const std::string& sum) { return "[" + sum + "]"; });
-}
-
 std::string blocks_of(const Hosts& hosts, int virtual_size) {
   const Result<std::vector<VirtualBlock>> blocks = virtual_blocks(hosts, virtual_size);
   if (!blocks.ok()) return blocks.status().message();
@@ -55,18 +47,6 @@ std::string tree_of(const Hosts& ranks) {
 }
 
 }  // namespace
-
-TEST(sum_tree_halves_ranks_and_its_reference_does_so_too) {
-  CHECK_EQ(shown({0}), "a");
-  CHECK_EQ(shown({0, 0}), "(ab)");
-  CHECK_EQ(shown({0, 0, 0}), "((ab)c)");
-  CHECK_EQ(shown(Hosts(5, 0)), "(((ab)c)(de))");
-  CHECK_EQ(shown(Hosts(6, 0)), "(((ab)c)((de)f))");
-  CHECK_EQ(shown(Hosts(8, 0)), "(((ab)(cd))((ef)(gh)))");
-  CHECK_EQ(shown({0, 0, 0, 0, 1, 1, 2, 2}), "([((ab)(cd))]([(ef)][(gh)]))");
-  CHECK_EQ(shown({0, 0, 0, 1, 1, 1}), "([((ab)c)][((de)f)])");
-  CHECK_EQ(shown({0, 1, 0, 2, 1, 0}), "([((ac)f)]([(be)][d]))");
-}
 
 TEST(sum_tree_over_hosts_is_that_of_the_reference) {
   for (unsigned code = 0; code < 4 * 4 * 4 * 4 * 4 * 4; ++code) {
