@@ -1,10 +1,8 @@
-"""Starts in trouble: ranks that are shown out, come late, retry or are interrupted."""
+"""Starts in trouble: ranks that are shown out, come late or retry."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 import threading
 import time
@@ -23,7 +21,7 @@ from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import HANDSHAKE_SECONDS, Job
 from hvdlite.rendezvous.store import Store, StoreClient
-from patience import HANG, Stopwatch, wait_until
+from patience import HANG, wait_until
 
 JOB = Job(bytes(range(32)), bytes(range(16)), 0)
 
@@ -123,56 +121,3 @@ def test_ranks_that_try_again_meet_though_one_has_failed_before(
         "rank 1 did not call hvd.init() in time, and rank 0 waited"
         in results[0].value["failures"][0]
     )
-
-
-def interrupt_among_dials(folder: str) -> dict[str, Any]:
-    """Interrupt rank 0 while it waits for rank 1 to dial it; then let both start again."""
-    from hvdlite.rendezvous.mesh import Mesh
-
-    told: dict[str, Any] = {"failures": 0}
-    dialled, interrupted = Path(folder) / "dialled", Path(folder) / "interrupted"
-    first = os.environ["HVDLITE_RANK"] == "0"
-    dial = Mesh._reach
-
-    def wait_then_dial(mesh: Any, *arguments: Any) -> Any:
-        dialled.touch()
-        wait_until(interrupted.exists, "rank 0 has been interrupted")
-        return dial(mesh, *arguments)
-
-    Mesh._reach = wait_then_dial  # type: ignore[method-assign]
-
-    def interrupt_main() -> None:
-        wait_until(dialled.exists, "rank 1 dials")
-        for _ in range(2):  # The second signal comes while init() cleans up.
-            time.sleep(0.2)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    before = len(os.listdir("/proc/self/fd"))
-    if first:
-        watch = Stopwatch()
-        thread = threading.Thread(target=interrupt_main)
-        thread.start()
-        with contextlib.suppress(KeyboardInterrupt):
-            with contextlib.suppress(KeyboardInterrupt):
-                basics.init()
-            thread.join()
-        thread.join()
-        told["took"], told["up"] = watch.seconds(), basics.is_initialized()
-        told["threads"] = threading.active_count()
-        told["left"] = len(os.listdir("/proc/self/fd")) - before
-        interrupted.touch()
-    while not basics.is_initialized():
-        try:
-            basics.init()
-        except BootstrapError:
-            told["failures"] += 1
-    told["works"] = works("at last")
-    return told
-
-
-def test_interrupt_while_ranks_dial_leaves_nothing_open(tmp_path: Path) -> None:
-    first, second = run_world(2, interrupt_among_dials, str(tmp_path))
-    assert not first.value["up"]
-    assert first.value["took"] < 15, "init() waited for its deadline of 60 s"
-    assert (first.value["threads"], first.value["left"]) == (1, 0)
-    assert first.value["works"] and second.value["works"]

@@ -246,6 +246,20 @@ def test_attempts_given_up_at_any_time_leave_the_next_one_whole(
     assert "refused" not in capfd.readouterr().err
 
 
+def test_an_interrupt_leaves_nothing_open_and_the_next_attempt_whole() -> None:
+    """Python raises it in the main thread, and so the attempt runs there."""
+    with endpoints_of("aa") as endpoints:
+        main = threading.main_thread().ident
+        interrupt = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+        members = [endpoint.description for endpoint in endpoints]
+        job, deadline = Job(TOKEN, JOB_ID, 1), Deadline(LIMIT)
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            connect_members(endpoints[0], 0, members, job, make_segment, deadline, never_meet)
+        interrupt.join()
+        check_and_close(connect_all(endpoints, 2))
+
+
 @dataclass
 class Obstacle:
     """A rank's attempt that waits for ever, and the name of the place where it does."""
