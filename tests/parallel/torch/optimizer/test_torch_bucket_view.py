@@ -198,8 +198,20 @@ def scenario_what_the_user_puts_there() -> None:
     assert torch.equal(bias.grad, torch.cat([expected[1]] * 2))
 
 
+def halve(gradient: torch.Tensor) -> None:
+    gradient.mul_(0.5)
+
+
+def replace_data(gradient: torch.Tensor) -> None:
+    gradient.data = gradient.data.clamp(-1, 1)
+
+
+def replace_storage(gradient: torch.Tensor) -> None:
+    gradient.set_(torch.zeros_like(gradient))  # type: ignore[call-overload]
+
+
 def scenario_what_a_hook_changes_under_way_is_noticed() -> None:
-    for view in (False, True):
+    for view, change in itertools.product((False, True), (halve, replace_data, replace_storage)):
         model = make_model()
         optimizer = make(
             model, lr=0.0, gradient_as_bucket_view=view, overlap=True, bucket_cap_mb=1e-6
@@ -209,11 +221,10 @@ def scenario_what_a_hook_changes_under_way_is_noticed() -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=set_to_none)
 
-        def halve(_: torch.Tensor, bias: torch.Tensor = model[2].bias) -> None:
-            # The last layer's gradients are on their way when the first layer's comes.
-            bias.grad.mul_(0.5)
-
-        hook = model[0].weight.register_post_accumulate_grad_hook(halve)
+        # The last layer's gradients are on their way when the first layer's comes.
+        hook = model[0].weight.register_post_accumulate_grad_hook(
+            lambda _, bias=model[2].bias, change=change: change(bias.grad)
+        )
         with raises(
             r"gradient of 2\.bias was changed while it was being reduced.*"
             r"call optimizer.synchronize\(\) after"
