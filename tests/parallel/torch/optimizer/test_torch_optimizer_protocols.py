@@ -174,31 +174,6 @@ def scenario_grad_scaler_with_a_parameter_unused_here() -> None:
     assert_same_everywhere(model)
 
 
-def scenario_fused_optimizer_with_grad_scaler() -> None:
-    model = make_model()
-    adam = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    optimizer = hvd.DistributedOptimizer(adam)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    for _ in range(2):
-        optimizer.zero_grad()
-        scaler.scale(model(inputs()).square().sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    assert_same_everywhere(model)
-
-
-def scenario_a_scaler_that_is_off() -> None:
-    model = make_model()
-    optimizer = make(model)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    scaler.scale(model(inputs()).square().sum()).backward()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-    assert_close(gradients(model), mean_gradients())
-    assert_same_everywhere(model)
-
-
 def replace_data(params: Any) -> None:
     for param in params:
         param.grad.data = param.grad.data.clamp(-0.1, 0.1)
