@@ -188,6 +188,19 @@ def scenario_an_overflow_on_one_rank_is_a_step_there_too() -> None:
     assert all(param.isfinite().all() for param in model.parameters())
 
 
+def scenario_a_scaler_without_an_overflow_changes_nothing() -> None:
+    model, other = make_model(), make_model()
+    for one, scale in ((model, 64.0), (other, 1.0)):
+        optimizer = hvd.LocalSGD(sgd(one.parameters()), every=4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+        for step in range(1, 10):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(one, hvd.rank(), step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert_equal(model, list(other.parameters()))
+
+
 def scenario_process_set() -> None:
     some = hvd.add_process_set(range(1, hvd.size()))
     model = make_model()

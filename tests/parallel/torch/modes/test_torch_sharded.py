@@ -25,11 +25,12 @@ from parallel.torch.modes.sharded_models import (
     bytes_of,
     distributed,
     gradients_in,
+    groups_of,
     loss_of,
     sharded,
     train_on,
 )
-from parallel.torch.small_models import Evaluating, raises
+from parallel.torch.small_models import Evaluating, assert_same_everywhere, raises
 
 PRELOAD = ("torch._dynamo",)
 
@@ -183,6 +184,18 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
         hvd.ShardedOptimizer(torch.optim.SGD([{"params": params, "max_grad_norm": 1.0}], lr=0.1))
     with raises("this optimizer is a DistributedOptimizer already"):
         hvd.ShardedOptimizer(hvd.ShardedOptimizer(sgd))
+
+
+def scenario_other_ranks_need_a_file() -> None:
+    model = Model()
+    optimizer = sharded(MAKES["AdamW"], model)
+    train_on(model, optimizer, range(1))
+    optimizer._division._world = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
+    with raises("the ranks have changed since the last step of this ShardedOptimizer"):
+        train_on(model, optimizer, range(1))
+    optimizer.load_state_dict({**torch.optim.AdamW(groups_of(model)).state_dict(), "state": {}})
+    train_on(model, optimizer, range(1))
+    assert_same_everywhere(model.table)
 
 
 def body() -> dict[str, str]:
