@@ -118,7 +118,7 @@ def test_second_signal_kills_at_once(jobs: Jobs) -> None:
         job.wait_for_stderr(f"stopping 3 {jobs.noun}")
         job.signal(signal.SIGINT)
         status, _, _, seconds = job.finish()
-        assert job.alive() == []
+        assert job.seconds_until_gone() <= BOUND  # A killed process needs a core to end.
     assert status == 130
     assert seconds <= 0.8
 
