@@ -336,6 +336,20 @@ def scenario_an_exception_inside_of_backward() -> None:
             optimizer.step()
 
 
+def scenario_zero_grad_while_gradients_are_under_way_is_an_error() -> None:
+    model = make_model()
+    optimizer = make(model, overlap=True, bucket_cap_mb=1e-6)
+
+    def zero(_: torch.Tensor) -> None:
+        with raises("would race with the reduction"):
+            optimizer.zero_grad()
+
+    model[0].weight.register_post_accumulate_grad_hook(zero)  # The last layer is under way then.
+    backward(model)
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+
+
 def scenario_zero_grad_after_backward_drops_gradients() -> None:
     for passes in (2, 1):
         model = make_model()
