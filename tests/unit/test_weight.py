@@ -6,17 +6,18 @@ in its commit why. A change that removes some lowers the numbers.
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from api_doc import LIST as DOCSTRINGS
+
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (47_067, 351),
     "csrc": (26_058, 288),
-    "tests": (60_810, 385),
+    "tests": (60_829, 385),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 
@@ -39,5 +40,4 @@ def test_pages_have_few_words() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     # Docstrings on the pages of docs/api are generated.
-    text = re.sub(r"^<!-- api .*?^<!-- end of api -->$", "", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(text.split()) <= MOST_WORDS
+    assert len(DOCSTRINGS.sub("", text).split()) <= MOST_WORDS

@@ -398,6 +398,26 @@ def scenario_methods_take_single_tensors() -> None:
     group.barrier(timeout=datetime.timedelta(seconds=HANG)).wait()
 
 
+def scenario_what_torch_asks_of_a_group() -> None:
+    group = dist.new_group(backend="hvdlite", timeout=datetime.timedelta(seconds=77))
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend.options._timeout == datetime.timedelta(seconds=77)
+    backend._set_default_timeout(datetime.timedelta(seconds=78))
+    assert backend.options._timeout == datetime.timedelta(seconds=78)
+    assert not backend.supports_splitting
+    with pytest.raises(RuntimeError, match="cuda"):
+        group._get_backend(torch.device("cuda"))
+    group._set_sequence_number_for_group()
+    before = group._get_sequence_number_for_group()
+    dist.barrier(group)
+    assert group._get_sequence_number_for_group() == before + 1
+    assert group.get_group_store() is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It changes the timeouts of nccl and gloo only.
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=79), group)
+    dist.destroy_process_group(group)
+
+
 def scenario_bits_of_whole_numbers() -> None:
     size, rank = hvd.size(), hvd.rank()
     for op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
