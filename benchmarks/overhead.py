@@ -158,8 +158,8 @@ def measure_replicas(quick: bool) -> None:
         os.environ["HVDLITE_CHECK_REPLICAS"] = str(every)
         sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
-        contestant = Contestant(model, optimizer, lambda: None)
-        return lambda: contestant.step(make_batch())
+        contestant, batch = Contestant(model, optimizer, lambda: None), make_batch()
+        return lambda: contestant.step(batch)
 
     off, on = step_of(0), step_of(CHECK_STEPS)
     steps = {"off": off, "on": on, "off_again": off}
