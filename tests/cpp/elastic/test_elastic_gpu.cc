@@ -50,7 +50,7 @@ bool step_with_death(ElasticJob::Worker& worker, Framework& gpu, int step, const
   }
   const MutexLock lock(worker.mutex);
   const auto& members = worker.members[static_cast<std::size_t>(entries[0]->completion->epoch)];
-  // A commit waits for the device, where others are told of it.
+  // A commit waits for the device. A world of one rank has no commits.
   if (members.size() > 1) CHECK(entries[0]->completion->on_device->reached());
   for (std::size_t i = 0; i < kTensors; ++i) {
     float sum = 0;
