@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from api_doc import LIST as DOCSTRINGS
 from pythons import python_with
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +35,6 @@ FENCE = re.compile(
     r"^(?P<indent>[ \t]*)```(?P<language>[^\s`]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
-# What tools/api_doc.py writes into a page of docs/api.
-DOCSTRINGS = re.compile(r"^<!-- api .*?^<!-- end of api -->$", re.MULTILINE | re.DOTALL)
 MISNAMED = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python", "python3": "python"}
 SECONDS = 240
 # The pages that `make test` runs. The others start dozens of programs that import a framework.
