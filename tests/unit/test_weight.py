@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (47_067, 351),
     "csrc": (26_058, 288),
-    "tests": (60_829, 385),
+    "tests": (60_888, 385),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness import run_world
 from hvdlite import _core, basics
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, RankFailedError
 from launcher import run_launcher
 from patience import wait_until
 from trace_rows import Merged, Span, read_merged
@@ -197,6 +197,54 @@ def test_start_and_stop_in_the_middle(tmp_path: Path, ranks: int) -> None:
         for rank in range(ranks):
             assert names_of(merged.tensors(rank)) == [tensor]
             assert names_of(merged.tensors(rank)[0].inner) == PHASES
+
+
+def stop_while_in_flight(folder: str) -> None:
+    basics.init()
+    basics.start_timeline(f"{folder}/a.json")
+    if basics.rank() == 0:
+        held = start_and_send("held")
+    basics.stop_timeline()
+    basics.engine().barrier("stopped").wait()
+    basics.start_timeline(f"{folder}/b.json")
+    if basics.rank() == 1:
+        held = start("held")
+    held.wait()
+    basics.shutdown()
+
+
+def test_tensor_in_flight_at_the_stop_ends_with_the_file(tmp_path: Path) -> None:
+    run_world(2, stop_while_in_flight, str(tmp_path))
+    (cut,) = read_merged(tmp_path / "a.json").tensors(0)
+    assert names_of(cut.inner) == PHASES[:2]
+    assert cut.args["failed"] == "still under way when the timeline ended"
+    after = read_merged(tmp_path / "b.json")
+    assert after.tensors(0) == []  # its beginning was before
+    assert names_of(after.tensors(1)) == ["held"]
+
+
+def survivor(path: str) -> None:
+    basics.init()
+    basics.start_timeline(path)
+    step(["good"])
+    submitted = Path(f"{path}.submitted")
+    if basics.rank() == 1:
+        wait_until(submitted.exists, "the request of rank 0")
+        os._exit(3)
+    bad = start("bad")
+    submitted.touch()
+    with pytest.raises(RankFailedError):
+        bad.wait()
+    basics.stop_timeline()
+    basics.shutdown()
+
+
+def test_stop_after_a_failure_completes_the_part(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    run_world(2, survivor, str(path), expect_failure=True)
+    part = next(tmp_path.glob("timeline.json.parts/*/rank.0.json"))
+    assert '"name":"bad"' in part.read_text()
+    assert part.with_name("rank.1.part").exists()
 
 
 def refused_path(path: str) -> str:

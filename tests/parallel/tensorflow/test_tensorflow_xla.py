@@ -182,8 +182,10 @@ def scenario_mismatch_is_an_error_and_the_world_goes_on() -> None:
 def scenario_what_xla_cannot_do_says_so() -> None:
     for call in (
         lambda x: hvd.allreduce(x, weight=2.0),
-        lambda x: hvd.allgather(x),
+        hvd.allgather,
         lambda x: hvd.broadcast(x, 0),
+        hvd.alltoall,
+        hvd.reducescatter,
         lambda x: hvd.allreduce(tf.boolean_mask(x, x > 0)),
     ):
         with pytest.raises(hvd.ArgumentError, match="jit_compile=False"):

@@ -224,6 +224,15 @@ def scenario_a_second_world() -> None:
     assert "hvdlite parameters" in memory_of(ours.hidden.weight)
 
 
+def scenario_ranks_with_other_parameters_get_an_error() -> None:
+    model = Model()
+    optimizer = sharded(MAKES["SGD"], model, share_parameters=True)
+    train_on(model, optimizer, range(1))
+    optimizer._exchange.params = optimizer._exchange.params[hvd.rank() :]
+    with raises(r"rank \d with \d+ and rank \d with \d+; make, freeze, thaw"):
+        optimizer._exchange.run(lambda: None)
+
+
 def scenario_memory_that_one_rank_cannot_open_is_an_error_everywhere() -> None:
     model = Model()
     optimizer = sharded(MAKES["SGD"], model, share_parameters=True)
