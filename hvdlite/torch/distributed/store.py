@@ -5,7 +5,7 @@ within a host on a Unix socket, between hosts on a TCP port behind the handshake
 torch puts there name addresses and decide how groups are made.
 """
 
-# ruff: noqa: D102 (the methods of `JobStore` are those of `torch.distributed.Store`)
+
 
 from __future__ import annotations
 
