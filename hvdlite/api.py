@@ -26,7 +26,6 @@ from hvdlite.capabilities import (
     nccl_built,
     rocm_built,
 )
-from hvdlite.compression import Compressor
 from hvdlite.errors import (
     ArgumentError,
     BootstrapError,
@@ -53,7 +52,7 @@ from hvdlite.errors import (
     VirtualRanksWarning,
 )
 from hvdlite.observed import observe
-from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
+from hvdlite.ops import Adasum, Average, Compressor, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
     add_process_set,

@@ -28,9 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hvdlite import _core, operation_names, process_sets, reporting
+from hvdlite import _core, ops, process_sets, reporting
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.ops import gather_bytes
 from hvdlite.process_sets import ProcessSet, StaticSets
 from hvdlite.rendezvous.connect import Connection, connect
 from hvdlite.rendezvous.deadline import Deadline
@@ -106,7 +106,7 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         _world = world = make_world(connection, deadline, worker.job_id)
     engine = world.engine
     try:
-        operation_names.restart()
+        ops.restart_names()
         if world.member is not None:
             # A worker that will join makes its optimizers for process sets that it gets by then.
             planned = process_sets.static_ranks(world.size)

@@ -1,4 +1,4 @@
-"""Collectives of Python objects, which travel pickled.
+"""Collectives of Python objects, which travel pickled; and `join`.
 
 Ranks are authenticated, so every pickle comes from a rank of this job. `HVDLITE_ALLOW_PICKLE=0`
 forbids pickles nevertheless. A rank that cannot pickle its object sends a mark instead, so that the
@@ -10,10 +10,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from hvdlite import basics
+from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.gather_bytes import gather_bytes
-from hvdlite.operation_names import next_name
+from hvdlite.ops import gather_bytes, next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.rendezvous import environment
 
@@ -111,3 +110,34 @@ def _load(block: memoryview, rank: int, name: str) -> Any:
     if block == _FAILED:
         raise HvdliteError(f"'{name}': rank {rank} could not pickle its object; see its own error")
     return pickle.loads(block)
+
+
+def join(device: int = -1) -> int:
+    """Declare that this rank has no more data, and wait until every rank has called `join`.
+
+    Until then the other ranks run their collectives without the ranks that have joined, in the
+    world and in every process set: an average is over the ranks that still submit, and an allgather
+    has no rows of the joined ranks. When all have joined, `join` returns, and all ranks take part
+    again; unnamed operations are numbered from zero again. A rank that waits here does not update
+    its model. To continue with the same model on all ranks, broadcast that of the rank that joined
+    last.
+
+    Args:
+        device: has no effect; the parameter exists for scripts written for Horovod.
+
+    Returns:
+        The rank that joined last. Its model has seen every step.
+
+    Raises:
+        HorovodInternalError: a rank died, or left without joining.
+
+    Example:
+        >>> for batch in batches_of_this_rank:
+        ...     train_on(batch)
+        >>> last = hvd.join()
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    """
+    handle = basics.engine().join(blocking=True)
+    handle.wait()
+    ops.restart_operation_names()
+    return handle.last_joined

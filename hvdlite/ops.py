@@ -1,4 +1,4 @@
-"""Reduce operations, element types, and the argument checks that all adapters share.
+"""What all adapters say about a collective: operation, element type, compression and name.
 
 Example:
     >>> from hvdlite import ops
@@ -8,10 +8,14 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from hvdlite import _core
 from hvdlite._core import DTYPES, REDUCE_OPS, REDUCIBLE
 from hvdlite.errors import ArgumentError
 
@@ -76,67 +80,6 @@ def choose_op(average: bool | None, op: int | None) -> ReduceOp:
     return reduce_op(op)
 
 
-def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
-    """Raise ArgumentError if `op` cannot combine gradients, or if the factor does not fit it."""
-    # An average is divided by the factor before the sum, and by the rest after the sum.
-    op = reduce_op(op)
-    if op not in (Average, Sum, Adasum):
-        raise ArgumentError(
-            f"op=hvd.{op.name} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
-        )
-    if predivide_factor != 1.0:
-        check_mean("gradient_predivide_factor=", op, "it divides an average in two parts")
-    if predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
-
-
-def check_mean(option: str, op: int, why: str) -> None:
-    """Raise ArgumentError if an option that needs `Average` is given with another operation."""
-    if op != Average:
-        raise ArgumentError(
-            f"{option} cannot be combined with op=hvd.{reduce_op(op).name}: {why}; use "
-            "op=hvd.Average"
-        )
-
-
-def check_weight(weight: Any, op: int) -> None:
-    """Raise ArgumentError if gradients have weights and are not averaged."""
-    if weight is not None:
-        check_mean("weight=", op, "it makes a weighted average")
-
-
-def check_passes(passes: Any) -> int:
-    """Return the number of passes per step, or raise ArgumentError."""
-    # A value that equals a whole number, such as 64 / 32, is one, too.
-    try:
-        number = int(passes)
-    except (TypeError, ValueError, OverflowError):
-        number = 0
-    if number < 1 or number != passes:
-        raise ArgumentError(
-            f"backward_passes_per_step is a whole number of at least 1, not {passes!r}"
-        )
-    return number
-
-
-Groups = int | Sequence[Sequence[Any]]  # Gradients travel in so many groups, or in these.
-
-
-def check_groups(groups: Groups, source: str, none: str) -> Groups:
-    """Return the groups in which gradients travel, lists as lists; or raise ArgumentError."""
-    # `source` is the user's word for what has a gradient, such as "parameter", and `none` says what
-    # happens where the number of groups is zero.
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ArgumentError(f"the number of groups is zero ({none}) or more, not {groups}")
-        return groups
-    lists = [list(group) for group in groups]
-    members = [id(one) for group in lists for one in group]
-    if len(members) != len(set(members)):
-        raise ArgumentError(f"a {source} is in two of the groups, or twice in one")
-    return lists
-
-
 def dtype_number(dtype: str, name: str = "") -> int:
     """Return the core's number of an element type, such as "float32"; or raise ArgumentError."""
     number = DTYPES.get(dtype)
@@ -163,3 +106,254 @@ def check_reducible(dtype: str, name: str, op: int) -> None:
             f"'{name}', of dtype {dtype}, cannot be reduced, only copied; convert it, for example "
             "to float16"
         )
+
+
+_UINT8 = DTYPES["uint8"]
+
+
+def gather_bytes(
+    engine: _core.Engine,
+    data: bytes,
+    name: str,
+    process_set: int = 0,
+    timeout: float | None = None,
+) -> list[memoryview]:
+    """Send this rank's bytes to all members of a process set; return those of every member."""
+    # Bytes may be empty, and may have another length on every rank; a rank that has joined gives an
+    # empty block. `name` identifies the operation on all ranks, and process set 0 is the world. A
+    # member that has not submitted within `timeout` seconds causes a TimeoutError; None waits
+    # forever.
+    return gather_in_epoch(engine, data, name, process_set, timeout)[0]
+
+
+def gather_in_epoch(
+    engine: _core.Engine,
+    data: bytes,
+    name: str,
+    process_set: int = 0,
+    timeout: float | None = None,
+) -> tuple[list[memoryview], int]:
+    """Do as `gather_bytes`; return the blocks, and the epoch of an elastic job whose ranks sent."""
+    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
+    handle = engine.allgather(name, [tensor], process_set, keep=data, blocking=True)
+    handle.wait(timeout)
+    received = handle.take_output()
+    blocks, start = [], 0
+    for length in handle.first_dimensions:
+        blocks.append(received[start : start + length])
+        start += length
+    return blocks, handle.epoch
+
+
+class Compressor:
+    """Base class of compressors; subclass it and pass the class or an object as `compression=`.
+
+    Ranks reduce the compressed tensor, so a reduction of it must make sense: its dtype and shape
+    are the same on every rank, and a compressed zero is a zero.
+
+    A class whose `compress` only casts float32 and float64 to "float16" or "bfloat16" may name that
+    dtype in a class attribute `wire`: the core then casts while it copies. A subclass does not
+    inherit `wire`, since its `compress` may do more.
+
+    Example:
+        >>> class Halving(Compressor):
+        ...     @staticmethod
+        ...     def compress(tensor):
+        ...         return tensor / 2, None
+        ...
+        ...     @staticmethod
+        ...     def decompress(tensor, ctx):
+        ...         return tensor * 2
+    """
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor to send, and a context that `decompress` receives on this rank.
+
+        Args:
+            tensor: this rank's input, of the adapter's framework.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return what the caller receives for the reduced tensor.
+
+        Args:
+            tensor: the result, of the shape and dtype that `compress` returned.
+            ctx: what `compress` returned besides.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the tensor itself."""
+        return tensor
+
+
+class CastCompressor(Compressor):
+    """Sends float32 and float64 as `wire`, everything else as it is."""
+
+    # Each framework has a subclass that says how it casts, and subclasses of that one say to what.
+
+    wide: tuple[Any, ...]  # the framework's float32 and float64
+    wire: str
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """Return a tensor as one of `dtype`: a type of the framework, or the name of one."""
+        raise NotImplementedError
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """Return the cast tensor, and the dtype to return to."""
+        if tensor.dtype in cls.wide:
+            return cls.cast(tensor, cls.wire), tensor.dtype
+        return tensor, None
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        """Cast back."""
+        return tensor if ctx is None else cls.cast(tensor, ctx)
+
+
+CAST_TYPES = ("float32", "float64")  # The core can cast these.
+
+
+def travels_as(cast: int | None, dtype: str) -> int | None:
+    """Return the core's number of the dtype as which `dtype` travels; None: as it is."""
+    # `cast` is what `cast_in_core` returned.
+    return cast if dtype in CAST_TYPES else None
+
+
+def cast_in_core(compression: Any, op: int) -> tuple[int | None, Any]:
+    """Split a compression into the cast that the core does and the compressor left to call."""
+    # For a mere cast the result is the core's number of a dtype, for `travels_as`, and a compressor
+    # that does nothing; otherwise, and for Adasum, None and the compression itself.
+    kind = compression if isinstance(compression, type) else type(compression)
+    wire = vars(kind).get("wire")
+    if wire is None or op == Adasum:
+        return None, compression
+    return dtype_number(wire), NoneCompressor
+
+
+def send_compressed(
+    send: Callable[[list[Any]], Sequence[Any]], tensors: Sequence[Any], compression: Any
+) -> list[Any]:
+    """Compress tensors, pass them to `send`, and decompress the results that `send` returns."""
+    packed = [compression.compress(tensor) for tensor in tensors]
+    results = send([wire for wire, _ in packed])
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(results, packed, strict=True)
+    ]
+
+
+# The names of operations that the user did not name. The coordinator matches the ranks' collectives
+# by name. So operations without a name are counted for each process set and kind of operation: the
+# third unnamed allreduce of one member of a process set meets the third of every other member,
+# whatever else ran in between. Every `init` restarts the counts, since a new world begins. The end
+# of `join` restarts them too, because the joined ranks have missed operations; only the numbers of
+# `next_object` continue.
+#
+# In an elastic job a rank that joins has run the script up to `hvd.elastic.run`, and no further. So
+# all ranks go back to the counts that they had there (`mark_names`, `return_to_names`) whenever
+# ranks may join.
+
+_Counts = dict[tuple[int, str], int]
+
+_operations: _Counts = {}
+_objects: _Counts = {}
+_name_restarts = 0
+_names_lock = threading.Lock()  # It guards all of these.
+
+
+@dataclass(frozen=True)
+class NamesMark:
+    """The counts at one point of the script."""
+
+    counts: Mapping[tuple[int, str], int]
+    objects: Mapping[tuple[int, str], int]
+
+
+def next_name(kind: str, process_set: int = 0) -> str:
+    """Return the next name for this kind of operation, such as "#allreduce.0"."""
+    # The core does not cache names that start with '#', because each is used once.
+    return f"#{kind}.{next_number(kind, process_set)}"
+
+
+def next_number(kind: str, process_set: int = 0) -> int:
+    """Return how many operations of this kind the process set has numbered before."""
+    return _next_number(_operations, process_set, kind)
+
+
+def _next_number(counts: _Counts, process_set: int, kind: str) -> int:
+    with _names_lock:
+        number = counts.get((process_set, kind), 0)
+        counts[process_set, kind] = number + 1
+    return number
+
+
+def forget_names(process_set: int) -> None:
+    """Drop the counts of a process set that was removed."""
+    with _names_lock:
+        for counts in (_operations, _objects):
+            for key in [key for key in counts if key[0] == process_set]:
+                del counts[key]
+
+
+def next_object(kind: str, process_set: int = 0) -> int:
+    """Return how many objects of this kind (optimizers, metrics) the process set has numbered."""
+    # An object keeps its number, and names all of its operations by it. So these numbers continue
+    # after `join`.
+    return _next_number(_objects, process_set, kind)
+
+
+def restart_names() -> None:
+    """Count everything from zero again, because a new world begins."""
+    return_to_names(NamesMark({}, {}))
+
+
+def restart_operation_names() -> None:
+    """Count operations from zero again, so that ranks that missed some have equal counts."""
+    global _name_restarts
+    with _names_lock:
+        _name_restarts += 1
+        _operations.clear()
+
+
+def mark_names() -> NamesMark:
+    """Return the present counts, for `return_to_names`."""
+    with _names_lock:
+        return NamesMark(dict(_operations), dict(_objects))
+
+
+def return_to_names(here: NamesMark) -> None:
+    """Go on counting from a mark, so that ranks that did not come further have equal counts."""
+    global _name_restarts
+    with _names_lock:
+        _name_restarts += 1
+        for counts, marked in ((_operations, here.counts), (_objects, here.objects)):
+            counts.clear()
+            counts.update(marked)
+
+
+def name_restarts() -> int:
+    """Return how often the counts restarted: after each restart the ranks must agree again."""
+    return _name_restarts

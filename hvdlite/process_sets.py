@@ -19,7 +19,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hvdlite import _core, operation_names
+from hvdlite import _core, ops
 from hvdlite.errors import ArgumentError, NotInitializedError
 
 
@@ -219,7 +219,7 @@ def drop_broken() -> None:
         number, _ = _broken.popitem()
         for process_set in _registered.pop(number, []):
             process_set.process_set_id = None
-        operation_names.forget(number)
+        ops.forget_names(number)
 
 
 def end() -> None:
@@ -260,9 +260,7 @@ def register_static(process_sets: Sequence[ProcessSet]) -> None:
 def _add(process_set: ProcessSet) -> int:
     # The name is one of the barriers' names: if another rank calls barrier() instead, both meet
     # under this name and get a MismatchError, rather than wait for each other.
-    handle = _world().engine.add_process_set(
-        operation_names.next_name("barrier"), process_set.ranks
-    )
+    handle = _world().engine.add_process_set(ops.next_name("barrier"), process_set.ranks)
     handle.wait()
     return handle.set_id
 
@@ -324,10 +322,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         raise ArgumentError(f"{process_set} is not registered, or was removed already")
     if number == 0:
         return False
-    world.engine.remove_process_set(operation_names.next_name("barrier"), number).wait()
+    world.engine.remove_process_set(ops.next_name("barrier"), number).wait()
     for equal in _registered.pop(number, []):
         equal.process_set_id = None
-    operation_names.forget(number)
+    ops.forget_names(number)
     return True
 
 

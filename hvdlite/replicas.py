@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from hvdlite import _core, basics
 from hvdlite.errors import DivergenceError, MismatchError
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 _INT64 = _core.DTYPES["int64"]

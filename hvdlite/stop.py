@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from hvdlite import _core, basics, operation_names
+from hvdlite import _core, basics, ops
 from hvdlite.errors import ArgumentError, StopHandlerWarning
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -176,7 +176,7 @@ def stop_requested(every: int = 1) -> str | None:
         raise ArgumentError(f"stop_requested(every={every}): ask in every call (1), or in fewer")
     _warn_of_lost_handlers()
     # The count begins anew on all ranks wherever ranks may join that have not counted so far.
-    if operation_names.next_number(_NAME) % every:
+    if ops.next_number(_NAME) % every:
         return None
     elastic = basics.in_elastic_job()
     ends_all = [one for one in _noted if not (elastic and one == signal.SIGTERM)]

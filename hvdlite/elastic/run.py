@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from hvdlite import basics, operation_names
+from hvdlite import basics, ops
 from hvdlite.elastic import steps
 from hvdlite.elastic.membership import (
     Decision,
@@ -36,7 +36,7 @@ from hvdlite.errors import (
     MismatchError,
     RankFailedError,
 )
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.ops import gather_bytes
 
 __all__ = [
     "Decision",
@@ -150,7 +150,7 @@ class _Run:
         self._func = func
         self._state = state
         # A rank that joins has come as far in the script as this rank has now.
-        self._mark = operation_names.mark()
+        self._mark = ops.mark_names()
         self._first = True
         self._result: Any = None
 
@@ -193,7 +193,7 @@ class _Run:
             )
         if decision.changed or decision.sync:
             # Otherwise names may be in flight, and the ranks have counted alike.
-            operation_names.back_to(self._mark)
+            ops.return_to_names(self._mark)
         return decision
 
     def _prepare(self, sync: bool) -> bool:

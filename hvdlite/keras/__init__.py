@@ -20,7 +20,6 @@ from typing import Any
 
 from hvdlite import api
 from hvdlite.api import *
-from hvdlite.join import join
 from hvdlite.keras import callbacks, elastic
 from hvdlite.keras import parameter_server as parameter_server
 from hvdlite.keras.adapters import backend_adapter, import_adapter
@@ -34,7 +33,7 @@ from hvdlite.keras.collectives import (
 )
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
-from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.objects import allgather_object, broadcast_object, join
 
 __all__ = [
     "Compression",

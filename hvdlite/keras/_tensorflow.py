@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
+from hvdlite.ops import Compressor
 from hvdlite.process_sets import ProcessSet
 from hvdlite.tensorflow.collectives.requests import Reduction
 from hvdlite.tensorflow.compression import Compression

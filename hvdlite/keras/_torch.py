@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.compression import Compressor, cast_in_core
-from hvdlite.finite import level, look
+from hvdlite.ops import Compressor, cast_in_core
+from hvdlite.optimizers import check_finite, finite_level
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
@@ -47,8 +47,8 @@ def allreduce_gradients(
     """Reduce tensors or None, which stays None, over all ranks; the tensors keep their values."""
     # One tensor may stand for several variables. A gradient has the same wire name in every step.
     # Sparse gradients without `sparse_as_dense` are an error.
-    if level():
-        look(names[0], zip(names, map(is_finite, gradients), strict=True))
+    if finite_level():
+        check_finite(names[0], zip(names, map(is_finite, gradients), strict=True))
     cast, compression = cast_in_core(compression, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set, wire=cast)
     started: list[Any] = []

@@ -13,17 +13,17 @@ import keras
 import numpy as np
 
 from hvdlite import basics, ops
-from hvdlite.compression import (
+from hvdlite.errors import ArgumentError
+from hvdlite.numpy import collectives as of_arrays
+from hvdlite.numpy.arrays import copied, spec
+from hvdlite.ops import (
     Compressor,
     NoneCompressor,
     cast_in_core,
+    gather_bytes,
+    next_name,
     send_compressed,
 )
-from hvdlite.errors import ArgumentError
-from hvdlite.gather_bytes import gather_bytes
-from hvdlite.numpy import collectives as of_arrays
-from hvdlite.numpy.arrays import copied, spec
-from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.replicas import array_word_sum
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.operation_names import next_object
+from hvdlite.ops import Compressor, next_object
+from hvdlite.optimizers import become, subclass_in_place
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-from hvdlite.subclass import become, subclass_in_place
 
 
 @dataclass

@@ -19,7 +19,7 @@ from hvdlite.keras.collectives import allreduce, describe_by_rank, exchange
 from hvdlite.keras.distribution import first_wire_name
 from hvdlite.keras.fit_checks import agree_on_fit, end_of_epoch
 from hvdlite.keras.observing import observe_this_fit
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import Exchange, ranks_text, speaks
 

@@ -20,7 +20,7 @@ from hvdlite.errors import (
 from hvdlite.keras.adapters import keras_2
 from hvdlite.keras.collectives import describe_by_rank, exchange, word_sum
 from hvdlite.keras.distribution import distributed_part, first_wire_name
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import SILENCE, Exchange, divergence_of
 

@@ -8,7 +8,7 @@ import keras
 
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import keras_2
-from hvdlite.subclass import subclass_in_place
+from hvdlite.optimizers import subclass_in_place
 
 Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 

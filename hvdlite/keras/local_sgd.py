@@ -14,7 +14,7 @@ from hvdlite.keras.distribution import first_wire_name
 from hvdlite.keras.ending import begin_fit
 from hvdlite.keras.fit_checks import expect_own_models
 from hvdlite.numpy.collectives import mean_of_arrays
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 

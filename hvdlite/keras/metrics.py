@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from hvdlite.keras.collectives import exchange
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 
 from hvdlite import ops
-from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.adapters import backend_adapter, keras_2
@@ -25,7 +24,8 @@ from hvdlite.keras.distribution import (
     is_distributed,
     with_inner,
 )
-from hvdlite.local_variables import variables_of
+from hvdlite.ops import Compressor, NoneCompressor
+from hvdlite.optimizers import check_gradient_op, check_passes, local_layer_variables
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 
@@ -134,7 +134,7 @@ def DistributedOptimizer(
     older = keras_2(optimizer)
     framework = older or backend_adapter()
     _check(optimizer, op, gradient_predivide_factor)
-    passes = ops.check_passes(backward_passes_per_step)
+    passes = check_passes(backward_passes_per_step)
     distribution = Distribution(
         prefix=name,
         op=op,
@@ -185,7 +185,7 @@ def PartialDistributedOptimizer(
         ...     keras.optimizers.Adam(1e-3), local_layers=[model.get_layer("expert")])
     """
     distributed = DistributedOptimizer(optimizer, *args, **options)
-    for variable in variables_of(local_layers):
+    for variable in local_layer_variables(local_layers):
         distributed.register_local_var(variable)
     return distributed
 
@@ -202,7 +202,7 @@ def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
     parts = with_inner(optimizer)
     if any(is_distributed(part) for part in parts):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
-    ops.check_gradient_op(op, predivide_factor)
+    check_gradient_op(op, predivide_factor)
     for part in parts:
         steps = getattr(part, "gradient_accumulation_steps", None)
         if steps:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdlite.keras.collectives import word_sum
 from hvdlite.keras.distribution import distributed_part, first_wire_name
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import Comparison, check_interval, check_name, refuse
 

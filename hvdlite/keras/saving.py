@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.keras.distribution import is_distributed
 from hvdlite.keras.optimizer import DistributedOptimizer
+from hvdlite.ops import Compressor, NoneCompressor
 
 
 def load_model(

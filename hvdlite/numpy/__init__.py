@@ -14,7 +14,6 @@ Example:
 
 from hvdlite import api
 from hvdlite.api import *
-from hvdlite.join import join
 from hvdlite.numpy.collectives import (
     allgather,
     allreduce,
@@ -26,7 +25,7 @@ from hvdlite.numpy.collectives import (
     grouped_allreduce,
     reducescatter,
 )
-from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.objects import allgather_object, broadcast_object, join
 
 __all__ = [
     "allgather",

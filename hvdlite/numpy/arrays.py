@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from hvdlite import _core, ops
-from hvdlite.compression import travels_as
 from hvdlite.errors import ArgumentError
+from hvdlite.ops import travels_as
 
 
 def copied(value: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.numpy.arrays import as_given, copied, moved_as, received, spec
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
 

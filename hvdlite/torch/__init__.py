@@ -13,8 +13,7 @@ import sys
 
 from hvdlite import api
 from hvdlite.api import *
-from hvdlite.join import join
-from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.objects import allgather_object, broadcast_object, join
 from hvdlite.torch import elastic
 from hvdlite.torch import parameter_server as parameter_server
 from hvdlite.torch.collectives.allreduce import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.compression import CastCompressor, NoneCompressor
+from hvdlite.ops import CastCompressor, NoneCompressor
 
 
 class _Cast(CastCompressor):

@@ -11,7 +11,7 @@ import torch
 from hvdlite import basics, horovod_mode
 from hvdlite.errors import ArgumentError
 from hvdlite.objects import broadcast_object
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.collectives.submit import start_broadcast
 from hvdlite.torch.collectives.tensors import check, note_written, readable, spec

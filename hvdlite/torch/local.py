@@ -12,9 +12,9 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.operation_names import next_object
+from hvdlite.ops import next_object
+from hvdlite.optimizers import subclass_in_place
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.settings import Settings, Weight

@@ -12,9 +12,17 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.operation_names import next_object
+from hvdlite.ops import next_object
+from hvdlite.optimizers import (
+    Groups,
+    check_gradient_op,
+    check_groups,
+    check_mean,
+    check_passes,
+    check_weight,
+    subclass_in_place,
+)
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
@@ -66,7 +74,7 @@ class Distributed(VirtualStepping, Attending):
     def weight(self, weight: Weight) -> None:
         if weight is not None and self._virtual is not None:
             refuse_with_virtual_size("weight=")
-        ops.check_weight(weight, self._reducer.settings.reduction.op)
+        check_weight(weight, self._reducer.settings.reduction.op)
         self._reducer.set_weight(weight)
 
     def synchronize(self) -> None:
@@ -287,7 +295,7 @@ def DistributedOptimizer(
     """
     basics.size()  # Without init() this raises, rather than the first backward().
     reduction = _reduction(op, gradient_predivide_factor, process_set, virtual_size)
-    passes = ops.check_passes(backward_passes_per_step)
+    passes = check_passes(backward_passes_per_step)
     _check_options(optimizer, late)
     _check_combined(op, gradient_predivide_factor, passes, weight, gradient_as_bucket_view,
                     process_set, compression, late, virtual_size)  # fmt: skip
@@ -311,14 +319,14 @@ def _adasum(optimizer: Any, names: dict[torch.Tensor, str], *arguments: Any) -> 
 def _reduction(
     op: int, predivide_factor: float, process_set: ProcessSet, virtual_size: int | None
 ) -> Reduction:
-    ops.check_gradient_op(op, predivide_factor)
+    check_gradient_op(op, predivide_factor)
     if virtual_size is not None:
         return Reduction(ops.Sum, postscale=1.0 / check_virtual_size(virtual_size))
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 
-def _check_groups(groups: ops.Groups) -> ops.Groups:
-    groups = ops.check_groups(groups, "parameter", none="cut by size")
+def _check_groups(groups: Groups) -> Groups:
+    groups = check_groups(groups, "parameter", none="cut by size")
     members = [] if isinstance(groups, int) else [param for group in groups for param in group]
     if not all(isinstance(member, torch.Tensor) for member in members):
         raise ArgumentError("groups is a number, or a list of lists of parameters")
@@ -356,7 +364,7 @@ def _check_combined(
 ) -> None:
     """Raise ArgumentError if two of the options exclude each other."""
     if virtual_size is not None:
-        ops.check_mean("virtual_size=", op, "a step uses the mean over the virtual ranks")
+        check_mean("virtual_size=", op, "a step uses the mean over the virtual ranks")
         for option, given in {
             "gradient_predivide_factor=": predivide_factor != 1.0,
             "weight=": weight is not None,
@@ -368,14 +376,14 @@ def _check_combined(
         }.items():
             if given:
                 refuse_with_virtual_size(option)
-    ops.check_weight(weight, op)
+    check_weight(weight, op)
     if bucket_view and op == ops.Adasum:
         raise ArgumentError(
             "gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum: hvd.Adasum "
             "combines changes of the parameters, not gradients; use op=hvd.Average or hvd.Sum"
         )
     if late is not None:
-        ops.check_mean("late=", op, "a step divides by the number of gradients that are in it")
+        check_mean("late=", op, "a step divides by the number of gradients that are in it")
     if late is not None and basics.in_elastic_job():
         raise ArgumentError(
             "late= cannot be combined with an elastic job: the gradients of a step come from the "

@@ -18,8 +18,7 @@ from faults.arrays import describe, ones, reduce_array, submit, works
 from harness import run_world
 from hvdlite import basics
 from hvdlite.errors import BootstrapError, HvdliteError, NotInitializedError
-from hvdlite.join import join
-from hvdlite.objects import broadcast_object
+from hvdlite.objects import broadcast_object, join
 from hvdlite.process_sets import add_process_set
 from patience import Stopwatch, wait_until
 

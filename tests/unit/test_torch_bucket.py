@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
-from hvdlite import operation_names, ops
+from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.tensors import NUMBER_OF
 from hvdlite.torch.compression import Compression
@@ -80,14 +80,14 @@ def test_groups_and_those_in_none() -> None:
 
 
 def test_names_are_numbered_per_kind_and_restart() -> None:
-    operation_names.restart()
-    assert [operation_names.next_name("allreduce") for _ in range(2)] == [
+    ops.restart_names()
+    assert [ops.next_name("allreduce") for _ in range(2)] == [
         "#allreduce.0",
         "#allreduce.1",
     ]
-    assert operation_names.next_name("broadcast") == "#broadcast.0"
-    operation_names.restart()
-    assert operation_names.next_name("allreduce") == "#allreduce.0"
+    assert ops.next_name("broadcast") == "#broadcast.0"
+    ops.restart_names()
+    assert ops.next_name("allreduce") == "#allreduce.0"
 
 
 def test_ops_have_the_numbers_that_scripts_know() -> None:

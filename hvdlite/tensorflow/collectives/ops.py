@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import basics
-from hvdlite import join as neutral_join
+from hvdlite import objects as neutral_join
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
@@ -228,7 +228,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 
 def join(device: int = -1) -> int:
-    """Wait until all ranks have joined, while the others train; see `hvdlite.join.join`.
+    """Wait until all ranks have joined, while the others train; see `hvdlite.objects.join`.
 
     Args:
         device: accepted for scripts written for Horovod; without effect.

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvdlite import basics, ops
-from hvdlite.compression import cast_in_core, send_compressed, travels_as
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import dtype_number
+from hvdlite.ops import cast_in_core, dtype_number, send_compressed, travels_as
 from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow.graph import xla
 from hvdlite.tensorflow.graph.library import raw_ops

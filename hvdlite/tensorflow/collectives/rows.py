@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops as neutral
-from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
+from hvdlite.ops import send_compressed
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.collectives import row_requests as requests
 from hvdlite.tensorflow.collectives.requests import Reduction, check

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.compression import cast_in_core
 from hvdlite.errors import ArgumentError
-from hvdlite.finite import level, look
+from hvdlite.ops import cast_in_core
+from hvdlite.optimizers import check_finite, finite_level
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.collectives import requests
 from hvdlite.tensorflow.collectives.requests import Reduction, check
@@ -37,7 +37,7 @@ def reduce_gradients(
     if process_set is not global_process_set and not process_set.included():
         return list(gradients)
     number = set_number(process_set)
-    results: list[Any] = _checked(gradients, names) if level() else list(gradients)
+    results: list[Any] = _checked(gradients, names) if finite_level() else list(gradients)
     cast, by_hand = cast_in_core(compression, reduction.op)
     contexts: dict[int, Any] = {}
     received: list[tf.Tensor] = []
@@ -75,7 +75,7 @@ def _checked(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
     given = {name: one for name, one in zip(names, gradients, strict=True) if one is not None}
     values = [getattr(one, "values", one) for one in given.values()]
     check = tf.numpy_function(
-        lambda *finite: look(names[0], zip(given, finite, strict=True)),
+        lambda *finite: check_finite(names[0], zip(given, finite, strict=True)),
         [tf.reduce_all(tf.math.is_finite(one)) for one in values],
         [],
     )

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
-from hvdlite.local_variables import variables_of
+from hvdlite.optimizers import Groups, local_layer_variables
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.replicas import warn_of_no_check
 from hvdlite.tensorflow.compression import Compression
@@ -79,7 +79,7 @@ def DistributedGradientTape(
     op: int = ops.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: ops.Groups | None = None,
+    groups: Groups | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     *,
@@ -162,6 +162,6 @@ def PartialDistributedGradientTape(
         >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[expert])
     """
     tape = DistributedGradientTape(gradtape, *args, **options)
-    for variable in variables_of(local_layers):
+    for variable in local_layer_variables(local_layers):
         tape.register_local_source(variable)
     return tape

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import ops
+from hvdlite.optimizers import Groups, check_gradient_op, check_groups, check_weight
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.tensorflow.collectives.requests import Reduction
 from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
@@ -26,7 +26,7 @@ class SourceGradients:
     reduction: Reduction
     compression: Any
     sparse_as_dense: bool
-    groups: ops.Groups
+    groups: Groups
     name: str | None
     scales_local: bool
     process_set: ProcessSet
@@ -69,29 +69,29 @@ def source_gradients(
     sparse_as_dense: bool,
     op: int,
     predivide_factor: float,
-    groups: ops.Groups,
+    groups: Groups,
     process_set: ProcessSet,
     scales_local: bool,
     weight: Any,
     name: str | None,
 ) -> SourceGradients:
     """Check the user's arguments for the reduction of gradients, and whether they fit together."""
-    ops.check_gradient_op(op, predivide_factor)
-    ops.check_weight(weight, op)
+    check_gradient_op(op, predivide_factor)
+    check_weight(weight, op)
     if process_set is not global_process_set:
         registered_id(process_set)
     return SourceGradients(
         reduction=Reduction(op, 1.0 / predivide_factor, predivide_factor, weight),
         compression=compression,
         sparse_as_dense=sparse_as_dense,
-        groups=ops.check_groups(groups, "source", none="each gradient alone"),
+        groups=check_groups(groups, "source", none="each gradient alone"),
         name=name,
         scales_local=scales_local,
         process_set=process_set,
     )
 
 
-def _positions(groups: ops.Groups, sources: Sequence[Any]) -> list[list[int]]:
+def _positions(groups: Groups, sources: Sequence[Any]) -> list[list[int]]:
     """Return the positions of the sources of each group."""
     if isinstance(groups, int):
         count = min(groups, len(sources))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
-from hvdlite.operation_names import next_number
+from hvdlite.ops import next_number
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id, registered_id
 
 _used: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()

@@ -20,9 +20,8 @@ from urllib.parse import quote
 
 import tensorflow as tf
 
-from hvdlite.compression import travels_as
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import dtype_number
+from hvdlite.ops import dtype_number, travels_as
 from hvdlite.tensorflow.graph import library, names
 from hvdlite.tensorflow.graph.ordering import turn
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvdlite import ops as neutral
-from hvdlite.compression import cast_in_core, send_compressed
+from hvdlite.ops import cast_in_core, send_compressed
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.collectives import compiled
 from hvdlite.torch.collectives.fast_path import (

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvdlite import basics
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.allreduce import averaged

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hvdlite.errors import ArgumentError
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.collectives.allreduce import grouped_allreduce
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvdlite import ops
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import member_id, process_set_by_id
 from hvdlite.torch.collectives.gradients import check_differentiable
 from hvdlite.torch.collectives.graph_breaks import compiling

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core, basics
-from hvdlite.operation_names import next_name
+from hvdlite.ops import next_name
 from hvdlite.process_sets import global_process_set, member_id
 from hvdlite.torch.collectives.tensors import raise_moved
 

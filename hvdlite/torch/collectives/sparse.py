@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from hvdlite import ops
-from hvdlite.compression import NoneCompressor
 from hvdlite.errors import ArgumentError
-from hvdlite.operation_names import next_name
+from hvdlite.ops import NoneCompressor, next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.handle import Handle

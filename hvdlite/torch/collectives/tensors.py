@@ -9,10 +9,8 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from hvdlite import _core
-from hvdlite.compression import travels_as
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.operation_names import next_name
-from hvdlite.ops import dtype_number
+from hvdlite.ops import dtype_number, next_name, travels_as
 from hvdlite.process_sets import ProcessSet, member_id
 
 NUMBER_OF = {

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from hvdlite import _core, basics
-from hvdlite.compression import NoneCompressor, cast_in_core
 from hvdlite.errors import HvdliteError
-from hvdlite.ops import dtype_number
+from hvdlite.ops import NoneCompressor, cast_in_core, dtype_number
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.sparse import RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce

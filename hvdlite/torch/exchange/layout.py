@@ -18,9 +18,8 @@ from typing import TypeGuard
 import torch
 
 from hvdlite import _core, basics, ops
-from hvdlite.compression import travels_as
 from hvdlite.errors import DeadlockError, HvdliteError, MismatchError
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.ops import gather_bytes, travels_as
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import ranks_text
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce

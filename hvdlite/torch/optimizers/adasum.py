@@ -16,9 +16,9 @@ import torch
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
-from hvdlite.operation_names import next_object
+from hvdlite.ops import next_object
+from hvdlite.optimizers import subclass_in_place
 from hvdlite.process_sets import ProcessSet, registered_id
-from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.compiled_backward import untraced
 from hvdlite.torch.collectives.submit import Reduction

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite.errors import HvdliteError
-from hvdlite.finite import level, look
+from hvdlite.optimizers import check_finite, finite_level
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import is_finite
 from hvdlite.torch.exchange.bucket import Bucket
@@ -49,7 +49,7 @@ class Buckets:
         self._replicas = replicas
         self._transaction = step_transaction(name, settings.reduction.process_set)
         self._takes_part = False
-        self._checks_finite = level() > 0
+        self._checks_finite = finite_level() > 0
 
     @property
     def takes_part(self) -> bool:
@@ -107,7 +107,7 @@ class Buckets:
         if self._checks_finite:
             finite = ((name, is_finite(param.grad)) for name, param in bucket.named_parameters)
             params = self._watched.params
-            look(self.name, finite, self.steps + 1, lambda: not all(map(is_finite, params)))
+            check_finite(self.name, finite, self.steps + 1, lambda: not all(map(is_finite, params)))
         self._replicas.start(self._watched.params, self._watched.names)
         reduction = self.exchange.reduction(self.reduction, fresh)
         if self._transaction is not None:

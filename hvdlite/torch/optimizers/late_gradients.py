@@ -24,9 +24,9 @@ import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
-from hvdlite import _core, basics, operation_names
+from hvdlite import _core, basics, ops
 from hvdlite.errors import LateGradientsWarning
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.ops import gather_bytes
 from hvdlite.process_sets import member_id, registered_id
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
@@ -76,7 +76,7 @@ class LateExchange(GradientExchange):
         self._process_set = process_set
         self._cycle = -1  # All ranks count cycles from the last restart.
         self._fresh = False  # It says whether this rank has a gradient in the cycle.
-        self._first = self._restarts = operation_names.restarts()
+        self._first = self._restarts = ops.name_restarts()
         self._steps = 0  # So many steps have ended since then.
         self._settled = late.seconds is not None  # It says whether all ranks know the grace.
         self._durations: deque[float] = deque(maxlen=100)  # They are of steps with a gradient.
@@ -118,7 +118,7 @@ class LateExchange(GradientExchange):
 
     def begin_anew(self) -> None:
         """Count and measure anew."""
-        self._restarts = operation_names.restarts()
+        self._restarts = ops.name_restarts()
         self._cycle, self._steps = -1, 0
         self._settled = self.late.seconds is not None
         self._durations.clear()

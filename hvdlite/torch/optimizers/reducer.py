@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, basics, operation_names, ops
+from hvdlite import _core, basics, ops
 from hvdlite.errors import CollectiveError, HvdliteError
+from hvdlite.optimizers import check_passes
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
@@ -65,7 +66,7 @@ class GradientReducer:
         replicas = ReplicaCheck(name, process_set)
         self.buckets = Buckets(name, settings, self._watched, replicas)
         self._cycle = Cycle()
-        self._restarts = operation_names.restarts()
+        self._restarts = ops.name_restarts()
         self._overlaps = True
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._reduced = ReducedGradients(self._watched.names)
@@ -137,7 +138,7 @@ class GradientReducer:
             raise HvdliteError(
                 "backward_passes_per_step can only be changed between step() and backward()"
             )
-        self.settings.passes = ops.check_passes(passes)
+        self.settings.passes = check_passes(passes)
 
     @property
     def exchange(self) -> GradientExchange:
@@ -219,7 +220,7 @@ class GradientReducer:
     # These methods begin and end a cycle.
 
     def _open_cycle(self) -> None:
-        if self._restarts != operation_names.restarts():
+        if self._restarts != ops.name_restarts():
             self._begin_anew()
         if self._cycle.open:
             return
@@ -237,7 +238,7 @@ class GradientReducer:
             self._end_cycle()  # It began before the ranks met at a boundary.
         elif self.in_flight:
             return  # The next cycle begins anew.
-        self._restarts = operation_names.restarts()
+        self._restarts = ops.name_restarts()
         self._overlaps = _overlaps(self.settings.overlap, self._watched.params)
         self.buckets.begin_anew()
         if self._cycle.open:

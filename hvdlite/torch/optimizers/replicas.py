@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from hvdlite import operation_names
+from hvdlite import ops
 from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.replicas import Comparison, check, check_interval, check_name, refuse, set_text
@@ -71,8 +71,8 @@ class ReplicaCheck:
         if self._begun:
             return
         self._begun = True
-        self._first = self._compared_after != operation_names.restarts()
-        self._compared_after = operation_names.restarts()
+        self._first = self._compared_after != ops.name_restarts()
+        self._compared_after = ops.name_restarts()
         self._steps = 1 if self._first else self._steps + 1
         due = self._every > 0 and self._steps % self._every == 0
         if self._process_set.size() == 1 or not (self._first or due):

@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, operation_names, ops
-from hvdlite.compression import NoneCompressor, cast_in_core
+from hvdlite import basics, ops
 from hvdlite.errors import HvdliteError, MismatchError
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.ops import NoneCompressor, cast_in_core, gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.broadcast import broadcast_async_
@@ -185,11 +184,11 @@ class Rounds:
         """Make steps, anchors and momenta equal on all ranks, in the first step and after joins."""
         # Ranks that joined have missed rounds, and ranks that were added to an elastic job have
         # seen none.
-        if self._agreed_after == operation_names.restarts():
+        if self._agreed_after == ops.name_restarts():
             return
         name = f"#{self.name}.agreement"
         steps, moved = self._compare(name)
-        self._agreed_after = operation_names.restarts()
+        self._agreed_after = ops.name_restarts()
         most = max(steps.values())
         self.steps = most
         if most > self.settings.start:

@@ -1,4 +1,4 @@
-"""The mixin that makes an optimizer a distributed one in place; see `hvdlite.subclass`."""
+"""The mixin that makes an optimizer a distributed one in place; see `hvdlite.optimizers`."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.optimizers import become, subclass_in_place
 from hvdlite.process_sets import ProcessSet, check_root
-from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer

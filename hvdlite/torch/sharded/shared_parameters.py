@@ -25,8 +25,7 @@ import torch
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
-from hvdlite.gather_bytes import gather_bytes
-from hvdlite.ops import Sum
+from hvdlite.ops import Sum, gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.torch.collectives.allreduce import reduce
 from hvdlite.torch.collectives.submit import Reduction

@@ -14,7 +14,7 @@ import torch
 import hvdlite
 from hvdlite import basics
 from hvdlite.errors import HvdliteError, MismatchError, VirtualRanksWarning
-from hvdlite.gather_bytes import gather_bytes
+from hvdlite.ops import gather_bytes
 
 
 def agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> None:

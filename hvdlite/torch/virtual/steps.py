@@ -14,7 +14,7 @@ from torch import nn
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, VirtualRanksWarning
-from hvdlite.gather_bytes import gather_in_epoch
+from hvdlite.ops import gather_in_epoch
 from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.virtual.agreement import (

@@ -13,7 +13,7 @@ import pytest
 
 from faults.arrays import submit
 from harness import run_world
-from hvdlite import basics, operation_names
+from hvdlite import basics, ops
 from hvdlite import process_sets as sets
 from hvdlite.errors import ArgumentError, BootstrapError, MismatchError, RankFailedError
 from hvdlite.objects import allgather_object, broadcast_object
@@ -130,7 +130,7 @@ def scenario_ranks_that_disagree_hear_of_it_and_go_on() -> None:
         if rank < last():
             sets.add_process_set([0])
         else:
-            basics.engine().barrier(operation_names.next_name("barrier"), blocking=True).wait()
+            basics.engine().barrier(ops.next_name("barrier"), blocking=True).wait()
     first, second = sets.add_process_set([0]), sets.add_process_set([1])
     with raises(MismatchError, f"rank {last()} has {re.escape('[1]')}"):
         sets.remove_process_set(first if rank < last() else second)
@@ -169,7 +169,7 @@ def scenario_unnamed_operations_match_after_some_in_subsets() -> None:
         members_say(sets.global_process_set)
     for process_set in subsets:
         sets.remove_process_set(process_set)
-        assert not [key for key in operation_names._counts if key[0] == process_set.process_set_id]
+        assert not [key for key in ops._operations if key[0] == process_set.process_set_id]
 
 
 def _scenarios() -> dict[str, str]:

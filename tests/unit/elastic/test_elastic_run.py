@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite import basics, operation_names
+from hvdlite import basics, ops
 from hvdlite.elastic import State, run
 from hvdlite.elastic.membership import Decision, Membership, install_membership
 from hvdlite.elastic.run import notify
@@ -73,10 +73,10 @@ class Fake(Membership):
 
 @pytest.fixture(autouse=True)
 def no_job() -> Iterator[None]:
-    operation_names.restart()
+    ops.restart_names()
     yield
     install_membership(None)
-    operation_names.restart()
+    ops.restart_names()
 
 
 def train(state: Told, *outcomes: Any) -> Any:
@@ -188,15 +188,15 @@ def test_rank_that_joins_never_trains_without_the_state(
 
 
 def test_names_count_from_the_first_boundary_again() -> None:
-    operation_names.next_name("broadcast")
-    operation_names.next_object("optimizer")
+    ops.next_name("broadcast")
+    ops.next_object("optimizer")
     state, _ = in_job(START, GOES_ON, GROWN, START)
     names = []
 
     @run
     def function(state: Told) -> None:
-        names.append(operation_names.next_name("broadcast"))
-        names.append(str(operation_names.next_object("optimizer")))
+        names.append(ops.next_name("broadcast"))
+        names.append(str(ops.next_object("optimizer")))
         if len(names) in (2, 4):
             raise HostsUpdatedInterrupt
         if len(names) == 6:
