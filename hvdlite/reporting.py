@@ -63,7 +63,7 @@ def _pipe(rank: int, size: int) -> int | None:
         if path is None or pipe is not None:
             return pipe
         from hvdlite.live.report import OwnReport
-        from hvdlite.live.viewer import About
+        from hvdlite.live.run import About
 
         report = OwnReport(path, _say)
     except Exception as error:  # It must not end the training.

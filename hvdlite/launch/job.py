@@ -14,7 +14,7 @@ from hvdlite.launch.policies.restarting import kind_of
 from hvdlite.launch.policies.servers_run import ServersRun
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.view import View
-from hvdlite.live.viewer import About, End
+from hvdlite.live.run import About, End
 
 
 def run_job(what: Description) -> Outcome:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from hvdlite.launch.output.console import Console
-from hvdlite.live.run import Run
+from hvdlite.live.run import About, End, Run, Viewer
 from hvdlite.live.sample import Event, Sample
-from hvdlite.live.viewer import About, End, Viewer
 
 LONGEST_LINE = 256 << 10  # bytes; a sample of rank 0 takes some 70 for each rank
 

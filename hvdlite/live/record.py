@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from hvdlite.errors import ArgumentError
 from hvdlite.live.findings import FEWEST_STEPS, Finding, find
-from hvdlite.live.run import Figures, RankFigures, Run
+from hvdlite.live.run import About, End, Figures, RankFigures, Run
 from hvdlite.live.sample import Event, Sample, Stall
-from hvdlite.live.viewer import About, End
 
 _VERSION = 1
 _SPAN = 60.0  # seconds that the figures of a job that runs are about

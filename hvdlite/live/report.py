@@ -27,9 +27,8 @@ from hvdlite.errors import ArgumentError
 from hvdlite.live.charts import PHASES, draw
 from hvdlite.live.findings import note, straggler
 from hvdlite.live.record import Record
-from hvdlite.live.run import Figures, RankFigures, Run
+from hvdlite.live.run import About, End, Figures, RankFigures, Run
 from hvdlite.live.sample import Event, Sample
-from hvdlite.live.viewer import About, End
 from hvdlite.live.words import bytes_text, clock, not_called, number, percent, time_text
 
 _PERIOD = 3.0  # seconds between two states

@@ -13,9 +13,8 @@ from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 from hvdlite.live.findings import note, straggler
-from hvdlite.live.run import Figures, RankFigures, Run
+from hvdlite.live.run import About, Figures, RankFigures, Run
 from hvdlite.live.sample import Stall
-from hvdlite.live.viewer import About
 from hvdlite.live.words import bytes_text, clock, not_called
 
 _SECONDS = 10.0  # The rows are means of so many seconds.

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hvdlite.live.rows import Painter, headline
-from hvdlite.live.run import Run
-from hvdlite.live.viewer import About, End
+from hvdlite.live.run import About, End, Run
 
 _PERIOD = 0.5  # seconds between two looks at the run
 _LINE_SECONDS = 10.0  # Two lines are so far apart without a terminal.

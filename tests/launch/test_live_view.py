@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.view import View
-from hvdlite.live.run import Run
+from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import RankSteps, Sample, Steps
-from hvdlite.live.viewer import About, End
 
 ABOUT = About(("train.py",), 2, ("here",), 0.0)
 

@@ -13,9 +13,8 @@ import pytest
 
 from hvdlite.live.record import Record
 from hvdlite.live.report import write
-from hvdlite.live.run import Run
+from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import Event, Stall
-from hvdlite.live.viewer import About, End
 from live.made_up_run import BEGAN, FIRST, make_run
 from patience import HANG
 

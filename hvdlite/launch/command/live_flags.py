@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.view import MakeViewer
-from hvdlite.live.viewer import Viewer
+from hvdlite.live.run import Viewer
 
 _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 

@@ -17,9 +17,8 @@ from hvdlite.errors import ArgumentError
 from hvdlite.live import charts, report
 from hvdlite.live.record import Record, read_baseline
 from hvdlite.live.report import Report, check_path, page, write
-from hvdlite.live.run import Run
+from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
-from hvdlite.live.viewer import About, End
 from live.made_up_run import make_run
 from patience import wait_until
 
