@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hvdlite.live import findings as rules
-from hvdlite.live.findings import Finding, Straggler, find, straggler
-from hvdlite.live.loss import loss
+from hvdlite.live.findings import Finding, Straggler, find, loss, straggler
 from hvdlite.live.run import Figures, RankFigures
 from hvdlite.live.sample import Event, Stall
 
