@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hvdlite.live.findings import bytes_text, clock, number, time_text
 from hvdlite.live.record import Record
 from hvdlite.live.run import RankFigures
 from hvdlite.live.sample import Sample
-from hvdlite.live.words import bytes_text, clock, number, time_text
 
 PHASES = ("backward", "waiting", "communicating", "between")
 MOST_RANKS = 32  # The first chart has so many bars, for the ranks that are the last most often.

@@ -25,11 +25,19 @@ from tempfile import TemporaryFile
 import hvdlite
 from hvdlite.errors import ArgumentError
 from hvdlite.live.charts import PHASES, draw
-from hvdlite.live.findings import note, straggler
+from hvdlite.live.findings import (
+    bytes_text,
+    clock,
+    not_called,
+    note,
+    number,
+    percent,
+    straggler,
+    time_text,
+)
 from hvdlite.live.record import Record
 from hvdlite.live.run import About, End, Figures, RankFigures, Run
 from hvdlite.live.sample import Event, Sample
-from hvdlite.live.words import bytes_text, clock, not_called, number, percent, time_text
 
 _PERIOD = 3.0  # seconds between two states
 _MOST_WORK = 0.03  # Writing takes at most this share of the time; with many ranks the period grows.

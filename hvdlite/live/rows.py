@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
-from hvdlite.live.findings import note, straggler
+from hvdlite.live.findings import bytes_text, clock, not_called, note, straggler
 from hvdlite.live.run import About, Figures, RankFigures, Run
 from hvdlite.live.sample import Stall
-from hvdlite.live.words import bytes_text, clock, not_called
 
 _SECONDS = 10.0  # The rows are means of so many seconds.
 _LONG_SECONDS = 60.0  # The notes are about so many seconds.
