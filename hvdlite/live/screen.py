@@ -6,15 +6,20 @@ writes to the terminal. Without a terminal, it hands over one line every ten sec
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hvdlite.live.rows import Painter, headline
-from hvdlite.live.run import About, End, Run
+from rich.console import Console, ConsoleDimensions
+from rich.text import Text
+
+from hvdlite.live.findings import bytes_text, clock, not_called, note, straggler
+from hvdlite.live.run import About, End, Figures, RankFigures, Run
+from hvdlite.live.sample import Stall
 
 _PERIOD = 0.5  # seconds between two looks at the run
 _LINE_SECONDS = 10.0  # Two lines are so far apart without a terminal.
@@ -97,3 +102,156 @@ class Screen:
             figures = self._run.figures(_LINE_SECONDS, time.monotonic())
             if figures is not None:
                 self._terminal.say(headline(figures, self._about, time.time()))
+
+
+_SECONDS = 10.0  # The rows are means of so many seconds.
+_LONG_SECONDS = 60.0  # The notes are about so many seconds.
+# Below so many columns there is the headline alone; from so many, notes stand beside the ranks.
+_NARROW, _WIDE = 60, 110
+_LONGEST_HOST = 12  # The name of a host has at most so many columns.
+_MOST_EVENTS = 2
+_FRESH = 60.0  # seconds for which an event is shown
+_NO_STEPS = "-"
+_HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
+_COLUMNS = (8, 8, 8, 8, 6, 6)
+
+
+class Painter:
+    """Makes rows of one run."""
+
+    def __init__(self, run: Run, about: About, colour: bool) -> None:
+        self._run = run
+        self._about = about
+        self._out = io.StringIO()
+        self._console = Console(
+            file=self._out,
+            force_terminal=True,
+            color_system="standard" if colour else None,
+            no_color=not colour,
+            highlight=False,
+            legacy_windows=False,
+            _environ={},
+        )
+        self._plain = not colour
+
+    def rows(self, width: int, height: int, now: float) -> list[bytes]:
+        """Draw rows that are shorter than the terminal is wide."""
+        # `width` and `height` are the columns and lines of the terminal; the rows take at most half
+        # of its lines. `now` is a monotonic time of this process.
+        figures = self._run.figures(_SECONDS, now)
+        most = max(1, height // 2)
+        if figures is None:
+            texts = [Text(f"{clean(self._about.program)}  waiting for the first samples")]
+        else:
+            texts = [Text(headline(figures, self._about, time.time()), style="bold")]
+            if width >= _NARROW and most >= 4:
+                texts += self._below(figures, width, most - 1, now)
+        return self._draw(texts[:most], width - 1)
+
+    def _below(self, figures: Figures, width: int, most: int, now: float) -> list[Text]:
+        """Draw what stands below the headline, at most so many rows."""
+        lasting = self._run.figures(_LONG_SECONDS, now) or figures
+        late = straggler(lasting)
+        notes = {one.rank: note(one, late) for one in lasting.ranks}
+        lines = [_stall(stall) for stall in figures.stalled[:1]] + self._events()
+        if width < _WIDE:
+            lines = [f"rank {rank}: {text}" for rank, text in notes.items() if text][:2] + lines
+            notes = {}
+        lines = lines[: max(0, most - 3)]
+        ranks = _choose(figures.ranks, most - 1 - len(lines))
+        cells = [_cells(one, figures, notes.get(one.rank, "")) for one in ranks]
+        header, *rows = _aligned([("rank", "host", *_HEADINGS, ""), *cells])
+        hidden = len(figures.ranks) - len(ranks)
+        if hidden:
+            rows.append(f"and {hidden} more ranks, which are less late")
+        return [
+            Text(header, style="dim"),
+            *(Text(row) for row in rows),
+            *(Text(clean(line), style="yellow") for line in lines),
+        ]
+
+    def _events(self) -> list[str]:
+        latest = max((sample.time for sample in self._run.latest()), default=0.0)
+        fresh = [one for one in self._run.events() if latest - one.time < _FRESH]
+        # The launcher tells of each epoch, too ("worker"), and knows why it began.
+        events = [one for one in fresh if one.kind != "epoch"]
+        return [
+            f"{max(0.0, latest - one.time):.0f} s ago: {one.text}" for one in events[-_MOST_EVENTS:]
+        ]
+
+    def _draw(self, texts: Sequence[Text], width: int) -> list[bytes]:
+        self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)
+        for text in texts:
+            text.truncate(max(1, width), overflow="crop")
+            if self._plain:
+                text.style = ""
+            self._console.print(text, no_wrap=True, crop=True)
+        drawn = self._out.getvalue()
+        self._out.seek(0)
+        self._out.truncate()
+        return [row.encode(errors="replace") for row in drawn.split("\n")[: len(texts)]]
+
+
+def headline(figures: Figures, about: About, now: float) -> str:
+    """Describe a job in one line; `now` is in seconds since 1970."""
+    words = [clean(about.program)]
+    if figures.total_steps:
+        words.append(f"step {figures.total_steps:,}")
+        words.append(f"{figures.rate:.3g} step/s")
+    if figures.samples:
+        words.append(f"{figures.samples:,.4g} samples/s")
+    if figures.bytes:
+        words.append(f"{bytes_text(figures.bytes)}/s")
+    words.append(f"np {figures.size}")
+    if figures.epoch:
+        words.append(f"world {figures.epoch}")
+    words.append(clock(max(0.0, now - about.began)))
+    return "  ".join(words)
+
+
+def clean(text: str) -> str:
+    """Replace characters that could steer the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _cells(one: RankFigures, figures: Figures, text: str) -> tuple[str, ...]:
+    phases = (one.backward, one.waiting, one.communicating, one.between)
+    shown = [_time(phase) if figures.steps else _NO_STEPS for phase in phases]
+    host = clean(one.host)[:_LONGEST_HOST]
+    return (str(one.rank), host, *shown, f"{100 * one.cpu:.0f} %", _scaled(one.rss), text)
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    host = max(len(row[1]) for row in cells)
+    return [
+        f"{row[0]:<5}{row[1]:<{host}}"
+        + "".join(f" {cell:>{width}}" for cell, width in zip(row[2:-1], _COLUMNS, strict=True))
+        + f"  {row[-1]}"
+        for row in cells
+    ]
+
+
+def _choose(ranks: Sequence[RankFigures], room: int) -> list[RankFigures]:
+    """Choose the ranks to show, in order: all, or the latest ones and a row for the others."""
+    if len(ranks) <= room:
+        return list(ranks)
+    latest = sorted(ranks, key=lambda one: (-one.silent, -one.last, one.waiting, one.rank))
+    return sorted(latest[: max(0, room - 1)], key=lambda one: one.rank)
+
+
+def _stall(stall: Stall) -> str:
+    return f"{not_called(stall)} for {stall.seconds:.0f} s"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1e3 * seconds:.1f} ms"
+
+
+def _scaled(number: float) -> str:
+    """Write a number of bytes: "1.26 G"."""
+    unit = ""
+    for larger in "KMGT":
+        if abs(number) < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.3g} {unit}"

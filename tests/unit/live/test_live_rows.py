@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from hvdlite.live.rows import Painter, headline
 from hvdlite.live.run import About, Run
 from hvdlite.live.sample import Event, Sample, Stall
+from hvdlite.live.screen import Painter, headline
 from live.made_up_run import make_run
 
 ABOUT = About(("python", "/home/me/train.py", "--lr", "1"), 2, ("node0",), time.time())
