@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.output.console import Console
-from hvdlite.timeline import merge
+from hvdlite.timeline import recorder
 
 
 class TimelineParts:
@@ -28,11 +28,11 @@ class TimelineParts:
         """The variable that tells a rank the folder."""
         return {} if self._folder is None else {"HVDLITE_TIMELINE_PARTS": str(self._folder)}
 
-    def merge(self, console: Console) -> None:
+    def recorder(self, console: Console) -> None:
         """Merge the parts that the ranks could not merge, for example because one was killed."""
         if self._folder is None:
             return
         try:
-            merge.merge_leftovers(self._folder)
+            recorder.merge_leftovers(self._folder)
         except (OSError, ArgumentError) as error:
             console.say(f"no timeline: {error}; its parts are in {self._folder}")

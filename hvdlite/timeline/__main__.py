@@ -2,7 +2,7 @@
 
 import sys
 
-from hvdlite.timeline.merge import main
+from hvdlite.timeline.recorder import main
 
 if __name__ == "__main__":
     sys.exit(main())

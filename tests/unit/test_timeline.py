@@ -15,7 +15,7 @@ from hvdlite.errors import ArgumentError, ForkedError
 from hvdlite.rendezvous.clock import ROUNDS, ClockOffset, measure_offset
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import timeline_parts
-from hvdlite.timeline import merge
+from hvdlite.timeline import recorder
 from hvdlite.timeline.recorder import Recorder
 from patience import HANG
 from trace_rows import read_merged
@@ -32,9 +32,9 @@ def write_part(
     target: Path = Path("/nowhere/out.json"),
 ) -> Path:
     """Write the part of one of two ranks: a batch of 5 us, on the rank's own clock."""
-    header = merge.Header(rank, 2, "here", 1, str(target), begin - 1000, *clock)
+    header = recorder.Header(rank, 2, "here", 1, str(target), begin - 1000, *clock)
     process = rank + 1
-    lines = ["[\n", *merge.opening_lines(header)]
+    lines = ["[\n", *recorder.opening_lines(header)]
     row = {"ph": "M", "pid": process, "tid": 1, "name": "thread_name", "args": {"name": "engine"}}
     lines.append(json.dumps(row, separators=(",", ":")) + ",\n")
     for kind, at in (("B", begin), ("E", begin + 5000)):
@@ -53,7 +53,7 @@ def test_merge_puts_all_ranks_on_the_clock_of_rank_0(tmp_path: Path) -> None:
         write_part(tmp_path, 1, ClockOffset(-ahead, 50), 2_000_500 + ahead),
         write_part(tmp_path, 0, ClockOffset(0, 0), 2_000_000),
     ]
-    merge.merge(parts, tmp_path / "out.json")
+    recorder.merge(parts, tmp_path / "out.json")
     merged = read_merged(tmp_path / "out.json")
     (first,), (second,) = merged.batches(0), merged.batches(1)
     assert first.begin == 1000  # since the first rank began
@@ -68,7 +68,7 @@ def test_merge_tolerates_a_part_that_was_cut(tmp_path: Path, cut: int) -> None:
     whole = write_part(tmp_path, 0, ClockOffset(0, 0), 5_000_000)
     killed = write_part(tmp_path, 1, ClockOffset(0, 0), 5_000_000, complete=False)
     killed.write_bytes(killed.read_bytes()[:-cut])
-    merge.merge([whole, killed], tmp_path / "out.json")
+    recorder.merge([whole, killed], tmp_path / "out.json")
     merged = read_merged(tmp_path / "out.json")
     assert [rank["complete"] for rank in merged.ranks] == [True, False]
     (span,) = merged.batches(1)
@@ -83,7 +83,7 @@ def test_sessions_beside_one_that_cannot_be_merged_are_merged(tmp_path: Path) ->
     target = tmp_path / "out.json"
     write_part(tmp_path / "parts" / "b", 0, ClockOffset(0, 0), 3_000_000, target=target)
     with pytest.raises(ArgumentError, match=r"rank\.0\.part is not a part"):
-        merge.merge_leftovers(tmp_path / "parts")
+        recorder.merge_leftovers(tmp_path / "parts")
     assert len(read_merged(target).ranks) == 1
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["a"]
 
@@ -92,11 +92,11 @@ def test_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(merge, "_write_merged", fill)
+    monkeypatch.setattr(recorder, "_write_merged", fill)
     target = tmp_path / "out.json"
     write_part(tmp_path, 0, ClockOffset(0, 0), 3_000_000, target=target)
     with pytest.raises(OSError, match=r"No space left on device: '.*out\.json'"):
-        merge.merge(sorted(tmp_path.glob("rank.*")), target)
+        recorder.merge(sorted(tmp_path.glob("rank.*")), target)
     assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
 
 
@@ -105,10 +105,10 @@ def test_what_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     stranger.write_text('[\n{"name":"something"}\n]\n')
     target = tmp_path / "out.json"
     with pytest.raises(ArgumentError, match=r"stranger\.json is not a part"):
-        merge.merge([stranger], target)
-    assert merge.main(["merge", str(target), str(stranger)]) == 1
+        recorder.merge([stranger], target)
+    assert recorder.main(["merge", str(target), str(stranger)]) == 1
     assert "is not a part" in capsys.readouterr().err
-    assert merge.main(["merge", str(target), str(tmp_path / "missing")]) == 1
+    assert recorder.main(["merge", str(target), str(tmp_path / "missing")]) == 1
     assert not target.exists()
 
 
