@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from hvdlite.emit import emit
-from hvdlite.emit.request import EmitRequest
+from hvdlite.launch.emit import emit
+from hvdlite.launch.emit.request import EmitRequest
 from launcher import run_launcher
 
 FOUR = ("--emit", "slurm", "-np", "4")

@@ -58,7 +58,6 @@ WORDS = {
 # By part of the package: what it may import besides the standard library.
 PACKAGES = {
     "hvdlite": set(),
-    "hvdlite/emit": {"yaml"},
     "hvdlite/keras": {"keras", "numpy"},
     "hvdlite/keras/_keras2": {"keras", "tensorflow", "tf_keras"},
     "hvdlite/keras/_tensorflow": {"keras", "numpy", "tensorflow"},

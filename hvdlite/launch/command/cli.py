@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hvdlite.emit import emit
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
@@ -25,6 +24,7 @@ from hvdlite.launch.command.live_flags import viewers
 from hvdlite.launch.command.node_flags import this_node
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description
+from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.sinks import STDERR, STDOUT

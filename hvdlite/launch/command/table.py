@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import hvdlite
-from hvdlite.emit import KINDS
 from hvdlite.launch.command.values import amount, count, names, port
 from hvdlite.launch.description import DEFAULT_GRACE, Elastic, Servers
+from hvdlite.launch.emit import KINDS
 from hvdlite.launch.remote.ssh import Ssh
 
 _ELASTIC, _SERVERS = Elastic(), Servers(1)

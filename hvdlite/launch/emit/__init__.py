@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
-from hvdlite.emit.request import EmitRequest
+from hvdlite.launch.emit.request import EmitRequest
 
 KINDS: Mapping[str, str] = {
     "slurm": "slurm",
@@ -22,6 +22,6 @@ KINDS: Mapping[str, str] = {
 def emit(kind: str, request: EmitRequest) -> str:
     """Describe a job in the words of one kind of cluster software."""
     # Raises ArgumentError if this kind cannot run such a job, or needs something that is not given.
-    module = importlib.import_module(f"hvdlite.emit.{KINDS[kind]}")
+    module = importlib.import_module(f"hvdlite.launch.emit.{KINDS[kind]}")
     describe: Callable[[EmitRequest], str] = getattr(module, kind)
     return describe(request)

@@ -7,8 +7,8 @@ a plain Job does not.
 
 from __future__ import annotations
 
-from hvdlite.emit.kubernetes_pods import PORT, Part, check, pod, ranks, text_of
-from hvdlite.emit.request import EmitRequest
+from hvdlite.launch.emit.kubernetes_pods import PORT, Part, check, pod, ranks, text_of
+from hvdlite.launch.emit.request import EmitRequest
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _MOST_RESTARTS = 3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hvdlite.emit.kubernetes import NOTE_ON_RESTARTS, ending_together, restarts
-from hvdlite.emit.kubernetes_pods import (
+from hvdlite.launch.emit.kubernetes import NOTE_ON_RESTARTS, ending_together, restarts
+from hvdlite.launch.emit.kubernetes_pods import (
     check,
     container,
     literal,
@@ -12,7 +12,7 @@ from hvdlite.emit.kubernetes_pods import (
     pod,
     text_of,
 )
-from hvdlite.emit.request import EmitRequest
+from hvdlite.launch.emit.request import EmitRequest
 
 
 def trainjob(request: EmitRequest) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import shlex
 
-from hvdlite.emit.request import EmitRequest
 from hvdlite.errors import ArgumentError
+from hvdlite.launch.emit.request import EmitRequest
 
 _WARNING_SECONDS = 120  # before the time limit; Slurm may signal up to a minute earlier
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from hvdlite.emit.request import EmitRequest
 from hvdlite.errors import ArgumentError
+from hvdlite.launch.emit.request import EmitRequest
 
 Part: TypeAlias = dict[str, Any]
 
