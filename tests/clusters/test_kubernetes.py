@@ -17,8 +17,7 @@ import yaml
 from clusters import kubernetes_schemas
 from harness import base_environment
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.emit import emit
-from hvdlite.launch.emit.request import EmitRequest
+from hvdlite.launch.emit import EmitRequest, emit
 from launcher import run_launcher
 from multihost.bed import Bed
 from patience import HANG

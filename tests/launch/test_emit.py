@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from hvdlite.launch.emit import emit
-from hvdlite.launch.emit.request import EmitRequest
+from hvdlite.launch.emit import EmitRequest, emit
 from launcher import run_launcher
 
 FOUR = ("--emit", "slurm", "-np", "4")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.emit.request import EmitRequest
+from hvdlite.launch.emit import EmitRequest
 
 _NEEDS_EMIT = {"ntasks_per_node": "--ntasks-per-node", "name": "--name", "image": "--image"}
 # What a described job cannot have, by the name in the options.

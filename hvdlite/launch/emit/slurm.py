@@ -10,7 +10,7 @@ import math
 import shlex
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.emit.request import EmitRequest
+from hvdlite.launch.emit import EmitRequest
 
 _WARNING_SECONDS = 120  # before the time limit; Slurm may signal up to a minute earlier
 
