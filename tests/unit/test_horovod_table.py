@@ -152,7 +152,7 @@ def problems_of(module: str, row: Row, found: dict[tuple[str, str], Any]) -> str
 
 
 def modules_of(row: Row) -> list[str]:
-    from hvdlite.compat.aliases import target_of
+    from hvdlite.compat import target_of
 
     return sorted({target_of(name) for name in re.findall(r"`([^`]*)`", row.heading)})
 
@@ -223,7 +223,7 @@ def test_ranks_get_the_variables() -> None:
 
 
 def test_alias_package_answers_for_the_modules() -> None:
-    from hvdlite.compat.aliases import AliasFinder
+    from hvdlite.compat import AliasFinder
 
     for row in SECTIONS["The rest"]:
         try:

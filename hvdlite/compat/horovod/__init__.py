@@ -4,7 +4,7 @@ Example:
     import horovod.torch as hvd  # is hvdlite.torch
 """
 
-from hvdlite.compat.aliases import install
+from hvdlite.compat import install
 from hvdlite.compat.runner import run
 
 install()
