@@ -11,8 +11,7 @@ from typing import Any
 
 from harness import base_environment, package_path
 from hvdlite.launch.call import pack, unpack_result
-from hvdlite.spark.report import Report
-from hvdlite.spark.task import Plan
+from hvdlite.spark.task import Plan, Report
 from multihost.bed import Bed, end
 from patience import HANG
 

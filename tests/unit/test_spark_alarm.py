@@ -14,7 +14,7 @@ from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.spark.alarm import Hub, Line
+from hvdlite.spark.task import Hub, Line
 from patience import HANG
 
 

@@ -10,9 +10,9 @@ import pytest
 
 import hvdlite.spark
 from hvdlite.errors import ArgumentError, RankFailedError, UnsupportedError
-from hvdlite.spark import session as sessions
-from hvdlite.spark.report import Report
+from hvdlite.spark import run as sessions
 from hvdlite.spark.run import raise_lost
+from hvdlite.spark.task import Report
 
 
 class FakeSession:
