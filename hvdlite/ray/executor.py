@@ -8,10 +8,8 @@ from typing import Any
 
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.launch.api import elastic_job
-from hvdlite.ray.cluster import import_ray
 from hvdlite.ray.elastic import run_elastic
-from hvdlite.ray.group import Group
-from hvdlite.ray.placement import Demand
+from hvdlite.ray.group import Demand, Group, import_ray
 
 
 def run(

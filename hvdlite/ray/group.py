@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hvdlite.errors import BootstrapError, CollectiveError, RankFailedError
+from hvdlite import basics
+from hvdlite.errors import ArgumentError, BootstrapError, CollectiveError, RankFailedError
 from hvdlite.launch.api import RemoteTraceback
-from hvdlite.launch.call import Returned, unpack_error
+from hvdlite.launch.call import Returned, pickled_error, unpack_error
 from hvdlite.launch.output.report import root_failure
-from hvdlite.ray.cluster import import_ray, ray_says
-from hvdlite.ray.placement import Demand, Reservation
-from hvdlite.ray.worker import Answer, Arrival, Worker
-from hvdlite.rendezvous.assignments import JOB_ID_BYTES, TOKEN_BYTES, assignments
+from hvdlite.rendezvous.assignments import (
+    JOB_ID_BYTES,
+    TOKEN_BYTES,
+    Place,
+    assignments,
+    start_store,
+)
+from hvdlite.rendezvous.environment import WorkerEnvironment, assign_rank, show_gpus
+from hvdlite.rendezvous.store import Store
 
 _CAUSE_SECONDS = 1.0  # after a cause, until the other ranks are not waited for any more
 _CONSEQUENCE_SECONDS = 10.0  # after a consequence, until no cause is expected any more
@@ -212,3 +221,243 @@ def _raised(rank: int, returned: Returned) -> Failure:
         error.failed_rank = rank
     error.__cause__ = RemoteTraceback(f"rank {rank}:\n{returned.text}")
     return Failure(rank, error, died=False)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a worker says of itself when it has started."""
+
+    place: Place  # the node that it runs on
+    pid: int  # its process id
+    gpus: tuple[str, ...]  # the numbers of the GPUs that Ray gave it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a method of a worker returned, or raised."""
+
+    value: Any = None  # the result
+    raised: Returned | None = None  # the exception; None without one
+
+
+class Worker:
+    """One rank. Ray calls its methods one after the other."""
+
+    # Attributes are set by `sit` and `build`; the store exists in the worker of rank 0 alone.
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._rank = 0
+        self._object: Any = None
+
+    def arrive(self) -> Arrival:
+        """Say where this worker runs."""
+        gpus = tuple(str(one) for one in import_ray().get_gpu_ids())
+        return Arrival(own_place(), os.getpid(), gpus)
+
+    def serve(self, places: Sequence[Place], token: bytes, job_id: bytes) -> str:
+        """Serve the store until this worker ends; return its address."""
+        self._store = start_store(places, token, job_id, epoch=0)
+        return self._store.address
+
+    def sit(self, assignment: WorkerEnvironment, gpus: Sequence[str]) -> None:
+        """Take a rank, and see all GPUs of the workers of this node."""
+        # Ray shows each worker its own GPUs alone. With those of its neighbours, local ranks number
+        # the GPUs, as under any other launcher, and NCCL can use memory of the neighbours.
+        self._rank = assignment.rank
+        if gpus:
+            show_gpus(gpus)
+        assign_rank(assignment)
+
+    def build(
+        self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Make the object that `execute` works on."""
+        with self._told():
+            self._object = cls(*args, **kwargs)
+
+    def call(self, what: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]) -> Any:
+        """Call a function with its arguments, and return its result."""
+        fn, args, kwargs = what
+        with self._told():
+            return fn(*args, **kwargs)
+
+    def execute(self, fn: Callable[[Any], Any]) -> Any:
+        """Call a function with the object of this worker."""
+        with self._told():
+            return fn(self._object)
+
+    def answer(self, method: str, *arguments: Any) -> Answer:
+        """Call a method of this worker, and pack what it raises together with its traceback."""
+        try:
+            return Answer(getattr(self, method)(*arguments))
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            return Answer(raised=Returned(error=pickled_error(error), text=text))
+
+    def leave(self) -> None:
+        """Leave the world, so that the next `hvd.init()` makes a new one."""
+        basics.shutdown()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell the other ranks of an exception, as the end of a script would."""
+        # SystemExit becomes an error, because for Ray it means that the actor ends as it should.
+        try:
+            yield
+        except SystemExit as error:
+            basics.tell_peers(error)
+            failure = RankFailedError(
+                f"rank {self._rank} called sys.exit({error.code!r}) in a function that Ray runs; "
+                "let the function return instead"
+            )
+            failure.failed_rank = self._rank
+            raise failure from None
+        except BaseException as error:
+            basics.tell_peers(error)
+            raise
+
+
+_NO_LIMIT = 10**9  # seconds; Ray takes whole ones, and forgets fractions
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the workers need."""
+
+    workers: int
+    cpus: float = 1
+    gpus: float = 0
+    strategy: str = "PACK"  # how Ray spreads them over nodes, as for `ray.util.placement_group`
+    per_node: int | None = None  # if not None, every node gets exactly so many workers
+    timeout: float = 60.0  # seconds that Ray has to reserve all of it; 0 for no limit
+    # Whether workers take their part of the placement group in which the caller runs, if any.
+    joins_current: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises ArgumentError if one is out of range."""
+        if self.workers < 1:
+            raise ArgumentError(f"num_workers={self.workers}: at least one worker is needed")
+        if self.cpus < 0 or self.gpus < 0 or not self.cpus + self.gpus > 0:
+            raise ArgumentError(
+                f"cpus_per_worker={self.cpus}, gpus_per_worker={self.gpus}: Ray reserves nothing "
+                "for such workers; give a positive number of one of them"
+            )
+        if self.strategy not in STRATEGIES:
+            raise ArgumentError(f"placement={self.strategy!r}: give one of {', '.join(STRATEGIES)}")
+        if not self.timeout >= 0:
+            raise ArgumentError(
+                f"start_timeout={self.timeout}: give a number of seconds, or 0 for no limit"
+            )
+
+    def bundles(self) -> list[dict[str, float]]:
+        """Return what is reserved together: for each worker, or for all of one node."""
+        each = self.per_node or 1
+        one = {"CPU": self.cpus * each, "GPU": self.gpus * each}
+        bundle = {name: amount for name, amount in one.items() if amount}
+        return [dict(bundle) for _ in range(self.workers // each)]
+
+
+class Reservation:
+    """A placement group: one of its own, which `close` removes, or that of the caller."""
+
+    def __init__(self, demand: Demand) -> None:
+        """Reserve what the workers need, and wait for it."""
+        # Raises BootstrapError if Ray has not reserved it in time.
+        ray = import_ray()
+        self._demand = demand
+        current = ray.util.get_current_placement_group() if demand.joins_current else None
+        self._owned = current is None or not self._fits(current)
+        if not self._owned:
+            self._group = current
+            return
+        strategy = "STRICT_SPREAD" if demand.per_node else demand.strategy
+        self._group = ray.util.placement_group(demand.bundles(), strategy=strategy)
+        try:
+            if not self._group.wait(math.ceil(demand.timeout) or _NO_LIMIT):
+                raise BootstrapError(self._why_not(ray))
+        except BaseException:
+            self.close()
+            raise
+
+    def _fits(self, group: Any) -> bool:
+        """Return whether the caller's group has a bundle for each worker, beside the caller's."""
+        context = import_ray().get_runtime_context()
+        uses_first = any(context.get_assigned_resources().values())
+        need = self._demand.bundles()[0]
+        enough = [
+            bundle
+            for bundle in group.bundle_specs[1 if uses_first else 0 :]
+            if all(bundle.get(name, 0) >= amount for name, amount in need.items())
+        ]
+        return self._demand.per_node is None and len(enough) >= self._demand.workers
+
+    def _why_not(self, ray: Any) -> str:
+        demand = self._demand
+        every, free = ray.cluster_resources(), ray.available_resources()
+        names = [name for name in ("CPU", "GPU") if demand.bundles()[0].get(name)]
+        has = " and ".join(
+            f"{every.get(name, 0):g} {name}s, of which {free.get(name, 0):g} are free"
+            for name in names
+        )
+        wants = " and ".join(f"{demand.bundles()[0][name]:g} {name}s" for name in names)
+        what = f"on each of {demand.workers // (demand.per_node or 1)} nodes"
+        if demand.per_node is None:
+            what = f"for each of {demand.workers} workers ({demand.strategy})"
+        return (
+            f"Ray has not reserved {wants} {what} within {demand.timeout:g} s: the cluster has "
+            f"{has}. Ask for less, or for a longer start_timeout; in trials of Ray Tune, give "
+            "TuneConfig a max_concurrent_trials for which the cluster has room"
+        )
+
+    def options(self, worker: int) -> dict[str, Any]:
+        """Return the options of the actor of a worker."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = worker // (self._demand.per_node or 1) if self._owned else -1
+        return {
+            "num_cpus": self._demand.cpus,
+            "num_gpus": self._demand.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group,
+                placement_group_bundle_index=bundle,
+                placement_group_capture_child_tasks=True,
+            ),
+        }
+
+    def close(self) -> None:
+        """Give back what was reserved here; it is free when the actors have ended."""
+        if self._owned:
+            import_ray().util.remove_placement_group(self._group)
+
+
+NEEDS_RAY = (
+    "hvdlite.ray needs Ray, which is not installed here; install it by "
+    "pip install 'hvdlite[ray]', on every node of the cluster"
+)
+
+
+def import_ray() -> Any:
+    """Import Ray. Raises ImportError if it is not installed."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ImportError(NEEDS_RAY) from None
+    return ray
+
+
+def own_place() -> Place:
+    """Return the node of the cluster on which this process runs, and its address."""
+    ray = import_ray()
+    return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+
+
+def ray_says(error: BaseException) -> str:
+    """Return what an exception of Ray says of an actor, in one sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    of_cause = [line for line in lines if line.startswith("The actor is dead because")]
+    said = (of_cause or lines or [type(error).__name__])[0].split(". ")[0].rstrip(".")
+    return f"Ray says: {said}"

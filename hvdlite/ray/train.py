@@ -17,7 +17,7 @@ from typing import Any
 
 from hvdlite import basics, stop
 from hvdlite.errors import ArgumentError
-from hvdlite.ray.cluster import import_ray, own_place
+from hvdlite.ray.group import import_ray, own_place
 from hvdlite.rendezvous.assignments import (
     JOB_ID_BYTES,
     TOKEN_BYTES,

@@ -10,9 +10,9 @@ import pytest
 
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.launch.elastic.discovery import DiscoveryError
-from hvdlite.ray import RayExecutor, nodes, run
-from hvdlite.ray.nodes import Share
-from hvdlite.ray.placement import Demand
+from hvdlite.ray import RayExecutor, elastic, run
+from hvdlite.ray.elastic import Share
+from hvdlite.ray.group import Demand
 
 
 def answer(code: str) -> str:
@@ -110,8 +110,8 @@ def test_nodes_are_listed_in_the_order_in_which_they_came(monkeypatch: pytest.Mo
                 for one in ("bbbbbbbbbb", "aaaaaaaaaa")
             ]
 
-    monkeypatch.setattr(nodes, "import_ray", Ray)
-    hosts = nodes.RayHosts(Share(1, 0))
+    monkeypatch.setattr(elastic, "import_ray", Ray)
+    hosts = elastic.RayHosts(Share(1, 0))
     assert hosts.hosts() == {"10.0.0.1/aaaaaaaa": 2}
     Ray.living = ["aaaaaaaaaa", "bbbbbbbbbb"]
     assert list(hosts.hosts()) == ["10.0.0.1/aaaaaaaa", "10.0.0.1/bbbbbbbb"]
