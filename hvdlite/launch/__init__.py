@@ -11,9 +11,9 @@ One job goes through these modules:
    `agent` there, which a remote launcher such as `remote.ssh` starts. The agent starts that host's
    ranks, and the two exchange `remote.messages`.
 4. `supervisor` runs the `loop` of this host until nothing of the job is left; one of the `policies`
-   decides what follows from the end of a rank. `output.lines` and `output.console` show what the
-   ranks write, and `output.report` chooses the failure to show. The agent runs the same loop over
-   its ranks; to the supervisor, a rank of another host looks like a local one.
+   decides what follows from the end of a rank. `output` cuts what the ranks write into lines,
+   `console` writes these, and `report` chooses the failure to show. The agent runs the same loop
+   over its ranks; to the supervisor, a rank of another host looks like a local one.
 
 `call` is the program of the ranks of `hvdlite.run`, `command.doctor` the one behind --doctor.
 """

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdlite.launch.loop import JobLoop, Stop
-from hvdlite.launch.output.streams import Stream, StreamReader
+from hvdlite.launch.output import Stream, StreamReader
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
 from hvdlite.launch.process.local import Worker, start_worker

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host, HostProvider
-from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.local import kept_memory, thread_caps
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.remote.channels import RemoteLauncher
 from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.launch.report import Failure
 from hvdlite.launch.view import MakeViewer
 from hvdlite.rendezvous.environment import JOB_ID_BYTES
 from hvdlite.rendezvous.handshake import Job

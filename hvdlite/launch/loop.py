@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from hvdlite.launch.output.streams import StreamReader
+from hvdlite.launch.output import StreamReader
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.processes import (
     job_mark,

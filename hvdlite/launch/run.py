@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.compat import on_path
+from hvdlite.launch.console import Console
 from hvdlite.launch.control import AnyRank, Desk, Policy
 from hvdlite.launch.description import Description, Outcome
 from hvdlite.launch.loop import GRACE
-from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
 from hvdlite.launch.process.starts import Start

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description
-from hvdlite.launch.output.console import Console
 
 _TEXT = (
     "hvd.init() was never called: {0} independent copies of the program ran, and trained {0} times "

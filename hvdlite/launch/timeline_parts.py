@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.output.console import Console
+from hvdlite.launch.console import Console
 from hvdlite.timeline import recorder
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from hvdlite.launch.output.console import Console
+from hvdlite.launch.console import Console
 from hvdlite.live.run import About, End, Run, Viewer
 from hvdlite.live.sample import Event, Sample
 

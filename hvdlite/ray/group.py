@@ -16,7 +16,7 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError, BootstrapError, CollectiveError, RankFailedError
 from hvdlite.launch.api import RemoteTraceback
 from hvdlite.launch.call import Returned, pickled_error, unpack_error
-from hvdlite.launch.output.report import root_failure
+from hvdlite.launch.report import root_failure
 from hvdlite.rendezvous.assignments import (
     JOB_ID_BYTES,
     TOKEN_BYTES,

@@ -13,7 +13,7 @@ from hvdlite.errors import ArgumentError, RankFailedError, UnsupportedError
 from hvdlite.launch.api import results_of
 from hvdlite.launch.call import pack
 from hvdlite.launch.description import Outcome
-from hvdlite.launch.output.report import root_failure
+from hvdlite.launch.report import root_failure
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.spark.task import SCHEMA, Plan, Report, rows, run_task
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
+from hvdlite.launch.console import Console
 from hvdlite.launch.control import AnyRank, Desk, Next
-from hvdlite.launch.output.console import Console
-from hvdlite.launch.output.report import CAUSE_WINDOW, Failure
 from hvdlite.launch.policies.fixed import FixedRanks
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import inherited_environment, start_worker
 from hvdlite.launch.process.placement import place_as
+from hvdlite.launch.report import CAUSE_WINDOW, Failure
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.rendezvous.acceptor import Acceptor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen

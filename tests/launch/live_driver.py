@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
+from hvdlite.launch import output
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.output import lines
 from hvdlite.live import screen
 
 if __name__ == "__main__":
     screen._LINE_SECONDS = float(os.environ.get("TEST_LINE_SECONDS", 1.0))
     if "TEST_REST_SECONDS" in os.environ:
-        lines._REST_SHOWN_AFTER = float(os.environ["TEST_REST_SECONDS"])
+        output._REST_SHOWN_AFTER = float(os.environ["TEST_REST_SECONDS"])
     sys.exit(main())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.launch.output.lines import LineCutter
+from hvdlite.launch.output import LineCutter
 
 PREFIX = b"[3] "
 pieces = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from hvdlite.launch.output.console import Console
+from hvdlite.launch.console import Console
 from hvdlite.launch.view import View
 from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import RankSteps, Sample, Steps

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness import base_environment
-from hvdlite.launch.output.console import Console
-from hvdlite.launch.output.lines import OutputPump
+from hvdlite.launch.console import Console
+from hvdlite.launch.output import OutputPump
 from hvdlite.launch.process.sinks import STDERR
 from launch.marked import MarkedJob, python
 from launch.on_terminal import TerminalJob

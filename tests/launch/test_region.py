@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hvdlite.launch.output.region import Region
+from hvdlite.launch.console import Region
 from terminal_screen import TerminalScreen
 
 WIDTH = 40

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import hvdlite
-from hvdlite.launch.output.report import Failure, describe, last_lines, root_failure
 from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.report import Failure, describe, last_lines, root_failure
 
 CONSEQUENCE = b"""Traceback (most recent call last):
   File "train.py", line 3, in <module>

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.output.console import Console
+from hvdlite.launch.console import Console
 from hvdlite.launch.view import MakeViewer
 from hvdlite.live.run import Viewer
 

@@ -26,7 +26,7 @@ from hvdlite.launch.hosts import (
     lines_of,
     read_host,
 )
-from hvdlite.launch.output.report import last_lines
+from hvdlite.launch.report import last_lines
 
 PERIOD = 1.0  # seconds between two questions to the provider
 _LONGEST_ANSWER = 60.0  # seconds that the script may take

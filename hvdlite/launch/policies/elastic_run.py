@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hvdlite.launch.console import Console
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
 from hvdlite.launch.elastic.actions import Limits
 from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.hosts import Host, HostProvider, is_here, spread
-from hvdlite.launch.output.console import Console
 from hvdlite.launch.policies.elastic import ElasticMembership
 from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.process.inbox import SignalInbox

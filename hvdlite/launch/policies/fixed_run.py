@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hvdlite.launch.console import Console
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, share_cores
 from hvdlite.launch.hosts import Host, is_here, spread
-from hvdlite.launch.output.console import Console
 from hvdlite.launch.policies.fixed import FixedRanks
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import Placement, place_as

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hvdlite.launch.console import Console
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, Servers
-from hvdlite.launch.output.console import Console
 from hvdlite.launch.policies.fixed_run import FixedRun
 from hvdlite.launch.policies.restarting import RestartingWorkers
 from hvdlite.launch.process.inbox import SignalInbox

@@ -12,11 +12,11 @@ from hvdlite.launch.command.server_flags import describe_servers, refuse_contrad
 from hvdlite.launch.control import Next
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Host
-from hvdlite.launch.output.report import Failure
 from hvdlite.launch.policies.fixed_run import first_processes
 from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.policies.restarting import RestartingWorkers
 from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.report import Failure
 
 
 def three_workers(restarts: int = 3) -> Fleet:

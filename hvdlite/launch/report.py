@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import hvdlite
-from hvdlite.launch.output.lines import last_states
+from hvdlite.launch.output import last_states
 from hvdlite.launch.process.ending import Ending
 
 # Seconds after the first failure in which another one may still turn out to be its cause.

@@ -1,1 +1,0 @@
-"""The output of a job: the lines of its ranks, and the report of the failure that ended it."""
