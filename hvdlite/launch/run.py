@@ -10,12 +10,14 @@ import os
 import secrets
 import shlex
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hvdlite.compat import on_path
+from hvdlite.errors import ArgumentError
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import AnyRank, Desk, Policy
 from hvdlite.launch.description import Description, Outcome
@@ -27,11 +29,11 @@ from hvdlite.launch.remote.agents import Agents, Pulse
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.worker import more_sinks
 from hvdlite.launch.supervisor import Supervisor
-from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.descriptors import room_for_processes
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.service import Service
+from hvdlite.timeline.recorder import merge_leftovers
 
 _SILENCE = 15.0  # seconds that a host may be silent until its processes count as dead
 _PATIENCE = 30.0  # seconds that an agent may hear nothing before it ends its processes
@@ -202,3 +204,31 @@ class Run:
         if thread_caps(self.what.environment, 1):
             for text in texts:
                 self.console.say(f"{text}; set OMP_NUM_THREADS to choose")
+
+
+class TimelineParts:
+    """The parts of the timeline that the ranks of this host write."""
+
+    def __init__(self, job_id: bytes) -> None:
+        """Choose the folder; the ranks create it."""
+        # There is none if no temporary folder can be written. The ranks then put the parts beside
+        # the timeline, and the parts that they cannot merge stay there.
+        self._folder: Path | None = None
+        try:
+            self._folder = Path(tempfile.gettempdir()) / f"hvdlite-timeline-{job_id.hex()}"
+        except FileNotFoundError:
+            pass
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variable that tells a rank the folder."""
+        return {} if self._folder is None else {"HVDLITE_TIMELINE_PARTS": str(self._folder)}
+
+    def merge(self, console: Console) -> None:
+        """Merge the parts that the ranks could not merge, for example because one was killed."""
+        if self._folder is None:
+            return
+        try:
+            merge_leftovers(self._folder)
+        except (OSError, ArgumentError) as error:
+            console.say(f"no timeline: {error}; its parts are in {self._folder}")
