@@ -18,6 +18,6 @@ Example:
     print(hvdlite.spark.run(train, args=(0.05,), num_proc=4))
 """
 
-from hvdlite.spark.run import run
+from hvdlite.spark.driver import run
 
 __all__ = ["run"]

@@ -157,6 +157,6 @@ def test_second_attempt_may_succeed(mark: dict[str, str], tmp_path: Path) -> Non
 
 
 def test_too_few_slots_are_refused_at_once(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvdlite.spark.run._SETTLED_SECONDS", 0.5)
+    monkeypatch.setattr("hvdlite.spark.driver._SETTLED_SECONDS", 0.5)
     with pytest.raises(ArgumentError, match="num_proc=3, but Spark has 2 slots"):
         hvdlite.spark.run(numbers, (1,), num_proc=3)

@@ -1,4 +1,4 @@
-"""The tasks of a job learn that a rank has failed: `hvdlite.spark.alarm`."""
+"""The tasks of a job learn that a rank has failed: `hvdlite.spark.task`."""
 
 from __future__ import annotations
 

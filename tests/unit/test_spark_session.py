@@ -10,8 +10,8 @@ import pytest
 
 import hvdlite.spark
 from hvdlite.errors import ArgumentError, RankFailedError, UnsupportedError
-from hvdlite.spark import run as sessions
-from hvdlite.spark.run import raise_lost
+from hvdlite.spark import driver
+from hvdlite.spark.driver import raise_lost
 from hvdlite.spark.task import Report
 
 
@@ -42,12 +42,12 @@ class FakeSession:
 )
 def test_settings_that_exclude_ranks_are_named(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        sessions.check_settings(FakeSession(**settings), allow_plain=False)
-    sessions.check_settings(FakeSession(), allow_plain=False)
+        driver.check_settings(FakeSession(**settings), allow_plain=False)
+    driver.check_settings(FakeSession(), allow_plain=False)
 
 
 def test_plain_traffic_may_be_allowed() -> None:
-    sessions.check_settings(FakeSession(spark__ssl__enabled="true"), allow_plain=True)
+    driver.check_settings(FakeSession(spark__ssl__enabled="true"), allow_plain=True)
 
 
 def test_missing_pyspark_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_missing_pyspark_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatc
 
 
 def choose(session: FakeSession, num_proc: int | None) -> int:
-    return sessions.choose_ranks(session, num_proc, timeout=600, verbose=False)
+    return driver.choose_ranks(session, num_proc, timeout=600, verbose=False)
 
 
 def test_number_of_ranks_is_that_of_the_slots() -> None:
@@ -71,9 +71,9 @@ def test_too_few_slots_of_one_process_are_refused_at_once() -> None:
 
 
 def test_executors_that_are_on_their_way_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(driver, "_LOOK_SECONDS", 0.01)
     assert choose(FakeSession([0, 0, 1, 2, 3], spark__master="yarn"), 3) == 3
-    monkeypatch.setattr(sessions, "_SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(driver, "_SETTLED_SECONDS", 0.05)
     with pytest.raises(ArgumentError, match="num_proc=4, but Spark has 3 slots"):
         choose(FakeSession([0, 1, 3], spark__master="yarn"), 4)
 
@@ -94,7 +94,7 @@ def test_slots_that_come_and_go_are_not_waited_for_to_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(sessions, "time", clock)
+    monkeypatch.setattr(driver, "time", clock)
     with pytest.raises(ArgumentError, match="num_proc=5, but Spark has [012] slots"):
         choose(FakeSession([2, 1, 0] * 500, spark__master="yarn"), 5)
     assert clock.now < 40
@@ -103,8 +103,8 @@ def test_slots_that_come_and_go_are_not_waited_for_to_the_timeout(
 def test_lost_executor_is_waited_for_although_its_successor_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(sessions, "_SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(driver, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(driver, "_SETTLED_SECONDS", 0.05)
     session = FakeSession([2, *[1] * 30, 2], spark__master="yarn")
     assert choose(session, 2) == 2
     assert choose(session, 2) == 2
@@ -139,7 +139,7 @@ def test_arguments_of_horovod_are_refused_with_the_reason(
 def test_arguments_that_are_no_ones_and_those_that_change_nothing() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'ranks'"):
         hvdlite.spark.run(print, ranks=2)
-    sessions.refuse_horovods({"use_gloo": True, "use_mpi": None, "nics": None, "mpi_args": ""})
+    driver.refuse_horovods({"use_gloo": True, "use_mpi": None, "nics": None, "mpi_args": ""})
 
 
 @pytest.mark.parametrize(
