@@ -38,7 +38,7 @@ help:
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/api, docs/knobs.md and docs/options.md'
 	@echo 'make docs-site         build the site from the pages: build/site/html/index.html'
-	@echo 'make ptx               compile the GPU kernels (csrc/gpu/cuda/kernels/*.cu) and assemble them'
+	@echo 'make ptx               compile the GPU kernels (csrc/gpu/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
 	@echo 'make clean             remove what was built; .venv stays'

@@ -1,9 +1,9 @@
-// Simulates the negotiation of large worlds (csrc/testing/negotiation_world.h): many hosts with 8
-// ranks each, which agree on 20 all-reduces, once for the first time, and then from the cache.
-// `star` is what a world of up to 64 ranks does: every rank talks to rank 0. Prints JSON lines:
-// messages and bytes over a rank's channels, both ways, of the rank with the most and of rank 0;
-// the microseconds that rank 0 is busy; how often each rank had to look at its channels; and the
-// KiB of the heap per rank. `make build/cpp/hvdlite_tests`, then
+// Simulates the negotiation of large worlds (tests/cpp/support/negotiation_world.h): many hosts
+// with 8 ranks each, which agree on 20 all-reduces, once for the first time, and then from the
+// cache. `star` is what a world of up to 64 ranks does: every rank talks to rank 0. Prints JSON
+// lines: messages and bytes over a rank's channels, both ways, of the rank with the most and of
+// rank 0; the microseconds that rank 0 is busy; how often each rank had to look at its channels;
+// and the KiB of the heap per rank. `make build/cpp/hvdlite_tests`, then
 //
 //     cmake --build build/cpp --target negotiation && build/cpp/negotiation
 #include <malloc.h>
@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "testing/negotiation_world.h"
+#include "support/negotiation_world.h"
 
 namespace {
 

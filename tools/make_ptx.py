@@ -1,4 +1,4 @@
-"""Compile csrc/gpu/cuda/kernels/pack.cu to PTX, as pack.ptx beside it, which the core carries.
+"""Compile csrc/gpu/pack.cu to PTX, as pack.ptx beside it, which the core carries.
 
     python tools/make_ptx.py           # write the file
     python tools/make_ptx.py --check   # only check that it is up to date
@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # The CUDA source, and the header that it includes.
-SOURCES = ("csrc/gpu/cuda/kernels/pack.cu", "csrc/gpu/cuda/kernel_args.h")
-GENERATED = ROOT / "csrc/gpu/cuda/kernels/pack.ptx"
+SOURCES = ("csrc/gpu/pack.cu", "csrc/gpu/kernel_args.h")
+GENERATED = ROOT / "csrc/gpu/pack.ptx"
 # PTX 7.0 came with CUDA 11.0, whose drivers are the oldest that NCCL 2.19 accepts.
 PTX_VERSION = "7.0"
 OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-execution-space")

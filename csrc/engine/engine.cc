@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "engine/entry_check.h"
 #include "engine/features.h"
 #include "engine/lone_world.h"
 #include "engine/peer_world.h"
-#include "entry/entry_check.h"
 
 namespace hvdlite {
 namespace {

@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/entry.h"
+#include "engine/parts.h"
 #include "engine/pending_operations.h"
 #include "engine/world.h"
-#include "entry/entry.h"
-#include "execution/parts.h"
 
 namespace hvdlite {
 

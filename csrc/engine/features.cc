@@ -2,12 +2,12 @@
 
 #include <utility>
 
-#include "negotiation/autotune/autotune.h"
-#include "negotiation/deadlock/blocked_report.h"
-#include "negotiation/deadlock/deadlock_watch.h"
-#include "negotiation/late_gradients/late_gradients.h"
-#include "negotiation/late_gradients/late_results.h"
-#include "negotiation/waits/stall_monitor.h"
+#include "engine/autotune.h"
+#include "engine/blocked_report.h"
+#include "engine/late_results.h"
+#include "negotiation/deadlock_watch.h"
+#include "negotiation/late_gradients.h"
+#include "negotiation/stall_monitor.h"
 
 namespace hvdlite {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "execution/parts.h"
+#include "engine/parts.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/extension.h"
 

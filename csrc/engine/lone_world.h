@@ -7,9 +7,9 @@
 #include <optional>
 
 #include "base/mutex.h"
+#include "engine/executor.h"
+#include "engine/parts.h"
 #include "engine/world.h"
-#include "execution/executor.h"
-#include "execution/parts.h"
 
 namespace hvdlite {
 

@@ -12,9 +12,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "entry/entry.h"
-#include "entry/rank_extension.h"
-#include "execution/parts.h"
+#include "engine/entry.h"
+#include "engine/parts.h"
+#include "engine/rank_extension.h"
 #include "negotiation/answer_watch.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"

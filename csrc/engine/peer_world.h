@@ -12,11 +12,11 @@
 
 #include "base/mutex.h"
 #include "base/thread.h"
+#include "engine/executor.h"
 #include "engine/negotiator.h"
+#include "engine/parts.h"
 #include "engine/runner_token.h"
 #include "engine/world.h"
-#include "execution/executor.h"
-#include "execution/parts.h"
 
 namespace hvdlite {
 

@@ -7,8 +7,8 @@
 #include <map>
 
 #include "engine/engine.h"
-#include "entry/entry_check.h"
-#include "execution/kept_inputs.h"
+#include "engine/entry_check.h"
+#include "engine/kept_inputs.h"
 
 namespace hvdlite {
 namespace {

@@ -18,12 +18,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "engine/commit_book.h"
+#include "engine/entry.h"
 #include "engine/world.h"
-#include "entry/entry.h"
-#include "execution/commit_book.h"
-#include "os/fd.h"
 
 namespace hvdlite {
 

@@ -14,8 +14,8 @@
 #include "base/deadline.h"
 #include "base/status.h"
 #include "base/tunables.h"
-#include "entry/entry.h"
-#include "execution/commit_book.h"
+#include "engine/commit_book.h"
+#include "engine/entry.h"
 #include "negotiation/process_set.h"
 
 namespace hvdlite {

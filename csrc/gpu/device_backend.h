@@ -10,8 +10,8 @@
 
 #include <span>
 
-#include "backend/backend.h"
-#include "gpu/cuda/cuda_device.h"
+#include "gpu/cuda_device.h"
+#include "host/backend.h"
 
 namespace hvdlite {
 

@@ -6,11 +6,11 @@
 
 #include <memory>
 
-#include "gpu/cuda/cuda_device.h"
-#include "gpu/cuda/device_memory_pool.h"
-#include "gpu/cuda/segment_copies.h"
+#include "gpu/cuda_device.h"
+#include "gpu/device_memory_pool.h"
 #include "gpu/gradient_memory.h"
-#include "gpu/nccl/nccl_api.h"
+#include "gpu/nccl_api.h"
+#include "gpu/segment_copies.h"
 
 namespace hvdlite {
 

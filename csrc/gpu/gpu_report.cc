@@ -1,7 +1,7 @@
 #include "gpu/gpu_report.h"
 
-#include "gpu/cuda/cuda_api.h"
-#include "gpu/nccl/nccl_api.h"
+#include "gpu/cuda_api.h"
+#include "gpu/nccl_api.h"
 
 namespace hvdlite {
 namespace {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "gpu/cuda/cuda_device.h"
-#include "gpu/nccl/nccl_api.h"
+#include "gpu/cuda_device.h"
+#include "gpu/nccl_api.h"
 
 namespace hvdlite {
 

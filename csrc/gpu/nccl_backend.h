@@ -17,7 +17,7 @@
 #include "gpu/device_backend.h"
 #include "gpu/device_workspace.h"
 #include "gpu/fusion_layout.h"
-#include "gpu/nccl/nccl_communicator.h"
+#include "gpu/nccl_communicator.h"
 
 namespace hvdlite {
 

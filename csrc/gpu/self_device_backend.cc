@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "backend/self_backend.h"
 #include "gpu/device_types.h"
 #include "gpu/fusion_layout.h"
 #include "gpu/staged_backend.h"
+#include "host/self_backend.h"
 
 namespace hvdlite {
 

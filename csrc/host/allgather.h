@@ -11,10 +11,10 @@
 #include <span>
 #include <vector>
 
-#include "backend/backend.h"
-#include "plane/layout.h"
-#include "plane/plane.h"
-#include "plane/span_list.h"
+#include "host/backend.h"
+#include "host/layout.h"
+#include "host/plane.h"
+#include "host/span_list.h"
 
 namespace hvdlite {
 

@@ -20,13 +20,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/backend.h"
 #include "host/allreduce_batch.h"
+#include "host/backend.h"
 #include "host/inter_host_exchange.h"
+#include "host/plane.h"
 #include "host/shared_gradients.h"
 #include "kernels/chunks.h"
 #include "kernels/pieces.h"
-#include "plane/plane.h"
 
 namespace hvdlite {
 

@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "host/plane.h"
+#include "host/reduction.h"
 #include "kernels/chunks.h"
 #include "kernels/pieces.h"
-#include "plane/plane.h"
-#include "plane/reduction.h"
 
 namespace hvdlite {
 

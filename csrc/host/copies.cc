@@ -4,8 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "host/span_list.h"
 #include "kernels/chunks.h"
-#include "plane/span_list.h"
 
 namespace hvdlite {
 namespace {

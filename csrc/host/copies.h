@@ -2,9 +2,9 @@
 // that of the call's group. Thread: the engine's runner.
 #pragma once
 
-#include "backend/backend.h"
-#include "plane/layout.h"
-#include "plane/plane.h"
+#include "host/backend.h"
+#include "host/layout.h"
+#include "host/plane.h"
 
 namespace hvdlite {
 

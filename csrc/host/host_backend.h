@@ -5,13 +5,13 @@
 // runner.
 #pragma once
 
-#include "backend/adasum_reduction.h"
-#include "backend/backend.h"
 #include "base/config.h"
+#include "host/adasum_reduction.h"
 #include "host/allreduce.h"
+#include "host/backend.h"
+#include "host/layout.h"
+#include "host/plane.h"
 #include "host/reducescatter.h"
-#include "plane/layout.h"
-#include "plane/plane.h"
 
 namespace hvdlite {
 

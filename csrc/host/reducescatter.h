@@ -15,10 +15,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/backend.h"
+#include "host/backend.h"
+#include "host/plane.h"
+#include "host/reduction.h"
 #include "kernels/chunks.h"
-#include "plane/plane.h"
-#include "plane/reduction.h"
 
 namespace hvdlite {
 

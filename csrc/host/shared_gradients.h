@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "host/allreduce_batch.h"
+#include "host/plane.h"
 #include "kernels/chunks.h"
-#include "plane/plane.h"
 
 namespace hvdlite {
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
+#include "base/cpu.h"
 #include "base/log.h"
 #include "kernels/reduce_variants.h"
-#include "os/cpu.h"
 
 namespace hvdlite {
 

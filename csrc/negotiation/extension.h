@@ -4,7 +4,7 @@
 // A request may have terms on which it does not wait for all members (Request::waits_for_all()).
 // One extension *decides* about such tensors: it says when each of them is answered, and for whom.
 // One extension *reads reports* of its counterparts, the extensions of the ranks' engines
-// (entry/rank_extension.h).
+// (engine/rank_extension.h).
 //
 // Every hook does nothing unless an extension overrides it. Only the runner of rank 0 calls them. A
 // hook may call the coordinator, which may then answer or fail any pending tensor. The coordinator

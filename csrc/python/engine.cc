@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "backend/self_backend.h"
+#include "base/fd.h"
 #include "base/log.h"
-#include "entry/entry_builder.h"
+#include "engine/entry_builder.h"
 #include "host/host_backend.h"
-#include "os/fd.h"
+#include "host/self_backend.h"
 #include "python/gradient_memory.h"
 #include "python/handle.h"
 #include "python/long_waits.h"

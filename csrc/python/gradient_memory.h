@@ -9,8 +9,8 @@
 
 #include <utility>
 
+#include "base/fd.h"
 #include "gpu/gradient_memory.h"
-#include "os/fd.h"
 #include "python/unlocked.h"
 #include "transport/gradient_area.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "api/wait_observer.h"
+#include "engine/wait_observer.h"
 #include "python/unlocked.h"
 
 namespace py = pybind11;

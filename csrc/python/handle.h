@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "api/c_api.h"
 #include "base/deadline.h"
+#include "engine/c_api.h"
 #include "engine/engine.h"
-#include "entry/entry_builder.h"
+#include "engine/entry_builder.h"
 #include "python/bindings.h"
 
 namespace hvdlite {

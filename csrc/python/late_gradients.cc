@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "negotiation/late_gradients/late_results.h"
+#include "engine/late_results.h"
 #include "python/bindings.h"
 #include "python/handle.h"
 #include "wire/late_terms.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "negotiation/deadlock/blocked_report.h"
+#include "engine/blocked_report.h"
 
 namespace py = pybind11;
 

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "entry/entry_builder.h"
+#include "engine/entry_builder.h"
 #include "python/dlpack.h"
 
 namespace py = pybind11;

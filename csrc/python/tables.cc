@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/cpu.h"
 #include "base/dtype.h"
 #include "kernels/sum_tree.h"
-#include "os/cpu.h"
 #include "python/bindings.h"
 #include "transport/segment.h"
 

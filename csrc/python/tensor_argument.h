@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "entry/entry_builder.h"
+#include "engine/entry_builder.h"
 
 namespace hvdlite {
 

@@ -1,12 +1,12 @@
 // The core that the operations of this library call. The library is not linked with the core:
-// `_core` makes a versioned table of C functions (api/c_api.h), and Python hands the table over
+// `_core` makes a versioned table of C functions (engine/c_api.h), and Python hands the table over
 // when a world begins and takes it away when the world ends (hvdlite/tensorflow/graph/library.py,
 // through ctypes).
 //
 // Any thread. A call while no core is attached ends with an error that says to call hvd.init().
 #pragma once
 
-#include "api/c_api.h"
+#include "engine/c_api.h"
 
 namespace hvdlite::tensorflow {
 

@@ -1,8 +1,8 @@
 // The error of TensorFlow for each failure of the core. Any thread.
 #pragma once
 
-#include "api/c_api.h"
 #include "base/status.h"
+#include "engine/c_api.h"
 #include "tensorflow/tf_c_api.h"
 
 namespace hvdlite::tensorflow {

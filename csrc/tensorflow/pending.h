@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "api/c_api.h"
 #include "base/dtype.h"
+#include "engine/c_api.h"
 #include "tensorflow/tf_c_api.h"
 #include "wire/message.h"
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "os/fd.h"
+#include "base/fd.h"
 #include "trace/ring.h"
 
 namespace hvdlite {

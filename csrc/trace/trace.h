@@ -1,5 +1,5 @@
 // The timeline of one rank: any thread tells events, and a thread of its own writes them to a file.
-// The engine tells them at the few sites that execution/timeline.h names, and data planes add the
+// The engine tells them at the few sites that engine/timeline.h names, and data planes add the
 // parts of a batch. The engine owns its Trace; data planes borrow it.
 //
 // Words: a *task* is something that is under way beside others, such as a tensor. It is opened,
@@ -19,10 +19,10 @@
 #include <memory>
 #include <string_view>
 
+#include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/thread.h"
-#include "os/fd.h"
 #include "trace/ring.h"
 
 namespace hvdlite {

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "os/cpu.h"
+#include "base/cpu.h"
 #include "transport/control_tree.h"
 #include "transport/ring_channel.h"
 #include "transport/shm_channel.h"

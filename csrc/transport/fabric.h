@@ -3,7 +3,7 @@
 //
 // A rank in a process of its own makes its fabric from file descriptors that Python has connected
 // and authenticated (connect_fabric); tests make N fabrics for N threads of one process
-// (testing/inproc_world.h). Thread: one thread constructs and destroys a fabric; in between only
+// (support/inproc_world.h). Thread: one thread constructs and destroys a fabric; in between only
 // the engine's runner uses it.
 #pragma once
 
@@ -14,8 +14,8 @@
 
 #include "base/config.h"
 #include "base/deadline.h"
+#include "base/fd.h"
 #include "base/status.h"
-#include "os/fd.h"
 #include "transport/channel.h"
 #include "transport/gradient_area.h"
 #include "transport/segment.h"

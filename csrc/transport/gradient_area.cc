@@ -1,6 +1,6 @@
 #include "transport/gradient_area.h"
 
-#include "os/pages.h"
+#include "base/pages.h"
 
 namespace hvdlite {
 

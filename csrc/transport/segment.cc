@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <new>
 
-#include "os/pages.h"
+#include "base/pages.h"
 #include "transport/byte_ring.h"
 
 namespace hvdlite {

@@ -11,7 +11,7 @@
 // which map it. The memfd is sealed against shrinking, so that no peer can make another one fault.
 // Worlds of threads have one mapping for all threads, because ThreadSanitizer follows addresses.
 // Sizes are 64-bit throughout. Fabrics own their Segments. waiter.h, byte_ring.h and
-// plane/staging.h say which thread may touch which part.
+// host/staging.h say which thread may touch which part.
 #pragma once
 
 #include <atomic>
@@ -21,9 +21,9 @@
 #include <span>
 
 #include "base/config.h"
+#include "base/fd.h"
+#include "base/shm.h"
 #include "base/status.h"
-#include "os/fd.h"
-#include "os/shm.h"
 
 namespace hvdlite {
 
@@ -37,7 +37,7 @@ struct alignas(64) Lane {
   std::atomic<std::uint64_t> arrived;  // chunks whose input the owner has published
   std::atomic<std::uint64_t> reduced;  // chunks whose slice the owner has reduced
   std::atomic<std::uint64_t> done;     // chunks whose result the owner has taken
-  // In the step that uses this buffer, the owner's tensors lie here (plane/staging.h).
+  // In the step that uses this buffer, the owner's tensors lie here (host/staging.h).
   struct Place {
     std::atomic<std::uint64_t> begin;
     std::atomic<std::uint64_t> check;
@@ -74,7 +74,7 @@ class Segment {
 
  private:
   Segment(Mapping mapping, SegmentLayout layout) : mapping_(std::move(mapping)), layout_(layout) {}
-  Mapping mapping_;  // owner of the bytes (os/shm.h)
+  Mapping mapping_;  // owner of the bytes (base/shm.h)
   SegmentLayout layout_;
 };
 

@@ -5,7 +5,7 @@
 // and the fabric closes this rank's own lifeline. Threads and errors are those of channel.h.
 #pragma once
 
-#include "os/fd.h"
+#include "base/fd.h"
 #include "transport/ring_pair.h"
 
 namespace hvdlite {

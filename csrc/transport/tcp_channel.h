@@ -8,7 +8,7 @@
 // buffers.
 #pragma once
 
-#include "os/fd.h"
+#include "base/fd.h"
 #include "transport/channel.h"
 
 namespace hvdlite {

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "os/cpu.h"
+#include "base/cpu.h"
 
 namespace hvdlite {
 namespace {

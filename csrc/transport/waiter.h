@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/fd.h"
 #include "base/status.h"
-#include "os/fd.h"
 
 namespace hvdlite {
 

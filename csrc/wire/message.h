@@ -80,7 +80,7 @@ enum class Kind : std::uint8_t {
   // Changes of the process sets, which all ranks of the world make alike.
   kAddProcessSet = 7,
   kRemoveProcessSet = 8,
-  kCommit = 9,  // hands out the results of a transaction, see execution/commit_book.h
+  kCommit = 9,  // hands out the results of a transaction, see engine/commit_book.h
   kSend = 10,   // from one rank to another; both of them submit it, and nobody else takes part
 };
 inline constexpr Kind kLastKind = Kind::kSend;
@@ -157,7 +157,7 @@ struct Request {
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
   // Whether all members that take part submit it before it is answered.
   bool waits_for_all() const { return !terms; }
-  // Whether it is one of those by which steps are known (negotiation/step_clock/step_clock.h).
+  // Whether it is one of those by which steps are known (negotiation/step_clock.h).
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
 

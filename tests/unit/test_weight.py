@@ -16,8 +16,8 @@ from api_doc import LIST as DOCSTRINGS
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (47_067, 351),
-    "csrc": (26_058, 288),
-    "tests": (60_888, 385),
+    "csrc": (25_704, 282),
+    "tests": (61_240, 391),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 

@@ -42,8 +42,8 @@ def available_cores() -> int:
 
 def quota_cores(cgroups: Path, membership: str) -> int | None:
     """Count the whole cores that the strictest quota leaves to a process, at least 1."""
-    # The core counts in the same way (csrc/os/cpu.cc), but --doctor needs the number even where the
-    # core does not load.
+    # The core counts in the same way (csrc/base/cpu.cc), but --doctor needs the number even where
+    # the core does not load.
     # Returns the number of cores; None without a quota.
     quotas = []
     for line in membership.splitlines():

@@ -5,8 +5,6 @@ within a host on a Unix socket, between hosts on a TCP port behind the handshake
 torch puts there name addresses and decide how groups are made.
 """
 
-
-
 from __future__ import annotations
 
 import base64

@@ -11,7 +11,7 @@
 #include "check.h"
 #include "cpp/engine/engine_worlds.h"
 #include "cpp/host/backend_worlds.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

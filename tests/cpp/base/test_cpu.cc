@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu.h"
 #include "check.h"
-#include "os/cpu.h"
 
 using namespace hvdlite;
 

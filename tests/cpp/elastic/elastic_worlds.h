@@ -11,11 +11,11 @@
 #include <thread>
 #include <vector>
 
-#include "backend/self_backend.h"
 #include "base/mutex.h"
 #include "check.h"
 #include "engine/engine_worlds.h"
 #include "engine/pending_operations.h"
+#include "host/self_backend.h"
 
 namespace hvdlite::testing {
 

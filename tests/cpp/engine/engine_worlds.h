@@ -12,7 +12,7 @@
 #include "check.h"
 #include "engine/engine.h"
 #include "host/host_backend.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 namespace hvdlite::testing {
 

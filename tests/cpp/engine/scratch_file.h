@@ -6,8 +6,8 @@
 
 #include <string>
 
+#include "base/fd.h"
 #include "check.h"
-#include "os/fd.h"
 
 namespace hvdlite::testing {
 

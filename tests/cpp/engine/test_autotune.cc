@@ -8,10 +8,10 @@
 
 #include "check.h"
 #include "cpp/negotiation/rounds.h"
+#include "engine/autotune.h"
 #include "engine_worlds.h"
 #include "host/host_backend.h"
-#include "negotiation/autotune/autotune.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

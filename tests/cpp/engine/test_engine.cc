@@ -4,9 +4,9 @@
 #include <random>
 #include <thread>
 
-#include "backend/self_backend.h"
 #include "check.h"
 #include "engine_worlds.h"
+#include "host/self_backend.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

@@ -3,9 +3,9 @@
 #include <latch>
 #include <numeric>
 
-#include "backend/self_backend.h"
 #include "check.h"
 #include "engine_worlds.h"
+#include "host/self_backend.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

@@ -5,12 +5,12 @@
 #include <random>
 #include <thread>
 
-#include "backend/self_backend.h"
 #include "check.h"
 #include "cpp/host/backend_worlds.h"
+#include "engine/late_results.h"
 #include "engine/pending_operations.h"
 #include "engine_worlds.h"
-#include "negotiation/late_gradients/late_results.h"
+#include "host/self_backend.h"
 #include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients {

@@ -4,10 +4,10 @@
 #include <numeric>
 #include <vector>
 
-#include "backend/self_backend.h"
 #include "check.h"
+#include "engine/entry_check.h"
 #include "engine_worlds.h"
-#include "entry/entry_check.h"
+#include "host/self_backend.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

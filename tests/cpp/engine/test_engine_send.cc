@@ -1,9 +1,9 @@
 // Whole engines whose ranks send to each other, on one host and on several.
 #include <atomic>
 
-#include "backend/self_backend.h"
 #include "check.h"
 #include "engine_worlds.h"
+#include "host/self_backend.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/entry_check.h"
 #include "engine_worlds.h"
-#include "entry/entry_check.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

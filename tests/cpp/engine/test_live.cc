@@ -6,10 +6,10 @@
 #include <thread>
 #include <vector>
 
-#include "backend/self_backend.h"
 #include "check.h"
+#include "engine/events.h"
 #include "engine_worlds.h"
-#include "execution/events.h"
+#include "host/self_backend.h"
 
 namespace hvdlite::testing::live {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "cpp/engine/engine_worlds.h"
 #include "gpu_worlds.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 namespace hvdlite::testing {
 

@@ -7,15 +7,15 @@
 #include <thread>
 #include <vector>
 
-#include "backend/self_backend.h"
 #include "check.h"
 #include "cpp/host/backend_worlds.h"
 #include "fake_gpu.h"
 #include "gpu/gpu_plane.h"
 #include "hooks.h"
 #include "host/host_backend.h"
+#include "host/self_backend.h"
 #include "negotiation/process_set.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 namespace hvdlite::testing {
 

@@ -9,9 +9,9 @@
 
 #include "base/half.h"
 #include "check.h"
-#include "gpu/cuda/kernel_args.h"
-#include "gpu/cuda/kernel_module.h"
-#include "gpu/cuda/pack_ptx.h"
+#include "gpu/kernel_args.h"
+#include "gpu/kernel_module.h"
+#include "gpu/pack_ptx.h"
 #include "gpu_worlds.h"
 
 using namespace hvdlite;

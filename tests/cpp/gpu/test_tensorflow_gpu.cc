@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-#include "api/c_api.h"
+#include "engine/c_api.h"
 #include "fakes/tensorflow/hooks.h"
 #include "gpu_engines.h"
 

@@ -6,12 +6,12 @@
 #include <thread>
 #include <vector>
 
-#include "backend/self_backend.h"
 #include "base/half.h"
 #include "check.h"
 #include "host/host_backend.h"
+#include "host/self_backend.h"
 #include "negotiation/process_set.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 namespace hvdlite::testing {
 

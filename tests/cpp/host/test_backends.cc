@@ -9,7 +9,7 @@
 
 #include "backend_worlds.h"
 #include "check.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "check.h"
-#include "testing/inproc_channel.h"
+#include "support/inproc_channel.h"
 #include "transport/fabric.h"
 #include "transport/shm_channel.h"
 #include "transport/tcp_channel.h"

@@ -12,7 +12,7 @@
 #include "check.h"
 #include "host/host_backend.h"
 #include "sum_tree.h"
-#include "testing/inproc_world.h"
+#include "support/inproc_world.h"
 
 using namespace hvdlite;
 using namespace std::chrono_literals;

@@ -5,7 +5,7 @@
 
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"
-#include "negotiation/waits/stall_monitor.h"
+#include "negotiation/stall_monitor.h"
 
 namespace hvdlite::testing {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "entry/entry.h"
+#include "engine/entry.h"
 
 namespace hvdlite::testing {
 

@@ -8,8 +8,8 @@
 #include "check.h"
 #include "cpp/engine/engine_worlds.h"
 #include "negotiation/control_plane.h"
-#include "testing/inproc_world.h"
-#include "testing/negotiation_world.h"
+#include "support/inproc_world.h"
+#include "support/negotiation_world.h"
 #include "wire/bundle.h"
 
 using namespace hvdlite;

@@ -6,8 +6,8 @@
 #include "check.h"
 #include "coordinators.h"
 #include "cpp/engine/engine_worlds.h"
-#include "negotiation/deadlock/blocked_report.h"
-#include "negotiation/deadlock/deadlock_watch.h"
+#include "engine/blocked_report.h"
+#include "negotiation/deadlock_watch.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

@@ -13,7 +13,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/deadlock/deadlock_watch.h"
+#include "negotiation/deadlock_watch.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

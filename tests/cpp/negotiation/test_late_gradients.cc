@@ -1,8 +1,8 @@
 // When a step with late gradients closes, and without whom; and what the coordinator makes of it.
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/late_gradients/late_gradients.h"
-#include "negotiation/step_clock/step_clock.h"
+#include "negotiation/late_gradients.h"
+#include "negotiation/step_clock.h"
 #include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients {

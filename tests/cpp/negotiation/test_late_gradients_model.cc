@@ -10,10 +10,10 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "execution/tensor_queue.h"
-#include "execution/timeline.h"
-#include "negotiation/late_gradients/late_gradients.h"
-#include "negotiation/late_gradients/late_results.h"
+#include "engine/late_results.h"
+#include "engine/tensor_queue.h"
+#include "engine/timeline.h"
+#include "negotiation/late_gradients.h"
 #include "trace/trace.h"
 #include "wire/late_terms.h"
 

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/step_clock/step_clock.h"
+#include "negotiation/step_clock.h"
 
 namespace hvdlite::testing {
 namespace {

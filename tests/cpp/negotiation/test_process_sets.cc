@@ -3,10 +3,10 @@
 #include <map>
 #include <thread>
 
-#include "backend/self_backend.h"
 #include "check.h"
 #include "coordinators.h"
 #include "cpp/engine/engine_worlds.h"
+#include "host/self_backend.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"
 

@@ -5,8 +5,8 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/step_clock/step_clock.h"
-#include "negotiation/waits/stalls.h"
+#include "negotiation/stalls.h"
+#include "negotiation/step_clock.h"
 
 namespace hvdlite::testing::steps {
 namespace {

@@ -2,7 +2,7 @@
 #include <random>
 
 #include "check.h"
-#include "negotiation/deadlock/blocked_report.h"
+#include "engine/blocked_report.h"
 #include "wire/message.h"
 
 using namespace hvdlite;

@@ -2,7 +2,7 @@
 
 The rarer dtypes come in two forms of each collective.
 Each rank computes the inputs of all ranks and the expected results: integers exactly, floats to the
-bit in the order of accumulation that csrc/backend/backend.h states. `test_torch_properties` draws
+bit in the order of accumulation that csrc/host/backend.h states. `test_torch_properties` draws
 mixes of such calls; here nothing is left to chance.
 """
 

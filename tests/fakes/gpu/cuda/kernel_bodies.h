@@ -1,10 +1,10 @@
-// Host bodies of the kernels of csrc/gpu/cuda/kernels.
+// Host bodies of the kernels of csrc/gpu/kernels.
 #pragma once
 
 #include <map>
 #include <string>
 
-#include "gpu/cuda/kernel_args.h"
+#include "gpu/kernel_args.h"
 
 namespace fakegpu {
 

@@ -1,4 +1,4 @@
-// Compiles csrc/gpu/cuda/kernels/pack.cu as C++ and runs it one thread after the other: its kernels
+// Compiles csrc/gpu/pack.cu as C++ and runs it one thread after the other: its kernels
 // have no barriers, so the order does not matter.
 #include <bit>
 
@@ -19,7 +19,7 @@ static thread_local Index gridDim;
 #define __global__
 #define __grid_constant__
 
-#include "gpu/cuda/kernels/pack.cu"
+#include "gpu/pack.cu"
 
 namespace fakegpu {
 namespace {

@@ -1,0 +1,116 @@
+// This rank's part in late gradients, where it is late: what takes part instead of it, the results
+// that wait for it, and the gradients that wait for a later step. late_gradients.h is rank 0's
+// part.
+//
+// Words: where an answer names this rank late, an entry of the engine's own takes part in the
+// collective, the *proxy*. Its result *waits* until the submission of the name comes, first in,
+// first out: the submission, or *late entry*, gets a copy and is done. What the late entry would
+// have given is added to the *standing* gradient of its name, which goes into the next collective
+// of that name, whether by a proxy or together with an entry that participates. By the policy
+// "drop" it is forgotten.
+//
+// A late entry may come before its answer (they cross), between the answer and the end of the
+// collective, or after it. Engine parts own it. Only the runner calls it, except check() and
+// attendance(), which any thread calls.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/entry.h"
+#include "engine/rank_extension.h"
+#include "negotiation/attendance.h"
+
+namespace hvdlite {
+
+// What an entry with late terms has besides.
+struct LateEntry : Attachment {
+  using Memory = std::unique_ptr<std::byte[]>;
+
+  bool skips = false;  // the submitter gives nothing, now and where it is late; its weight is 0
+  bool late = false;   // the result is that of the others. Read it after the entry's end
+  std::vector<Memory> memory;  // a proxy's, by tensor
+
+  static LateEntry& of(Entry& entry) {
+    if (entry.attachment == nullptr) entry.attachment = std::make_unique<LateEntry>();
+    return static_cast<LateEntry&>(*entry.attachment);
+  }
+};
+
+class LateResults : public RankExtension {
+ public:
+  using Finish = std::function<void(const EntryPtr&, Status)>;  // as TensorQueue::finish()
+
+  LateResults(int rank, int size, Finish finish)
+      : rank_(rank), finish_(std::move(finish)), attendance_(rank, size) {}
+
+  bool decides() const override { return true; }
+  Status check(const Entry& entry, const Group& group, bool elastic) const override;
+  // This rank has submitted an entry. True: it is late, and ends when its result is there.
+  bool take(const EntryPtr& entry) override;
+  // The answer to an entry that participates: the standing gradient of its name goes into what the
+  // entry gives.
+  void answered(Entry& entry, const std::vector<int>& late) override;
+  // The answer to a request that this rank is late with. `crossed`: its late entry, where that came
+  // before, or null. Returns the proxy. kInternal: there is no memory for it.
+  Result<EntryPtr> answered_without(const Request& request, const std::vector<int>& late,
+                                    EntryPtr crossed) override;
+  // This rank is late with what has ended with an error, before any collective: the error waits.
+  void failed_without(const std::string& key, const Status& error) override;
+  // What waits and stands is dropped.
+  void forget(std::uint32_t process_set) override;
+  void all_joined() override;
+
+  const Attendance& attendance() const { return attendance_; }
+
+ private:
+  // A result that waits.
+  struct Waiting {
+    EntryPtr proxy;
+    EntryPtr late;             // It is null until it comes.
+    std::uint64_t number = 0;  // The answers of a name are counted; this is the one.
+    std::uint64_t step = 0;    // as Attendance counts
+  };
+  using WaitingPtr = std::shared_ptr<Waiting>;
+  struct Standing {
+    std::vector<std::unique_ptr<std::byte[]>> sums;  // Each is a tensor's sum of weight * gradient.
+    double weight = 0;         // All gradients in the sums have it; 0: there are none.
+    std::uint64_t oldest = 0;  // the answer that the oldest of them was late for
+  };
+  struct Name {
+    std::deque<WaitingPtr> waiting;    // for late entries that have not come
+    std::vector<TensorShape> tensors;  // The standing gradient has these.
+    Standing standing;
+    std::uint64_t answers = 0;
+  };
+
+  using Memory = LateEntry::Memory;
+
+  // Memory of so many bytes, which is written already where it has been used before: fresh pages
+  // would make all ranks wait. Null: there is none.
+  Memory allocate(std::uint64_t bytes);
+  void give_back(Memory memory, std::uint64_t bytes);
+  // An entry of the engine's own, with its results in its own memory. Null: there is none.
+  EntryPtr make_proxy(const Request& request);
+  void attach(Name& name, const WaitingPtr& waiting, EntryPtr late);
+  // Adds what the late entry would have given. kOutOfMemory: it is lost.
+  Status stand(Name& name, const Entry& late, std::uint64_t number);
+  // Writes the standing gradient and the entry's own, if that has a weight, to the outputs, and
+  // makes the entry give it.
+  void merge(Name& name, Entry& entry);
+  void deliver(Waiting& waiting);
+
+  const int rank_;
+  const Finish finish_;
+  Attendance attendance_;
+  std::unordered_map<std::string, Name> names_;           // The key is Request::key().
+  std::unordered_multimap<std::uint64_t, Memory> spare_;  // The key is a number of bytes.
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,89 @@
+// Proves that ranks wait for each other for ever, so that they get an error instead of a warning.
+//
+// Words: an operation is *open* if some rank has submitted it and the coordinator has not answered
+// it. A rank is *blocked* if each of its threads that could submit something waits for an open
+// operation, without a time limit or with one that ends the world, and if nothing else of this rank
+// is under way: no answer is on its way to it, and no collective runs there. It *awaits* the
+// operations that its threads wait for, and those open ones whose end has a continuation, which
+// could submit, too. Nothing happens on it until one of these is answered. An operation is *stuck*
+// if it waits for a rank that is deadlocked, and a rank is *deadlocked* if it is blocked and all
+// that it awaits is stuck. The largest set of ranks that fits this definition is what is looked
+// for. It may be some ranks only, such as the members of a process set, while others go on.
+//
+// A rank *reports* that it is blocked once its threads have waited for half of the grace, so that
+// an operation that ends earlier costs nothing. The coordinator looks at the report after the other
+// half. A report is void as soon as the rank has submitted something, or has had an answer: the
+// report says how many operations the rank had submitted when it was made, and how many of them had
+// no answer, and the coordinator counts both anew. The rank takes the report back if a thread stops
+// waiting for another reason.
+//
+// The proof assumes what a rank says of its threads; python/long_waits.h says how it knows. An
+// operation that does not wait for all ranks is never stuck, because time alone may answer it; nor
+// is a join, because nobody waits for a rank that has joined: it gets its answer when the others go
+// on.
+//
+// A pure state machine without a clock. Rank 0's negotiator owns it, and only the runner calls it.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "negotiation/blocked.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/extension.h"
+#include "negotiation/pending_table.h"
+#include "negotiation/wait_texts.h"
+
+namespace hvdlite {
+
+class DeadlockWatch : public Extension {
+ public:
+  // `coordinator` is borrowed. With a grace of 0 seconds there is no proof.
+  DeadlockWatch(double grace, Coordinator& coordinator);
+
+  bool reads_reports() const override { return true; }
+  // The rank is blocked (blocked_report.h), or not any more.
+  bool reported(int rank, std::span<const std::byte> body, TimePoint now) override;
+  // Fails what is stuck, where reports have become old enough.
+  void tick(TimePoint now, std::vector<Notice>& notices) override;
+  std::optional<TimePoint> due() const override;
+
+ private:
+  struct Report {
+    Blocked blocked;
+    TimePoint since;
+    bool examined = false;
+  };
+  struct Open {
+    std::uint32_t set = 0;
+    std::string key;
+    const PendingTensor* pending = nullptr;  // borrowed from its table
+    std::vector<int> missing;
+  };
+  using Waits = std::map<int, std::vector<const Open*>>;  // The key is a rank.
+
+  // The open operations by key.
+  std::map<std::string, Open> open_operations() const;
+  // What the threads of the rank wait for; nothing where its report does not hold.
+  std::vector<const Open*> waits_of(int rank, const Report& report,
+                                    const std::map<std::string, Open>& open) const;
+  bool submitted_by(const Open& operation, int rank) const;
+  // Leaves the ranks that are deadlocked.
+  static void keep_deadlocked(Waits& waits);
+  static bool stuck(const Open& operation, const Waits& waits);
+  Status describe(const Open& operation, const Waits& waits) const;
+  std::string describe_others(const std::vector<Wait>& path, const Waits& waits) const;
+  // " (/home/me/train.py:12)", where the rank waits for the operation; "" if it does not know.
+  std::string place_of(int rank, const Open& operation) const;
+  void fail(const Waits& waits);
+
+  const Patience half_;  // It is half of the grace.
+  Coordinator& coordinator_;
+  std::map<int, Report> reports_;  // The key is a rank.
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,54 @@
+// Says which tensors wait for which ranks, and what those ranks did last: the first thing to know
+// when a job stands still. It looks at the pending tensors a few times a second at most, and never
+// touches the fast path. Rank 0's negotiator owns it, and only the runner calls it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/config.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/extension.h"
+#include "negotiation/pending_table.h"
+#include "negotiation/stalls.h"
+
+namespace hvdlite {
+
+class StallMonitor : public Extension {
+ public:
+  // `coordinator` and `stalls` are borrowed. It keeps `stalls` up to date.
+  StallMonitor(const Config& config, Coordinator& coordinator, Stalls& stalls)
+      : warning_(config.stall_warning),
+        shutdown_(config.stall_shutdown),
+        coordinator_(coordinator),
+        stalls_(stalls) {}
+
+  // Warnings that are due at `now`: of each tensor after stall_warning, and again whenever it has
+  // waited twice as long. Fails what has waited past stall_shutdown, and changes of the
+  // process sets that have waited past stall_warning for ranks that wait for those that make them.
+  std::vector<Notice> check(TimePoint now);
+  // As an extension: checks a few times a second while something is pending.
+  std::optional<TimePoint> due() const override { return next_check_; }
+  void tick(TimePoint now, std::vector<Notice>& notices) override;
+
+ private:
+  std::chrono::milliseconds interval() const;
+  std::string describe_stall(const PendingTable& table, const PendingTensor& pending,
+                             Coordinator::TimePoint now) const;
+  void fail_circular_changes(Coordinator::TimePoint now);
+  // Where a rank that is missing in the tensor waits itself for one that has submitted it, as at
+  // the end of loops of different lengths: where, and what to do. Otherwise nothing.
+  std::string describe_mutual_wait(const PendingTable& table, const PendingTensor& pending) const;
+  double warning_;
+  double shutdown_;
+  Coordinator& coordinator_;
+  Stalls& stalls_;
+  TimePoint next_check_;
+  std::unordered_map<std::uint64_t, TimePoint> warned_;  // The key is PendingTensor::number.
+};
+
+}  // namespace hvdlite

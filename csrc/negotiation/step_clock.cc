@@ -1,0 +1,168 @@
+#include "negotiation/step_clock.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace hvdlite {
+namespace {
+
+constexpr std::size_t kMostNames = 4096;  // in a step; without repetitions there are no steps
+
+using TimePoint = StepClock::TimePoint;
+using Arrivals = std::vector<Arrival>;
+
+std::size_t latest(const Arrivals& ranks) {
+  const auto earlier = [](const Arrival& a, const Arrival& b) { return a.last < b.last; };
+  return static_cast<std::size_t>(std::max_element(ranks.begin(), ranks.end(), earlier) -
+                                  ranks.begin());
+}
+
+// Returns by how much `rank` is later than the median of the others.
+template <TimePoint Arrival::* at>
+StepClock::Duration lag(const Arrivals& ranks, std::size_t rank, std::vector<TimePoint>& others) {
+  others.clear();
+  for (std::size_t other = 0; other < ranks.size(); ++other) {
+    if (other != rank) others.push_back(ranks[other].*at);
+  }
+  const auto middle = others.begin() + static_cast<std::ptrdiff_t>((others.size() - 1) / 2);
+  std::nth_element(others.begin(), middle, others.end());
+  return ranks[rank].*at - *middle;
+}
+
+TimePoint earliest(const Arrivals& ranks) {
+  TimePoint first = TimePoint::max();
+  for (const Arrival& rank : ranks) {
+    if (rank.came()) first = std::min(first, rank.first);
+  }
+  return first;
+}
+
+void add_phases(StepClock::Rank& sums, const StepClock::Rank& more) {
+  sums.backward += more.backward;
+  sums.waiting += more.waiting;
+  sums.communicating += more.communicating;
+  sums.between += more.between;
+}
+
+StepClock::Duration late(const StepClock::Rank& rank) {
+  return rank.late_between + rank.late_backward;
+}
+
+}  // namespace
+
+double StepClock::Report::seconds() const {
+  return std::chrono::duration<double>(time).count() / static_cast<double>(ranks.size());
+}
+
+StepClock::StepClock(int size, double lateness_interval)
+    : size_(static_cast<std::size_t>(size)), lateness_(size, lateness_interval) {
+  burst_.ranks.resize(size_);
+  step_.ranks.resize(size_);
+  report_.ranks.resize(size_);
+}
+
+void StepClock::arrived(const std::string& name, std::span<const Arrival> arrivals, bool counted) {
+  const std::size_t hash = std::hash<std::string>()(name);
+  const bool begins_step = names_.contains(hash);
+  if (!begins_step && names_.size() == kMostNames) {
+    begin_anew();
+  } else if (begins_step || (!names_.empty() && arrivals[0].after_wait)) {
+    close(begins_step);
+  }
+  names_.insert(hash);
+  for (std::size_t rank = 0; rank < size_; ++rank) burst_.ranks[rank].include(arrivals[rank]);
+  if (counted) lateness_.arrived(arrivals, begins_step);
+}
+
+void StepClock::answered(PendingTensor& pending, const Response& response, TimePoint now,
+                         std::vector<Notice>& notices) {
+  for (const int rank : response.left_out) {
+    Arrival& arrival = pending.arrivals[rank];
+    if (!arrival.came()) arrival = {now, now, /*after_wait=*/false};
+  }
+  arrived(pending.request.name, pending.arrivals,
+          response.absent.empty() && response.left_out.empty());
+  const auto line = lateness_.take_line();
+  if (line) notices.push_back({"late", line->rank, "", line->text});
+}
+
+void StepClock::ended(TimePoint time) { burst_.end = std::max(burst_.end, time); }
+
+void StepClock::close(bool begins_step) {
+  const TimePoint since = before_ ? before_->end : earliest(burst_.ranks);
+  for (std::size_t i = 0; i < size_; ++i) {
+    Arrival& rank = burst_.ranks[i];
+    if (!rank.came()) rank = {since, since, /*after_wait=*/false};  // it has joined
+    if (!before_) continue;
+    // What was submitted in an earlier burst may be answered in this one.
+    rank.first = std::max(rank.first, before_->ranks[i].last);
+    rank.last = std::max(rank.last, rank.first);
+  }
+  burst_.end = std::max(burst_.end, burst_.ranks[latest(burst_.ranks)].last);
+  if (before_) add(*before_, burst_);
+  before_ = std::exchange(burst_, {});
+  burst_.ranks.resize(size_);
+  burst_.begins_step = begins_step;
+  if (begins_step) names_.clear();
+}
+
+void StepClock::begin_anew() {
+  before_.reset();
+  burst_ = {};
+  burst_.ranks.resize(size_);
+  step_ = {};
+  step_.ranks.resize(size_);
+  names_.clear();
+  lateness_.forget();
+}
+
+void StepClock::add(const Burst& burst, const Burst& next) {
+  const TimePoint all_there = burst.ranks[latest(burst.ranks)].last;
+  for (std::size_t i = 0; i < size_; ++i) {
+    const Arrival& own = burst.ranks[i];
+    const Duration gap = next.ranks[i].first - burst.end;
+    Rank& sums = step_.ranks[i];
+    sums.backward += own.last - own.first;
+    sums.waiting += all_there - own.last;
+    sums.communicating += burst.end - all_there;
+    (next.begins_step ? sums.between : sums.backward) += gap;
+    step_.time += next.ranks[i].first - own.first;
+  }
+  if (size_ > 1) add_lateness(burst);
+  if (next.begins_step) end_step();
+}
+
+void StepClock::add_lateness(const Burst& burst) {
+  const std::size_t last = latest(burst.ranks);
+  const Duration late = std::max(lag<&Arrival::last>(burst.ranks, last, others_), Duration());
+  const Duration at_first = lag<&Arrival::first>(burst.ranks, last, others_);
+  const Duration in_between =
+      burst.begins_step ? std::clamp(at_first, Duration(), late) : Duration();
+  step_.ranks[last].late_between += in_between;
+  step_.ranks[last].late_backward += late - in_between;
+}
+
+void StepClock::end_step() {
+  const auto less = [](const Rank& a, const Rank& b) { return late(a) < late(b); };
+  const auto last = std::max_element(step_.ranks.begin(), step_.ranks.end(), less);
+  MutexLock lock(mutex_);
+  ++report_.steps;
+  report_.time += step_.time;
+  for (std::size_t i = 0; i < size_; ++i) add_phases(report_.ranks[i], step_.ranks[i]);
+  if (size_ > 1) {
+    Rank& sums = report_.ranks[static_cast<std::size_t>(last - step_.ranks.begin())];
+    ++sums.last;
+    sums.late_between += last->late_between;
+    sums.late_backward += last->late_backward;
+  }
+  step_.time = Duration();
+  std::fill(step_.ranks.begin(), step_.ranks.end(), Rank());
+}
+
+StepClock::Report StepClock::report() const {
+  MutexLock lock(mutex_);
+  return report_;
+}
+
+}  // namespace hvdlite
