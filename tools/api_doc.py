@@ -32,7 +32,7 @@ LIST = re.compile(
 )
 # Names that a module's __getattr__ imports at their first use.
 LATE = {
-    "keras.Compression": "tensorflow.compression.Compression",
+    "keras.Compression": "tensorflow.ops.Compression",
     "tensorflow.PartialDistributedOptimizer": "keras.optimizer.PartialDistributedOptimizer",
     "tensorflow.SyncBatchNormalization": "tensorflow.sync_batch_norm.SyncBatchNormalization",
     "torch.elastic.ElasticSampler": "torch.elastic.sampler.ElasticSampler",

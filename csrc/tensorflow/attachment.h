@@ -1,6 +1,6 @@
 // The core that the operations of this library call. The library is not linked with the core:
 // `_core` makes a versioned table of C functions (engine/c_api.h), and Python hands the table over
-// when a world begins and takes it away when the world ends (hvdlite/tensorflow/graph/library.py,
+// when a world begins and takes it away when the world ends (hvdlite/tensorflow/library.py,
 // through ctypes).
 //
 // Any thread. A call while no core is attached ends with an error that says to call hvd.init().

@@ -4,7 +4,7 @@
 // The operations are not marked stateful: tf.function runs stateful operations one at a time, and
 // would hang where several must be under way together (TF_OpDefinitionBuilderSetIsStateful ignores
 // its bool, so it must not be called at all). Constant folding could compute a stateless operation
-// without inputs; so every operation has an input, `terms` (hvdlite/tensorflow/graph/names.py).
+// without inputs; so every operation has an input, `terms` (hvdlite/tensorflow/tracing.py).
 #include <memory>
 #include <string>
 

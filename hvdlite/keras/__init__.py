@@ -2,10 +2,10 @@
 
 The optimizer and the callbacks also work with models of Keras 2, the package `tf_keras`.
 
-This package depends on no framework but Keras. The optimizer overrides `apply`, and passes the
-gradients to one function of the backend's adapter, `allreduce_gradients` (`_tensorflow`, `_torch`).
-Weights and metrics travel as NumPy arrays (`collectives`). `_keras2` contains what is different for
-objects of `tf_keras`; `adapters` imports it when the first such object turns up.
+This package depends on no framework but Keras. `DistributedOptimizer` overrides `apply`, and passes
+the gradients to one function, `allreduce_gradients`, of the module for Keras's backend
+(`on_tensorflow`, `on_torch`). Weights and metrics travel as NumPy arrays (`arrays`). `keras2` has
+what is different for objects of `tf_keras`; `backend` imports it when the first of them turns up.
 
 Example:
     >>> import keras
@@ -22,8 +22,7 @@ from hvdlite import api
 from hvdlite.api import *
 from hvdlite.keras import callbacks, elastic
 from hvdlite.keras import parameter_server as parameter_server
-from hvdlite.keras.adapters import backend_adapter, import_adapter
-from hvdlite.keras.collectives import (
+from hvdlite.keras.arrays import (
     allgather,
     allreduce,
     allreduce_buffers,
@@ -31,8 +30,8 @@ from hvdlite.keras.collectives import (
     broadcast_variables,
     reducescatter,
 )
-from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from hvdlite.keras.saving import load_model
+from hvdlite.keras.backend import backend_adapter, import_adapter
+from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from hvdlite.objects import allgather_object, broadcast_object, join
 
 __all__ = [

@@ -9,28 +9,32 @@ Example:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from hvdlite import basics
+from hvdlite import basics, stop
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.adapters import optimizer_variables
-from hvdlite.keras.batch_hooks import Callback, HasBatchHooks, Logs
-from hvdlite.keras.collectives import allreduce_buffers, broadcast_variables
-from hvdlite.keras.ending import begin_fit
-from hvdlite.keras.fit_checks import (
+from hvdlite.keras import fit
+from hvdlite.keras.arrays import allreduce_buffers, broadcast_variables
+from hvdlite.keras.backend import optimizer_variables
+from hvdlite.keras.fit import (
+    Callback,
+    HasBatchHooks,
+    Logs,
     ReductionCheck,
     agree_on_end_of_epoch,
+    begin_fit,
+    check_of,
     warn_of_own_models,
 )
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
-from hvdlite.keras.replica_check import check_of
-from hvdlite.keras.resuming import StopCallback
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
+from hvdlite.stop_marks import EXIT_STOPPED
 
 __all__ = [
     "BestModelCheckpoint",
@@ -415,3 +419,50 @@ class BestModelCheckpoint(HasBatchHooks, keras.callbacks.ModelCheckpoint):  # ty
         """Save after an epoch, on rank 0."""
         if basics.rank() == 0:
             super().on_epoch_end(epoch, logs)
+
+
+class StopCallback(fit.Callback):
+    """Saves, and ends every rank after the same batch, when a rank was asked to stop.
+
+    A rank is asked to stop by a signal; see `hvd.stop_on`. The callback watches for SIGTERM and
+    SIGUSR1 unless the script has called `hvd.stop_on` itself. Put it last: what comes before it has
+    seen the batch.
+
+    Example:
+        >>> def save():
+        ...     if hvd.rank() == 0:
+        ...         model.save("last.keras")
+        >>> model.fit(data, callbacks=[hvd.callbacks.StopCallback(save)])
+    """
+
+    def __init__(self, save: Callable[[], object], every: int = 1) -> None:
+        """Choose what to do before the end.
+
+        Args:
+            save: a function without arguments; every rank calls it after the same batch.
+            every: ask after so many batches; see `hvd.stop_requested`.
+        """
+        super().__init__()
+        self.save = save
+        self.every = every
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Watch for signals."""
+        if not stop.watched():
+            stop.stop_on()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Remember the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Save, and exit with `hvd.EXIT_STOPPED`, if a rank was asked to stop."""
+        reason = stop.stop_requested(self.every)
+        if reason is None:
+            return
+        if basics.rank() == 0:
+            where = f"batch {batch} of epoch {self._epoch}"
+            print(f"hvdlite: stopping after {where} ({reason})", file=sys.stderr)
+        self.save()
+        raise SystemExit(EXIT_STOPPED)

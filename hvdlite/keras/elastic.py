@@ -38,11 +38,10 @@ from hvdlite.elastic import history
 from hvdlite.elastic.state import State
 from hvdlite.elastic.tensor_state import VariableState
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.accumulation import Accumulator
-from hvdlite.keras.adapters import backend_adapter, keras_2
-from hvdlite.keras.batch_hooks import Callback, Logs
-from hvdlite.keras.collectives import broadcast_variables
-from hvdlite.keras.distribution import distributed_part
+from hvdlite.keras.arrays import broadcast_variables
+from hvdlite.keras.backend import backend_adapter, keras_2
+from hvdlite.keras.fit import Callback, Logs
+from hvdlite.keras.gradients import Accumulator, distributed_part
 from hvdlite.objects import broadcast_object
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.adapters import keras_2
+from hvdlite.keras.backend import keras_2
 from hvdlite.optimizers import subclass_in_place
 
 Schedule: Any = keras.optimizers.schedules.LearningRateSchedule

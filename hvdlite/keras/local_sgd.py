@@ -8,11 +8,9 @@ import keras
 import numpy as np
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.batch_hooks import Callback, Logs
-from hvdlite.keras.collectives import broadcast_variables
-from hvdlite.keras.distribution import first_wire_name
-from hvdlite.keras.ending import begin_fit
-from hvdlite.keras.fit_checks import expect_own_models
+from hvdlite.keras.arrays import broadcast_variables
+from hvdlite.keras.fit import Callback, Logs, begin_fit, expect_own_models
+from hvdlite.keras.gradients import first_wire_name
 from hvdlite.numpy.collectives import mean_of_arrays
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id

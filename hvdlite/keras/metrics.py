@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from hvdlite.keras.collectives import exchange
+from hvdlite.keras.arrays import exchange
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 

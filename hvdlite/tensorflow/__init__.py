@@ -11,17 +11,17 @@ Example:
     >>> gradients = hvd.DistributedGradientTape(tape).gradient(loss, [variable])
 
 A gradient reaches the engine without Python. Each one is an asynchronous operation of a library
-(`csrc/tensorflow`, loaded by `graph.library`): TensorFlow starts the operation when the gradient is
+(`csrc/tensorflow`, loaded by `library`): TensorFlow starts the operation when the gradient is
 ready, and the operation ends when the core's completion calls its continuation. The library is
 built on TensorFlow's C API alone, so that one binary serves all releases. It is not linked with the
 core: `basics.watch` passes the address of the core's table of C functions to the library in
 `init`, and takes it back in `shutdown`.
 
 The operations are stateless, because TensorFlow would run stateful ones one at a time. Their last
-input, `call_scalars`, keeps TensorFlow from folding them as constants (`graph.names`). GPU kernels
+input, `call_scalars`, keeps TensorFlow from folding them as constants (`tracing`). GPU kernels
 find TensorFlow's stream (`csrc/tensorflow/gpu_stream.h`), and the core makes that stream wait for a
 result before it calls the continuation. A function that XLA compiles makes one grouped custom call
-instead (`graph.xla`).
+instead (`xla`).
 """
 
 import atexit
@@ -32,44 +32,40 @@ from typing import Any
 from hvdlite import api, basics
 from hvdlite.api import *
 from hvdlite.tensorflow import elastic
-from hvdlite.tensorflow.collectives.ops import (
+from hvdlite.tensorflow.device import take_own_gpu
+from hvdlite.tensorflow.functions import (
+    allgather_object,
+    broadcast_,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+    check_replicas,
+)
+from hvdlite.tensorflow.ops import (
+    Compression,
+    allgather,
     allreduce,
+    alltoall,
     barrier,
     broadcast,
     cross_rank_op,
     cross_size_op,
+    grouped_allgather,
     grouped_allreduce,
+    grouped_reducescatter,
     join,
     local_rank_op,
     local_size_op,
     process_set_included_op,
     rank_op,
+    reducescatter,
     size_op,
 )
-from hvdlite.tensorflow.collectives.rows import (
-    allgather,
-    alltoall,
-    grouped_allgather,
-    grouped_reducescatter,
-    reducescatter,
-)
-from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.device import take_own_gpu
-from hvdlite.tensorflow.functions import (
-    broadcast_,
-    broadcast_variables,
-)
-from hvdlite.tensorflow.gradients.gradient_tape import (
+from hvdlite.tensorflow.optimizer import DistributedOptimizer
+from hvdlite.tensorflow.tape import (
     DistributedGradientTape,
     PartialDistributedGradientTape,
 )
-from hvdlite.tensorflow.objects import (
-    allgather_object,
-    broadcast_object,
-    broadcast_object_fn,
-)
-from hvdlite.tensorflow.optimizer import DistributedOptimizer
-from hvdlite.tensorflow.replicas import check_replicas
 
 __all__ = [
     "Compression",

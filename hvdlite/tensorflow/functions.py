@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
+from hvdlite import objects
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
-from hvdlite.tensorflow.collectives import requests
-from hvdlite.tensorflow.graph.names import WireName, wire_name
-from hvdlite.tensorflow.graph.tracing import traced_as_it_is
+from hvdlite.replicas import array_word_sum, check
+from hvdlite.tensorflow import requests
+from hvdlite.tensorflow.tracing import WireName, traced_as_it_is, wire_name
 
 
 @traced_as_it_is
@@ -87,3 +91,102 @@ def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> None:
     received = requests.broadcast(tensors, wire, names, root_rank) if tensors else []
     for variable, tensor in zip(targets, received, strict=True):
         variable.assign(tensor)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send any picklable object of one rank to all ranks; see `hvdlite.objects.broadcast_object`.
+
+    Args:
+        obj: the object; only the root's matters.
+        root_rank: the rank that sends.
+        session: accepted for scripts written for Horovod; without effect.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
+
+    Returns:
+        A copy of the root's object; on the root, the object itself.
+
+    Example:
+        >>> hvd.broadcast_object({"seed": 7}, root_rank=0)["seed"]
+        7
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Return `broadcast_object` as a function of the object alone.
+
+    Arguments as for `broadcast_object`.
+
+    Example:
+        >>> from_first = hvd.broadcast_object_fn(root_rank=0)
+        >>> from_first("hello")
+        'hello'
+    """
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Collect an object of every rank on all ranks; see `hvdlite.objects.allgather_object`.
+
+    Args:
+        obj: this rank's object.
+        session: accepted for scripts written for Horovod; without effect.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
+
+    Returns:
+        The objects, in rank order.
+
+    Example:
+        >>> hvd.allgather_object(hvd.rank())
+        [0]
+    """
+    return objects.allgather_object(obj, name, process_set)
+
+
+@traced_as_it_is
+def check_replicas(variables: Iterable[Any], process_set: ProcessSet = global_process_set) -> None:
+    """Raise an error on every rank unless all ranks have the same bits of these variables.
+
+    Each rank sums the words of each variable, on the host, and sends 8 bytes for each variable. All
+    members of the process set call this function between two steps, outside of functions.
+
+    Args:
+        variables: `model.trainable_variables`, without layers that each rank has of its own.
+        process_set: its members compare; by default all ranks.
+
+    Raises:
+        DivergenceError: they differ; `tensors` has their names, `ranks` the ranks of the minority.
+        MismatchError: the ranks give other variables.
+        ArgumentError: it is called in a function.
+
+    Example:
+        >>> if step % 100 == 0:
+        ...     hvd.check_replicas(model.trainable_variables)
+    """
+    if not tf.executing_eagerly():
+        raise ArgumentError(
+            "check_replicas() reads the values of variables: call it between two steps, outside of "
+            "tf.function"
+        )
+    listed = list(variables)
+    names = [str(getattr(one, "path", one.name)) for one in listed]
+    numbers = [array_word_sum(np.ascontiguousarray(one.numpy())) for one in listed]
+    check(names, numbers, process_set)

@@ -7,7 +7,7 @@ from typing import Any
 from hvdlite import ops
 from hvdlite.optimizers import Groups
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.ops import Compression
 
 
 def DistributedOptimizer(

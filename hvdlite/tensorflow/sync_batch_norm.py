@@ -10,10 +10,9 @@ import tensorflow as tf
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow.collectives import requests
-from hvdlite.tensorflow.collectives.requests import Reduction
-from hvdlite.tensorflow.graph.names import wire_name
-from hvdlite.tensorflow.graph.tracing import traced_as_it_is
+from hvdlite.tensorflow import requests
+from hvdlite.tensorflow.requests import Reduction
+from hvdlite.tensorflow.tracing import traced_as_it_is, wire_name
 
 
 @keras.saving.register_keras_serializable(package="hvdlite")

@@ -55,9 +55,9 @@ WORDS = {
 PACKAGES = {
     "hvdlite": set(),
     "hvdlite/keras": {"keras", "numpy"},
-    "hvdlite/keras/_keras2": {"keras", "tensorflow", "tf_keras"},
-    "hvdlite/keras/_tensorflow": {"keras", "numpy", "tensorflow"},
-    "hvdlite/keras/_torch": {"keras", "torch"},
+    "hvdlite/keras/keras2": {"keras", "tensorflow", "tf_keras"},
+    "hvdlite/keras/on_tensorflow": {"keras", "numpy", "tensorflow"},
+    "hvdlite/keras/on_torch": {"keras", "torch"},
     "hvdlite/launch": {"cloudpickle", "rich", "yaml"},
     "hvdlite/live": {"rich"},
     "hvdlite/numpy": {"numpy"},

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.adapters import backend_adapter
+from hvdlite.keras.backend import backend_adapter
 from hvdlite.parameter_server.client import Client, RemoteCollection, Rows
 from hvdlite.parameter_server.clocks import check_pace
 from hvdlite.parameter_server.tensors import ITEM_BYTES, TensorSpec

@@ -28,7 +28,7 @@ LIBRARY = Path(_core.__file__).parent / "tensorflow" / "libhvdlite_tensorflow.so
 
 
 def raw() -> tuple[Any, Any]:
-    from hvdlite.tensorflow.graph import library
+    from hvdlite.tensorflow import library
 
     return library, tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
 
@@ -68,7 +68,7 @@ def test_161_operations_are_under_way_on_one_thread() -> None:
 
 def forwarded() -> tuple[int, int]:
     """Return the number of outputs that reuse their input's memory, and of all outputs."""
-    from hvdlite.tensorflow.graph import library
+    from hvdlite.tensorflow import library
 
     counts = (ctypes.c_uint64 * 2)()
     size = ctypes.sizeof(ctypes.c_uint64)
@@ -201,7 +201,7 @@ def test_operations_without_a_world_say_to_make_one() -> None:
 def with_an_untested_version() -> list[str]:
     import warnings
 
-    from hvdlite.tensorflow.graph import library
+    from hvdlite.tensorflow import library
 
     library.NEWEST_TESTED = (2, 9)
     with warnings.catch_warnings(record=True) as caught:
@@ -219,7 +219,7 @@ def test_untested_version_is_said() -> None:
 def devices_of_kernels() -> set[str]:
     from tensorflow.python.framework import kernels
 
-    from hvdlite.tensorflow.graph import library
+    from hvdlite.tensorflow import library
 
     library.raw_ops()
     found = kernels.get_registered_kernels_for_op("HvdliteAllreduce").kernel

@@ -193,7 +193,7 @@ def scenario_what_xla_cannot_do_says_so() -> None:
 
 
 def scenario_gpu_is_refused_while_tracing() -> None:
-    from hvdlite.tensorflow.graph import xla
+    from hvdlite.tensorflow import xla
 
     with (
         mock.patch.object(xla, "_platform", lambda: "GPU"),

@@ -1,6 +1,6 @@
 """The adapter of hvdlite.keras for objects of Keras 2, the package `tf_keras`.
 
-`hvdlite.keras.adapters` imports it when the first object of that package turns up, never before.
+`hvdlite.keras.backend` imports it when the first object of that package turns up, never before.
 
 Keras 2 has two families of optimizers. In both, one method receives the gradients before they are
 clipped. `LossScaleOptimizer` calls that method of its inner optimizer before it looks for
@@ -17,14 +17,14 @@ import tensorflow as tf
 import tf_keras
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras._tensorflow import (
+from hvdlite.keras.gradients import Distributed, Distribution, distribute
+from hvdlite.keras.on_tensorflow import (
     allreduce_gradients,
     collective_errors,
     refuse_strategy,
     scale_gradient,
 )
-from hvdlite.keras.distribution import Distributed, Distribution, distribute
-from hvdlite.tensorflow.graph.tracing import traced_as_it_is
+from hvdlite.tensorflow.tracing import traced_as_it_is
 
 __all__ = [
     "Optimizer",

@@ -87,7 +87,7 @@ def refuse_strategy() -> None:
 def keep_apply(optimizer: Any) -> None:
     """Make `torch.compile` call the `apply` of an optimizer's own class, uncompiled."""
     # Dynamo looks methods up in the class that `__class__` returns. That is the wrapped class (see
-    # `hvdlite.keras.distribution`), whose `apply` does not reduce. An attribute of the object
+    # `hvdlite.keras.gradients`), whose `apply` does not reduce. An attribute of the object
     # itself takes precedence over both.
     vars(optimizer)["apply"] = torch.compiler.disable(optimizer.apply)
 

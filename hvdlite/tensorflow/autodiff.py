@@ -12,16 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops
-from hvdlite.tensorflow.collectives.requests import (
+from hvdlite.tensorflow.requests import (
+    allgather_with,
     allreduce_with,
+    alltoall_with,
     as_dtypes_of,
     check_differentiable,
     query,
     query_set,
     take_turns,
 )
-from hvdlite.tensorflow.collectives.row_requests import allgather_with, alltoall_with
-from hvdlite.tensorflow.graph.names import WireName
+from hvdlite.tensorflow.tracing import WireName
 
 
 def _wire_of(operation: Any) -> WireName:

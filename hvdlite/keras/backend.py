@@ -1,6 +1,6 @@
 """Finds the module of this package that knows the framework with which Keras computes.
 
-There is one such module for each backend, `_torch` and `_tensorflow`, and `_keras2` for Keras 2.
+There is one such module for each backend, `on_torch` and `on_tensorflow`, and `keras2` for Keras 2.
 They are imported by name at first use, so that hvdlite imports no framework that Keras has not
 imported already.
 """
@@ -33,7 +33,7 @@ def backend_adapter() -> Any:
             f"hvdlite.keras does not work on Keras's {backend} backend; set KERAS_BACKEND to "
             f"{' or '.join(_BACKENDS)} before Keras is imported"
         )
-    return importlib.import_module(f"hvdlite.keras._{backend}")
+    return importlib.import_module(f"hvdlite.keras.on_{backend}")
 
 
 def optimizer_variables(model: Any) -> list[Any]:
@@ -54,5 +54,5 @@ def keras_2(thing: Any) -> Any:
     # `tf_keras` is Keras 2, which works with TensorFlow only. A script that has an object of it has
     # imported it already; other scripts never import it.
     if any(each.__module__.partition(".")[0] == "tf_keras" for each in type(thing).__mro__):
-        return importlib.import_module("hvdlite.keras._keras2")
+        return importlib.import_module("hvdlite.keras.keras2")
     return None

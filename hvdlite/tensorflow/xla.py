@@ -4,7 +4,7 @@ XLA has no asynchronous operations, and its custom calls block, so all tensors o
 in one call (csrc/tensorflow/xla.cc). The call is registered for CPUs only.
 
 XLA keeps no order between calls that do not depend on each other: ranks could block in different
-calls, each waiting for the other. So each call of a function has a *turn* (see `ordering`) as input
+calls, each waiting for the other. So each call of a function has a *turn* (see `tracing`) as input
 and output, which makes it depend on the call that was traced before it, also in loops, branches and
 inner functions.
 """
@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number, travels_as
-from hvdlite.tensorflow.graph import library, names
-from hvdlite.tensorflow.graph.ordering import turn
+from hvdlite.tensorflow import library
+from hvdlite.tensorflow.tracing import WireName, outermost_graph, turn
 
 _TARGET = "hvdlite_allreduce"
 
@@ -39,7 +39,7 @@ def in_xla_context() -> bool:
 
 def allreduce_group(
     tensors: Sequence[tf.Tensor],
-    wire: names.WireName,
+    wire: WireName,
     tensor_names: Sequence[str],
     op: int,
     prescale: float,
@@ -62,7 +62,7 @@ def allreduce_group(
 
     # Each outermost function has its own turn, because XLA locks the variables that a function
     # writes: functions that run in several threads must not wait for each other.
-    handle = turn(names.outermost_graph().name)
+    handle = turn(outermost_graph().name)
     before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
     operands = [*tensors, before]
     results: list[tf.Tensor] = xla.custom_call_v2(
@@ -95,7 +95,7 @@ def _platform() -> str:
 
 def _describe(
     tensors: Sequence[tf.Tensor],
-    wire: names.WireName,
+    wire: WireName,
     tensor_names: Sequence[str],
     op: int,
     prescale: float,

@@ -13,13 +13,25 @@ import functools
 import math
 import weakref
 from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import next_number
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id, registered_id
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def traced_as_it_is(function: Function) -> Function:
+    """Keep AutoGraph from rewriting this function and the functions that it calls."""
+    # Their branches and loops are decided while tracing, and rewriting them would cost more than
+    # tracing.
+    kept: Function = tf.autograph.experimental.do_not_convert(function)
+    return kept
+
 
 _used: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
@@ -127,3 +139,20 @@ def _refuse_session_graph() -> None:
                 "a graph that a session runs cannot call hvdlite; call it eagerly, or in a "
                 "tf.function"
             )
+
+
+# They are kept permanently, because traced functions refer to them.
+_turns: dict[str, tf.Tensor] = {}
+
+
+def turn(name: str) -> tf.Tensor:
+    """Return the handle of the turn of that name, an int64."""
+    if name not in _turns:
+        with tf.init_scope(), tf.device("CPU:0"):
+            # A tf.function does not allow a tf.Variable to be created after its first call.
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=tf.int64, shape=[], shared_name=f"hvdlite.turn.{name}"
+            )
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
+        _turns[name] = handle
+    return _turns[name]

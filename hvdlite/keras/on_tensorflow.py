@@ -10,12 +10,12 @@ import tensorflow as tf
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import Compressor
 from hvdlite.process_sets import ProcessSet
-from hvdlite.tensorflow.collectives.requests import Reduction
-from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.errors import collective_errors
-from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
-from hvdlite.tensorflow.graph import xla
-from hvdlite.tensorflow.graph.tracing import traced_as_it_is
+from hvdlite.tensorflow.ops import Compression
+from hvdlite.tensorflow.requests import Reduction
+from hvdlite.tensorflow.tape import reduce_gradients
+from hvdlite.tensorflow.tracing import traced_as_it_is
 
 __all__ = [
     "Compression",

@@ -14,11 +14,9 @@ import tensorflow as tf
 
 from hvdlite import _core, ops
 from hvdlite.errors import ArgumentError, UnsupportedError
-from hvdlite.tensorflow.collectives import requests
-from hvdlite.tensorflow.collectives.requests import Reduction, check
-from hvdlite.tensorflow.collectives.row_requests import allgather, allgather_sizes
-from hvdlite.tensorflow.graph import xla
-from hvdlite.tensorflow.graph.names import WireName
+from hvdlite.tensorflow import requests, xla
+from hvdlite.tensorflow.requests import Reduction, allgather, allgather_sizes, check
+from hvdlite.tensorflow.tracing import WireName
 
 
 def allreduce_slices(

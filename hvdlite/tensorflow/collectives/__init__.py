@@ -1,1 +1,0 @@
-"""The collectives of TensorFlow tensors, and their gradients."""

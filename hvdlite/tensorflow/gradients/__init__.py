@@ -1,1 +1,0 @@
-"""Gradients of the user's model: the tape, lists of gradients, accumulation."""

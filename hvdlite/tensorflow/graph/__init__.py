@@ -1,1 +1,0 @@
-"""Operations in graphs: their library and names, tracing, order, XLA."""

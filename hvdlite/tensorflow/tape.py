@@ -1,0 +1,350 @@
+"""`DistributedGradientTape`: a tf.GradientTape whose gradients are those of all ranks.
+
+Every step makes a new tape, so a gradient's wire name is a prefix and its position among the
+sources. The prefix is the tape's `name`. Without a name, the prefix in a function is the function's
+name and a count of its earlier calls of `gradient`, so that two tapes of one step (a GAN's) may be
+in flight together. Eagerly each call waits for its own gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import ops
+from hvdlite.errors import ArgumentError
+from hvdlite.ops import cast_in_core
+from hvdlite.optimizers import (
+    Groups,
+    check_finite,
+    check_gradient_op,
+    check_groups,
+    check_weight,
+    finite_level,
+    local_layer_variables,
+)
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.replicas import warn_of_no_check
+from hvdlite.tensorflow import requests, xla
+from hvdlite.tensorflow.ops import Compression
+from hvdlite.tensorflow.requests import Reduction, check
+from hvdlite.tensorflow.sparse import reduce_sparse_gradients
+from hvdlite.tensorflow.tracing import WireName, graph_name, set_number, traced_as_it_is
+
+
+class _Distributed:
+    """Put before the class of a tape; shares all state with the tape that it wraps."""
+
+    _hvdlite: SourceGradients  # Each tape has a class of its own.
+
+    @traced_as_it_is
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Compute the gradients as tf.GradientTape does, and reduce them over all ranks.
+
+        Every rank calls it with the same sources in the same order. `use_generic_names` is accepted
+        for scripts written for Horovod: wire names are never those of variables.
+        """
+        gradients = self._plain().gradient(target, sources, output_gradients, **options)
+        flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        return tf.nest.pack_sequence_as(gradients, self._hvdlite.reduce(flat, flat_sources))
+
+    def register_local_source(self, source: Any) -> None:
+        """Make a source local: its gradient is not reduced. All ranks register the same sources.
+
+        Example:
+            >>> tape = hvd.DistributedGradientTape(tape)
+            >>> tape.register_local_source(table)
+        """
+        self._hvdlite.local.append(source)
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute this rank's Jacobian: it is not reduced."""
+        return self._plain().jacobian(*args, **kwargs)
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute this rank's Jacobians by sample: they are not reduced."""
+        return self._plain().batch_jacobian(*args, **kwargs)
+
+    def _plain(self) -> Any:
+        """Return the same tape with its original class, whose methods do not call these."""
+        kind: Any = type(self).__mro__[2]
+        plain = kind.__new__(kind)
+        plain.__dict__ = self.__dict__
+        return plain
+
+
+def DistributedGradientTape(
+    gradtape: Any = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    *,
+    weight: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Make a tape's `gradient` return the gradients of all ranks.
+
+    In a function the reduction of each gradient starts as soon as it is ready, while others are
+    computed.
+
+    Args:
+        gradtape: a tf.GradientTape, before or after its `with` block; a new one without.
+        device_dense: accepted for scripts written for Horovod; without effect.
+        device_sparse: likewise.
+        compression: how gradients are compressed while they travel, see `Compression`.
+        sparse_as_dense: makes tf.IndexedSlices dense; without it they stay tf.IndexedSlices, except
+            in XLA, and travel as rows.
+        op: `Average`, `Sum` or `Adasum` (of each gradient separately).
+        gradient_predivide_factor: divides by this factor before the sum and by size / factor after
+            it, for sums that would overflow otherwise.
+        num_groups: divides the gradients into that many groups that travel together; 0: each alone.
+        groups: as `num_groups`, or a list of lists of sources: each list is one group.
+        process_set: gradients are reduced over its members; other ranks keep their own.
+        scale_local_gradients: divides the gradients of local sources (see `register_local_source`)
+            by the number of ranks, as averaging does with those of the others.
+        weight: makes the average a weighted one; this rank's number of samples, for example: a
+            number or a scalar tensor.
+        name: tells tapes apart that run at the same time in several threads, or eagerly.
+
+    Returns:
+        A tape of the same class with the state of `gradtape`, which itself does not change.
+
+    Raises:
+        ArgumentError: the arguments do not fit together.
+
+    Example:
+        >>> with tf.GradientTape() as tape:
+        ...     loss = loss_of(model(images), labels)
+        >>> tape = hvd.DistributedGradientTape(tape)
+        >>> gradients = tape.gradient(loss, model.trainable_variables)
+    """
+    warn_of_no_check()
+    settings = source_gradients(
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups if groups is None else groups,
+        process_set,
+        scale_local_gradients,
+        weight,
+        name,
+    )
+    if gradtape is None:
+        gradtape = tf.GradientTape()
+    if isinstance(gradtape, _Distributed):
+        raise ArgumentError("this tape is a DistributedGradientTape already")
+    kind: Any = type(gradtape)
+    members = {"__module__": kind.__module__, "_hvdlite": settings}
+    distributed: Any = type(kind.__name__, (_Distributed, kind), members)
+    tape = distributed.__new__(distributed)
+    tape.__dict__ = gradtape.__dict__
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: Any = None, *args: Any, local_layers: Any = None, **options: Any
+) -> Any:
+    """Make a tape's `gradient` return the gradients of all ranks, except for some local layers.
+
+    Args:
+        gradtape: as for `DistributedGradientTape`.
+        args: as for `DistributedGradientTape`.
+        local_layers: a Keras layer or several, built already, whose weights are local to each rank.
+        options: as for `DistributedGradientTape`.
+
+    Example:
+        >>> expert = model.get_layer("expert")
+        >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[expert])
+    """
+    tape = DistributedGradientTape(gradtape, *args, **options)
+    for variable in local_layer_variables(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+@dataclass(frozen=True)
+class SourceGradients:
+    """How the gradients of some sources are reduced; those of `local` sources are not."""
+
+    reduction: Reduction
+    compression: Any
+    sparse_as_dense: bool
+    groups: Groups
+    name: str | None
+    scales_local: bool
+    process_set: ProcessSet
+    local: list[Any] = field(default_factory=list)
+
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """Reduce the gradients of sources that are not local; every rank has the same sources."""
+        own = [self._is_local(source) for source in sources]
+        members = self.process_set.size() or 1
+        factor = 1.0 / members if self.scales_local else 1.0
+        reduced = reduce_gradients(
+            [None if skip else one for skip, one in zip(own, gradients, strict=True)],
+            self._names(len(gradients)),
+            self.reduction,
+            self.compression,
+            self.sparse_as_dense,
+            _positions(self.groups, sources),
+            self.process_set,
+        )
+        for i, skipped in enumerate(own):
+            if skipped and gradients[i] is not None:
+                reduced[i] = tf.math.scalar_mul(factor, gradients[i])
+        return reduced
+
+    def _is_local(self, source: Any) -> bool:
+        return any(source is one for one in self.local)
+
+    def _names(self, count: int) -> list[str]:
+        prefix = self.name
+        if prefix is None:
+            prefix = "gradients"
+            takes_part = self.process_set is global_process_set or self.process_set.included()
+            if takes_part and not tf.executing_eagerly():
+                prefix = graph_name(prefix, set_number(self.process_set))
+        return [f"{prefix}.{i}" for i in range(count)]
+
+
+def source_gradients(
+    compression: Any,
+    sparse_as_dense: bool,
+    op: int,
+    predivide_factor: float,
+    groups: Groups,
+    process_set: ProcessSet,
+    scales_local: bool,
+    weight: Any,
+    name: str | None,
+) -> SourceGradients:
+    """Check the user's arguments for the reduction of gradients, and whether they fit together."""
+    check_gradient_op(op, predivide_factor)
+    check_weight(weight, op)
+    if process_set is not global_process_set:
+        registered_id(process_set)
+    return SourceGradients(
+        reduction=Reduction(op, 1.0 / predivide_factor, predivide_factor, weight),
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        groups=check_groups(groups, "source", none="each gradient alone"),
+        name=name,
+        scales_local=scales_local,
+        process_set=process_set,
+    )
+
+
+def _positions(groups: Groups, sources: Sequence[Any]) -> list[list[int]]:
+    """Return the positions of the sources of each group."""
+    if isinstance(groups, int):
+        count = min(groups, len(sources))
+        bounds = [len(sources) * i // count for i in range(count + 1)] if count else []
+        return [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
+    place = {id(source): position for position, source in enumerate(sources)}
+    return [[place[id(one)] for one in group if id(one) in place] for group in groups]
+
+
+def reduce_gradients(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    reduction: Reduction,
+    compression: Any,
+    sparse_as_dense: bool = False,
+    groups: Sequence[Sequence[int]] = (),
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Reduce tensors, tf.IndexedSlices or None, which stays None, over a process set's members."""
+    # In a function the gradients at the positions of one group travel together, the others alone.
+    if process_set is not global_process_set and not process_set.included():
+        return list(gradients)
+    number = set_number(process_set)
+    results: list[Any] = _checked(gradients, names) if finite_level() else list(gradients)
+    cast, by_hand = cast_in_core(compression, reduction.op)
+    contexts: dict[int, Any] = {}
+    received: list[tf.Tensor] = []
+    for i, gradient in enumerate(results):
+        if gradient is None:
+            continue
+        if isinstance(gradient, tf.IndexedSlices):
+            if not (sparse_as_dense or xla.in_xla_context()):
+                continue
+            gradient = tf.convert_to_tensor(gradient)
+        gradient = check(gradient, names[i], reduction.op)
+        results[i], contexts[i] = by_hand.compress(gradient)
+    sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
+    wires = [WireName(names[i], process_set=number) for i in sparse]
+    rows = reduce_sparse_gradients([results[i] for i in sparse], wires, reduction, compression)
+    for i, gradient in zip(sparse, rows, strict=True):
+        results[i] = gradient
+    reduction = reduction._replace(wire=cast)
+    for positions, name in _parts(names, contexts, sparse, groups):
+        tensors = [results[i] for i in positions]
+        part = [names[i] for i in positions]
+        reduced = requests.allreduce(tensors, WireName(name, process_set=number), part, reduction)
+        received += reduced
+        for i, tensor in zip(positions, reduced, strict=True):
+            results[i] = by_hand.decompress(tensor, contexts[i])
+    if received:
+        requests.take_turns(WireName(names[0], process_set=number), received)
+    return results
+
+
+def _checked(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Return the gradients, which wait for the check of HVDLITE_CHECK_FINITE."""
+    if xla.in_xla_context():
+        raise ArgumentError("HVDLITE_CHECK_FINITE does not work in XLA; use jit_compile=False")
+    given = {name: one for name, one in zip(names, gradients, strict=True) if one is not None}
+    values = [getattr(one, "values", one) for one in given.values()]
+    check = tf.numpy_function(
+        lambda *finite: check_finite(names[0], zip(given, finite, strict=True)),
+        [tf.reduce_all(tf.math.is_finite(one)) for one in values],
+        [],
+    )
+    with tf.control_dependencies([check]):
+        return [
+            tf.IndexedSlices(tf.identity(one.values), one.indices, one.dense_shape)
+            if isinstance(one, tf.IndexedSlices)
+            else (None if one is None else tf.identity(one))
+            for one in gradients
+        ]
+
+
+def _parts(
+    names: Sequence[str],
+    dense: dict[int, Any],
+    sparse: Sequence[int],
+    groups: Sequence[Sequence[int]],
+) -> list[tuple[list[int], str]]:
+    """Divide the dense gradients into requests: the positions and the name of each request."""
+    if tf.executing_eagerly() or xla.in_xla_context():
+        groups = [range(len(names))]
+    grouped = {i for group in groups for i in group}
+    parts = [([i], names[i]) for i in dense if i not in grouped]
+    # A group has the name of its first member, even if that has no gradient on this rank. So ranks
+    # with different gradients or groups make requests of one name, and get a mismatch error. A
+    # first member that is sparse has a request of that name itself.
+    for group in groups:
+        positions = [i for i in group if i in dense]
+        if positions:
+            own = ".group" if group[0] in sparse else ""
+            parts.append((positions, names[group[0]] + own))
+    return parts
