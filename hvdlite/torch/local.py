@@ -17,6 +17,7 @@ from hvdlite.optimizers import subclass_in_place
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
@@ -266,10 +267,8 @@ def _localize(optimizer: Any, settings: RoundSettings) -> Local:
 def _starter_of(optimizer: Any) -> GradientReducer:
     """Make what averages the gradients of the first steps."""
     settings = optimizer._rounds.settings
-    return GradientReducer(
+    exchange = GradientExchange(
         f"{optimizer._rounds.name}.start",
-        reader_of(optimizer),
-        {},
         Settings(
             reduction=Reduction(ops.Average, process_set=settings.process_set),
             compression=Compression.none,
@@ -279,8 +278,9 @@ def _starter_of(optimizer: Any) -> GradientReducer:
             cap_bytes=None,
             weight=settings.weight,
         ),
-        title=f"LocalSGD's start ({optimizer._rounds.name})",
     )
+    title = f"LocalSGD's start ({optimizer._rounds.name})"
+    return GradientReducer(exchange, reader_of(optimizer), {}, title)
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -27,10 +27,11 @@ from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
+from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
-from hvdlite.torch.optimizers.late_gradients import Attending
+from hvdlite.torch.optimizers.late_gradients import Attending, LateExchange
 from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.watched import reader_of
 from hvdlite.torch.optimizers.wrapping import (
@@ -164,7 +165,7 @@ class Distributed(VirtualStepping, Attending):
         self._opt_called = True  # LR schedulers check this.
         if closure is not None and self._virtual is not None:
             refuse_with_virtual_size("step(closure)")
-        if closure is not None and self._reducer.settings.late is not None:
+        if closure is not None and self._late is not None:
             raise ArgumentError(
                 "late= cannot be combined with step(closure): every rank evaluates the model "
                 "there, and with late= a rank that is behind computes nothing; call step() without "
@@ -197,9 +198,9 @@ class Distributed(VirtualStepping, Attending):
         plain = self._plain_copy(memo)
         names = self._reducer.parameter_names.items()
         copied = {memo[id(param)]: name for param, name in names if id(param) in memo}
-        settings = self._reducer.settings
-        groups = copy.deepcopy(settings.groups, memo)
-        copy_of_this = _distribute(plain, copied, dataclasses.replace(settings, groups=groups))
+        settings, late = self._reducer.settings, self._late
+        settings = dataclasses.replace(settings, groups=copy.deepcopy(settings.groups, memo))
+        copy_of_this = _distribute(plain, copied, settings, None if late is None else late.late)
         if self._virtual is not None and copy_of_this._virtual is not None:
             copy_of_this._virtual.load(self._virtual.state())
         return copy_of_this
@@ -305,10 +306,10 @@ def DistributedOptimizer(
     settings = Settings(
         reduction, compression, passes, _check_groups(num_groups if groups is None else groups),
         sparse_as_dense=sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam),
-        bucket_view=gradient_as_bucket_view, late=late, weight=weight, overlap=overlap,
+        bucket_view=gradient_as_bucket_view, weight=weight, overlap=overlap,
         virtual_size=virtual_size, cap_bytes=cap_bytes,
     )  # fmt: skip
-    return _distribute(optimizer, names, settings)
+    return _distribute(optimizer, names, settings, late)
 
 
 def _adasum(optimizer: Any, names: dict[torch.Tensor, str], *arguments: Any) -> Distributed:
@@ -333,7 +334,9 @@ def _check_groups(groups: Groups) -> Groups:
     return groups
 
 
-def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settings) -> Distributed:
+def _distribute(
+    optimizer: Any, names: dict[torch.Tensor, str], settings: Settings, late: Late | None
+) -> Distributed:
     """Turn an optimizer into a distributed one, in place."""
     process_set, read_groups = settings.reduction.process_set, reader_of(optimizer)
     number = next_object("DistributedOptimizer", registered_id(process_set))
@@ -341,7 +344,10 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
     refuse_second(optimizer, title, process_set, names, read_groups())
     take_step_back(optimizer)
-    reducer = GradientReducer(name, read_groups, names, settings, title)
+    exchange = GradientExchange(name, settings)
+    if late is not None:
+        exchange = LateExchange(name, settings, late)
+    reducer = GradientReducer(exchange, read_groups, names, title)
     subclass_in_place(optimizer, Distributed)
     note_made(optimizer, title, process_set)
     optimizer._reducer = reducer

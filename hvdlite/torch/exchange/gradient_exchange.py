@@ -27,24 +27,24 @@ class GradientExchange:
     of_one_step = True  # It says whether all gradients that are reduced together are of one step.
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
-        self._settings = settings
+        self.name = name  # It begins the names of all operations, and is unique on this rank.
+        self.settings = settings
 
     def make_buckets(
         self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
     ) -> Sequence[Bucket]:
         """Make the buckets of these parameters, whose order is the same on all ranks."""
-        formed = form(params, self._settings.groups, self._settings.cap_bytes)
+        formed = form(params, self.settings.groups, self.settings.cap_bytes)
         named = [[names[param] for param in bucket] for bucket in formed]
-        memory = GradientMemory(formed) if self._settings.bucket_view else None
+        memory = GradientMemory(formed) if self.settings.bucket_view else None
         layout = digest(named)
         return [
             Bucket(
-                f"{self._name}.{number}",
+                f"{self.name}.{number}",
                 bucket,
                 named[number],
-                self._settings.compression,
-                self._settings.sparse_as_dense,
+                self.settings.compression,
+                self.settings.sparse_as_dense,
                 None if memory is None else functools.partial(memory.of, number),
                 layout if number == 0 else None,
             )

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.exchange.late import Late
 
 Weight = float | Callable[[], float] | None
 
@@ -27,5 +26,4 @@ class Settings:
     weight: Weight
     bucket_view: bool = False  # Users call it gradient_as_bucket_view.
     overlap: bool | None = None  # Backward submits buckets before its end; None chooses.
-    late: Late | None = None
     virtual_size: int | None = None  # The mean is over so many virtual ranks.

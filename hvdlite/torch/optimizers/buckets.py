@@ -17,8 +17,6 @@ from hvdlite.torch.collectives.tensors import is_finite
 from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
-from hvdlite.torch.exchange.settings import Settings
-from hvdlite.torch.optimizers.late_gradients import LateExchange
 from hvdlite.torch.optimizers.replicas import ReplicaCheck
 from hvdlite.torch.optimizers.transaction import step_transaction
 from hvdlite.torch.optimizers.watched import WatchedParameters
@@ -29,25 +27,22 @@ class Buckets:
 
     def __init__(
         self,
-        name: str,
-        settings: Settings,
+        exchange: GradientExchange,
         watched: WatchedParameters,
         replicas: ReplicaCheck,
     ) -> None:
         """Make no buckets yet."""
-        self.name = name  # All operations have this prefix, which is unique on this rank.
-        self.exchange = GradientExchange(name, settings)
-        if settings.late is not None:
-            self.exchange = LateExchange(name, settings, settings.late)
+        self.exchange = exchange
+        self.name = exchange.name
         self._weight: float | None = None  # This rank's gradients of the last cycle had it.
         self._weighed = False  # The weight of this cycle is known.
         self.steps = 0  # All ranks count steps alike, from the last `begin_anew`.
         self.all: Sequence[Bucket] = ()  # Backward completes the buckets in this order.
         self._by_param: dict[torch.Tensor, Bucket] = {}
-        self._settings = settings
+        self._settings = exchange.settings
         self._watched = watched
         self._replicas = replicas
-        self._transaction = step_transaction(name, settings.reduction.process_set)
+        self._transaction = step_transaction(self.name, self._settings.reduction.process_set)
         self._takes_part = False
         self._checks_finite = finite_level() > 0
 

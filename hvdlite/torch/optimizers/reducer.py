@@ -26,7 +26,7 @@ from hvdlite.optimizers import check_passes
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
-from hvdlite.torch.exchange.settings import Settings, Weight
+from hvdlite.torch.exchange.settings import Weight
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.buckets import Buckets
 from hvdlite.torch.optimizers.passes import (
@@ -50,21 +50,18 @@ class GradientReducer:
 
     def __init__(
         self,
-        name: str,
+        exchange: GradientExchange,
         read_groups: ReadGroups,
         names: Mapping[torch.Tensor, str],
-        settings: Settings,
         title: str,
     ) -> None:
         """Watch the parameters, whose gradients no other reducer reduces."""
-        # `name` begins the names of this reducer's operations, and is unique on this rank. `title`
-        # is what reduces the gradients, for messages.
-        self.settings, self.title = settings, title
+        # `title` is what reduces the gradients, for messages.
+        self.settings, self.title = exchange.settings, title
         hook = untraced(calling(self, "_on_gradient"))
         self._watched = WatchedParameters(read_groups, names, hook)
-        process_set = settings.reduction.process_set
-        replicas = ReplicaCheck(name, process_set)
-        self.buckets = Buckets(name, settings, self._watched, replicas)
+        replicas = ReplicaCheck(exchange.name, exchange.settings.reduction.process_set)
+        self.buckets = Buckets(exchange, self._watched, replicas)
         self._cycle = Cycle()
         self._restarts = ops.name_restarts()
         self._overlaps = True
@@ -268,7 +265,7 @@ class GradientReducer:
         param = self._reduced.replaced(self._watched.params)
         if param is None:
             return True
-        if self.settings.reduction.op == ops.Average and self.settings.late is None:
+        if self.settings.reduction.op == ops.Average and self.exchange.of_one_step:
             return False
         raise HvdliteError(
             f"the gradient of {self._watched.names[param]} was replaced by another tensor after "
