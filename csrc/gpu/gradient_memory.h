@@ -1,5 +1,5 @@
 // Gradient memory: device memory in which the gradients of buckets live from step to step
-// (hvdlite/torch/exchange/gradient_memory.py). An *area* is one allocation of it. A framework
+// (hvdlite/torch/bucket_memory.py). An *area* is one allocation of it. A framework
 // holds an area, and gives parts of it as outputs of collectives. A data plane that finds a batch's
 // outputs in one area, in the order and with the gaps of fusion_layout.h, reduces them there, and
 // registers the area with NCCL at the first use.

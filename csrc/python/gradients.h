@@ -1,5 +1,5 @@
 // The gradients of a bucket while they are reduced where they lie: they are read in one call, and
-// what `hvdlite/torch/exchange/bucket.py` does for each gradient otherwise is not needed.
+// what `hvdlite/torch/buckets.py` does for each gradient otherwise is not needed.
 //
 // All methods need the GIL. The object keeps the memory alive, so it has to live until the
 // operation has ended.

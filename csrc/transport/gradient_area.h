@@ -1,5 +1,5 @@
 // Gradient memory that the ranks of a host share: parts of a rank's segment in which Python keeps
-// gradients from step to step (hvdlite/torch/exchange/gradient_memory.py). The ranks of the host
+// gradients from step to step (hvdlite/torch/bucket_memory.py). The ranks of the host
 // have mapped it, so an all-reduce reads its tensors where they lie (host/shared_gradients.h). Only
 // the owner writes to it.
 //

@@ -52,9 +52,9 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from hvdlite.torch.local import DiLoCo, LocalSGD
+from hvdlite.torch.local_sgd import DiLoCo, LocalSGD
 from hvdlite.torch.optimizer import DistributedOptimizer
-from hvdlite.torch.optimizers.replicas import check_replicas
+from hvdlite.torch.replicas import check_replicas
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sharded import ShardedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm

@@ -23,6 +23,7 @@ from hvdlite.optimizers import (
     subclass_in_place,
 )
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
@@ -30,20 +31,19 @@ from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings, Weight
-from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
-from hvdlite.torch.optimizers.late_gradients import Attending, LateExchange
-from hvdlite.torch.optimizers.reducer import GradientReducer
-from hvdlite.torch.optimizers.watched import reader_of
-from hvdlite.torch.optimizers.wrapping import (
+from hvdlite.torch.gradient_hooks import reader_of
+from hvdlite.torch.late import Attending, LateExchange
+from hvdlite.torch.reducer import GradientReducer
+from hvdlite.torch.virtual.blocks import check_virtual_size
+from hvdlite.torch.virtual.stepping import VirtualStepping
+from hvdlite.torch.virtual.steps import VirtualSteps, refuse_with_virtual_size
+from hvdlite.torch.wrapping import (
     Wrapping,
     note_made,
     own_step,
     refuse_second,
     take_step_back,
 )
-from hvdlite.torch.virtual.blocks import check_virtual_size
-from hvdlite.torch.virtual.stepping import VirtualStepping
-from hvdlite.torch.virtual.steps import VirtualSteps, refuse_with_virtual_size
 
 
 class Distributed(VirtualStepping, Attending):

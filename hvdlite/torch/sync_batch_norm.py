@@ -12,7 +12,7 @@ from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
-from hvdlite.torch.optimizers.late_gradients import may_be_behind
+from hvdlite.torch.late import may_be_behind
 from hvdlite.torch.virtual.steps import in_virtual_step, refuse_with_virtual_size
 
 

@@ -17,7 +17,7 @@ from plans import Faults, Journal, Plan, read_plan, watch_membership_thread, wat
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs, steps
 from hvdlite.errors import UnreducedGradientsWarning
-from hvdlite.torch.optimizers import adasum
+from hvdlite.torch import adasum
 from hvdlite.torch.optimizers.rounds import _Mean as Mean
 
 BATCH, BUCKETS, SAMPLES = 4, 5, 204

@@ -93,7 +93,7 @@ LONG = b"""Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/torch/_tensor.py", line 623, in backward
     torch.autograd.backward(
     ^^^^^^^^^^^^^^^^^^^^^^^^
-  File "OURS/torch/optimizers/reducer.py", line 305, in _wait
+  File "OURS/torch/reducer.py", line 305, in _wait
     raise failure
 hvdlite.errors.DeadlockError: deadlock: rank 0 waits for rank 1
   in two lines

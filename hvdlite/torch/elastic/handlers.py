@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from hvdlite.objects import broadcast_object
+from hvdlite.torch.adasum import DistributedAdasum
 from hvdlite.torch.elastic.snapshot import Snapshot
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
-from hvdlite.torch.local import Local
+from hvdlite.torch.local_sgd import Local
 from hvdlite.torch.optimizer import Distributed
-from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.virtual.stepping import VirtualStepping
 
 

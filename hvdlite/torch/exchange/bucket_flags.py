@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from hvdlite.torch.bucket_memory import COMMON_FLAGS, FLAGS, flags_dtype
 from hvdlite.torch.collectives.sparse import SparseWays, is_sparse
 from hvdlite.torch.exchange.device_steps import DeviceSteps
-from hvdlite.torch.exchange.gradient_memory import COMMON_FLAGS, FLAGS, flags_dtype
 from hvdlite.torch.exchange.in_flight import Sent
 
 STEPS = 8  # Step numbers are modulo this: few, so that rounding of 16-bit floats does not matter.

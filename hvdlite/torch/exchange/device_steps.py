@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from hvdlite import basics
-from hvdlite.torch.exchange.gradient_memory import COMMON_FLAGS
+from hvdlite.torch.bucket_memory import COMMON_FLAGS
 
 # The host may be as many steps ahead of its GPU.
 BEHIND = 2

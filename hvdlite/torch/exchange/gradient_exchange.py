@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from hvdlite.torch.bucket_memory import GradientMemory
+from hvdlite.torch.buckets import Bucket
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.bucket_plan import form
-from hvdlite.torch.exchange.gradient_memory import GradientMemory
 from hvdlite.torch.exchange.layout import digest
 from hvdlite.torch.exchange.settings import Settings
 

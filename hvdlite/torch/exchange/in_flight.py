@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from hvdlite.torch.bucket_memory import Place
 from hvdlite.torch.collectives.sparse import RowGathering
 from hvdlite.torch.collectives.submit import Reduction, Submission
-from hvdlite.torch.exchange.gradient_memory import Place
 
 
 @dataclass

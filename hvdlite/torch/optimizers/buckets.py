@@ -12,14 +12,14 @@ import torch
 
 from hvdlite.errors import HvdliteError
 from hvdlite.optimizers import check_finite, finite_level
+from hvdlite.torch.buckets import Bucket
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import is_finite
-from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.layout import differs, explain, meet_without_parameters
-from hvdlite.torch.optimizers.replicas import ReplicaCheck
+from hvdlite.torch.gradient_hooks import WatchedParameters
 from hvdlite.torch.optimizers.transaction import step_transaction
-from hvdlite.torch.optimizers.watched import WatchedParameters
+from hvdlite.torch.replicas import ReplicaCheck
 
 
 class Buckets:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hvdlite.errors import HvdliteError, UnreducedGradientsWarning
-from hvdlite.torch.exchange.bucket import Bucket
+from hvdlite.torch.buckets import Bucket
 
 
 @dataclass

@@ -31,7 +31,7 @@ from hvdlite.torch.collectives.broadcast import broadcast_async_
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.exchange.settings import Weight
-from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.replicas import ReplicaCheck, warn
 
 _HALF = (torch.float16, torch.bfloat16)
 

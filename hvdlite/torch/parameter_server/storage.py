@@ -12,7 +12,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.storage import Gradient, Slot
 from hvdlite.parameter_server.tensors import TensorSpec
 from hvdlite.torch.collectives.memory import DTYPES, bytes_of, tensor_over
-from hvdlite.torch.optimizers.wrapping import Wrapping
+from hvdlite.torch.wrapping import Wrapping
 
 _JSON = "json"  # A state that is not a tensor has this dtype.
 

@@ -21,11 +21,11 @@ from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
-from hvdlite.torch.optimizers.wrapping import refuse_evaluating
 from hvdlite.torch.sharded.ownership import Division, Ownership
 from hvdlite.torch.sharded.parameter_exchange import ParameterExchange
 from hvdlite.torch.sharded.shared_parameters import SharedParameters, check_shareable
 from hvdlite.torch.virtual.steps import refuse_with_virtual_size
+from hvdlite.torch.wrapping import refuse_evaluating
 
 _State = dict[Any, Any]  # A state_dict has it by the parameter's index.
 

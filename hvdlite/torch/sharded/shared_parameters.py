@@ -27,9 +27,9 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.ops import Sum, gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.torch.bucket_memory import Place
 from hvdlite.torch.collectives.allreduce import reduce
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.exchange.gradient_memory import Place
 
 _Said = dict[str, Any]  # What one rank tells the others about the memory.
 ALIGNMENT = 64  # The unit is bytes; no two parameters share a cache line.

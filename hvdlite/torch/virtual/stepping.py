@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hvdlite.errors import ArgumentError
-from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.virtual.steps import VirtualStep, VirtualSteps
+from hvdlite.torch.wrapping import Wrapping
 
 _KEY = "virtual_ranks"  # It has the place in the training, in a state_dict.
 

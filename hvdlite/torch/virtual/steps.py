@@ -16,7 +16,7 @@ from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, VirtualRanksWarning
 from hvdlite.ops import gather_in_epoch
 from hvdlite.torch.collectives.allreduce import allreduce_async
-from hvdlite.torch.optimizers.reducer import GradientReducer
+from hvdlite.torch.reducer import GradientReducer
 from hvdlite.torch.virtual.agreement import (
     agree,
     check_carried,

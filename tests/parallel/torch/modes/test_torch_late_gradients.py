@@ -23,7 +23,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from harness import run_world
-from hvdlite.torch.optimizers import late_gradients
+from hvdlite.torch import late as late_gradients
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import assert_close, raises
 from patience import wait_until

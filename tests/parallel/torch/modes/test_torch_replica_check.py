@@ -11,7 +11,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
-from hvdlite.torch.optimizers.replicas import word_sums
+from hvdlite.torch.replicas import word_sums
 from parallel.scenarios import make_tests, run_all, tensors_sent_by
 from parallel.torch.small_models import backward, make, make_model
 

@@ -32,7 +32,7 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.late import Late
 from hvdlite.torch.exchange.settings import Settings
-from hvdlite.torch.optimizers.wrapping import Wrapping
+from hvdlite.torch.wrapping import Wrapping
 
 MEASURED = 20  # So many steps wait for all ranks; their median is the measure of the grace.
 PERIOD = 1000  # Measurements are so many steps apart; later ones are of steps that do not wait.

@@ -15,16 +15,17 @@ from hvdlite.errors import ArgumentError
 from hvdlite.ops import next_object
 from hvdlite.optimizers import subclass_in_place
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.torch.adasum import DistributedAdasum
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Settings, Weight
+from hvdlite.torch.gradient_hooks import reader_of
 from hvdlite.torch.optimizer import Distributed, Evaluations
-from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.reducer import GradientReducer
 from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
-from hvdlite.torch.optimizers.watched import reader_of
-from hvdlite.torch.optimizers.wrapping import (
+from hvdlite.torch.reducer import GradientReducer
+from hvdlite.torch.virtual.steps import refuse_with_virtual_size
+from hvdlite.torch.wrapping import (
     Wrapping,
     note_made,
     own_step,
@@ -32,7 +33,6 @@ from hvdlite.torch.optimizers.wrapping import (
     refuse_second,
     take_step_back,
 )
-from hvdlite.torch.virtual.steps import refuse_with_virtual_size
 
 _KEY = "hvdlite.local_sgd"
 

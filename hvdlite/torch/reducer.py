@@ -23,10 +23,11 @@ import torch
 from hvdlite import _core, basics, ops
 from hvdlite.errors import CollectiveError, HvdliteError
 from hvdlite.optimizers import check_passes
+from hvdlite.torch.buckets import Bucket
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
-from hvdlite.torch.exchange.bucket import Bucket
 from hvdlite.torch.exchange.gradient_exchange import GradientExchange
 from hvdlite.torch.exchange.settings import Weight
+from hvdlite.torch.gradient_hooks import ReadGroups, WatchedParameters
 from hvdlite.torch.optimizers.backward import BackwardEnd, calling
 from hvdlite.torch.optimizers.buckets import Buckets
 from hvdlite.torch.optimizers.passes import (
@@ -36,8 +37,7 @@ from hvdlite.torch.optimizers.passes import (
     warn_of_unreduced,
 )
 from hvdlite.torch.optimizers.reduced_gradients import ReducedGradients
-from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
-from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
+from hvdlite.torch.replicas import ReplicaCheck, warn
 
 
 class GradientReducer:

@@ -18,12 +18,12 @@ import torch
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import NoneCompressor, cast_in_core, dtype_number
+from hvdlite.torch.bucket_memory import BucketPlaces
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.sparse import RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
 from hvdlite.torch.exchange.bucket_flags import STEPS, BucketFlags
-from hvdlite.torch.exchange.gradient_memory import BucketPlaces
 from hvdlite.torch.exchange.in_flight import InFlight, Sent, address_of
 from hvdlite.torch.exchange.layout import layout_spec
 

@@ -25,10 +25,10 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.exchange.bucket_plan import plan_buckets
 from hvdlite.torch.exchange.layout import differs, digest, explain, meet_without_parameters
-from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.gradient_hooks import reader_of
 from hvdlite.torch.optimizers.transaction import StepTransaction, step_transaction
-from hvdlite.torch.optimizers.watched import reader_of
-from hvdlite.torch.optimizers.wrapping import (
+from hvdlite.torch.replicas import ReplicaCheck, warn
+from hvdlite.torch.wrapping import (
     Wrapping,
     note_made,
     own_step,
