@@ -35,7 +35,6 @@ LATE = {
     "keras.Compression": "tensorflow.ops.Compression",
     "tensorflow.PartialDistributedOptimizer": "keras.optimizer.PartialDistributedOptimizer",
     "tensorflow.SyncBatchNormalization": "tensorflow.sync_batch_norm.SyncBatchNormalization",
-    "torch.elastic.ElasticSampler": "torch.elastic.sampler.ElasticSampler",
 }
 # Methods that a framework calls.
 CALLED_BY_FRAMEWORKS = {"forward", "set_model"}

@@ -19,14 +19,19 @@ from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.ops import next_object
 from hvdlite.optimizers import subclass_in_place
 from hvdlite.process_sets import ProcessSet, registered_id
+from hvdlite.torch.bucket_memory import (
+    differs,
+    digest,
+    explain,
+    meet_without_parameters,
+    plan_buckets,
+)
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.compiled_backward import untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
-from hvdlite.torch.exchange.bucket_plan import plan_buckets
-from hvdlite.torch.exchange.layout import differs, digest, explain, meet_without_parameters
 from hvdlite.torch.gradient_hooks import reader_of
-from hvdlite.torch.optimizers.transaction import StepTransaction, step_transaction
+from hvdlite.torch.reducer import StepTransaction, step_transaction
 from hvdlite.torch.replicas import ReplicaCheck, warn
 from hvdlite.torch.wrapping import (
     Wrapping,

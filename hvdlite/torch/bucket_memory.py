@@ -10,13 +10,90 @@ the gradients of all ranks where they lie; and a plain tensor where there is no 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import weakref
+import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 
-from hvdlite import _core, basics
+from hvdlite import _core, basics, ops
+from hvdlite.errors import ArgumentError, DeadlockError, HvdliteError, MismatchError
+from hvdlite.ops import gather_bytes, travels_as
+from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.replicas import ranks_text
+from hvdlite.torch.collectives.submit import Reduction, start_allreduce
+from hvdlite.torch.collectives.tensors import NUMBER_OF, spec
+
+FIRST_BUCKET_BYTES = 1 << 20  # It is small, so that communication starts early in backward.
+HOST_BUCKET_BYTES = 4 << 20
+GPU_BUCKET_BYTES = 25 << 20  # Launches cost more there; docs/gpu.md has the figures.
+
+
+def bytes_of_cap(bucket_cap_mb: float | None) -> int | None:
+    """Return the argument `bucket_cap_mb` in bytes; None leaves the choice to `plan_buckets`."""
+    if bucket_cap_mb is None:
+        return None
+    if bucket_cap_mb <= 0:
+        raise ArgumentError("bucket_cap_mb must be a positive number of MiB")
+    return int(bucket_cap_mb * (1 << 20))
+
+
+def form(
+    params: Sequence[torch.Tensor],
+    groups: int | Sequence[Sequence[torch.Tensor]],
+    cap_bytes: int | None,
+) -> list[list[torch.Tensor]]:
+    """Divide parameters into buckets as the arguments of `DistributedOptimizer` say."""
+    if not isinstance(groups, int):
+        return follow_groups(params, groups)
+    return split_evenly(params, groups) if groups > 0 else plan_buckets(params, cap_bytes)
+
+
+def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int | None) -> list[list[torch.Tensor]]:
+    """Divide parameters into buckets, in the order in which backward reaches them."""
+    # That is the reverse of their registration. A bucket has parameters of one dtype and device. It
+    # is closed when it has `cap_bytes`; the first of each dtype and device, when it has
+    # FIRST_BUCKET_BYTES. With None, the device decides.
+    buckets: list[list[torch.Tensor]] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    for param in reversed(params):
+        kind = (param.dtype, param.device)
+        if kind not in filling:
+            first = kind not in room
+            by_device = GPU_BUCKET_BYTES if param.is_cuda else HOST_BUCKET_BYTES
+            cap = by_device if cap_bytes is None else cap_bytes
+            room[kind] = min(FIRST_BUCKET_BYTES, cap) if first else cap
+            filling[kind] = []
+            buckets.append(filling[kind])
+        filling[kind].append(param)
+        room[kind] -= param.numel() * param.element_size()
+        if room[kind] <= 0:
+            del filling[kind]
+    return buckets
+
+
+def split_evenly(params: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
+    """Divide parameters into `count` buckets of nearly equal length, in the order of backward."""
+    ordered = list(reversed(params))
+    bounds = [len(ordered) * i // count for i in range(count + 1)]
+    parts = [ordered[bounds[i] : bounds[i + 1]] for i in range(count)]
+    return [part for part in parts if part]
+
+
+def follow_groups(
+    params: Sequence[torch.Tensor], groups: Sequence[Sequence[torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """Make a bucket of each group, and one of each parameter that is in no group."""
+    group_of = {param: i for i, group in enumerate(groups) for param in group}
+    buckets: dict[object, list[torch.Tensor]] = {}
+    for param in reversed(params):
+        buckets.setdefault(group_of.get(param, param), []).append(param)
+    return list(buckets.values())
+
 
 # The flags of each parameter say whether there is a gradient; for a sparse one that travels dense:
 # a one, and its number of sparse dimensions.
@@ -145,3 +222,121 @@ def _allocate_block(dtype: torch.dtype, device: torch.device, count: int) -> tor
         if memory is not None:
             return torch.frombuffer(memory, dtype=dtype)
     return torch.empty(count, dtype=dtype, device=device)
+
+
+def digest(buckets: Sequence[Sequence[str]]) -> int:
+    """Return a checksum of the names of the parameters in each bucket."""
+    return zlib.crc32(json.dumps([list(bucket) for bucket in buckets]).encode())
+
+
+def layout_spec(
+    name: str, number: int, memory: torch.Tensor, wire: int | None = None
+) -> _core.Tensor:
+    """Describe a tensor without elements whose shape contains a digest."""
+    # It has the dtype and the address of `memory`, a tensor that is sent after it. So a batch whose
+    # tensors are in the order of their addresses stays in this order.
+    address = memory.data_ptr()
+    return _core.Tensor(
+        name,
+        NUMBER_OF[memory.dtype],
+        [0, number],
+        address,
+        address,
+        memory.device.index if memory.is_cuda else -1,
+        travels_as(wire, str(memory.dtype).removeprefix("torch.")),
+    )
+
+
+def differs(error: HvdliteError) -> TypeGuard[MismatchError]:
+    """Return whether all ranks got this error of a first bucket, so that all of them explain it."""
+    return isinstance(error, MismatchError) and not isinstance(error, DeadlockError)
+
+
+def explain(
+    name: str,
+    buckets: Sequence[Sequence[tuple[str, torch.Tensor]]],
+    in_flight: Sequence[str],
+    process_set: ProcessSet,
+    cause: MismatchError,
+) -> MismatchError:
+    """Return an error that says why ranks could not reduce a first bucket; all of them call it."""
+    # Operations that not every rank has submitted are ended by an error, so that no rank waits for
+    # them and the world goes on. `cause` is returned if the layouts are the same.
+    own = [
+        [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
+        for bucket in buckets
+    ]
+    data = json.dumps([own, list(in_flight)]).encode()
+    number = member_id(process_set)
+    blocks = gather_bytes(basics.engine(), data, f"#{name}.layout", number)
+    said = {
+        rank: json.loads(bytes(block))
+        for rank, block in zip(process_set.ranks, blocks, strict=True)
+        if len(block) > 0  # The rank has not joined.
+    }
+    wanted = {one for _, names in said.values() for one in names}
+    _complete(wanted - {f"{name}.0", *in_flight}, process_set)
+    text = _difference({rank: layout for rank, (layout, _) in said.items()})
+    return cause if text is None else MismatchError(f"'{name}': {text}")
+
+
+def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
+    """Meet the owner's first bucket without parameters; raise if other ranks train something."""
+    empty = torch.empty(0, device="cpu")
+    specs = [spec(f"{name}.layout", empty, empty)]
+    reduction = Reduction(ops.Sum, process_set=process_set)
+    try:
+        start_allreduce(f"{name}.0", specs, reduction, empty, blocking=True).wait()
+    except MismatchError as error:
+        if not differs(error):
+            raise
+        raise explain(name, [], [], process_set, error) from None
+
+
+def _complete(names: set[str], process_set: ProcessSet) -> None:
+    """Submit operations of other ranks with a shape that no other has, to end them by an error."""
+    empty = torch.empty(0, device="cpu")
+    handles = []
+    reduction = Reduction(ops.Sum, process_set=process_set)
+    for name in sorted(names):
+        handles.append(start_allreduce(name, [spec(name, empty, empty)], reduction, empty, False))
+    for handle in handles:
+        with contextlib.suppress(HvdliteError):
+            handle.wait()
+
+
+def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
+    """Describe the first difference of the ranks' layouts; None if there is none."""
+    kinds: dict[int, dict[str, tuple[object, object]]] = {}
+    for rank, buckets in layouts.items():  # Buckets are in the order of backward.
+        known = [known for bucket in buckets for known in bucket]
+        kinds[rank] = {str(one): (dtype, shape) for one, dtype, shape in reversed(known)}
+    for one in dict.fromkeys(one for kind in kinds.values() for one in kind):
+        having = [rank for rank, kind in kinds.items() if one in kind]
+        lacking = [rank for rank in kinds if rank not in having]
+        if lacking:
+            return (
+                f"the parameter '{one}' is trained on {ranks_text(having)} and not on "
+                f"{ranks_text(lacking)}; make, freeze, thaw and name parameters alike on every "
+                "rank, and call add_param_group() on all of them"
+            )
+    (first, layout), *others = layouts.items()
+    for rank, other in others:
+        if _names_in(other) == _names_in(layout):
+            continue
+        for one, (dtype, shape) in kinds[first].items():
+            if kinds[rank][one] != (dtype, shape):
+                there = " ".join(map(str, kinds[rank][one]))
+                return (
+                    f"the parameter '{one}' is {dtype} {shape} on rank {first} and {there} on rank "
+                    f"{rank}; give every rank the same model"
+                )
+        return (
+            f"rank {first} and rank {rank} put the same parameters into other buckets; give "
+            "every rank the same order of parameters, bucket_cap_mb, num_groups and groups"
+        )
+    return None
+
+
+def _names_in(layout: list[list[list[object]]]) -> list[list[object]]:
+    return [[known[0] for known in bucket] for bucket in layout]

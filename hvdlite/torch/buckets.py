@@ -10,22 +10,98 @@ once, and then as rows, by a second operation (see `sparse`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import NoneCompressor, cast_in_core, dtype_number
-from hvdlite.torch.bucket_memory import BucketPlaces
+from hvdlite.torch.bucket_memory import (
+    COMMON_FLAGS,
+    FLAGS,
+    BucketPlaces,
+    GradientMemory,
+    Place,
+    digest,
+    flags_dtype,
+    form,
+    layout_spec,
+)
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.sparse import RowGathering, SparseWays, is_sparse
-from hvdlite.torch.collectives.submit import Reduction, start_allreduce
+from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
-from hvdlite.torch.exchange.bucket_flags import STEPS, BucketFlags
-from hvdlite.torch.exchange.in_flight import InFlight, Sent, address_of
-from hvdlite.torch.exchange.layout import layout_spec
+
+
+class GradientExchange:
+    """The plain exchange. Used by the threads that use the reducer."""
+
+    # In a cycle a reducer calls `begin`, and `reduction` for each bucket that it submits. It calls
+    # `begin_anew` when ranks have missed steps.
+
+    of_one_step = True  # It says whether all gradients that are reduced together are of one step.
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name  # It begins the names of all operations, and is unique on this rank.
+        self.settings = settings
+
+    def make_buckets(
+        self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
+    ) -> Sequence[Bucket]:
+        """Make the buckets of these parameters, whose order is the same on all ranks."""
+        formed = form(params, self.settings.groups, self.settings.cap_bytes)
+        named = [[names[param] for param in bucket] for bucket in formed]
+        memory = GradientMemory(formed) if self.settings.bucket_view else None
+        layout = digest(named)
+        return [
+            Bucket(
+                f"{self.name}.{number}",
+                bucket,
+                named[number],
+                self.settings.compression,
+                self.settings.sparse_as_dense,
+                None if memory is None else functools.partial(memory.of, number),
+                layout if number == 0 else None,
+            )
+            for number, bucket in enumerate(formed)
+        ]
+
+    def begin_anew(self) -> None:
+        """Forget what other ranks may not remember alike; each bucket does the same."""
+
+    def begin(self) -> None:
+        """Begin a cycle."""
+
+    def reduction(self, reduction: Reduction, fresh: bool) -> Reduction:
+        """Return how a bucket is combined; `fresh` says that this rank has a gradient."""
+        return reduction
+
+    def after_step(self) -> None:
+        """Note the end of the optimizer's step; ranks may meet here."""
+
+
+Weight = float | Callable[[], float] | None
+
+
+@dataclass
+class Settings:
+    """How gradients are reduced; see `DistributedOptimizer` for each."""
+
+    reduction: Reduction
+    compression: Any
+    passes: int
+    groups: int | Sequence[Sequence[torch.Tensor]]
+    sparse_as_dense: bool
+    cap_bytes: int | None
+    weight: Weight
+    bucket_view: bool = False  # Users call it gradient_as_bucket_view.
+    overlap: bool | None = None  # Backward submits buckets before its end; None chooses.
+    virtual_size: int | None = None  # The mean is over so many virtual ranks.
 
 
 class Bucket:
@@ -275,3 +351,171 @@ class Bucket:
             "unscaling, zeroing or a second backward()"
         )
         return error
+
+
+# The host may be as many steps ahead of its GPU.
+BEHIND = 2
+
+
+class DeviceSteps:
+    """Copies a bucket's last flags to the host, and reads them `BEHIND` steps later."""
+
+    # So the host seldom waits for the GPU, and all ranks learn of a step in the same later step.
+    # Ranks that are at different steps stay so, and all of them raise an error there.
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[int, torch.Tensor, torch.cuda.Event]] = deque()
+        self._engine: object = None  # The copies are from this engine's world.
+
+    def look(self, flags: torch.Tensor, step: int) -> tuple[int, list[float]] | None:
+        """Start a copy of reduced flags; return step and flags of `BEHIND` steps ago, if any."""
+        found = None
+        if self._engine is not basics.engine():
+            self._engine = basics.engine()
+            self._copies.clear()  # What a world that failed has left may be anything.
+        if len(self._copies) == BEHIND:
+            then, copy, arrived = self._copies.popleft()
+            arrived.synchronize()
+            found = then, copy.tolist()
+        else:
+            copy = torch.empty(COMMON_FLAGS, dtype=flags.dtype, device="cpu", pin_memory=True)
+            arrived = torch.cuda.Event()
+        copy.copy_(flags[-COMMON_FLAGS:], non_blocking=True)
+        arrived.record(torch.cuda.current_stream(flags.device))
+        self._copies.append((step, copy, arrived))
+        return found
+
+
+@dataclass
+class InFlight:
+    """One gradient in flight."""
+
+    param: torch.Tensor
+    gradient: torch.Tensor  # It is the parameter's own gradient, or zeros.
+    version: int  # It is `gradient._version` at submission; -1 if the parameter had no gradient.
+    address: int  # Its memory had this address at submission.
+    wire: torch.Tensor  # This tensor is reduced; it may be `gradient` itself.
+    context: Any  # The compressor made it.
+    target: torch.Tensor  # The core writes the result here; it is most often `wire`.
+    sparse: bool = False  # The gradient is sparse, and travels dense.
+    place: Place | None = None  # It is the part of the gradient memory for `grad`.
+
+    @property
+    def present(self) -> bool:
+        """Whether this rank had a gradient."""
+        return self.version >= 0
+
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """Return tensors that keep alive the memory that the core reads and writes."""
+        # The gradient itself is not enough: the script may replace its `data` meanwhile.
+        wire = self.wire.detach() if self.wire is self.gradient else self.wire
+        return (wire,) if self.target is self.wire else (wire, self.target)
+
+    def untouched(self) -> bool:
+        """Return whether the gradient was neither replaced nor written since its submission."""
+        if not self.present:
+            return self.param.grad is None
+        same: bool = self.param.grad is self.gradient and self.gradient._version == self.version
+        return same and address_of(self.gradient) == self.address
+
+
+def address_of(gradient: torch.Tensor) -> int:
+    """Return the address of a gradient's values."""
+    address: int = (gradient._values() if gradient.is_sparse else gradient).data_ptr()
+    return address
+
+
+@dataclass
+class Sent:
+    """One submission of a bucket."""
+
+    reduction: Reduction
+    step: int
+    cast: int | None  # The core sends this dtype; None is that of the gradients.
+    by_hand: Any  # This is the part of the compression that is not a cast in the core.
+    plain: Any = None  # These are all gradients, if plain: see `fast_path.read_gradients`.
+    flights: list[InFlight] = field(default_factory=list)  # It has no gradients while `plain` does.
+    handle: Submission | None = None  # The operation with the flags has it, once it is submitted.
+    # These are positions of parameters whose rows are in flight, and their operation.
+    rows: tuple[list[int], RowGathering] | None = None
+
+    def first_changed(self) -> int | None:
+        """Return the position of the first gradient that the script changed; None: none was."""
+        if self.plain is not None:
+            first: int = self.plain.first_changed()
+            return None if first < 0 else first
+        return next((i for i, flight in enumerate(self.flights) if not flight.untouched()), None)
+
+    def each(self, params: Sequence[torch.Tensor]) -> list[InFlight]:
+        """Return all gradients in flight, plain ones as well."""
+        if self.plain is None:
+            return self.flights
+        pairs = zip(params, self.plain.gradients, strict=True)
+        return [InFlight(p, g, g._version, g.data_ptr(), g, None, g) for p, g in pairs]
+
+
+STEPS = 8  # Step numbers are modulo this: few, so that rounding of 16-bit floats does not matter.
+
+
+class Told(NamedTuple):
+    """What the reduced flags say."""
+
+    present: list[bool]  # This says by position whether some rank had a gradient.
+    sparse: list[bool]  # This says by position whether a sparse gradient travelled dense.
+    # This rank's step and the flags are for `Bucket._check_step`, when they are known.
+    steps: tuple[int, list[float]] | None
+
+
+class BucketFlags:
+    """The flags of one bucket, cycle after cycle. Not thread-safe."""
+
+    def __init__(self, params: Sequence[torch.Tensor], ways: SparseWays) -> None:
+        """Make them for the parameters of a bucket, whose sparse gradients travel in these ways."""
+        # The flags have their own memory or lie in the gradient memory.
+        self.tensor = torch.empty(0, device="cpu")
+        self._params = params
+        self._ways = ways
+        self._device_steps: DeviceSteps | None = None  # These are flags that are not waited for.
+
+    def write(self, sent: Sent) -> None:
+        """Write the flags of what is about to be submitted."""
+        count, flights = len(self._params), sent.flights
+        step = 1.0 + sent.step % STEPS
+        size = FLAGS * count + COMMON_FLAGS
+        as_params = sent.plain is not None or is_sparse(flights[0].wire)
+        dtype = flags_dtype((self._params[0] if as_params else flights[0].wire).dtype)
+        flags, device = self.tensor, self._params[0].device
+        if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
+            flags = self.tensor = torch.empty(size, dtype=dtype, device=device)
+        if all(flight.present and not flight.sparse for flight in flights):
+            flags.fill_(1)  # `flags[i] = 1` would make the host wait for a GPU.
+            flags[count:-2].zero_()
+            flags[-2:-1].fill_(step)
+        else:
+            values: list[float] = [flight.present for flight in flights]
+            values += [flight.sparse for flight in flights]
+            values += [self._ways.dimensions_of(flight.gradient) for flight in flights]
+            values += [step, 1.0]
+            written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
+            flags.copy_(written, non_blocking=True)
+
+    def read(self, sent: Sent, counts: bool) -> Told:
+        """Read the reduced flags; `counts` says whether this rank's weight is not zero."""
+        size, ways = len(self._params), self._ways
+        if ways.dense_for_good and counts and all(flight.present for flight in sent.flights):
+            self._device_steps = self._device_steps or DeviceSteps()
+            steps = self._device_steps.look(self.tensor, sent.step)
+            return Told([True] * size, [False] * size, steps)
+        self._device_steps = None
+        *flags, step, ones = self.tensor.tolist()
+        known = sent.step, [step, ones]
+        present = [flag > 0 for flag in flags[:size]]
+        if ways.dense_for_good:
+            return Told(present, [False] * size, known)
+        sparse = flags[size : 2 * size]
+        for i, dimensions in enumerate(flags[2 * size :]):
+            if sparse[i] > 0:
+                ways.agree(i, dimensions / sparse[i])
+        any_rows = any(sparse) or sent.rows is not None
+        ways.dense_for_good = self.tensor.is_cuda and all(present) and not any_rows
+        return Told(present, [flag > 0 for flag in sparse], known)

@@ -24,19 +24,16 @@ from hvdlite.optimizers import (
 )
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.bucket_memory import bytes_of_cap
+from hvdlite.torch.buckets import GradientExchange, Settings, Weight
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.exchange.bucket_plan import bytes_of_cap
-from hvdlite.torch.exchange.gradient_exchange import GradientExchange
-from hvdlite.torch.exchange.late import Late
-from hvdlite.torch.exchange.settings import Settings, Weight
 from hvdlite.torch.gradient_hooks import reader_of
-from hvdlite.torch.late import Attending, LateExchange
+from hvdlite.torch.late import Attending, Late, LateExchange
 from hvdlite.torch.reducer import GradientReducer
-from hvdlite.torch.virtual.blocks import check_virtual_size
-from hvdlite.torch.virtual.stepping import VirtualStepping
-from hvdlite.torch.virtual.steps import VirtualSteps, refuse_with_virtual_size
+from hvdlite.torch.virtual.order import check_virtual_size
+from hvdlite.torch.virtual.steps import VirtualStepping, VirtualSteps, refuse_with_virtual_size
 from hvdlite.torch.wrapping import (
     Wrapping,
     note_made,

@@ -15,28 +15,25 @@ same holds in `step` if the script has put another tensor into a `grad` meanwhil
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hvdlite import _core, basics, ops
-from hvdlite.errors import CollectiveError, HvdliteError
-from hvdlite.optimizers import check_passes
-from hvdlite.torch.buckets import Bucket
+from hvdlite.elastic import steps
+from hvdlite.errors import CollectiveError, HvdliteError, UnreducedGradientsWarning
+from hvdlite.optimizers import check_finite, check_passes, finite_level
+from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.torch.bucket_memory import differs, explain, meet_without_parameters
+from hvdlite.torch.buckets import Bucket, GradientExchange, Weight
 from hvdlite.torch.collectives.compiled_backward import queue, untraced
-from hvdlite.torch.exchange.gradient_exchange import GradientExchange
-from hvdlite.torch.exchange.settings import Weight
-from hvdlite.torch.gradient_hooks import ReadGroups, WatchedParameters
-from hvdlite.torch.optimizers.backward import BackwardEnd, calling
-from hvdlite.torch.optimizers.buckets import Buckets
-from hvdlite.torch.optimizers.passes import (
-    Cycle,
-    refuse_pass,
-    used_too_early,
-    warn_of_unreduced,
-)
-from hvdlite.torch.optimizers.reduced_gradients import ReducedGradients
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.collectives.tensors import is_finite
+from hvdlite.torch.gradient_hooks import BackwardEnd, ReadGroups, WatchedParameters, calling
 from hvdlite.torch.replicas import ReplicaCheck, warn
 
 
@@ -370,3 +367,309 @@ def _overlaps(given: bool | None, params: Sequence[torch.Tensor]) -> bool:
         return given
     threads = torch.get_num_threads() * basics.local_size()
     return any(param.is_cuda for param in params) or _core.available_cores() > threads
+
+
+class Buckets:
+    """The buckets of one reducer. Used by the threads that use the reducer, one at a time."""
+
+    def __init__(
+        self,
+        exchange: GradientExchange,
+        watched: WatchedParameters,
+        replicas: ReplicaCheck,
+    ) -> None:
+        """Make no buckets yet."""
+        self.exchange = exchange
+        self.name = exchange.name
+        self._weight: float | None = None  # This rank's gradients of the last cycle had it.
+        self._weighed = False  # The weight of this cycle is known.
+        self.steps = 0  # All ranks count steps alike, from the last `begin_anew`.
+        self.all: Sequence[Bucket] = ()  # Backward completes the buckets in this order.
+        self._by_param: dict[torch.Tensor, Bucket] = {}
+        self._settings = exchange.settings
+        self._watched = watched
+        self._replicas = replicas
+        self._transaction = step_transaction(self.name, self._settings.reduction.process_set)
+        self._takes_part = False
+        self._checks_finite = finite_level() > 0
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is a member of the process set."""
+        # In an elastic job that may change at a boundary. Of a process set that has ended it is the
+        # last answer: members then get the error of its operations rather than their own gradients.
+        included = self._settings.reduction.process_set.included()
+        if included is not None:
+            self._takes_part = included
+        return self._takes_part
+
+    def make(self) -> None:
+        """Make the buckets of the parameters that are watched now."""
+        self.all = self.exchange.make_buckets(self._watched.params, self._watched.names)
+        self._by_param = {param: bucket for bucket in self.all for param in bucket.params}
+
+    def of(self, param: torch.Tensor) -> Bucket | None:
+        """Return the bucket of a parameter; None if it no longer belongs to the optimizer."""
+        return self._by_param.get(param)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether gradients are being reduced right now."""
+        return any(bucket.submitted for bucket in self.all)
+
+    @property
+    def reduction(self) -> Reduction:
+        """How the gradients of this cycle are combined; between cycles, those of the last one."""
+        return self._settings.reduction._replace(weight=self._weight)
+
+    @property
+    def _counts(self) -> bool:
+        return self._weight != 0
+
+    def begin_anew(self) -> None:
+        """Count steps from zero, and forget what other ranks may not remember alike."""
+        self.steps = 0
+        self.exchange.begin_anew()
+        for bucket in self.all:
+            bucket.begin_anew()
+
+    def begin(self) -> None:
+        """Begin a cycle."""
+        self.exchange.begin()
+        if self._transaction is not None:
+            self._transaction.begin()
+
+    def submit(self, bucket: Bucket, blocking: bool, fresh: bool) -> None:
+        """Submit one bucket or raise; `fresh` says that this rank has a gradient in the cycle."""
+        if not self._weighed:
+            weight = self._settings.weight
+            weight = weight() if callable(weight) else weight
+            self._weight = None if weight is None else float(weight)
+            self._weighed = True
+        if self._checks_finite:
+            finite = ((name, is_finite(param.grad)) for name, param in bucket.named_parameters)
+            params = self._watched.params
+            check_finite(self.name, finite, self.steps + 1, lambda: not all(map(is_finite, params)))
+        self._replicas.start(self._watched.params, self._watched.names)
+        reduction = self.exchange.reduction(self.reduction, fresh)
+        if self._transaction is not None:
+            reduction = reduction._replace(transaction=self._transaction.name)
+        bucket.submit(reduction, blocking, self.steps if self.exchange.of_one_step else 0)
+
+    def end_transaction(self) -> None:
+        """Submit the commit of the step once nothing else will be submitted in it."""
+        if self._transaction is not None and self.all:
+            self._transaction.end()
+
+    def wait(
+        self, failure: HvdliteError | None, dropped: bool
+    ) -> tuple[HvdliteError | None, str | None]:
+        """Wait for all; return the cycle's first error, and the replica check's warning."""
+        differing = None
+        for bucket in self.all:
+            if bucket.submitted:
+                try:
+                    bucket.finish(self._counts, dropped)
+                except HvdliteError as error:
+                    explained = self.explain(bucket, error)
+                    failure = failure or explained
+        try:
+            differing = self._replicas.finish()
+        except HvdliteError as error:
+            failure = failure or error
+        if self._transaction is not None:
+            ended = self._transaction.finish(dropped or failure is not None)
+            failure = failure or ended
+        return failure, differing
+
+    def explain(self, bucket: Bucket, error: HvdliteError) -> HvdliteError:
+        """Say why buckets differ; all ranks take part, with another failure, too."""
+        if bucket is not self.all[0] or not differs(error):
+            return error
+        named = [one.named_parameters for one in self.all]
+        in_flight = [name for one in self.all for name in one.operations]
+        in_flight += self._replicas.operations
+        self._replicas.begin_anew()
+        # The buckets are formed anew: their state is not the same on all ranks.
+        self._watched.forget_order()
+        return explain(self.name, named, in_flight, self._settings.reduction.process_set, error)
+
+    def meet(self) -> None:
+        """Meet the other ranks' first bucket if this rank trains nothing; raise if they train."""
+        if not self.all:
+            self._replicas.begin_anew()  # The other ranks do so if they train something.
+            meet_without_parameters(self.name, self._settings.reduction.process_set)
+
+    def reset(self) -> None:
+        """Forget the cycle under way, which is over."""
+        for bucket in self.all:
+            bucket.reset()
+        self._replicas.forget()
+        if self._transaction is not None:
+            self._transaction.drop()
+        self._weighed = False
+
+
+@dataclass
+class Cycle:
+    """What is known of the cycle under way; between two cycles of the next one: nothing."""
+
+    open: bool = False
+    passes: dict[torch.Tensor, int] = field(default_factory=dict)  # The keys are parameters.
+    paused: set[int] = field(default_factory=set)  # Backwards of these numbers only accumulate.
+    backwards: int = 0  # It counts those that have ended, without paused ones.
+    followed: int = 0  # So many backwards had ended when the parameter groups were last read.
+    # It has the last backward of each parameter.
+    seen_in: dict[torch.Tensor, int] = field(default_factory=dict)
+    # It counts the gradients of each bucket.
+    ready: dict[Bucket, int] = field(default_factory=dict)
+    failure: HvdliteError | None = None  # The first submission that failed has this error.
+
+    @property
+    def ended(self) -> int:
+        """How many backwards have ended, with paused ones; the script may run between two."""
+        return self.backwards + len(self.paused)
+
+    def count(self, param: torch.Tensor, paused: bool) -> tuple[int, bool]:
+        """Return a parameter's passes with this gradient, and if it had one in this backward."""
+        # Checkpoints with use_reentrant=True give a parameter that they share several gradients.
+        again = not paused and self.seen_in.get(param) == self.backwards
+        if not paused:
+            self.seen_in[param] = self.backwards
+        return self.passes.get(param, 0) + (not paused and not again), again
+
+    def completes(self, bucket: Bucket) -> bool:
+        """Count one more gradient of a bucket that is ready, and return whether it was the last."""
+        ready = self.ready[bucket] = self.ready.get(bucket, 0) + 1
+        return ready == len(bucket.params)
+
+
+def refuse_pass(name: str, passes: int) -> None:
+    """Raise an error: a parameter has one more gradient than the optimizer waits for."""
+    raise HvdliteError(
+        f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
+        "times before it was reduced. Has backward() raised before? Then call "
+        "optimizer.zero_grad(). Do checkpoints with use_reentrant=True share the "
+        "parameter? Then set use_reentrant=False, or overlap=False"
+    )
+
+
+def used_too_early(name: str) -> HvdliteError:
+    """Return the error of a gradient that is gone before it was reduced."""
+    error: HvdliteError = HvdliteError(
+        f"the gradient of {name} was gone before it was reduced: a hook of the script has used it "
+        "with another optimizer, on each rank by itself; make the optimizer that the hook steps a "
+        "hvd.DistributedOptimizer"
+    )
+    return error
+
+
+def warn_of_unreduced(title: str, passes: int) -> None:
+    """Warn that step() reduces what backward() has promised to reduce."""
+    warnings.warn(
+        f"step() of {title} reduces gradients that the last backward() has left as they are on "
+        f"this rank: fewer than backward_passes_per_step={passes} ran since the last step, or all "
+        "of them under no_sync(). What has read the gradients since then, such as "
+        "clip_grad_norm_(), saw this rank's own; call optimizer.synchronize() before it",
+        UnreducedGradientsWarning,
+        stacklevel=4,
+    )
+
+
+class ReducedGradients:
+    """What is known of the gradients that one reducer has reduced."""
+
+    def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Begin without gradients; `names` are those of the parameters, and may grow."""
+        # It says whether gradients are reduced, none was computed since, and no step has used them.
+        self.current = False
+        self._names = names  # It keeps all parameters alive.
+        # The keys are the ids of parameters, as a tensor's own hash takes long.
+        self._reduced: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def note(self, params: Iterable[torch.Tensor]) -> None:
+        """Note that the gradients of these parameters are reduced."""
+        # Parameters that were frozen meanwhile may still have theirs.
+        for param in params:
+            gradient = param.grad
+            if gradient is not None:
+                self._reduced[id(param)] = weakref.ref(gradient)
+
+    def replaced(self, params: Iterable[torch.Tensor]) -> torch.Tensor | None:
+        """Return the first parameter whose `grad` is another tensor than the reduced one."""
+        # What the script changes in place, as clipping does, still is the reduced gradient.
+        for param in params:
+            gradient, reduced = param.grad, self._reduced.get(id(param))
+            if gradient is not None and (reduced is None or reduced() is not gradient):
+                return param
+        return None
+
+    def check_sums(self, params: Iterable[torch.Tensor]) -> None:
+        """Refuse to sum gradients again that are sums over the ranks already."""
+        for param in params:
+            reduced = self._reduced.get(id(param))
+            if reduced is None or param.grad is None or reduced() is not param.grad:
+                continue
+            name = self._names[param]
+            raise HvdliteError(
+                f"backward() would add to the gradient of {name}, which is a sum "
+                "over the ranks since the last one and cannot be summed again; with op=hvd.Sum "
+                "say backward_passes_per_step=, run all but the last backward() of a step "
+                "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
+            )
+
+    def use(self) -> None:
+        """Note that the optimizer has used them, or that they are zeroed."""
+        self.current = False
+        self._reduced = {}
+
+
+class StepTransaction:
+    """The transaction of one reducer, step after step. Used by one thread at a time."""
+
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
+        """Make it for a reducer, by its name, which is unique on this rank."""
+        self.name = name  # The collectives of a step have it, too.
+        self._process_set = process_set
+        self._commit: _core.Handle | None = None
+        self.begun = False  # It says whether a step has gradients that are not used yet.
+        steps.announced()
+
+    def begin(self) -> None:
+        """Note the first gradient of a step."""
+        self.begun = True
+        steps.begun()
+
+    def end(self) -> None:
+        """Submit the commit behind the step's collectives, or raise; later calls do nothing."""
+        # It wakes the engine's thread: the first wait is for a bucket, which ends with the commit.
+        if self._commit is None:
+            process_set = member_id(self._process_set)
+            self._commit = basics.engine().commit(f"{self.name}.commit", self.name, process_set)
+
+    def finish(self, dropped: bool) -> HvdliteError | None:
+        """Wait for the commit, and return its error."""
+        commit, self._commit, self.begun = self._commit, None, False
+        if commit is None:
+            return None
+        try:
+            commit.wait()
+        except HvdliteError as error:
+            steps.dropped()
+            failure: HvdliteError = error
+            return failure
+        if dropped:
+            steps.dropped()
+        else:
+            steps.committed(commit.epoch)
+        return None
+
+    def drop(self) -> None:
+        """Forget a step that was not finished."""
+        self._commit, self.begun = None, False
+        steps.dropped()
+
+
+def step_transaction(name: str, process_set: ProcessSet) -> StepTransaction | None:
+    """Make the transaction of a reducer; in a job that is not elastic there is none."""
+    return StepTransaction(name, process_set) if basics.in_elastic_job() else None

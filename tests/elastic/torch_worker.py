@@ -18,7 +18,7 @@ import hvdlite.torch as hvd
 from hvdlite.elastic import epochs, steps
 from hvdlite.errors import UnreducedGradientsWarning
 from hvdlite.torch import adasum
-from hvdlite.torch.optimizers.rounds import _Mean as Mean
+from hvdlite.torch.local_sgd import _Mean as Mean
 
 BATCH, BUCKETS, SAMPLES = 4, 5, 204
 PARTS = 12  # the gradient of a sample, divided by any number of ranks up to 4

@@ -226,7 +226,7 @@ def wait_at_the_end_of_a_backward(called: int) -> dict[str, Any]:
         ended.release()
 
     # Functions of modules of these names, whose threads Python's `threading` has not started.
-    end: dict[str, Any] = {"__name__": "hvdlite.torch.optimizers.backward", "call": at_end}
+    end: dict[str, Any] = {"__name__": "hvdlite.torch.gradient_hooks", "call": at_end}
     exec("def run(): call()", end)
     inside: dict[str, Any] = {"__name__": "torch.autograd.graph", "wait": time.sleep}
     inside |= {"worked": [], "now": time.monotonic}

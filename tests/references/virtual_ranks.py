@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvdlite.torch.virtual.generators import seed_all
+from hvdlite.torch.virtual.order import seed_all
 
 
 def tree(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,15 +9,15 @@ import torch
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
-from hvdlite.torch.collectives.tensors import NUMBER_OF
-from hvdlite.torch.compression import Compression
-from hvdlite.torch.exchange.bucket_plan import (
+from hvdlite.torch.bucket_memory import (
     FIRST_BUCKET_BYTES,
     bytes_of_cap,
     follow_groups,
     plan_buckets,
     split_evenly,
 )
+from hvdlite.torch.collectives.tensors import NUMBER_OF
+from hvdlite.torch.compression import Compression
 
 MIB = 1 << 20
 

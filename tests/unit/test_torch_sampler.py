@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError, UnrecordedSamplesWarning
-from hvdlite.torch.elastic.sampler import ElasticSampler
-from hvdlite.torch.sampler import DistributedSampler
+from hvdlite.torch.data import DistributedSampler, ElasticSampler
 
 # torchdata's own call, with the current torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

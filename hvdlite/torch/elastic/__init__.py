@@ -14,17 +14,8 @@ Example:
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from hvdlite.elastic import history, run
+from hvdlite.torch.data import ElasticSampler
 from hvdlite.torch.elastic.state import TorchState
 
 __all__ = ["ElasticSampler", "TorchState", "history", "run"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the sampler at its first use: it imports torch's data loading."""
-    if name == "ElasticSampler":
-        return importlib.import_module("hvdlite.torch.elastic.sampler").ElasticSampler
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.torch.virtual.blocks import Block, check_virtual_size
-from hvdlite.torch.virtual.generators import seed_all, seed_of
+from hvdlite.torch.virtual.order import Block, check_virtual_size, seed_all, seed_of
 
 ORDER = "seed", "batch_size", "samples", "shuffle"
 

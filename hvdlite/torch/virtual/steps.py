@@ -3,34 +3,98 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+import hvdlite
 from hvdlite import basics, ops
-from hvdlite.errors import ArgumentError, HvdliteError, VirtualRanksWarning
-from hvdlite.ops import gather_in_epoch
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, VirtualRanksWarning
+from hvdlite.ops import gather_bytes, gather_in_epoch
 from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.reducer import GradientReducer
-from hvdlite.torch.virtual.agreement import (
-    agree,
-    check_carried,
-    check_threads,
-    describe,
-    refuse_unfinished,
-    warn_of,
-    warn_of_collective,
-)
-from hvdlite.torch.virtual.blocks import Blocks, blocks_of_world
-from hvdlite.torch.virtual.buffers import Buffers
-from hvdlite.torch.virtual.generators import seed_all
-from hvdlite.torch.virtual.partial_sums import PartialSums
+from hvdlite.torch.virtual.order import Blocks, blocks_of_world, seed_all
 from hvdlite.torch.virtual.sampler import ORDER, VirtualBatchSampler
+from hvdlite.torch.virtual.sums import Buffers, PartialSums
+from hvdlite.torch.wrapping import Wrapping
+
+_KEY = "virtual_ranks"  # It has the place in the training, in a state_dict.
+
+
+class VirtualStepping(Wrapping):
+    """The methods for virtual ranks; the other ones do as without, where there are none."""
+
+    _virtual: VirtualSteps | None = None
+
+    def virtual_steps(
+        self, loader: Any, epoch: int, model: torch.nn.Module, threads: int = 1
+    ) -> Iterator[VirtualStep]:
+        """Yield the steps of an epoch, each of which is a loop over batches of virtual ranks.
+
+        A step of the world has one batch for each virtual rank, and a rank does those of its block
+        of virtual ranks in turn. Before each batch the random generators (torch, NumPy, Python) are
+        seeded for the step and the virtual rank, and buffers get the values with which the step
+        began. When the loop over a step ends, gradients and floating-point buffers are means over
+        all virtual ranks; other buffers are those of virtual rank 0. So parameters have the same
+        bits with any number of ranks; see docs/modes/virtual_ranks.md.
+
+        After `load_state_dict`, and when `hvd.elastic.run` calls its function again, epochs that
+        are done yield nothing, and the one under way goes on at its step. In an elastic job the
+        loop over a step gives batches again when a rank has died: the step begins anew.
+
+        Args:
+            loader: a `DataLoader` with batch_sampler=hvd.VirtualBatchSampler(...).
+            epoch: the number of the epoch.
+            model: the model, or a `torch.nn.ModuleList` of several; its buffers are averaged.
+            threads: the number of torch's threads in each rank, on which the bits depend.
+
+        Raises:
+            ArgumentError: an argument cannot be used, or there are more ranks than virtual ranks.
+            MismatchError: ranks give different arguments.
+            HvdliteError: a step was left before its end, or torch has other threads.
+
+        Example:
+            >>> for epoch in range(10):
+            ...     for step in optimizer.virtual_steps(loader, epoch, model):
+            ...         optimizer.zero_grad()
+            ...         for inputs, targets in step:
+            ...             criterion(model(inputs), targets).backward()
+            ...         optimizer.step()
+        """
+        if self._virtual is None:
+            raise ArgumentError(
+                "virtual_steps() needs the number of virtual ranks: pass virtual_size= to "
+                "hvd.DistributedOptimizer"
+            )
+        return self._virtual.loop(loader, epoch, model, threads)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; with `virtual_size` also the epoch and the step, and the machine."""
+        state: dict[str, Any] = super().state_dict()
+        if self._virtual is not None:
+            state[_KEY] = self._virtual.state()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; see `torch.optim.Optimizer.load_state_dict`.
+
+        With `virtual_size` the training goes on where the state was saved.
+
+        Raises:
+            ArgumentError: the state was saved with another `virtual_size`.
+        """
+        if self._virtual is not None and _KEY in state_dict:
+            self._virtual.load(state_dict[_KEY])
+        super().load_state_dict(state_dict)
+
 
 _OUTSIDE = (
     "backward() outside of the loop over a step of virtual_steps(): with virtual_size= that loop "
@@ -432,3 +496,93 @@ class VirtualSteps:
 
 def _has_values(gradient: torch.Tensor) -> bool:
     return bool((gradient._values() if gradient.is_sparse else gradient).any())
+
+
+def agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> None:
+    """Compare the arguments of `virtual_steps` and the machines of the ranks."""
+    data = json.dumps([basics.rank(), arguments, machine]).encode()
+    for block in gather_bytes(basics.engine(), data, f"#{name}.arguments"):
+        if len(block) == 0:
+            continue  # The rank has joined: the step raises an error.
+        rank, others, its_machine = json.loads(bytes(block))
+        for what, own in arguments.items():
+            if own != others[what]:
+                raise MismatchError(
+                    f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {others[what]} "
+                    f"on rank {rank}; give every rank the same, and load the same state on all"
+                )
+        warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
+
+
+def warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
+    """Warn if two machines differ in what decides the bits."""
+    keys = [*one, *(key for key in other if key not in one)]
+    found = "; ".join(
+        f"{key}: {one.get(key)} and {other.get(key)}"
+        for key in keys
+        if one.get(key) != other.get(key)
+    )
+    if found:
+        warnings.warn(
+            f"virtual ranks have the same bits only on machines of the same kind, and {where} "
+            f"there are different ones ({found})",
+            VirtualRanksWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_collective() -> None:
+    """Warn of a collective in the body of the loop over a step."""
+    warnings.warn(
+        "a collective ran inside of the loop over a step of virtual_steps(): ranks carry different "
+        "numbers of virtual ranks, so its results depend on the number of ranks, or ranks wait in "
+        "vain; call it after the loop, or give the loss to step.record()",
+        VirtualRanksWarning,
+        stacklevel=4,
+    )
+
+
+def check_carried(carried: float, virtual_size: int) -> None:
+    """Raise an error if the sum over the ranks lacks virtual ranks."""
+    if carried != virtual_size:
+        raise HvdliteError(
+            f"the gradients of {virtual_size - carried:.0f} of {virtual_size} virtual ranks are "
+            "missing: a rank that carries some of them has called hvd.join(); all ranks "
+            "have the same number of steps, and need no join()"
+        )
+
+
+def check_threads(now: int, threads: int) -> None:
+    """Raise an error if the number of torch's threads was changed in a loop."""
+    if now != threads:
+        raise HvdliteError(
+            f"torch has {now} threads on rank {basics.rank()}, and virtual_steps() has "
+            f"threads={threads}: sums would have other bits; call torch.set_num_threads "
+            "nowhere else"
+        )
+
+
+def refuse_unfinished(number: int) -> None:
+    """Raise the error for a step whose batches were not all done."""
+    raise HvdliteError(
+        f"step {number} of virtual_steps() was left before its end: loop over all "
+        "batches of each step, or leave the loop over virtual_steps(), too"
+    )
+
+
+def describe(threads: int) -> dict[str, str]:
+    """Return the kind of processor, the versions of the libraries, and torch's threads."""
+    kind = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    # Libraries choose their kernels by the maker and the model of the processor, too.
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+        kind = f"{model.partition(':')[2].strip()}, {kind}"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "none"
+    return {
+        "processor": kind,
+        "GPU": gpu,
+        "torch": str(torch.__version__),
+        "hvdlite": hvdlite.__version__,
+        "threads": str(threads),
+    }

@@ -15,7 +15,7 @@ from typing import Any
 
 from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.epochs import Epoch
-from hvdlite.torch.elastic.sampler import ElasticSampler
+from hvdlite.torch.data import ElasticSampler
 
 STYLES = ("top", "pass", "pass, late commit", "step", "step, late commit")
 

@@ -18,7 +18,7 @@ from hvdlite import basics
 from hvdlite.elastic import epochs, sampling, steps
 from hvdlite.elastic.epochs import MOST_KEPT, Epoch
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, NotInitializedError
-from hvdlite.torch.elastic.sampler import ElasticSampler
+from hvdlite.torch.data import ElasticSampler
 from unit.elastic.job_model import STYLES, Job, Process
 
 FREQUENT = settings(max_examples=250, database=None)

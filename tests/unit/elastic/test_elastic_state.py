@@ -16,7 +16,7 @@ from hvdlite.elastic.tensor_state import check_layout
 from hvdlite.errors import ArgumentError, HostsUpdatedInterrupt, MismatchError
 from hvdlite.torch.elastic import TorchState
 from hvdlite.torch.elastic import state as torch_state
-from hvdlite.torch.elastic.handlers import StateHandler
+from hvdlite.torch.elastic.state import StateHandler
 
 
 def object_state(**attributes: Any) -> ObjectState:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.elastic.handlers import OptimizerStateHandler
+from hvdlite.torch.elastic.state import OptimizerStateHandler
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.modes.virtual_models import KINDS, Training
 

@@ -8,22 +8,25 @@ optimizer never sees a part of a parameter, so norms of a tensor keep their mean
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+import io
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hvdlite import basics, ops
-from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.optimizers import become, subclass_in_place
 from hvdlite.process_sets import ProcessSet, check_root
+from hvdlite.rendezvous import environment
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.collectives.memory import bytes_of
+from hvdlite.torch.collectives.submit import Submission, start_broadcast
+from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
-from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
-from hvdlite.torch.sharded.ownership import Division, Ownership
-from hvdlite.torch.sharded.parameter_exchange import ParameterExchange
-from hvdlite.torch.sharded.shared_parameters import SharedParameters, check_shareable
+from hvdlite.torch.shared_parameters import SharedParameters, check_shareable
 from hvdlite.torch.virtual.steps import refuse_with_virtual_size
 from hvdlite.torch.wrapping import refuse_evaluating
 
@@ -331,3 +334,170 @@ def _shard(distributed: Any, division: Division) -> Sharded:
     distributed._division = division
     sharded: Sharded = distributed
     return sharded
+
+
+def serialized(state: Any) -> bytes:
+    """Return the bytes of an object with tensors."""
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    return memory.getvalue()
+
+
+def deserialized(data: bytes | memoryview) -> Any:
+    """Undo `serialized`, into host memory; objects other than tensors may need pickle."""
+    safely = not environment.allow_pickle()
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=safely)
+
+
+class Ownership:
+    """The owner of each parameter, for ranks that are numbered from zero. Used by one thread."""
+
+    def __init__(self, ranks: int) -> None:
+        """Begin without parameters, for so many ranks."""
+        self._loads = [0] * ranks  # The unit is bytes.
+        self._owners: dict[torch.Tensor, int] = {}
+
+    def take(self, params: Sequence[torch.Tensor]) -> None:
+        """Give each parameter without an owner to the least loaded rank, the largest first."""
+        new = [param for param in params if param not in self._owners]
+        for param in sorted(new, key=_bytes_of, reverse=True):
+            owner = self._loads.index(min(self._loads))
+            self._owners[param] = owner
+            self._loads[owner] += _bytes_of(param)
+
+    def of_copies(self, copied: Mapping[int, Any]) -> Ownership:
+        """Return the same division of deep copies of the parameters, by the memo of `deepcopy`."""
+        other = copy.copy(self)
+        other._loads = list(self._loads)
+        owners = self._owners.items()
+        other._owners = {copied[id(param)]: one for param, one in owners if id(param) in copied}
+        return other
+
+    def knows(self, param: torch.Tensor) -> bool:
+        """Return whether the parameter has an owner."""
+        return param in self._owners
+
+    def owner(self, param: torch.Tensor) -> int:
+        """Return the owner of a parameter."""
+        return self._owners[param]
+
+    def has_state(self, rank: int, param: torch.Tensor) -> bool:
+        """Return whether a rank updates a parameter: as its owner, or because it has none."""
+        return self._owners.get(param, rank) == rank
+
+
+class Division:
+    """The ownership of parameters among the members of a process set, as they are now."""
+
+    def __init__(self, process_set: ProcessSet, by_host: bool = False) -> None:
+        """Begin without an ownership; `by_host` divides among the members of each host."""
+        self._process_set = process_set
+        self.by_host = by_host
+        self.place = 0  # This rank has this position among the members.
+        self._ownership: Ownership | None = None
+        # This rank and the members are as they were when it began.
+        self._world: tuple[int, ...] = ()
+
+    def members(self) -> list[int]:
+        """List the ranks that own parameters, in the order of their positions."""
+        if not self.by_host:
+            return list(self._process_set.ranks)
+        hosts = basics.host_of()
+        return [rank for rank in self._process_set.ranks if hosts[rank] == hosts[basics.rank()]]
+
+    def present(self) -> Ownership:
+        """Return the ownership, which begins anew when the ranks have changed."""
+        members = self.members()
+        world = (basics.rank(), *members)
+        if self._ownership is None or world != self._world:
+            self._ownership = Ownership(len(members))
+            self.place = members.index(basics.rank())
+            self._world = world
+        return self._ownership
+
+    def of_copies(self, copied: Mapping[int, Any]) -> Division:
+        """Return the same division of deep copies of the parameters, by the memo of `deepcopy`."""
+        other = copy.copy(self)
+        if self._ownership is not None:
+            other._ownership = self._ownership.of_copies(copied)
+        return other
+
+
+def _bytes_of(param: torch.Tensor) -> int:
+    return int(param.numel() * param.element_size())
+
+
+class ParameterExchange:
+    """Gives every rank the parameters that others have updated."""
+
+    # Each owner broadcasts its parameters, in place and fused; all broadcasts are under way
+    # together. An allgather would need new memory for all parameters and two copies, which take
+    # longer than the transfer does.
+
+    def __init__(
+        self,
+        name: str,
+        params: Sequence[torch.Tensor],
+        ownership: Ownership,
+        process_set: ProcessSet,
+    ) -> None:
+        """Plan it with owners by position in the process set, of which this rank is a member."""
+        self.params = list(params)  # The order is the same on all ranks; each has an owner.
+        self._name = name
+        self._process_set = process_set
+        # This has the positions by owner.
+        self._of: list[list[int]] = [[] for _ in process_set.ranks]
+        for position, param in enumerate(params):
+            self._of[ownership.owner(param)].append(position)
+
+    def suits(self, params: Sequence[torch.Tensor]) -> bool:
+        """Return whether it was planned for these parameters."""
+        return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
+
+    def run(self, update: Callable[[], None]) -> None:
+        """Update, and exchange; raise a MismatchError if a rank has joined or has other ones."""
+        update()
+        if not self.params:
+            return
+        memories = [self._memory(position) for position in range(len(self.params))]
+        started = [self._start(owner, memories) for owner in range(len(self._of))]
+        failures: list[HvdliteError] = []
+        for handle in started:
+            try:
+                handle.wait()
+            except HvdliteError as error:
+                failures.append(error)
+        if failures and isinstance(failures[0], ArgumentError | MismatchError):
+            raise MismatchError(
+                f"{failures[0]}. With ShardedOptimizer make, freeze, thaw and add parameters alike "
+                "on every rank, and give every rank as many steps, without hvd.join()"
+            ) from failures[0]
+        if failures:
+            raise failures[0]
+        with torch.no_grad():
+            for param, memory in zip(self.params, memories, strict=True):
+                if memory.data_ptr() != param.data_ptr():
+                    param.copy_(memory)
+
+    def _memory(self, position: int) -> torch.Tensor:
+        """Return the parameter as memory that the core may overwrite: its own, or a copy."""
+        param = self.params[position]
+        check(param, f"{self._name}.{position}")
+        values = param.detach()
+        if lies_otherwise(values):
+            values = values.resolve_conj().resolve_neg()
+        return values.contiguous()
+
+    def _start(self, owner: int, memories: Sequence[torch.Tensor]) -> Submission:
+        name = f"{self._name}.of.{owner}"
+        specs = [
+            spec(f"{self._name}.{position}", memories[position], memories[position])
+            for position in self._of[owner]
+        ]
+        # Of an owner without parameters this travels alone, so that a rank for which it has some
+        # gets an error.
+        end = memories[0].new_empty(0)
+        specs.append(spec(f"{self._name}.end", end, end))
+        root = self._process_set.ranks[owner]
+        keep = (memories, end)
+        return start_broadcast(name, specs, root, self._process_set, keep, blocking=True)

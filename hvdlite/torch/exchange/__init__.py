@@ -1,1 +1,0 @@
-"""How gradients travel between ranks: the buckets, their plan and their memory."""

@@ -1,1 +1,0 @@
-"""Behind DistributedOptimizer: the reducer of gradients, its modes, and Adasum."""
