@@ -41,15 +41,6 @@ def test_digits_are_learnt_by_the_workers_of_ray_train(
     assert found is not None and float(found[1]) >= 97.0
 
 
-def test_four_trials_of_two_workers_find_the_better_rate(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_example("ray_tune_digits.py", "--epochs", "5", "--output", str(folder / "tune"))
-    said = capsys.readouterr().out
-    assert len(re.findall(r"^rate .*: [\d.]+%$", said, re.MULTILINE)) == 4
-    assert "best: rate 0.1, batch" in said
-
-
 @pytest.mark.parametrize(
     ("name", "text"), SNIPPET.findall((ROOT / "docs" / "ray.md").read_text(encoding="utf-8"))
 )

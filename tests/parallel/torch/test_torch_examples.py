@@ -20,8 +20,6 @@ from pythons import python_with
 pytestmark = pytest.mark.long
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-BY_FEATURE = EXAMPLES / "by_feature"
-FEATURES = sorted(path.stem for path in BY_FEATURE.glob("*.py") if path.stem != "digits")
 # What the examples import, apart from hvdlite.
 DIGITS = ("torch._dynamo", "sklearn.datasets", "matplotlib.pyplot")
 PARALLEL = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining")
@@ -79,17 +77,6 @@ def same_curve(one: list[float], other: list[float]) -> None:
     assert max(differences) < 0.05
 
 
-MODES = ["synchronous", "late", "sharded", "localsgd", "diloco"]
-
-
-def test_digits_are_learnt_in_one_mode_after_the_other(tmp_path: Path) -> None:
-    example = [str(EXAMPLES / "torch_modes.py"), *MODES, "--straggler", "2"]
-    output = run(3, tmp_path, python_with(*DIGITS[:2]), *example, timeout=400)
-    rows = re.findall(r"(\w+): test accuracy ([\d.]+)%, [\d.]+ ms a step", output)
-    assert [mode for mode, _ in rows] == MODES, output
-    assert min(float(percent) for _, percent in rows) >= 96.0, output
-
-
 @pytest.mark.timeout(900)
 def test_eight_ranks_with_parts_of_a_model_learn_what_one_learns(tmp_path: Path) -> None:
     losses = []
@@ -102,27 +89,6 @@ def test_eight_ranks_with_parts_of_a_model_learn_what_one_learns(tmp_path: Path)
     assert alone == pytest.approx([of_epoch, of_test], abs=2e-3)
 
 
-# All in one job. Inductor would compile C++ for half a minute.
-EVERY_FEATURE = """
-import importlib, sys
-for name in sys.argv[1:]:
-    print("begin", name, flush=True)
-    importlib.import_module(name).main(*(["aot_eager"] if name == "compiled" else []))
-    print("end", name, flush=True)
-"""
-
-
-def test_every_feature_keeps_on_two_ranks_the_promise_in_its_last_lines(tmp_path: Path) -> None:
-    folders = filter(None, (str(BY_FEATURE), os.environ.get("PYTHONPATH")))
-    environment = {"PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(tmp_path)}
-    command = [python_with(*DIGITS[:2]), "-c", EVERY_FEATURE, *FEATURES]
-    output = run(2, tmp_path, *command, **environment)
-    for rank in range(2):
-        ended = [line for line in output.splitlines() if line.startswith(f"[{rank}] end ")]
-        assert ended == [f"[{rank}] end {name}" for name in FEATURES], output
-
-
-def test_the_table_lists_every_feature() -> None:
-    table = (BY_FEATURE / "README.md").read_text(encoding="utf-8")
-    listed = [line.split("[")[1].split(".py]")[0] for line in table.splitlines() if ".py](" in line]
-    assert listed == FEATURES
+def test_the_table_lists_every_program() -> None:
+    listed = re.findall(r"^\| \[(\w+\.py)\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted({path.name for path in EXAMPLES.glob("*.py")} - {"speed.py"})
