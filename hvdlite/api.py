@@ -1,5 +1,8 @@
 """The names that every adapter (`hvdlite.torch`, `.tensorflow`, `.keras`) re-exports."""
 
+import functools
+
+from hvdlite import _core, basics
 from hvdlite.basics import (
     cross_rank,
     cross_size,
@@ -13,18 +16,6 @@ from hvdlite.basics import (
     size,
     start_timeline,
     stop_timeline,
-)
-from hvdlite.capabilities import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
 )
 from hvdlite.errors import (
     ArgumentError,
@@ -51,7 +42,7 @@ from hvdlite.errors import (
     UnsupportedError,
     VirtualRanksWarning,
 )
-from hvdlite.observed import observe
+from hvdlite.live.observed import observe
 from hvdlite.ops import Adasum, Average, Compressor, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
@@ -61,8 +52,8 @@ from hvdlite.process_sets import (
     process_sets,
     remove_process_set,
 )
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 from hvdlite.stop import stop_on, stop_requested
-from hvdlite.stop_marks import EXIT_STOPPED
 
 __all__ = [
     "Adasum",
@@ -128,3 +119,62 @@ __all__ = [
     "stop_requested",
     "stop_timeline",
 ]
+
+
+# What this installation and this machine can do, in the words of scripts for Horovod.
+
+
+def nccl_built() -> bool:
+    """Return whether NCCL can carry GPU tensors here; `hvdlite-run --doctor` says why not."""
+    return _works("NCCL") and _works("CUDA driver")
+
+
+def mpi_built() -> bool:
+    """Return False: hvdlite has its own data plane and does not use MPI."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Return True: collectives run on CPUs without MPI, which is what scripts want to know."""
+    return True
+
+
+def mpi_enabled() -> bool:
+    """Return False: no job of hvdlite runs over MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Return True: every job of hvdlite runs without MPI."""
+    return True
+
+
+def mpi_threads_supported() -> bool:
+    """Return True: any thread may submit collectives (the name is Horovod's)."""
+    return True
+
+
+def cuda_built() -> bool:
+    """Return whether CUDA tensors can be reduced here: whether there is a driver and a device."""
+    return _works("CUDA driver")
+
+
+def rocm_built() -> bool:
+    """Return False: ROCm tensors cannot be reduced."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Return False: hvdlite does not use oneCCL."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Return False: hvdlite does not use IBM DDL."""
+    return False
+
+
+@functools.cache
+def _works(subject: str) -> bool:
+    found = _core.gpu_report(basics.nccl_folders())
+    return any(works for name, works, _ in found if name == subject)

@@ -18,7 +18,7 @@ from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 
-from hvdlite import horovod_mode
+from hvdlite.rendezvous.environment import imitate_horovod
 
 # Knobs with Horovod's behaviour; variables that the user sets win.
 _MEANINGS = {"HVDLITE_AVERAGE_OVER_JOINED": "1"}
@@ -168,6 +168,6 @@ def _exists(module: str) -> bool:
 
 def install() -> None:
     """Make imports below `horovod` find hvdlite's modules from now on."""
-    horovod_mode.turn_on()
+    imitate_horovod()
     if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, AliasFinder())

@@ -12,7 +12,7 @@ Example:
 
 from __future__ import annotations
 
-from hvdlite.errors.passing import passed_on
+import collections
 
 
 class HvdliteError(RuntimeError):
@@ -130,6 +130,10 @@ class StalledError(CollectiveError):
 
 class ShutdownError(CollectiveError):
     """This rank shut down while the operation was in flight."""
+
+
+# Copies of the errors that C++ code of a framework got, which keeps their texts only.
+passed_on: collections.deque[BaseException] = collections.deque(maxlen=64)
 
 
 def cause(error: BaseException) -> HvdliteError | None:

@@ -34,7 +34,7 @@ from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
-from hvdlite.stop_marks import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 __all__ = [
     "BestModelCheckpoint",

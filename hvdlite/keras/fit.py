@@ -30,7 +30,7 @@ from hvdlite.errors import (
 from hvdlite.keras.arrays import allreduce, describe_by_rank, exchange, word_sum
 from hvdlite.keras.backend import keras_2
 from hvdlite.keras.gradients import distributed_part, first_wire_name
-from hvdlite.observed import observe_fit
+from hvdlite.live.observed import observe_fit
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import (

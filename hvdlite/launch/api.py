@@ -19,7 +19,7 @@ from hvdlite.launch.job import run_job
 from hvdlite.launch.process.torchrun import without_outer_job
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.report import Failure, last_lines, verdict
-from hvdlite.stop_marks import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 _INTERRUPTED = 130
 _ENDED_BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)

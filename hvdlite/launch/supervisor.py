@@ -34,7 +34,7 @@ from hvdlite.launch.process.starts import Start
 from hvdlite.launch.remote.worker import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure
 from hvdlite.rendezvous.descriptors import explained
-from hvdlite.stop_marks import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal

@@ -14,8 +14,8 @@ from os import PathLike, fspath
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from hvdlite import observed, reporting
 from hvdlite.errors import ArgumentError, BootstrapError
+from hvdlite.live import observed
 from hvdlite.parameter_server.checkpoint import Saving
 from hvdlite.parameter_server.client import Client, Link
 from hvdlite.parameter_server.report import Report, ServerReport
@@ -95,7 +95,7 @@ class Group:
 
     def close(self) -> None:
         """Leave the group: the servers and the other workers go on."""
-        reporting.end()
+        observed.end()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -148,7 +148,7 @@ class Group:
     def _show(self, watched: Watched) -> None:
         """Report on this process, if a view of the job wants it."""
         self._watched = watched
-        reporting.follow(watched, self._environment.rank, self._environment.size)
+        observed.follow(watched, self._environment.rank, self._environment.size)
 
     def _reach_store(self) -> StoreClient:
         """Connect a server to the store, which server 0 serves if the launcher does not."""

@@ -24,6 +24,12 @@ from hvdlite.rendezvous.launchers.servers import refuse_other_kind, service_numb
 from hvdlite.rendezvous.launchers.unsupported import refuse_to_be_alone
 from hvdlite.rendezvous.launchers.variables import Variables
 
+EXIT_STOPPED = 75
+"""The exit status of a rank that was asked to stop, has saved, and wants to be run again.
+
+It is EX_TEMPFAIL of sysexits.h.
+"""
+
 TOKEN_BYTES = 32  # A job's secret has so many.
 JOB_ID_BYTES = 16  # A job's public number has so many.
 
@@ -35,6 +41,7 @@ _GUARD = (
     "it does not run in the worker processes of a DataLoader"
 )
 
+_imitates_horovod = False
 _kept_token: str | None = None
 _given: WorkerEnvironment | None = None
 _live_pipe: tuple[int, int] | None = None  # its descriptor, and the process that may write to it
@@ -426,3 +433,18 @@ def show_gpus(gpus: Sequence[str]) -> None:
     """Let CUDA see these GPUs alone; call it before the process uses CUDA."""
     # `gpus` has their numbers or names on this host, in the order of local ranks.
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+
+def imitate_horovod() -> None:
+    """Note that the script imported `horovod`, under `hvdlite-run --compat`.
+
+    In a few details hvdlite has a better behaviour than Horovod. A script that was written for
+    Horovod may rely on Horovod's, so it gets that one.
+    """
+    global _imitates_horovod
+    _imitates_horovod = True
+
+
+def imitates_horovod() -> bool:
+    """Return whether the script imported `horovod`."""
+    return _imitates_horovod

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, horovod_mode
+from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.objects import broadcast_object
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
+from hvdlite.rendezvous import environment
 from hvdlite.torch.collectives.submit import start_broadcast
 from hvdlite.torch.collectives.tensors import check, note_written, readable, spec
 
@@ -160,7 +161,7 @@ def broadcast_optimizer_state(
     check_root(root_rank, process_set)
     name = next_name("broadcast_optimizer_state", member_id(process_set))
     is_root = basics.rank() == root_rank
-    if horovod_mode.is_on() and not optimizer.state:
+    if environment.imitates_horovod() and not optimizer.state:
         _zero_gradients(optimizer)
     tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None

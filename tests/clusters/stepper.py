@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from hvdlite import _core, basics, stop
-from hvdlite.stop_marks import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 
 def main() -> None:

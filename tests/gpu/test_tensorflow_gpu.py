@@ -8,7 +8,7 @@ import pytest
 
 from gpu.worlds import shared_gpu
 from harness import RankResult, run_world
-from hvdlite import gpu
+from hvdlite import api
 from parallel.scenarios import check, names_in, run_all
 from parallel.tensorflow import test_tensorflow_ops
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, eagerly, in_graph, start, tf
@@ -39,7 +39,7 @@ def body() -> dict[str, str]:
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
-    if not gpu.works("CUDA driver"):
+    if not api.cuda_built():
         pytest.skip("there is no NVIDIA GPU here")
     if run_world(1, count_gpus, env=ENVIRONMENT)[0].value == 0:
         pytest.skip("this TensorFlow finds no GPU")

@@ -20,7 +20,7 @@ from launcher import run_launcher
 PRELUDE = """
 import ctypes, os, signal, subprocess, sys, time
 from hvdlite import _core, basics, stop
-from hvdlite.stop_marks import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 stop.stop_on()
 basics.init()
 rank = basics.rank()

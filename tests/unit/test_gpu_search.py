@@ -11,7 +11,7 @@ import pytest
 
 from fakes import gpu as fake_gpu
 from harness import base_environment
-from hvdlite import _core, gpu
+from hvdlite import _core, basics
 
 # A program that loads a library, if one is given, as a framework does, and then searches NCCL.
 SEARCH = """\
@@ -30,7 +30,7 @@ def test_wheels_are_found_on_the_import_path(
     library.parent.mkdir(parents=True)
     library.touch()
     monkeypatch.setattr(sys, "path", ["", str(tmp_path / "empty"), str(tmp_path)])
-    assert gpu.nccl_folders() == [str(library.parent)]
+    assert basics.nccl_folders() == [str(library.parent)]
 
 
 def test_missing_libraries_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

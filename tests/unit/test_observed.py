@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdlite import api, basics, observed
+from hvdlite import api, basics
 from hvdlite.errors import ArgumentError
+from hvdlite.live import observed
 from patience import HANG
 
 

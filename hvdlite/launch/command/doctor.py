@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib import metadata
 
 import hvdlite
-from hvdlite import gpu
 from hvdlite.launch.process.resources import available_cores, memory_bytes
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
@@ -121,7 +120,9 @@ def data_planes() -> list[Finding]:
 def _gpus() -> list[Finding]:
     """Check whether NCCL can carry GPU tensors; the core may fail to load here."""
     try:
-        return [Finding(*row) for row in gpu.report()]
+        from hvdlite import _core, basics
+
+        return [Finding(*row) for row in _core.gpu_report(basics.nccl_folders())]
     except Exception as error:
         return [Finding("NCCL", False, f"{type(error).__name__}: {error}")]
 

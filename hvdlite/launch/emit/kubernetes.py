@@ -16,7 +16,7 @@ import yaml
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.emit import EmitRequest
-from hvdlite.stop_marks import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 _MOST_RESTARTS = 3
 NOTE_ON_RESTARTS = f"""\

@@ -21,7 +21,7 @@ from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.starts import Start
 from hvdlite.launch.report import Failure
-from hvdlite.stop_marks import EXIT_STOPPED
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 _PATIENCE = 5.0  # seconds that servers have to end by themselves when the workers have ended
 

@@ -27,8 +27,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from hvdlite import _core, reporting
+from hvdlite import _core
+from hvdlite.basics import make_world
 from hvdlite.errors import BootstrapError
+from hvdlite.live import observed
 from hvdlite.rendezvous.address import fresh_unix_address, interface_address, resolve
 from hvdlite.rendezvous.connect import connect
 from hvdlite.rendezvous.connection import Connection
@@ -37,7 +39,6 @@ from hvdlite.rendezvous.endpoint import host_identity
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
-from hvdlite.world import make_world
 
 
 class Membership(NamedTuple):
@@ -82,7 +83,7 @@ def _start(
 ) -> _core.Engine:
     """Start the engine; that of the first group, the default one, is reported to a view."""
     engine = make_world(connection, deadline, job_id, records=False).engine
-    reporting.follow_unless_busy(engine, member.rank, member.size)
+    observed.follow_unless_busy(engine, member.rank, member.size)
     return engine
 
 

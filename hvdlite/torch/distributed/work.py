@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import math
 import threading
 import time
@@ -15,8 +16,7 @@ import torch
 from torch import distributed
 
 from hvdlite import _core
-from hvdlite.errors import CollectiveTimeoutError, HvdliteError
-from hvdlite.errors.passing import pass_on
+from hvdlite.errors import CollectiveTimeoutError, HvdliteError, passed_on
 from hvdlite.rendezvous.deadline import seconds_of
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
@@ -174,7 +174,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         try:
             self.wait()
         except HvdliteError as error:
-            pass_on(error)
+            passed_on.append(copy.copy(error))  # The frames of a traceback would hold tensors.
             raise
         return list(self._outputs)
 

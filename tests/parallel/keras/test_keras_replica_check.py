@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdlite import observed
+from hvdlite.live import observed
 from parallel.keras.callback_fits import compiled, fit
 from parallel.keras.keras_worlds import (
     KERAS_2,

@@ -13,7 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from harness import run_world
-from hvdlite import horovod_mode
+from hvdlite.rendezvous import environment
 from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
@@ -115,7 +115,7 @@ def scenario_gradients_before_the_first_step() -> None:
         hvd.broadcast_optimizer_state(optimizer)
         assert all(param.grad is None for param in model.parameters())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(horovod_mode, "is_on", lambda: True)
+            patch.setattr(environment, "imitates_horovod", lambda: True)
             hvd.broadcast_optimizer_state(optimizer)
             assert all((param.grad == 0).all() for param in model.parameters())
             step(optimizer, model, seed=0)

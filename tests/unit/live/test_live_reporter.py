@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite import observed
+from hvdlite.live import observed
 from hvdlite.live.reporter import CoreWait, PipeWriter, Reporter
 from hvdlite.live.sample import Sample
 from hvdlite.parameter_server.group import Watched
@@ -263,7 +263,7 @@ pipes = subprocess.run(
     capture_output=True, text=True).stdout.strip()
 print(json.dumps({
     "threads": [t.name for t in threading.enumerate()],
-    "modules": sorted(name for name in sys.modules if name.startswith("hvdlite.live")),
+    "modules": sorted(name for name in sys.modules if name.startswith("hvdlite.live.re")),
     "environment": "HVDLITE_LIVE_FD" in os.environ,
     "fork": status, "child": pipes, "pipe": live_pipe(), "taken": taken}))
 hvd.shutdown()

@@ -1,17 +1,29 @@
-"""`hvd.observe`: what a training loop tells the people who watch the job.
+"""What a rank tells the people who watch the job: `hvd.observe`, and samples for a view.
 
-The numbers stay in this process until the live view asks for them. Nothing is sent here, and a
-number on a GPU is read when the live view asks, by the live view's thread, so that the training
-thread never waits for the GPU.
+The numbers of `observe` stay in this process until a view (`hvdlite-run --live`) asks for them.
+Nothing is sent here, and a number on a GPU is read when the view asks, by the view's thread, so
+that the training thread never waits for the GPU.
+
+Without a view nothing here starts a thread or imports anything. With one, `hvdlite.live.reporter`
+writes to the pipe that the launcher has made. Under another launcher, rank 0 writes a report by
+itself if HVDLITE_REPORT names its file.
 """
 
 from __future__ import annotations
 
+import atexit
 import numbers
+import sys
 import threading
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from hvdlite.errors import ArgumentError
+from hvdlite.rendezvous.environment import host_name, live_pipe, report_file
+
+if TYPE_CHECKING:
+    from hvdlite.live.reporter import Reporter
+
 
 MOST_NAMES = 64
 
@@ -20,6 +32,9 @@ _samples = 0
 _values: dict[str, Any] = {}  # A value is a float, or `float` makes one of it.
 _fit_samples = 0
 _fit_values: dict[str, float] = {}
+
+_reporter: Reporter | None = None
+_decided = False  # It is set when it is known if this process writes a report.
 
 
 def observe(samples: int | None = None, **values: Any) -> None:
@@ -84,6 +99,44 @@ def figures() -> dict[str, Any]:
     return {"samples": samples, "values": read}
 
 
+def forget() -> None:
+    """Forget everything, because the world has ended."""
+    global _samples, _fit_samples
+    with _lock:
+        _samples = _fit_samples = 0
+        _values.clear()
+        _fit_values.clear()
+
+
+def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:
+    """Report on this engine from now on, if a view of the job wants it."""
+    global _reporter
+    if _reporter is None:
+        pipe = _pipe(rank, size)
+        if pipe is None:
+            return
+        from hvdlite.live.reporter import Reporter  # Ordinary jobs do not need it.
+
+        _reporter = Reporter(pipe, host_name(), figures)
+        atexit.register(end)
+    _reporter.follow(engine, rank, size, epoch)
+
+
+def follow_unless_busy(engine: Any, rank: int, size: int) -> None:
+    """Report on the engine of a process group, if no engine is reported on."""
+    if _reporter is None or not _reporter.busy:
+        follow(engine, rank, size)
+
+
+def end() -> None:
+    """Write the last sample of the world that ends, and forget what `observe` was told."""
+    # What `hvd.observe` has counted belongs to the world, and goes on in the next epoch of an
+    # elastic job.
+    if _reporter is not None:
+        _reporter.end()
+    forget()
+
+
 def _kept(name: str, value: Any) -> Any:
     """Return a number as a float, and a tensor on a GPU as it is, without its graph."""
     if isinstance(value, numbers.Real):
@@ -110,10 +163,28 @@ def _kind(value: Any) -> str:
     return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
-def forget() -> None:
-    """Forget everything, because the world has ended."""
-    global _samples, _fit_samples
-    with _lock:
-        _samples = _fit_samples = 0
-        _values.clear()
-        _fit_values.clear()
+def _pipe(rank: int, size: int) -> int | None:
+    """Return the pipe for samples of this process; None if nobody wants them."""
+    global _decided
+    pipe = live_pipe()
+    first, _decided = not _decided, True
+    if rank != 0 or not first:  # A later engine may be that of a process group.
+        return pipe
+    try:
+        path = report_file()
+        if path is None or pipe is not None:
+            return pipe
+        from hvdlite.live.report import OwnReport
+        from hvdlite.live.run import About
+
+        report = OwnReport(path, _say)
+    except Exception as error:  # It must not end the training.
+        _say(f"warning: no report: {error}")
+        return pipe
+    report.start(About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
+    atexit.register(report.stop)  # It is registered before `end`, and runs after it.
+    return report.pipe
+
+
+def _say(line: str) -> None:
+    print(f"hvdlite [0] {line}", file=sys.stderr, flush=True)
