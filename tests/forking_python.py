@@ -121,7 +121,7 @@ def serve(path: str, modules: Sequence[str]) -> Mapping[str, Any]:
     if any(theirs.get(name) != os.environ.get(name) for name in READ_AT_IMPORT):
         asked.send(b"0")
         os._exit(0)
-    from hvdlite.launch.process.shim import die_with_parent
+    from hvdlite.launch.shim import die_with_parent
     from hvdlite.rendezvous.environment import take_live_pipe, take_token
 
     os.environ.clear()

@@ -27,10 +27,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hvdlite.launch.process import shim
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.processes import signal_group
+from hvdlite.launch import shim
+from hvdlite.launch.hosts import Placement
+from hvdlite.launch.process import Ending, signal_group
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _KEPT = 3  # how many nurseries are kept; one with TensorFlow takes half a gigabyte
@@ -99,7 +98,7 @@ class Nursery:
 
 
 class ForkedRank:
-    """A forked rank, with the methods of `hvdlite.launch.process.local.Worker` that World uses."""
+    """A forked rank, with the methods of `hvdlite.launch.process.Worker` that World uses."""
 
     def __init__(self, placement: Placement, nursery: Nursery, pid: int) -> None:
         self.rank = placement.rank

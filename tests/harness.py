@@ -39,9 +39,15 @@ import pytest
 
 import hvdlite
 from forkserver import ForkedRank, fork_rank
-from hvdlite.launch.process.local import Worker, job_environment, start_worker
-from hvdlite.launch.process.placement import Placement, place, place_as
-from hvdlite.launch.process.processes import job_mark, kill_processes, processes_with
+from hvdlite.launch.hosts import Placement, place, place_as
+from hvdlite.launch.process import (
+    Worker,
+    job_environment,
+    job_mark,
+    kill_processes,
+    processes_with,
+    start_worker,
+)
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 from patience import HANG

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import forking_python
 from harness import base_environment
-from hvdlite.launch.process import shim
+from hvdlite.launch import shim
 from patience import wait_until
 
 _KEPT = 2  # how many are kept; one with TensorFlow takes half a gigabyte

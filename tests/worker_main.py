@@ -89,7 +89,7 @@ def become_rank(server: int, environment: dict[str, str], outputs: Sequence[int]
     os.environ.update(environment)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python reseeds its own generator after a fork.
-    from hvdlite.launch.process.shim import die_with_parent
+    from hvdlite.launch.shim import die_with_parent
     from hvdlite.rendezvous.environment import take_live_pipe, take_token
 
     die_with_parent(server)

@@ -27,12 +27,12 @@ from typing import Any
 import hvdlite
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
+from hvdlite.launch import shim
 from hvdlite.launch.agent_loop import Agent, LauncherChannel
-from hvdlite.launch.process import shim
-from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
 from hvdlite.launch.remote.ssh import SAFE_PATH
+from hvdlite.launch.resources import available_cores
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.handshake import Job, Role

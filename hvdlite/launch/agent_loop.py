@@ -17,15 +17,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hvdlite.launch.loop import JobLoop, Stop
+from hvdlite.launch.hosts import Placement
+from hvdlite.launch.loop import PASSED_ON, JobLoop, SignalInbox, Stop
 from hvdlite.launch.output import Stream, StreamReader
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
-from hvdlite.launch.process.local import Worker, start_worker
-from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.resources import oom_kills
-from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
+from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending, Worker, start_worker
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
+from hvdlite.launch.resources import oom_kills
 from hvdlite.rendezvous.descriptors import explained, room_for_processes
 
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone

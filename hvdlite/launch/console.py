@@ -18,7 +18,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Sequence
 
-from hvdlite.launch.process.sinks import STDERR, STDOUT
+from hvdlite.launch.process import STDERR, STDOUT
 
 _CAPACITY = 4 << 20  # queued bytes; while there are more, the console is full
 _END = -1  # in place of a descriptor: ends the thread; queued last

@@ -11,11 +11,9 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from hvdlite.launch.console import Console
-from hvdlite.launch.loop import GRACE, JobLoop, Stop
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import Worker
-from hvdlite.launch.process.starts import Start
+from hvdlite.launch.hosts import Start
+from hvdlite.launch.loop import GRACE, JobLoop, SignalInbox, Stop
+from hvdlite.launch.process import Ending, Worker
 from hvdlite.launch.remote.agents import Agents
 from hvdlite.launch.remote.worker import RemoteWorker
 from hvdlite.launch.report import Failure

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.hosts import Host, HostProvider
-from hvdlite.launch.process.local import kept_memory, thread_caps
-from hvdlite.launch.process.placement import threads_per_rank
+from hvdlite.launch.hosts import Host, HostProvider, threads_per_rank
+from hvdlite.launch.process import kept_memory, thread_caps
 from hvdlite.launch.remote.channels import RemoteLauncher
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.report import Failure

@@ -162,3 +162,83 @@ def is_here(name: str) -> bool:
                 continue
             return True
     return False
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The host of one rank, and its numbers."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    host: int  # the index of its host, in order of first appearance
+
+
+def place(ranks_per_host: Sequence[int]) -> list[Placement]:
+    """Place ranks host by host: `ranks_per_host[h]` ranks on host h."""
+    return place_as([host for host, count in enumerate(ranks_per_host) for _ in range(count)])
+
+
+def place_as(hosts: Sequence[int]) -> list[Placement]:
+    """Place ranks in any order: rank r on host `hosts[r]`."""
+    local_sizes: dict[int, int] = {}
+    local_ranks = []
+    for host in hosts:
+        local_ranks.append(local_sizes.get(host, 0))
+        local_sizes[host] = local_ranks[-1] + 1
+    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
+    placements = []
+    for rank, host in enumerate(hosts):
+        peers = [h for h in order if local_sizes[h] > local_ranks[rank]]
+        placements.append(
+            Placement(
+                rank=rank,
+                size=len(hosts),
+                local_rank=local_ranks[rank],
+                local_size=local_sizes[host],
+                cross_rank=peers.index(host),
+                cross_size=len(peers),
+                host=order[host],
+            )
+        )
+    return placements
+
+
+def threads_per_rank(cores: int, local_size: int) -> int:
+    """Share the cores of a host among its ranks; at least one thread each."""
+    return max(1, cores // local_size)
+
+
+_FIRST_WAIT = 1.0  # seconds after the first failure
+_LONGEST_WAIT = 60.0
+_GOOD_LIFE = 60.0  # seconds after which earlier failures do not count any more
+
+
+@dataclass(frozen=True)
+class Start:
+    """A process to start."""
+
+    worker: int  # its number, which is never used again
+    host: str  # the name of its host
+    slot: int  # its slot there, from 0
+    joiner: bool  # whether it is started after the first ones
+    # The numbers that its environment gets; in an elastic job, those that it will probably have.
+    placement: Placement
+
+
+class BackOff:
+    """When the next attempt is made in a place where earlier ones have failed, later and later."""
+
+    def __init__(self) -> None:
+        self.failures = 0  # how many have failed in a row; one after a good life is the first again
+        self.ready_at = 0.0  # when the next attempt may be made, in seconds
+
+    def failed(self, now: float, lived: float = 0.0) -> float:
+        """Note a failure after `lived` seconds; return the pause until the next attempt."""
+        self.failures = 1 if lived >= _GOOD_LIFE else self.failures + 1
+        pause = min(_FIRST_WAIT * 2.0 ** min(self.failures - 1, 10), _LONGEST_WAIT)
+        self.ready_at = now + pause
+        return pause

@@ -7,11 +7,11 @@ import time
 
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome
+from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.policies.elastic_run import ElasticRun
 from hvdlite.launch.policies.fixed_run import FixedRun
 from hvdlite.launch.policies.restarting import kind_of
 from hvdlite.launch.policies.servers_run import ServersRun
-from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.report import verdict
 from hvdlite.launch.view import View
 from hvdlite.live.run import About, End

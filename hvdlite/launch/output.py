@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from hvdlite.launch.console import Console
-from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR
+from hvdlite.launch.process import LIVE, RESULT, STDERR
 
 _BLOCK = 256 << 10  # bytes read at once from a stream
 _LIVE_BLOCK = 64 << 10  # the same of samples

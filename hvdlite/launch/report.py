@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import hvdlite
 from hvdlite.launch.output import last_states
-from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process import Ending
 
 # Seconds after the first failure in which another one may still turn out to be its cause.
 CAUSE_WINDOW = 0.5

@@ -21,10 +21,9 @@ from hvdlite.errors import ArgumentError
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import AnyRank, Desk, Policy
 from hvdlite.launch.description import Description, Outcome
-from hvdlite.launch.loop import GRACE
-from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
-from hvdlite.launch.process.starts import Start
+from hvdlite.launch.hosts import Start
+from hvdlite.launch.loop import GRACE, SignalInbox
+from hvdlite.launch.process import job_environment, output_files, start_worker, thread_caps
 from hvdlite.launch.remote.agents import Agents, Pulse
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.worker import more_sinks

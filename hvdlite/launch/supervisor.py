@@ -24,15 +24,13 @@ from functools import partial
 
 from hvdlite.launch.control import AnyRank, Control, Desk, Next, Policy
 from hvdlite.launch.description import counted
-from hvdlite.launch.loop import GRACE, Stop
+from hvdlite.launch.hosts import Start
+from hvdlite.launch.loop import GRACE, PASSED_ON, Stop
 from hvdlite.launch.output import OutputPump
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import PASSED_ON
-from hvdlite.launch.process.resources import oom_kills
-from hvdlite.launch.process.sinks import STDERR, STDOUT
-from hvdlite.launch.process.starts import Start
+from hvdlite.launch.process import STDERR, STDOUT, Ending
 from hvdlite.launch.remote.worker import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure
+from hvdlite.launch.resources import oom_kills
 from hvdlite.rendezvous.descriptors import explained
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 

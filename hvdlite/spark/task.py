@@ -22,11 +22,10 @@ from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import AnyRank, Desk, Next
+from hvdlite.launch.hosts import place_as
+from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.policies.fixed import FixedRanks
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import inherited_environment, start_worker
-from hvdlite.launch.process.placement import place_as
+from hvdlite.launch.process import Ending, inherited_environment, start_worker
 from hvdlite.launch.report import CAUSE_WINDOW, Failure
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.rendezvous.acceptor import Acceptor

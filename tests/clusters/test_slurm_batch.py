@@ -14,7 +14,7 @@ import pytest
 
 from clusters.slurm import Slurm
 from harness import base_environment
-from hvdlite.launch.process.processes import processes_with
+from hvdlite.launch.process import processes_with
 from launcher import run_launcher
 from patience import HANG, wait_until
 

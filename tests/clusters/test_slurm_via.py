@@ -13,7 +13,7 @@ import pytest
 
 from clusters.slurm import Slurm
 from harness import base_environment
-from hvdlite.launch.process.processes import processes_with
+from hvdlite.launch.process import processes_with
 from launch.marked import DEAF_SLEEPER
 from launcher import run_launcher
 from multihost.bed import end, finish, python

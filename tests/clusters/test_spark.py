@@ -18,7 +18,7 @@ import hvdlite.spark
 from clusters import spark_sessions
 from faults.arrays import noted_time
 from hvdlite.errors import ArgumentError, RankFailedError
-from hvdlite.launch.process.processes import processes_with
+from hvdlite.launch.process import processes_with
 from patience import HANG, Stopwatch, wait_until
 
 pytestmark = spark_sessions.MARKS

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from hvdlite.launch.process.processes import processes_with
+from hvdlite.launch.process import processes_with
 from launcher import end_launcher, start_launcher
 from patience import HANG, Stopwatch, wait_until
 

@@ -11,7 +11,7 @@ import pytest
 
 import hvdlite
 from harness import base_environment
-from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.resources import available_cores
 from launch.marked import python
 from launcher import LauncherResult, run_launcher
 

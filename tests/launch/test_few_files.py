@@ -7,7 +7,7 @@ import sys
 
 from harness import base_environment
 from hvdlite.launch.policies.elastic import died_of
-from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process import Ending
 from launcher import end_launcher, start_launcher
 from patience import HANG
 

@@ -14,7 +14,7 @@ import pytest
 from harness import base_environment
 from hvdlite.launch.console import Console
 from hvdlite.launch.output import OutputPump
-from hvdlite.launch.process.sinks import STDERR
+from hvdlite.launch.process import STDERR
 from launch.marked import MarkedJob, python
 from launch.on_terminal import TerminalJob
 from launcher import end_launcher, launcher_command, run_launcher, start_launcher

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.launch.process.placement import place, place_as, threads_per_rank
+from hvdlite.launch.hosts import place, place_as, threads_per_rank
 
 
 def test_one_host() -> None:

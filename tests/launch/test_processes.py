@@ -9,9 +9,8 @@ import subprocess
 
 import pytest
 
-from hvdlite.launch.process.local import start_worker
-from hvdlite.launch.process.placement import place
-from hvdlite.launch.process.processes import kill_processes, processes_with
+from hvdlite.launch.hosts import place
+from hvdlite.launch.process import kill_processes, processes_with, start_worker
 from patience import wait_until
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hvdlite
-from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure, describe, last_lines, root_failure
 
 CONSEQUENCE = b"""Traceback (most recent call last):

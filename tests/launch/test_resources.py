@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite.launch.process import resources
+from hvdlite.launch import resources
 
 
 @pytest.fixture

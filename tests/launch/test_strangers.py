@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.torchrun import (
+from hvdlite.launch.hosts import Placement
+from hvdlite.launch.process import (
     torch_master,
     torchrun_environment,
     without_outer_job,

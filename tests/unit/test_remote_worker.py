@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import select
 
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.placement import place
+from hvdlite.launch.hosts import place
+from hvdlite.launch.process import Ending
 from hvdlite.launch.remote.worker import RemoteWorker
 
 

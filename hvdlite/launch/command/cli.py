@@ -27,8 +27,7 @@ from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
-from hvdlite.launch.process.sinks import STDERR, STDOUT
-from hvdlite.launch.process.torchrun import without_outer_job
+from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
 from hvdlite.launch.remote.channels import RemoteLauncher
 from hvdlite.launch.remote.srun import Srun, allocated_hosts
 from hvdlite.launch.remote.ssh import Ssh

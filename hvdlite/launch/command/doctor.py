@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 import hvdlite
-from hvdlite.launch.process.resources import available_cores, memory_bytes
+from hvdlite.launch.resources import available_cores, memory_bytes
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
 _LONGEST_MEETING = 60.0  # seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.description import ThisNode
-from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.resources import available_cores
 from hvdlite.rendezvous.address import split_host
 from hvdlite.rendezvous.environment import surroundings
 from hvdlite.rendezvous.launchers.known import first_of_node_list

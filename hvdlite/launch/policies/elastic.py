@@ -34,11 +34,11 @@ from hvdlite.launch.elastic.actions import (
 )
 from hvdlite.launch.elastic.discovery import Discovery
 from hvdlite.launch.elastic.registrar import Registrar
+from hvdlite.launch.hosts import Start
 from hvdlite.launch.policies.fleet import Fleet
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.resources import oom_kills
-from hvdlite.launch.process.starts import Start
+from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
+from hvdlite.launch.resources import oom_kills
 
 
 class ElasticMembership(Policy):

@@ -18,17 +18,15 @@ from hvdlite.launch.description import Description, Elastic, Outcome, threads_te
 from hvdlite.launch.elastic.actions import Limits
 from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.launch.hosts import Host, HostProvider, is_here, spread
+from hvdlite.launch.hosts import Host, HostProvider, Start, is_here, spread, threads_per_rank
+from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.policies.elastic import ElasticMembership
 from hvdlite.launch.policies.fleet import Fleet
-from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.placement import threads_per_rank
-from hvdlite.launch.process.resources import available_cores
-from hvdlite.launch.process.starts import Start
 from hvdlite.launch.remote.agents import ALIVE_SECONDS, Pulse, keep_alive
 from hvdlite.launch.remote.channels import LaunchError
 from hvdlite.launch.remote.host import RemoteHost
 from hvdlite.launch.remote.rendezvous_address import rendezvous_address, route_to
+from hvdlite.launch.resources import available_cores
 from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import Supervisor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdlite.launch.control import AnyRank, Next, Policy
-from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process import Ending
 
 
 class FixedRanks(Policy):

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, share_cores
-from hvdlite.launch.hosts import Host, is_here, spread
+from hvdlite.launch.hosts import Host, Placement, Start, is_here, place_as, spread
+from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.policies.fixed import FixedRanks
-from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.placement import Placement, place_as
-from hvdlite.launch.process.resources import available_cores
-from hvdlite.launch.process.starts import Start
-from hvdlite.launch.process.torchrun import torch_master, torchrun_environment
+from hvdlite.launch.process import torch_master, torchrun_environment
 from hvdlite.launch.remote.rendezvous_address import rendezvous_address
+from hvdlite.launch.resources import available_cores
 from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import Supervisor

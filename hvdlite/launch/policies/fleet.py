@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hvdlite.launch.process.placement import Placement, place_as
-from hvdlite.launch.process.starts import BackOff, Start
+from hvdlite.launch.hosts import BackOff, Placement, Start, place_as
 
 _DEATHS = 3  # so many deaths on a host in `_DEATHS_WITHIN` seconds put it away
 _DEATHS_WITHIN = 60.0

@@ -17,9 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hvdlite.launch.control import AnyRank, Next, Policy
 from hvdlite.launch.description import Servers
+from hvdlite.launch.hosts import Start
 from hvdlite.launch.policies.fleet import Fleet
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.starts import Start
+from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, Servers
+from hvdlite.launch.hosts import Start
+from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.policies.fixed_run import FixedRun
 from hvdlite.launch.policies.restarting import RestartingWorkers
-from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.starts import Start
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.service import Service

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from hvdlite.launch.process.starts import BackOff
+from hvdlite.launch.hosts import BackOff
 from hvdlite.launch.remote.channels import AbsentError, LaunchError, RemoteLauncher
 from hvdlite.launch.remote.host import RemoteHost, connect_deadline
 from hvdlite.launch.remote.messages import Kind, data_frame, frame

@@ -14,9 +14,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from hvdlite.launch.process import shim
-from hvdlite.launch.process.nameless import nameless_file
-from hvdlite.launch.process.processes import signal_group
+from hvdlite.launch import shim
+from hvdlite.launch.process import nameless_file, signal_group
 
 _LONGEST_END = 5.0  # seconds that a command may take to end when its channel has been closed
 _MOST_SAID = 1 << 16  # bytes of its stderr that are read

@@ -17,9 +17,8 @@ from dataclasses import astuple
 from typing import Any
 
 import hvdlite
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
-from hvdlite.launch.process.starts import Start
+from hvdlite.launch.hosts import Start
+from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending
 from hvdlite.launch.remote.channels import AbsentError, LaunchError, RemoteLauncher, last_line
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.worker import LOST, RemoteWorker

@@ -13,9 +13,8 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
+from hvdlite.launch.hosts import Placement
+from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending
 from hvdlite.launch.remote.messages import Kind, data_frame, frame
 
 LOST = 255  # status of a process when the connection to its host is lost; ssh uses it, too

@@ -21,7 +21,7 @@ from hvdlite.launch.elastic.discovery import (
     parse_hosts,
 )
 from hvdlite.launch.hosts import read_hosts
-from hvdlite.launch.process.processes import processes_with
+from hvdlite.launch.process import processes_with
 from launch.marked import process_state
 from patience import HANG, wait_until
 

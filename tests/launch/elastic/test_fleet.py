@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvdlite.launch.hosts import Start
 from hvdlite.launch.policies.fleet import Fleet
-from hvdlite.launch.process.starts import Start
 
 
 def fleet_of(

@@ -15,7 +15,7 @@ from hvdlite.launch.hosts import Host
 from hvdlite.launch.policies.fixed_run import first_processes
 from hvdlite.launch.policies.fleet import Fleet
 from hvdlite.launch.policies.restarting import RestartingWorkers
-from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
 
 

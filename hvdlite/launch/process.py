@@ -16,17 +16,66 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hvdlite.launch.process import shim
-from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.nameless import nameless_file
-from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.processes import signal_group, signal_processes
-from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
+from hvdlite.launch import shim
+from hvdlite.launch.hosts import Placement
+from hvdlite.rendezvous.environment import EXIT_STOPPED
 from hvdlite.rendezvous.handshake import Job
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ended."""
+
+    status: int  # the exit status, or the number of the signal that killed the process
+    by_signal: bool  # whether a signal killed the process
+    # If the launcher knows more than the status: what happened, such as a lost connection.
+    why: str = ""
+    oom_killed: bool = False  # whether the out-of-memory killer killed a process on its host
+
+    @property
+    def ok(self) -> bool:
+        """Whether the rank has done all of its work."""
+        return self.status == 0 and not self.by_signal
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the rank ended because it was asked to stop, and wants to be run again."""
+        return self.status == EXIT_STOPPED and not self.by_signal
+
+    @property
+    def well(self) -> bool:
+        """Whether the rank has not failed: it is done, or has stopped because it was asked to."""
+        return self.ok or self.stopped
+
+    @property
+    def code(self) -> int:
+        """The exit status that a shell would report: 128 + n for signal n."""
+        return 128 + self.status if self.by_signal else self.status
+
+    def __str__(self) -> str:
+        """Describe the ending in words."""
+        if self.why:
+            return self.why
+        if not self.by_signal:
+            return f"exit status {self.status}"
+        try:
+            return f"killed by {signal.Signals(self.status).name}"
+        except ValueError:
+            return f"killed by signal {self.status}"
+
+
+STDOUT = 1  # STDOUT and STDERR are also descriptors of the launcher.
+STDERR = 2
+RESULT = 3  # This one and the next one are not descriptors.
+LIVE = 4  # samples of the rank for a view of the job; see `hvdlite.launch.view`
+
 
 _SETSIG = 10  # F_SETSIG; in fcntl only since Python 3.11
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
@@ -279,3 +328,159 @@ def output_files(folder: Path, rank: int) -> tuple[int, int]:
     own.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     return os.open(own / "stdout", flags, 0o644), os.open(own / "stderr", flags, 0o644)
+
+
+def nameless_file(name: str) -> int:
+    """Make an empty file without a name, and return its descriptor, which exec closes."""
+    # Raises OSError if it can be neither in memory, which a container may refuse, nor in the
+    # temporary folder.
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    except OSError:
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+
+
+_GIVE_UP_AFTER = 5.0  # seconds for which new processes are killed
+_LONGEST_EXEC = 1.0  # seconds that a look at all processes waits for those that are inside exec
+_KERNEL_THREAD = 0x200000  # PF_KTHREAD in the flags of /proc/PID/stat
+
+
+def processes_with(*variables: str) -> list[int]:
+    """List the live processes that were started with all `variables` ("NAME=value") set."""
+    # Zombies are not listed, because they have no environment. Processes of other users are not
+    # listed either.
+    wanted = {variable.encode() for variable in variables}
+    # Nor are any where this process can open no more files: a job that runs does not end for that.
+    give_up = time.monotonic() + _LONGEST_EXEC
+    found: list[int] = []
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return found
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            found_there = _environment(name, give_up)
+        except OSError:
+            continue  # The process has ended, or belongs to another user.
+        if wanted.issubset(found_there):
+            found.append(int(name))
+    return found
+
+
+def _environment(pid: str, give_up: float) -> list[bytes]:
+    """Return the variables of a process; wait until `give_up` if it is inside exec."""
+    text = _read(pid, "environ")
+    if not text:
+        while _is_in_exec(pid) and time.monotonic() < give_up:
+            time.sleep(0.001)
+        text = _read(pid, "environ")
+    return text.split(b"\0")
+
+
+def _is_in_exec(pid: str) -> bool:
+    """Return whether a process has left its old program, and its new one has no environment yet."""
+    # `subprocess.Popen` returns before that: it waits until exec closes a pipe, which comes
+    # earlier.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()  # The name may contain anything.
+    state, flags, environment_ends = fields[0], int(fields[6]), fields[48]
+    has_program = state not in (b"Z", b"X") and not flags & _KERNEL_THREAD
+    return has_program and environment_ends == b"0"
+
+
+def _read(pid: str, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+
+
+def job_mark(job_id: str) -> str:
+    """Return the variable that every process of a job has."""
+    return f"HVDLITE_JOB_ID={job_id}"
+
+
+def kill_processes(*variables: str) -> None:
+    """Kill the processes that `processes_with` lists, and those that they start meanwhile."""
+    give_up = time.monotonic() + _GIVE_UP_AFTER
+    killed: set[int] = set()
+    while time.monotonic() < give_up:
+        found = [pid for pid in processes_with(*variables) if pid not in killed]
+        if not found:
+            break
+        signal_processes(found, signal.SIGKILL)
+        killed.update(found)
+
+
+def signal_processes(processes: list[int], number: int) -> None:
+    """Send a signal to processes that may have ended."""
+    for pid in processes:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to a process group that may be empty."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+# Where hvdlite-run chose the address: the ranks then meet by hvdlite's store (`hvdlite_autoload`).
+_OURS = "HVDLITE_TORCH_MASTER"
+_FIRST_PORT, _PORTS = 20000, 10000  # below the range from which the kernel chooses
+
+
+def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a user's variables without those that an outer hvdlite-run has set for torch."""
+    if _OURS not in environment:
+        return dict(environment)
+    theirs = {*_numbers(Placement(0, 1, 0, 1, 0, 1, 0), b""), "MASTER_ADDR", "MASTER_PORT", _OURS}
+    return {name: value for name, value in environment.items() if name not in theirs}
+
+
+def torch_master(
+    environment: Mapping[str, str], host: str, here: bool, job_id: bytes
+) -> dict[str, str]:
+    """Choose where rank 0 is to serve torch.distributed's store; return it as variables."""
+    # `host` is the address of rank 0's host, for the other ranks.
+    # `here` says whether that is this host, whose free ports are known.
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    if all(environment.get(name) for name in names):
+        return {name: environment[name] for name in names}
+    drawn = int.from_bytes(job_id[:4], "little")
+    ports = [_FIRST_PORT + (drawn + step) % _PORTS for step in range(_PORTS)]
+    port = next((port for port in ports if not here or _is_free(host, port)), ports[0])
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port), _OURS: f"{host}:{port}"}
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return False
+    return True
+
+
+def torchrun_environment(
+    placement: Placement, master: Mapping[str, str], job_id: bytes
+) -> dict[str, str]:
+    """Build torchrun's variables for one rank."""
+    return {**_numbers(placement, job_id), **master}
+
+
+def _numbers(placement: Placement, job_id: bytes) -> dict[str, str]:
+    return {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+        "GROUP_RANK": str(placement.host),
+        "TORCHELASTIC_RUN_ID": f"hvdlite-{job_id.hex()}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }

@@ -1,1 +1,0 @@
-"""Processes of this host: starting ranks, sharing cores among them, and ending them all."""
