@@ -13,11 +13,11 @@ from typing import Any
 
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
+from hvdlite.launch.channels import Ssh
 from hvdlite.launch.description import DEFAULT_GRACE, Description, Elastic, Outcome
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process import without_outer_job
-from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.report import Failure, last_lines, verdict
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 

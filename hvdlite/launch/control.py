@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
+from hvdlite.launch.agents import Agents
 from hvdlite.launch.console import Console
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.loop import GRACE, JobLoop, SignalInbox, Stop
 from hvdlite.launch.process import Ending, Worker
-from hvdlite.launch.remote.agents import Agents
-from hvdlite.launch.remote.worker import RemoteWorker
+from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.report import Failure
 from hvdlite.launch.view import View
 

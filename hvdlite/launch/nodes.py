@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.errors import BootstrapError
-from hvdlite.launch.agent import attend
-from hvdlite.launch.agent_loop import LauncherChannel, tell_signals
+from hvdlite.launch.agent import LauncherChannel, attend, tell_signals
 from hvdlite.launch.description import Description, ThisNode
 from hvdlite.launch.hosts import Host, threads_per_rank
 from hvdlite.launch.job import run_job
 from hvdlite.launch.loop import SignalInbox
-from hvdlite.launch.remote.dial_in import NodeLauncher, dial, introduction
-from hvdlite.launch.remote.sealed import SealedChannel
 from hvdlite.launch.resources import available_cores
+from hvdlite.launch.sealed import NodeLauncher, SealedChannel, dial, introduction
 from hvdlite.rendezvous.address import is_loopback, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import JOB_ID_BYTES

@@ -18,15 +18,14 @@ from typing import Any
 
 from hvdlite.compat import on_path
 from hvdlite.errors import ArgumentError
+from hvdlite.launch.agents import Agents, Pulse
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import AnyRank, Desk, Policy
 from hvdlite.launch.description import Description, Outcome
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.loop import GRACE, SignalInbox
 from hvdlite.launch.process import job_environment, output_files, start_worker, thread_caps
-from hvdlite.launch.remote.agents import Agents, Pulse
-from hvdlite.launch.remote.host import RemoteHost
-from hvdlite.launch.remote.worker import more_sinks
+from hvdlite.launch.remote_host import RemoteHost, more_sinks
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.descriptors import room_for_processes

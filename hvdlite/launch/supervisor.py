@@ -28,7 +28,7 @@ from hvdlite.launch.hosts import Start
 from hvdlite.launch.loop import GRACE, PASSED_ON, Stop
 from hvdlite.launch.output import OutputPump
 from hvdlite.launch.process import STDERR, STDOUT, Ending
-from hvdlite.launch.remote.worker import RemoteWorker
+from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure
 from hvdlite.launch.resources import oom_kills
 from hvdlite.rendezvous.descriptors import explained

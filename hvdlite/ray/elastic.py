@@ -16,12 +16,11 @@ from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch import agent
 from hvdlite.launch.api import results_of
 from hvdlite.launch.call import pack
+from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.description import Description, Elastic
 from hvdlite.launch.elastic.discovery import DiscoveryError
 from hvdlite.launch.job import run_job
-from hvdlite.launch.remote.channels import LaunchError
-from hvdlite.launch.remote.dial_in import NODE_SILENCE, IncomingAgents
-from hvdlite.launch.remote.sealed import SealedChannel
+from hvdlite.launch.sealed import NODE_SILENCE, IncomingAgents, SealedChannel
 from hvdlite.ray.group import Demand, import_ray, own_place, ray_says
 from hvdlite.rendezvous.address import listen
 from hvdlite.rendezvous.assignments import JOB_ID_BYTES, TOKEN_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvdlite.launch.remote.channels import ProcessChannel
+from hvdlite.launch.channels import ProcessChannel
 
 
 def test_channel_of_a_command_tells_how_the_command_ended() -> None:

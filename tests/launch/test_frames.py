@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hvdlite.launch.agent import environment_here
-from hvdlite.launch.remote.messages import (
+from hvdlite.launch.messages import (
     GREETING,
     Frame,
     FrameReader,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hvdlite.launch.channels import Ssh, ssh_command
 from hvdlite.launch.hosts import Host, HostsError, is_here, read_hostfile, read_hosts, spread
-from hvdlite.launch.remote.ssh import Ssh, ssh_command
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.launch.remote import sealed
-from hvdlite.launch.remote.sealed import SealedChannel
+from hvdlite.launch import sealed
+from hvdlite.launch.sealed import SealedChannel
 from hvdlite.rendezvous.frames import FrameWriter
 from patience import wait_until
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.launch.remote.channels import LaunchError
-from hvdlite.launch.remote.dial_in import NodeLauncher, dial, introduction
-from hvdlite.launch.remote.sealed import SealedChannel
+from hvdlite.launch.channels import LaunchError
+from hvdlite.launch.sealed import NodeLauncher, SealedChannel, dial, introduction
 from hvdlite.rendezvous.address import listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job

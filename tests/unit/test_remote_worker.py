@@ -7,7 +7,7 @@ import select
 
 from hvdlite.launch.hosts import place
 from hvdlite.launch.process import Ending
-from hvdlite.launch.remote.worker import RemoteWorker
+from hvdlite.launch.remote_host import RemoteWorker
 
 
 class ItsHost:

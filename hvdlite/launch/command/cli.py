@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdlite.errors import ArgumentError, BootstrapError
+from hvdlite.launch.channels import RemoteLauncher, Srun, Ssh, allocated_hosts
 from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
 from hvdlite.launch.command.elastic_flags import describe_elastic
@@ -28,9 +29,6 @@ from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
-from hvdlite.launch.remote.channels import RemoteLauncher
-from hvdlite.launch.remote.srun import Srun, allocated_hosts
-from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.rendezvous.descriptors import explained
 
 _COLUMNS_OF_PREFIX = 6

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import hvdlite
+from hvdlite.launch.channels import Ssh
 from hvdlite.launch.command.values import amount, count, names, port
 from hvdlite.launch.description import DEFAULT_GRACE, Elastic, Servers
 from hvdlite.launch.emit import KINDS
-from hvdlite.launch.remote.ssh import Ssh
 
 _ELASTIC, _SERVERS = Elastic(), Servers(1)
 # A row has the names of a flag, what reads its value, what stands for the value in the help, and

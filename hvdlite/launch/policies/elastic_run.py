@@ -12,6 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hvdlite.launch.agents import (
+    ALIVE_SECONDS,
+    Pulse,
+    keep_alive,
+    rendezvous_address,
+    route_to,
+)
+from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
@@ -22,10 +30,7 @@ from hvdlite.launch.hosts import Host, HostProvider, Start, is_here, spread, thr
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.policies.elastic import ElasticMembership
 from hvdlite.launch.policies.fleet import Fleet
-from hvdlite.launch.remote.agents import ALIVE_SECONDS, Pulse, keep_alive
-from hvdlite.launch.remote.channels import LaunchError
-from hvdlite.launch.remote.host import RemoteHost
-from hvdlite.launch.remote.rendezvous_address import rendezvous_address, route_to
+from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.resources import available_cores
 from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hvdlite.launch.agents import rendezvous_address
 from hvdlite.launch.console import Console
 from hvdlite.launch.control import Policy
 from hvdlite.launch.description import Description, Outcome, share_cores
@@ -11,7 +12,6 @@ from hvdlite.launch.hosts import Host, Placement, Start, is_here, place_as, spre
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.policies.fixed import FixedRanks
 from hvdlite.launch.process import torch_master, torchrun_environment
-from hvdlite.launch.remote.rendezvous_address import rendezvous_address
 from hvdlite.launch.resources import available_cores
 from hvdlite.launch.run import Run
 from hvdlite.launch.strangers import status_of_strangers

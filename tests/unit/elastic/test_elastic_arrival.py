@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from hvdlite.launch.remote import agents
-from hvdlite.launch.remote.agents import await_hosts
-from hvdlite.launch.remote.channels import AbsentError, LaunchError
-from hvdlite.launch.remote.host import RemoteHost
-from hvdlite.launch.remote.messages import Kind, frame
-from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.launch import agents
+from hvdlite.launch.agents import await_hosts
+from hvdlite.launch.channels import AbsentError, LaunchError, Ssh
+from hvdlite.launch.messages import Kind, frame
+from hvdlite.launch.remote_host import RemoteHost
 from patience import HANG
 
 

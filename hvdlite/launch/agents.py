@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 import selectors
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from hvdlite.launch.channels import AbsentError, LaunchError, RemoteLauncher
 from hvdlite.launch.hosts import BackOff
-from hvdlite.launch.remote.channels import AbsentError, LaunchError, RemoteLauncher
-from hvdlite.launch.remote.host import RemoteHost, connect_deadline
-from hvdlite.launch.remote.messages import Kind, data_frame, frame
+from hvdlite.launch.messages import Kind, data_frame, frame
+from hvdlite.launch.remote_host import RemoteHost, connect_deadline
+from hvdlite.rendezvous.address import interface_address, interface_addresses
 
 ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _PATIENCE = 5.0  # seconds after enough hosts have come; as many as these took, if that is longer
@@ -316,3 +318,34 @@ def keep_alive(hosts: Iterable[RemoteHost]) -> None:
     for host in hosts:
         if host.hello:
             host.send(frame(Kind.ALIVE))
+
+
+def rendezvous_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> str | None:
+    """Choose the address of the store: the one from which this host reaches the other hosts."""
+    # Returns "host:0", or None for a fresh Unix socket when there is no other host.
+    # Raises LaunchError if this host reaches the others from different addresses, and `interfaces`
+    # is empty.
+    if not hosts:
+        return None
+    if interfaces:
+        return f"{interface_address(interfaces)}:0"
+    routes = {host.name: route_to(host.address()) for host in hosts}
+    addresses = set(routes.values())
+    if len(addresses) > 1:
+        names = {address: name for name, address in interface_addresses().items()}
+        ways = ", ".join(
+            f"{host} by {address} ({names.get(address, '?')})" for host, address in routes.items()
+        )
+        raise LaunchError(
+            f"the hosts are reached by different network interfaces: {ways}; choose one that all "
+            "hosts share with --network-interfaces"
+        )
+    return f"{addresses.pop()}:0"
+
+
+def route_to(address: str) -> str:
+    """Return this host's address on the route to another one; connecting UDP sends no packet."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asked:
+        asked.connect((address, 9))
+        return str(asked.getsockname()[0])

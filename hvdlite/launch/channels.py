@@ -1,0 +1,330 @@
+"""How the launcher reaches the agents on other hosts.
+
+A *remote launcher*, such as ssh, starts the agent on a host and opens a *channel* to it.
+The launcher reads and writes the channel's two descriptors, and does not know what is between them
+and the agent. `ProcessChannel` is the channel of a command that runs here, such as ssh's, whose
+stdin and stdout are those of the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from hvdlite.errors import ArgumentError
+from hvdlite.launch import shim
+from hvdlite.launch.hosts import Host
+from hvdlite.launch.process import nameless_file, signal_group
+from hvdlite.rendezvous.deadline import is_never
+from hvdlite.rendezvous.launchers.known import tasks_of_node
+
+_LONGEST_END = 5.0  # seconds that a command may take to end when its channel has been closed
+_MOST_SAID = 1 << 16  # bytes of its stderr that are read
+
+
+class LaunchError(OSError):
+    """The job cannot run on a host; the message says which host, why, and what to do."""
+
+
+class AbsentError(LaunchError):
+    """A host cannot be reached, or has not answered in time."""
+
+
+class Channel(Protocol):
+    """The connection to the agent on one host; it may still be in the making."""
+
+    # The launcher's threads call the methods; none is called after `hang_up` but `cut`, `end` and
+    # `said`.
+
+    @property
+    def read_fd(self) -> int:
+        """The descriptor of what the agent sends; at its end when the channel is broken."""
+
+    @property
+    def write_fd(self) -> int:
+        """The descriptor of what is sent to the agent; it may be the same one, or blocking."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process here, and its group, that has to die with the launcher; None without one."""
+
+    def said(self) -> str:
+        """Return what the channel has told about itself, as a failing ssh does on its stderr."""
+
+    def cut(self) -> None:
+        """Break the channel at once; a thread that reads then finds the end."""
+
+    def hang_up(self) -> None:
+        """Close the two descriptors."""
+
+    def end(self) -> int | None:
+        """Wait until the channel's process has ended; return its status, None without a process."""
+
+
+class RemoteLauncher(Protocol):
+    """How the agents of a job are reached."""
+
+    @property
+    def carries_secrets(self) -> bool:
+        """Whether environment and secret of the job may travel on its channels."""
+        # Otherwise the agents have their own.
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long a host may take to answer; see `deadline.is_never`."""
+
+    def reachable(self, host: str) -> bool:
+        """Return whether it makes sense to connect to a host that was lost, or is new, now."""
+
+    def open(self, host: str) -> Channel:
+        """Begin to connect to the agent on a host; this does not wait for the host."""
+        # Raises OSError if nothing can be started here.
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        """Describe why a channel ended before its agent answered, and what to do."""
+
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
+        """Return the IP address by which this host reaches another one whose agent has answered."""
+        # Raises OSError if the address is not known.
+
+
+def last_line(said: str) -> str:
+    """Return the last line that a channel has told about itself; "" if it has told nothing."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+class ProcessChannel:
+    """The channel of a command that runs here; the command ends with the thread that made this."""
+
+    def __init__(self, command: Sequence[str], *, death: signal.Signals = signal.SIGKILL) -> None:
+        """Start the command in a session of its own. Raises OSError if it cannot be started."""
+        # `death` is the signal that the command gets when this thread ends.
+        self._stderr = nameless_file("hvdlite-channel-stderr")
+        self._said: str | None = None
+        try:
+            self._process = subprocess.Popen(
+                shim.tied(command, death),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except BaseException:
+            os.close(self._stderr)
+            raise
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.read_fd = self._process.stdout.fileno()
+        self.write_fd = self._process.stdin.fileno()
+        self.pid = self._process.pid
+
+    def said(self) -> str:
+        """Return what the command has printed to its stderr."""
+        try:
+            return self._read_stderr() if self._said is None else self._said
+        except OSError:
+            return self._said or ""  # Another thread has called `end` meanwhile.
+
+    def _read_stderr(self) -> str:
+        return os.pread(self._stderr, _MOST_SAID, 0).decode(errors="replace")
+
+    def cut(self) -> None:
+        """Kill the command and its children."""
+        if self._process.returncode is None:  # Nobody else has its number then.
+            signal_group(self.pid, signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        """Close the pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def end(self) -> int:
+        """Wait until the command has ended, kill it if that takes too long; return its status."""
+        try:
+            status = self._process.wait(_LONGEST_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if self._said is None:
+            self._said = self._read_stderr()
+            os.close(self._stderr)
+        return status
+
+
+SAFE_PATH = "PYTHONSAFEPATH"
+_ALIVE_SECONDS, _ALIVE_COUNT = 3, 3  # ssh gives a silent host up after about ten seconds
+
+# Words that a failing ssh, or the shell on the host, prints, and what the user can do about it.
+_SSH_REMEDIES = (
+    ("could not resolve hostname", "is the name right? `ssh {host}` has to work by itself"),
+    ("connection refused", "does an ssh server run there, on this port? --ssh-port sets another"),
+    ("connection timed out", "is the host up, and does a firewall let ssh through?"),
+    ("no route to host", "is the host up, and on a network that this one reaches?"),
+    ("permission denied", "log in must work without a password: see --ssh-identity-file"),
+    ("host key verification failed", "run `ssh {host}` once and accept its key"),
+    ("host identification has changed", "run `ssh {host}` and settle its key"),
+    ("no module named", "install hvdlite there, into the same Python: {python}"),
+    ("no such file", "hvdlite's Python is expected at {python} there; see --remote-python"),
+    ("not found", "hvdlite's Python is expected at {python} there; see --remote-python"),
+)
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How ssh starts agents, with the user's choices; see `channels.RemoteLauncher`."""
+
+    port: int | None = None  # the port of sshd on the other hosts; None leaves it to ssh
+    identity_file: Path | None = None  # a private key
+    config: Path | None = None  # the configuration file that ssh reads instead of the user's
+    python: str = sys.executable  # the Python with hvdlite on the other hosts
+    connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
+    carries_secrets: ClassVar[bool] = True
+
+    def reachable(self, host: str) -> bool:
+        """Return True: only an attempt tells."""
+        return True
+
+    def open(self, host: str) -> ProcessChannel:
+        """Start ssh."""
+        return ProcessChannel(ssh_command(host, self))
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        """Describe why ssh ended, and what to do."""
+        last = last_line(said) or f"ssh ended with status {status} and said nothing"
+        for words, remedy in _SSH_REMEDIES:
+            if words in said.lower():
+                hint = remedy.format(host=host, python=self.python)
+                return f"cannot start on host {host}: {last}; {hint}"
+        return f"cannot start on host {host}: {last}"
+
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
+        """Return the host's address in its SSH_CONNECTION: our address, port, its, port."""
+        fields = str(hello["ssh"]).split()
+        return fields[2] if len(fields) == 4 else "127.0.0.1"
+
+
+def ssh_command(host: str, options: Ssh) -> list[str]:
+    """Build the command that starts the agent on a host; `hosts` has checked the name."""
+    settings = {
+        "BatchMode": "yes",
+        "ConnectTimeout": _connect_timeout(options.connect_seconds),
+        "ServerAliveInterval": str(_ALIVE_SECONDS),
+        "ServerAliveCountMax": str(_ALIVE_COUNT),
+        "ClearAllForwardings": "yes",
+        "ControlMaster": "no",
+        "ControlPath": "none",
+    }
+    command = ["ssh", "-T", "-x", "-a"]
+    for name, value in settings.items():
+        command += ["-o", f"{name}={value}"]
+    if options.port is not None:
+        command += ["-p", str(options.port)]
+    if options.identity_file is not None:
+        command += ["-i", str(options.identity_file)]
+    if options.config is not None:
+        command += ["-F", str(options.config)]
+    # Without this variable, Python would import modules from the folder in which the login begins.
+    # (The option -P does the same, but not in Python 3.10.) The agent removes the variable.
+    safe = f"{SAFE_PATH}=1"
+    python = shlex.quote(options.python)
+    return [*command, "--", host, "exec", "env", safe, python, "-m", "hvdlite.launch.agent"]
+
+
+def _connect_timeout(seconds: float) -> str:
+    return "none" if is_never(seconds) else str(max(1, round(seconds)))
+
+
+_LONGEST_QUESTION = 30.0  # seconds that Slurm's controller may take to answer
+
+# Words that a failing srun, or the agent, prints, and what the user can do about it.
+_SRUN_REMEDIES = (
+    ("no module named", "install hvdlite there, into the same Python: {python}"),
+    ("no such file", "hvdlite's Python is expected at {python} there; see --remote-python"),
+    ("invalid job id", "has the allocation ended? see squeue"),
+    ("not in this job's", "-H names a host that the allocation does not have"),
+    ("requested node configuration", "does the allocation have this host? see -H"),
+)
+
+
+@dataclass(frozen=True)
+class Srun:
+    """How srun starts agents; see `channels.RemoteLauncher`."""
+
+    python: str = sys.executable  # the Python with hvdlite on the hosts
+    connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
+    carries_secrets: ClassVar[bool] = True
+
+    def reachable(self, host: str) -> bool:
+        """Return True: only an attempt tells."""
+        return True
+
+    def open(self, host: str) -> ProcessChannel:
+        """Start srun."""
+        # When the launcher dies, SIGTERM has srun end its step at once. A killed srun cannot, and
+        # the agent's stdin then ends up to 8 seconds later.
+        return ProcessChannel(srun_command(host, self.python), death=signal.SIGTERM)
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        """Describe why srun ended, and what to do."""
+        last = last_line(said) or f"srun ended with status {status} and said nothing"
+        for words, remedy in _SRUN_REMEDIES:
+            if words in said.lower():
+                return f"cannot start on host {host}: {last}; {remedy.format(python=self.python)}"
+        return f"cannot start on host {host}: {last}"
+
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
+        """Return the address of the node that Slurm knows, or else that of its name."""
+        node = _ask("scontrol", "show", "node", host, "--oneliner")
+        fields = dict(field.partition("=")[::2] for field in node.split())
+        name = fields.get("NodeAddr", host)
+        return str(socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def srun_command(host: str, python: str) -> list[str]:
+    """Build the command that starts the agent on a host."""
+    # The step shares the host's processors with other steps of the job and may use all of them: the
+    # agent's ranks need them. Options of the allocation, which srun reads from its environment,
+    # such as the number of tasks of a node, do not hold for the agent.
+    step = ["--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}"]
+    own = ["--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--input=all", "--output=all"]
+    agent = ["env", f"{SAFE_PATH}=1", python, "-m", "hvdlite.launch.agent"]
+    return ["srun", *step, *own, *agent]
+
+
+def allocated_hosts(environment: Mapping[str, str]) -> list[Host]:
+    """Return the hosts of this allocation, with as many slots as Slurm gave it tasks on each."""
+    # Raises ArgumentError if this process is not in an allocation.
+    # Raises OSError if scontrol cannot be run, or fails.
+    nodes = environment.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise ArgumentError(
+            "--via srun: SLURM_JOB_NODELIST is not set; run hvdlite-run in an allocation of Slurm, "
+            "with salloc or in a script for sbatch"
+        )
+    names = _ask("scontrol", "show", "hostnames", nodes).split()
+    tasks = environment.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})"
+    return [Host(name, tasks_of_node(tasks, node)) for node, name in enumerate(names)]
+
+
+def _ask(*command: str) -> str:
+    """Return what a command of Slurm prints."""
+    # Raises OSError if the command cannot be run, or fails.
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LONGEST_QUESTION, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"`{' '.join(command)}` took more than {_LONGEST_QUESTION:g} s") from None
+    if done.returncode != 0:
+        raise OSError(f"`{' '.join(command)}` failed: {last_line(done.stderr)}")
+    return done.stdout
