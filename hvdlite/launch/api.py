@@ -16,9 +16,9 @@ from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
 from hvdlite.launch.channels import Ssh
 from hvdlite.launch.description import DEFAULT_GRACE, Description, Elastic, Outcome
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
-from hvdlite.launch.job import run_job
 from hvdlite.launch.process import without_outer_job
 from hvdlite.launch.report import Failure, last_lines, verdict
+from hvdlite.launch.run import run_job
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 _INTERRUPTED = 130

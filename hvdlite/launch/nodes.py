@@ -19,9 +19,9 @@ from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent import LauncherChannel, attend, tell_signals
 from hvdlite.launch.description import Description, ThisNode
 from hvdlite.launch.hosts import Host, threads_per_rank
-from hvdlite.launch.job import run_job
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.resources import available_cores
+from hvdlite.launch.run import run_job
 from hvdlite.launch.sealed import NodeLauncher, SealedChannel, dial, introduction
 from hvdlite.rendezvous.address import is_loopback, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline

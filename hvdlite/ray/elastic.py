@@ -19,7 +19,7 @@ from hvdlite.launch.call import pack
 from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.description import Description, Elastic
 from hvdlite.launch.elastic.discovery import DiscoveryError
-from hvdlite.launch.job import run_job
+from hvdlite.launch.run import run_job
 from hvdlite.launch.sealed import NODE_SILENCE, IncomingAgents, SealedChannel
 from hvdlite.ray.group import Demand, import_ray, own_place, ray_says
 from hvdlite.rendezvous.address import listen

@@ -29,9 +29,9 @@ from typing import Any, NoReturn
 from hvdlite import _core, basics
 from hvdlite.elastic import ObjectState, epochs, run, steps
 from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Limits
+from hvdlite.launch.elastic.job import elastic_variables
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.hosts import Start, place
-from hvdlite.launch.policies.elastic_run import elastic_variables
 from hvdlite.launch.process import job_environment
 from hvdlite.objects import broadcast_object
 from hvdlite.rendezvous.handshake import Job

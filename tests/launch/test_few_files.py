@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from harness import base_environment
-from hvdlite.launch.policies.elastic import died_of
+from hvdlite.launch.elastic.job import died_of
 from hvdlite.launch.process import Ending
 from launcher import end_launcher, start_launcher
 from patience import HANG

@@ -27,8 +27,8 @@ from hvdlite.launch.command.server_flags import describe_servers, refuse_contrad
 from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
-from hvdlite.launch.job import run_job
 from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
+from hvdlite.launch.run import run_job
 from hvdlite.rendezvous.descriptors import explained
 
 _COLUMNS_OF_PREFIX = 6

@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.elastic import actions
+from hvdlite.launch.elastic import actions, job
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Leaving, Limits
-from hvdlite.launch.policies import elastic_run
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 
@@ -114,5 +113,5 @@ class FakeRegistrar:
 
 
 if __name__ == "__main__":
-    elastic_run.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
+    job.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
     sys.exit(main())

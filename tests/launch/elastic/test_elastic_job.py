@@ -246,7 +246,7 @@ def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
 def test_run_returns_the_results_of_the_last_epochs_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver.elastic_run, "Registrar", driver.FakeRegistrar)
+    monkeypatch.setattr(driver.job, "Registrar", driver.FakeRegistrar)
     monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
     folder = str(tmp_path)
 
@@ -272,7 +272,7 @@ def test_run_returns_the_results_of_the_last_epochs_ranks(
 def test_run_raises_the_failure_that_ended_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver.elastic_run, "Registrar", driver.FakeRegistrar)
+    monkeypatch.setattr(driver.job, "Registrar", driver.FakeRegistrar)
     monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("TEST_EVENTS", "[]")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdlite.launch.hosts import Start
-from hvdlite.launch.policies.fleet import Fleet
+from hvdlite.launch.slots import Fleet
 
 
 def fleet_of(

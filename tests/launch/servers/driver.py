@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from hvdlite.launch import servers
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.policies import restarting
 
 if __name__ == "__main__":
-    restarting._PATIENCE = 0.3
+    servers._PATIENCE = 0.3
     sys.exit(main())

@@ -9,14 +9,14 @@ import pytest
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.command.flags import build_parser
 from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
-from hvdlite.launch.control import Next
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Host
-from hvdlite.launch.policies.fixed_run import first_processes
-from hvdlite.launch.policies.fleet import Fleet
-from hvdlite.launch.policies.restarting import RestartingWorkers
+from hvdlite.launch.job import first_processes
 from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
+from hvdlite.launch.servers import RestartingWorkers
+from hvdlite.launch.slots import Fleet
+from hvdlite.launch.supervisor import Next
 
 
 def three_workers(restarts: int = 3) -> Fleet:

@@ -15,13 +15,18 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from hvdlite.launch.control import AnyRank, Next, Policy
-from hvdlite.launch.description import Servers
+from hvdlite.launch.console import Console
+from hvdlite.launch.description import Description, Outcome, Servers
 from hvdlite.launch.hosts import Start
-from hvdlite.launch.policies.fleet import Fleet
+from hvdlite.launch.job import FixedRun
+from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
+from hvdlite.launch.slots import Fleet
+from hvdlite.launch.supervisor import AnyRank, Next, Policy, Supervisor
+from hvdlite.launch.view import View
 from hvdlite.rendezvous.environment import EXIT_STOPPED
+from hvdlite.rendezvous.service import Service
 
 _PATIENCE = 5.0  # seconds that servers have to end by themselves when the workers have ended
 
@@ -185,3 +190,41 @@ class RestartingWorkers(Policy):
             return ""
         left = f"{self._left} of {self._total} workers were left"
         return f"hvdlite-run: {left}, fewer than --min-workers\n"
+
+
+class ServersRun(FixedRun):
+    """One run of a description of a job with parameter servers; used once."""
+
+    def __init__(
+        self,
+        what: Description,
+        servers: Servers,
+        console: Console,
+        inbox: SignalInbox,
+        view: View | None,
+    ) -> None:
+        """Check the description; `view` takes the processes' samples of themselves."""
+        # Raises ArgumentError if numbers contradict each other.
+        # Raises HostsError if the hosts have too few slots.
+        servers.check(what.ranks)
+        super().__init__(what, console, inbox, view)
+        self._servers = servers
+
+    def variables(self, start: Start) -> Mapping[str, str]:
+        """Return the variables that tell a process about the servers."""
+        variables = {
+            "HVDLITE_SERVERS": str(self._servers.count),
+            "HVDLITE_WORKER": str(start.worker),
+        }
+        if start.joiner:
+            variables["HVDLITE_JOINER"] = "1"
+        return variables
+
+    def policy(self) -> Policy:
+        """Return the policy."""
+        servers = self._servers
+        return RestartingWorkers(servers, self.starts[servers.count :], self.elsewhere)
+
+    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
+        """Show how the job ended, and return it."""
+        return Outcome(supervisor.conclude(), supervisor.root, supervisor.results)
