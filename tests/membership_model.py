@@ -17,7 +17,8 @@ import random
 from collections import Counter
 from typing import Any
 
-from hvdlite.launch.elastic.actions import (
+from hvdlite.launch.elastic.membership import Membership
+from hvdlite.launch.elastic.messages import (
     Close,
     Entered,
     EpochBegun,
@@ -31,8 +32,7 @@ from hvdlite.launch.elastic.actions import (
     Replace,
     Send,
 )
-from hvdlite.launch.elastic.membership import Membership
-from hvdlite.launch.elastic.roster import Phase
+from hvdlite.launch.elastic.state import Phase
 from membership_workers import Model, World
 
 LAST_STATE = 6  # operations until a script ends

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from hvdlite.launch.elastic.actions import Action, Limits, Send
 from hvdlite.launch.elastic.membership import Membership
-from hvdlite.launch.elastic.roster import Phase
+from hvdlite.launch.elastic.messages import Action, Limits, Send
+from hvdlite.launch.elastic.state import Phase
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 from hvdlite import _core, basics
 from hvdlite.elastic import ObjectState, epochs, run, steps
-from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Limits
 from hvdlite.launch.elastic.job import elastic_variables
+from hvdlite.launch.elastic.messages import EpochFormed, Event, Evict, Failed, Limits
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.hosts import Start, place
 from hvdlite.launch.process import job_environment

@@ -24,7 +24,8 @@ from hvdlite.launch.agents import (
 from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Elastic, Outcome, counted, threads_text
-from hvdlite.launch.elastic.actions import (
+from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
+from hvdlite.launch.elastic.messages import (
     Entered,
     EpochBegun,
     EpochFormed,
@@ -40,7 +41,6 @@ from hvdlite.launch.elastic.actions import (
     Warn,
     Went,
 )
-from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.hosts import Host, HostProvider, Start, is_here, spread, threads_per_rank
 from hvdlite.launch.job import Run, status_of_strangers

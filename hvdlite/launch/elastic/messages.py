@@ -4,10 +4,148 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from hvdlite.launch.elastic.actions import Message
 from hvdlite.rendezvous.registrar_client import MAX_MESSAGE_BYTES
+
+Message: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows. Times are seconds; 0 means without a limit."""
+
+    np: int  # how many workers the job starts with
+    min_np: int  # fewer workers do not leave a boundary
+    max_np: int | None = None  # more workers do not join; None without a limit
+    elastic_timeout: float = 600.0  # how long a boundary waits for `min_np` workers
+    reset_limit: int | None = None  # how many epochs may follow the first one; None without a limit
+    heartbeat: float = 3.0  # the workers and the registrar speak four times in this time
+    # A worker that says nothing for this long is evicted. It is much longer than the heartbeat,
+    # because a thread of the worker may hold Python's lock; silent hosts are found at the
+    # heartbeat, by the launcher and by the connections of their workers.
+    silence: float = 60.0
+    start_timeout: float = 60.0  # how long the first `np` workers may take to become ready
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send this message to this worker."""
+
+    worker: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection of this worker once it has what was sent to it."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class EpochBegun:
+    """All workers of an epoch are connected, and are about to be told so."""
+
+    workers: tuple[int, ...]  # its members in the order of their ranks
+
+
+@dataclass(frozen=True)
+class EpochFormed:
+    """What the user is to know of an epoch; it may come later, when the reason is known."""
+
+    epoch: int  # its number
+    workers: tuple[int, ...]  # its members in the order of their ranks
+    line: str  # one line for the user: who went or came and why, and how many ranks go on
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Kill the process group of this worker now; it is not a member any more."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """This worker was asked to leave: it will exit with 0."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The script of this worker has failed: it is not a member any more, and ends by itself."""
+
+    worker: int
+    what: str  # what it raised, for sentences
+
+
+@dataclass(frozen=True)
+class Went:
+    """A worker is not a member any more, and not because it was to leave."""
+
+    worker: int
+    at: float  # when the first sign of it came; monotonic
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A joiner does not fit the job."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Another worker is to take the place of a first one, killed before the first epoch."""
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """This worker has finished its work, and only its process is left."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The workers have entered `hvd.elastic.run`: from now on joiners make sense."""
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Show this to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job cannot go on; nothing follows this event."""
+
+    reason: str
+
+
+Event: TypeAlias = (
+    EpochBegun
+    | EpochFormed
+    | Evict
+    | Leaving
+    | Raised
+    | Went
+    | Refused
+    | Replace
+    | Goodbye
+    | Entered
+    | Warn
+    | Failed
+)
+Action: TypeAlias = Send | Close | Event
+
 
 _ABSENT = object()
 

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hvdlite.launch.elastic.actions import (
+from hvdlite.launch.elastic.membership import Membership
+from hvdlite.launch.elastic.messages import (
     Action,
     Close,
     Entered,
@@ -23,15 +24,15 @@ from hvdlite.launch.elastic.actions import (
     Failed,
     Leaving,
     Limits,
+    MalformedError,
     Message,
     Raised,
     Refused,
     Send,
     Warn,
     Went,
+    parse,
 )
-from hvdlite.launch.elastic.membership import Membership
-from hvdlite.launch.elastic.messages import MalformedError, parse
 from hvdlite.rendezvous.address import fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import Job, Role

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.elastic import actions, job
-from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Leaving, Limits
+from hvdlite.launch.elastic import job, messages
+from hvdlite.launch.elastic.messages import EpochBegun, EpochFormed, Event, Leaving, Limits
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
 
@@ -68,7 +68,7 @@ class FakeRegistrar:
             if forms:
                 self._form()
             if forms or "TEST_ENTERED" in os.environ:
-                events = eval(os.environ.get("TEST_EVENTS", "[Entered()]"), vars(actions))
+                events = eval(os.environ.get("TEST_EVENTS", "[Entered()]"), vars(messages))
                 if "TEST_EVENTS_WAIT" in os.environ:
                     threading.Thread(target=self._tell_later, args=events, daemon=True).start()
                 else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.launch.elastic.actions import (
+from hvdlite.launch.elastic.messages import (
     EpochFormed,
     Evict,
     Failed,
@@ -10,8 +10,8 @@ from hvdlite.launch.elastic.actions import (
     Refused,
     Warn,
 )
-from hvdlite.launch.elastic.roster import Phase
-from hvdlite.launch.elastic.suspicions import Suspicions
+from hvdlite.launch.elastic.state import Phase
+from hvdlite.launch.elastic.verdicts import Suspicions
 from membership_story import at_boundary, formed, lost
 
 # Joining, leaving, limits.

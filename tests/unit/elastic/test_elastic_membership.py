@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.launch.elastic.actions import (
+from hvdlite.launch.elastic.messages import (
     Close,
     EpochFormed,
     Evict,
@@ -14,7 +14,7 @@ from hvdlite.launch.elastic.actions import (
     Warn,
     Went,
 )
-from hvdlite.launch.elastic.roster import Phase
+from hvdlite.launch.elastic.state import Phase
 from membership_model import Job
 from membership_story import Story, at_boundary, formed, lost
 

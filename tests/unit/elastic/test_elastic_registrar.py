@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hvdlite.errors import BootstrapError
-from hvdlite.launch.elastic.actions import (
+from hvdlite.launch.elastic.messages import (
     Entered,
     EpochFormed,
     Event,

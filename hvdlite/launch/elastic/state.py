@@ -1,0 +1,302 @@
+"""What the membership knows of each worker, and how it names workers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hvdlite.launch.elastic.messages import EpochFormed, Limits, Message
+
+_MOST_NAMED = 4  # a sentence names at most so many workers
+
+
+class Phase(enum.Enum):
+    """What the job does; `membership` says more."""
+
+    STARTING = "starting"
+    FORMED = "formed"
+    GATHERING = "gathering"
+    FORMING = "forming"
+    DONE = "done"
+    OVER = "over"
+
+
+class Stage(enum.Enum):
+    """Where a worker stands between its start and its end, as far as its messages tell."""
+
+    STARTING = "starting"  # its process was announced; it has not said READY
+    WAITING = "waiting"  # READY to start or to join; in no epoch yet
+    RUNNING = "running"  # a member that trains, or that has not yet answered GATHER
+    SUSPENDED = "suspended"  # a member whose engine has ended
+    BOUNDARY = "boundary"  # a member that waits in `hvd.elastic.run`
+    COMING = "coming"  # a member that got CUT or RESTORE, and comes to the boundary by itself
+
+
+@dataclass
+class Worker:
+    """One living worker."""
+
+    number: int  # never used again
+    host: str  # where it runs, for sentences
+    joiner: bool  # whether it was started after the first epoch
+    stage: Stage = Stage.STARTING
+    # This says how others reach it; opaque but for "agreed".
+    endpoint: dict[str, Any] = field(default_factory=dict)
+    stuck: str | None = None  # why a collective of it cannot be redone; None if all can
+    restored: bool = False  # whether it came to the boundary through HorovodInternalError
+    fresh: bool = True  # whether it has not passed a boundary yet
+    # This says whether it has the job's state. The first workers have, a joiner once it has synced.
+    synced: bool = True
+    asked: int = -1  # the epoch of the newest GATHER that was sent to it
+    raised: str = ""  # what its script raised, for sentences; "" if it has not told
+    draining: str | None = None  # why it shall leave at the next boundary; None if it shall not
+    wishes: bool = False  # whether it shall leave because it has asked to
+    connected: bool = False  # whether it has said CONNECTED to the epoch that is being formed
+    clock: Any = None  # what it sent with CONNECTED
+    expected_at: float = 0.0  # when its process was about to be started
+    ready_at: float = 0.0  # when it first said READY
+
+    @property
+    def name(self) -> str:
+        """The name of the worker in a sentence."""
+        return f"worker {self.number} (host {self.host})"
+
+    @property
+    def answered(self) -> bool:
+        """Whether a new epoch can be decided without waiting for this member."""
+        return self.stage in (Stage.SUSPENDED, Stage.BOUNDARY)
+
+
+@dataclass(frozen=True)
+class Departed:
+    """A worker that is not with the job any more, and whose process has not ended yet."""
+
+    worker: Worker  # who it was
+    # This says when its process must have ended; infinity if it said goodbye, or that it has
+    # failed.
+    due: float
+    member: bool  # whether it was a member
+    at: float  # when it departed
+
+
+def named(workers: Sequence[Worker]) -> str:
+    """Name some workers in a sentence: the first few, and how many more there are."""
+    return listed([worker.name for worker in workers], ", ")
+
+
+def listed(texts: Sequence[str], separator: str) -> str:
+    """Join the first few texts, and say how many more there are."""
+    shown = separator.join(texts[:_MOST_NAMED])
+    more = len(texts) - _MOST_NAMED
+    return f"{shown}{separator}and {more} more" if more > 0 else shown
+
+
+def mismatch(joiner: Worker, member: Worker) -> str | None:
+    """Return how the settings of a joiner differ from those of a member; None if they agree."""
+    # Both endpoints carry their settings, by name, under "agreed".
+    theirs, ours = joiner.endpoint.get("agreed"), member.endpoint.get("agreed")
+    if not isinstance(theirs, dict) or not isinstance(ours, dict):
+        return None
+    different = [
+        f"{name} is {theirs.get(name, 'unset')} on {joiner.name}, "
+        f"and {ours.get(name, 'unset')} on {member.name}"
+        for name in sorted(theirs.keys() | ours.keys())
+        if theirs.get(name) != ours.get(name)
+    ]
+    return "; ".join(different) or None
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why an epoch follows another one."""
+
+    name: str  # what changed: a worker, by its name
+    why: str  # the rest of the clause: "died of SIGKILL", "finished"
+    worker: int | None = None  # the number of the worker that went; None if nobody did
+    trouble: bool = True  # whether something went wrong
+    # This says whether the next epoch counts as a reset; that a worker has finished does not.
+    counts: bool = True
+
+    @property
+    def text(self) -> str:
+        """The clause for the line of the epoch."""
+        return f"{self.name} {self.why}"
+
+
+class Record:
+    """The record of one epoch, from the moment in which it was formed."""
+
+    def __init__(self) -> None:
+        self.whole = True  # whether nobody has gone and no link broke
+        # By process set, the newest commit that any worker has reported.
+        self.commit_point: dict[str, int] = {}
+        # This says how many steps the epoch has committed; None if the workers do not report it.
+        self.steps: int | None = None
+        self._changes: list[Change] = []
+        self._symptom: Change | None = None  # what a worker reported, if nobody is to blame
+        self._sign: float | None = None  # when the first sign came that an epoch must follow
+
+    def report(self, message: Message) -> None:
+        """Note what a worker has handed out: the commit point is never below it."""
+        # Reports of workers that die afterwards count, too. Who completed a commit knows that all
+        # members have executed what is in it, so the others can hand it out.
+        commits: Mapping[str, int] = message.get("commits") or {}
+        for name, count in commits.items():
+            self.commit_point[name] = max(count, self.commit_point.get(name, count))
+        if "steps" in message:
+            self.steps = max(message["steps"], self.steps or 0)
+
+    def sign(self, now: float) -> None:
+        """Note the time of the first sign."""
+        self._sign = now if self._sign is None else self._sign
+
+    def went(self, change: Change, now: float) -> None:
+        """A worker has gone."""
+        self.whole = False
+        self._changes.append(change)
+        self.sign(now)
+
+    def symptom(self, name: str, why: str) -> None:
+        """A worker reported something that explains the next epoch if nothing better does."""
+        self._symptom = self._symptom or Change(name, why)
+
+    def accept_symptom(self) -> None:
+        """Nothing explains it better."""
+        if self._symptom is not None and not self._changes:
+            self._changes.append(self._symptom)
+
+    def learn(self, worker: int, why: str, trouble: bool, counts: bool) -> bool:
+        """More is known about how a worker has gone; return whether this epoch ends by it."""
+        known = any(change.worker == worker for change in self._changes)
+        self._changes = [
+            replace(change, why=why, trouble=trouble, counts=counts)
+            if change.worker == worker
+            else change
+            for change in self._changes
+        ]
+        return known
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is known to have changed."""
+        return bool(self._changes)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether only workers that finished have gone."""
+        return self.changed and not any(change.counts for change in self._changes)
+
+    @property
+    def trouble(self) -> Change | None:
+        """What went wrong first."""
+        return next((change for change in self._changes if change.trouble), None)
+
+    @property
+    def killed(self) -> list[Change]:
+        """Those that went, if something went wrong with each of them."""
+        return self._changes if all(change.trouble for change in self._changes) else []
+
+    @property
+    def gone(self) -> list[tuple[int, str]]:
+        """The workers that have gone, each with the reason."""
+        return [(one.worker, one.why) for one in self._changes if one.worker is not None]
+
+    def reason(self, joined: Sequence[Worker] = ()) -> str:
+        """Say why the next epoch follows."""
+        texts = [change.text for change in self._changes]
+        if not texts and self._symptom is not None:
+            texts = [self._symptom.text]
+        return listed([*texts, *(f"{one.name} joined" for one in joined)], "; ")
+
+    def nobody_left(self) -> str:
+        """Say why the job has failed if no worker is left."""
+        trouble = self.trouble
+        if trouble is None:
+            return f"no worker is left: {self.reason()}"
+        return f"no worker is left; the first that went: {trouble.text}"
+
+    def line(self, epoch: int, world_size: int, joined: Sequence[Worker], now: float) -> str:
+        """Return the line for the user about the epoch that follows."""
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+        if epoch == 0:
+            return f"world 0: {ranks} start{'s' if world_size == 1 else ''}"
+        verb = "goes" if world_size == 1 else "go"
+        took = 0.0 if self._sign is None else 1000 * (now - self._sign)
+        return f"world {epoch}: {self.reason(joined)}; {ranks} {verb} on after {took:.0f} ms"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """An epoch that was formed, and is to be shown."""
+
+    epoch: int  # its number
+    workers: tuple[int, ...]  # its members by rank
+    joined: list[Worker]  # those that were not members before
+    record: Record  # It is that of the epoch before.
+    at: float  # when it was formed
+
+    def event(self) -> EpochFormed:
+        """Return the event that shows it."""
+        line = self.record.line(self.epoch, len(self.workers), self.joined, self.at)
+        return EpochFormed(self.epoch, self.workers, line)
+
+
+_WARN_SECONDS = 10.0
+
+
+class Watch:
+    """Says when to warn of a wait that goes on."""
+
+    def __init__(self) -> None:
+        self._wait = ""
+        self.due_at: float | None = None
+
+    def due(self, wait: str, now: float) -> bool:
+        """Return whether to warn now of this wait; "" if there is none."""
+        if wait == self._wait and (self.due_at is None or now < self.due_at):
+            return False
+        warn = wait == self._wait
+        self._wait = wait
+        self.due_at = now + _WARN_SECONDS if wait else None
+        return warn
+
+
+def describe_start(first: Sequence[Worker]) -> str:
+    """Say which of the first workers are not ready."""
+    late = [one for one in first if one.stage is not Stage.WAITING]
+    return f"waits for {named(late)} to call hvd.init()" if late else ""
+
+
+def describe_shortage(living: int, min_np: int) -> str:
+    """Say that members and joiners are too few, and wait for others."""
+    return f"{living} of at least {min_np} workers wait for others to join"
+
+
+def given_up(limits: Limits, at_start: bool, living: int, wait: str) -> str:
+    """Say why a job is given up: the first workers, or enough of the later ones, did not come."""
+    if at_start:
+        return (
+            f"{limits.np} workers were not connected within --start-timeout "
+            f"({limits.start_timeout:g} s): {wait}"
+        )
+    return (
+        f"too few workers for --elastic-timeout ({limits.elastic_timeout:g} s): "
+        f"{living} of at least {limits.min_np} (--min-np)"
+    )
+
+
+def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
+    """Say which members keep the others waiting; "" if none does."""
+    if phase is Phase.FORMING:
+        late = [one for one in members if not one.connected]
+        return f"world {epoch} waits for {named(late)} to connect" if late else ""
+    late = [one for one in members if not one.answered]
+    if phase is Phase.GATHERING and late:
+        coming = any(one.stage is Stage.COMING for one in late)
+        what = "come to the boundary" if coming else "leave the epoch that has ended"
+        return f"waits for {named(late)} to {what}"
+    if phase is Phase.FORMED and 0 < len(late) < len(members):
+        return f"a boundary waits for {named(late)}"
+    return ""

@@ -1,0 +1,258 @@
+"""Who joins and who leaves when all members are at a boundary, and when to call them there."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from hvdlite.launch.elastic.messages import Limits
+from hvdlite.launch.elastic.state import Stage, Worker
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens at a boundary."""
+
+    leavers: list[Worker]  # leave now, whether or not the others go on
+    joiners: list[Worker]  # join if the others go on
+    missing: int  # how many workers are missing; the boundary waits for them
+
+
+def plan(
+    limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
+) -> Plan:
+    """Decide who leaves, who joins, and how many workers are missing."""
+    # A member that shall leave stays as long as nobody else has the job's state: it first hands the
+    # state over, in an epoch with joiners, or another one if a joiner has died. A job that does not
+    # grow any more, because some worker has finished, goes on with any number of workers.
+    # `waiting` has joiners, in the order in which they may join.
+    # `growing` says whether joiners may join.
+    staying = [worker for worker in members if worker.draining is None]
+    joiners = fitting(limits, members, waiting) if growing else []
+    if not any(worker.synced for worker in staying):
+        return Plan([], joiners, missing=0 if staying or joiners or not growing else 1)
+    leavers = [worker for worker in members if worker.draining is not None]
+    short = limits.min_np - len(staying) - len(joiners) if growing else 0
+    return Plan(leavers, joiners, max(0, short))
+
+
+def fitting(limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker]) -> list[Worker]:
+    """Return the joiners for whom there is room at the next boundary."""
+    if limits.max_np is None:
+        return list(waiting)
+    staying = [worker for worker in members if worker.draining is None]
+    room = limits.max_np - len(staying)
+    return list(waiting[: max(0, room)])
+
+
+def company_until(joiners: Sequence[Worker], starting: Sequence[Worker]) -> float:
+    """Return until when joiners that are ready wait for those that still start."""
+    # A new host starts several workers at once, and their start-up differs. One change of hosts is
+    # to be one epoch, so the first one waits as long again as its own start has taken.
+    if not joiners or not starting:
+        return -math.inf
+    first = min(joiners, key=lambda one: one.ready_at)
+    return 2 * first.ready_at - first.expected_at
+
+
+class Notices:
+    """When the members are told to come to the next boundary."""
+
+    # A notice says that somebody joins or leaves, or that data is to be distributed anew because a
+    # worker has gone. It is due once for each such reason, and again in each new epoch.
+
+    def __init__(self) -> None:
+        self.deal_anew = False
+        # This says when joiners that are ready stop waiting for others; None if none does.
+        self.complete_at: float | None = None
+        self._version = 0
+        self._told: object = None
+
+    def begin(self, at_boundary: bool) -> None:
+        """Begin anew: an epoch was formed, or goes on; at a boundary with data distributed anew."""
+        self._told = None
+        if at_boundary:
+            self.deal_anew = False
+
+    def due(
+        self,
+        limits: Limits,
+        members: Sequence[Worker],
+        joining: Sequence[Worker],
+        growing: bool,
+        now: float,
+    ) -> tuple[int, bool] | None:
+        """Return the version of a notice that is due now, and whether nobody joins by it."""
+        # `joining` are the workers that wait to join, and behind them those that still start.
+        fit = fitting(limits, members, joining) if growing else []
+        joiners = [one for one in fit if one.stage is Stage.WAITING]
+        starting = [one for one in fit if one.stage is Stage.STARTING and one.draining is None]
+        until = company_until(joiners, starting)
+        self.complete_at = until if now < until else None
+        told = [] if now < until else [worker.number for worker in joiners]
+        leavers = [worker.number for worker in members if worker.draining is not None]
+        reasons = (told, leavers, self.deal_anew)
+        if not any(reasons) or reasons == self._told:
+            return None
+        self._told = reasons
+        self._version += 1
+        return self._version, not joiners
+
+
+GRACE = 0.3  # seconds from the first suspicion to the verdict
+
+
+@dataclass(frozen=True)
+class _Suspicion:
+    suspect: int
+    reason: str
+    reporter: int
+    mutual: bool
+
+
+class Suspicions:
+    """The suspicions of one gathering, at most one by each worker."""
+
+    def __init__(self) -> None:
+        self._by_reporter: dict[int, _Suspicion] = {}
+        self._implied: dict[int, _Suspicion] = {}  # They have not said it themselves.
+        self._moot = False
+        self._explained: set[tuple[int, int]] = set()
+        self.verdict_at: float | None = None
+
+    def add(
+        self,
+        reporter: int,
+        suspect: int,
+        reason: str,
+        now: float,
+        anew: bool = False,
+        mutual: bool = False,
+    ) -> None:
+        """Take a suspicion, unless somebody has gone in this gathering."""
+        # `anew` says whether it was seen just now. A worker repeats what its last engine has seen
+        # until it has another one, and what was explained once does not count again.
+        # `mutual` says whether the suspect would say the same of the reporter.
+        if self._moot:
+            self._explained.add((reporter, suspect))
+        if self._moot or ((reporter, suspect) in self._explained and not anew):
+            return
+        before = self._by_reporter.get(reporter)
+        if mutual or before is None or not before.mutual:
+            self._by_reporter[reporter] = _Suspicion(suspect, reason, reporter, mutual)
+        if mutual:
+            self._implied[suspect] = _Suspicion(reporter, reason, reporter, mutual)
+        if self.verdict_at is None:
+            self.verdict_at = now + GRACE
+
+    def dismiss(self) -> None:
+        """Somebody has gone, which explains broken links: drop all, and take no more."""
+        self._explained |= {(one, two.suspect) for one, two in self._by_reporter.items()}
+        self._clear()
+        self._moot = True
+
+    def begin(self) -> None:
+        """Begin anew: the members of another epoch connect."""
+        self._clear()
+        self._moot = False
+
+    def forget(self) -> None:
+        """Begin anew: an epoch was formed, and the workers have other engines."""
+        self.begin()
+        self._explained.clear()
+
+    def _clear(self) -> None:
+        self._by_reporter.clear()
+        self._implied.clear()
+        self.verdict_at = None
+
+    def ripe(self, now: float) -> bool:
+        """Return whether there are suspicions, and the moment has passed."""
+        return self.verdict_at is not None and now >= self.verdict_at
+
+    def worst(self, members: Set[int]) -> tuple[int, str] | None:
+        """Return the member that most suspect, on a tie the highest, and what they say."""
+        votes: dict[int, list[_Suspicion]] = {}
+        for reporter in sorted(members):
+            said = (self._by_reporter.get(reporter), self._implied.get(reporter))
+            counts = [one for one in said if one and one.suspect in members]
+            counts = [one for one in counts if one.mutual or not self._implied]
+            if counts:
+                votes.setdefault(counts[0].suspect, []).append(counts[0])
+        if not votes:
+            return None
+        worst = max(votes, key=lambda suspect: (len(votes[suspect]), suspect))
+        first, reason = votes[worst][0].reporter, votes[worst][0].reason
+        others = f" and {len(votes[worst]) - 1} more" if len(votes[worst]) > 1 else ""
+        return worst, f"worker {first}{others} reported: {reason or 'the link broke'}"
+
+
+_MOST_FRUITLESS = 3  # epochs in a row that may end before a step is committed
+_REASONS_SHOWN = 3
+
+
+class Patience:
+    """Counts epochs, and how many of them in a row came to nothing."""
+
+    def __init__(self, reset_limit: int | None) -> None:
+        self._limit = reset_limit
+        self._resets = 0
+        self._reasons: deque[str] = deque(maxlen=_REASONS_SHOWN)
+        self._fruitless = 0
+        self._first_reason = ""
+        self._judged = True  # until an epoch was formed, nothing came to nothing
+        self._commits: dict[str, int] = {}
+
+    def formed(self, counts: bool) -> None:
+        """An epoch was formed, or goes on after an error; `counts` if it is a reset."""
+        self._judged = False
+        if counts:
+            self._resets += 1
+
+    def judge(
+        self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
+    ) -> str | None:
+        """Judge the epoch that ends; return why the job must be given up, or None."""
+        # `steps` says how many steps the epoch has committed, if the workers report it.
+        # `trouble` says whether something went wrong in the epoch.
+        complaint = self._judge_fruits(commits, steps, reason, trouble)
+        if complaint is None and self._limit is not None and self._resets >= self._limit:
+            last = "; ".join(self._reasons) or reason
+            complaint = (
+                f"--reset-limit {self._limit}: the ranks may not be formed anew once more, unless "
+                "it is raised; "
+                f"last: {last}"
+            )
+        self._reasons.append(reason)
+        return complaint
+
+    def _judge_fruits(
+        self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
+    ) -> str | None:
+        fruitful = self._progressed(commits, steps)
+        if self._judged:
+            return None
+        self._judged = True
+        if fruitful:
+            self._fruitless = 0
+        if fruitful or not trouble:
+            return None
+        self._fruitless += 1
+        if self._fruitless == 1:
+            self._first_reason = reason
+        if self._fruitless < _MOST_FRUITLESS:
+            return None
+        return (
+            f"{_MOST_FRUITLESS} worlds in a row ended before a step was committed; the first "
+            f"ended because {self._first_reason}"
+        )
+
+    def _progressed(self, commits: Mapping[str, int], steps: int | None) -> bool:
+        if steps is not None:
+            return steps > 0
+        progressed = any(count > self._commits.get(name, 0) for name, count in commits.items())
+        for name, count in commits.items():
+            self._commits[name] = max(count, self._commits.get(name, 0))
+        return progressed
