@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdlite import _core
-from hvdlite.launch.command.flags import EXPERT, build_parser
+from hvdlite.launch.flags import EXPERT, build_parser
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = (DOCS / "knobs.md", DOCS / "options.md")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hvdlite.launch.command.cli import main
+from hvdlite.launch.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Agent: starts and ends processes of a job on this host; the launcher starts it by ssh or srun.
 
 The launcher runs `ssh host exec python -m hvdlite.launch.agent`. The agent reads commands from
-stdin (`remote.messages`), and writes the output of the processes, and how each ended, to stdout. If
+stdin (`messages`), and writes the output of the processes, and how each ended, to stdout. If
 stdin ends, or brings nothing for long, the launcher or the connection to it is gone: the agent then
 ends its processes and itself. ssh shows the launcher what the agent writes to stderr. In node mode
 (`nodes`) the agent is an hvdlite-run that has connected to the launcher.

@@ -1,6 +1,6 @@
 """The launcher's loop: it shows the output of all ranks, and ends the job as one.
 
-There is one supervisor for all kinds of jobs. What differs is a `Policy` (`launch.policies`), which
+There is one supervisor for all kinds of jobs. What differs is a `Policy`, which
 decides what follows from the end of a process; the supervisor does it.
 
 A failure goes like this. The first rank that fails starts a window (`Failure.window`). In this
@@ -326,7 +326,7 @@ class Supervisor(Control):
             if worker.pid:
                 self.worker_started(worker.number)
 
-    # What the agents tell; see `remote.agents.Owner`.
+    # What the agents tell; see `agents.Owner`.
 
     def off(self, fd: int) -> None:
         """Stop watching a descriptor."""

@@ -10,7 +10,7 @@ import os
 import sys
 
 from hvdlite.launch import output
-from hvdlite.launch.command.cli import main
+from hvdlite.launch.cli import main
 from hvdlite.live import screen
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 from harness import base_environment
-from hvdlite.launch.command import doctor
+from hvdlite.launch import doctor
 from launcher import run_launcher
 
 

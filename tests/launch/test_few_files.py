@@ -20,7 +20,7 @@ _core.create_segment(2)
 """
 LAUNCHER = """
 import resource, sys
-from hvdlite.launch.command.cli import main
+from hvdlite.launch.cli import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
 sys.exit(main())
 """

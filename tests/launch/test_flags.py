@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite import _core
-from hvdlite.launch.command.config_file import ConfigError, arguments_from
-from hvdlite.launch.command.flags import EXPERT, build_parser, variables
+from hvdlite.launch.cli import ConfigError, arguments_from
+from hvdlite.launch.flags import EXPERT, build_parser, variables
 from launch.marked import python
 from launch.test_cli import environments
 from launcher import run_launcher

@@ -17,8 +17,7 @@ import pytest
 from harness import run_world
 from hvdlite import _core
 from hvdlite.errors import ArgumentError
-from hvdlite.launch import description
-from hvdlite.launch.command import elastic_flags, flags
+from hvdlite.launch import cli, description, flags
 from hvdlite.rendezvous import environment
 from launcher import run_launcher
 from unit.horovod_names import NAMES
@@ -208,7 +207,7 @@ def test_launcher_has_the_flags(state: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_knobs_have_the_variables() -> None:
     read = {knob["horovod"] for knob in _core.knobs()}
-    for module in (environment, description, elastic_flags):
+    for module in (environment, description, cli):
         read |= set(re.findall(r'"(HOROVOD_\w+)"', inspect.getsource(module)))
     for row in SECTIONS["Variables that Horovod reads"]:
         assert (row.name in read) == (row.state in HERE), row

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from hvdlite.launch.command.cli import main
+from hvdlite.launch.cli import main
 from hvdlite.launch.elastic import job, messages
 from hvdlite.launch.elastic.messages import EpochBegun, EpochFormed, Event, Leaving, Limits
 from hvdlite.rendezvous.handshake import Job

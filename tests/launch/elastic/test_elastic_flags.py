@@ -8,11 +8,10 @@ import pytest
 
 import hvdlite
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.command import cli
-from hvdlite.launch.command.config_file import arguments_from
-from hvdlite.launch.command.elastic_flags import describe_elastic
-from hvdlite.launch.command.flags import build_parser
+from hvdlite.launch import cli
+from hvdlite.launch.cli import arguments_from, describe_elastic
 from hvdlite.launch.description import Elastic
+from hvdlite.launch.flags import build_parser
 from launch.marked import python
 from launcher import run_launcher
 

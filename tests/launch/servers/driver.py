@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hvdlite.launch import servers
-from hvdlite.launch.command.cli import main
+from hvdlite.launch.cli import main
 
 if __name__ == "__main__":
     servers._PATIENCE = 0.3

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.command.flags import build_parser
-from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
+from hvdlite.launch.cli import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description, Servers
+from hvdlite.launch.flags import build_parser
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.job import first_processes
 from hvdlite.launch.process import Ending

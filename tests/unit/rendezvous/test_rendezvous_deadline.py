@@ -15,7 +15,7 @@ import pytest
 import hvdlite
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.channels import Ssh, ssh_command
-from hvdlite.launch.command.flags import build_parser, variables
+from hvdlite.launch.flags import build_parser, variables
 from hvdlite.rendezvous.address import address_of, dial, fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import Deadline, GivenUpError
 from hvdlite.rendezvous.environment import detect

@@ -1,0 +1,486 @@
+"""The command hvdlite-run: it turns the command line into the description of a job, and runs it.
+
+`main` reads the environment once and passes it on as a mapping. Besides it, `hvdlite.launch.api`
+reads the environment for `hvdlite.run`, the agent reads that of its login, `call` reads the
+descriptor for its result, and `process` passes on that of a task of cluster software. No
+other module of the launcher reads environment variables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hvdlite.errors import ArgumentError, BootstrapError
+from hvdlite.launch import flags
+from hvdlite.launch.channels import RemoteLauncher, Srun, Ssh, allocated_hosts
+from hvdlite.launch.console import Console
+from hvdlite.launch.description import Description, Elastic, Servers
+from hvdlite.launch.emit import EmitRequest, emit
+from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
+from hvdlite.launch.node import this_node
+from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
+from hvdlite.launch.run import run_job
+from hvdlite.launch.view import MakeViewer
+from hvdlite.live.run import Viewer
+from hvdlite.rendezvous.descriptors import explained
+
+_COLUMNS_OF_PREFIX = 6
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line, preceded by the flags of its --config-file, if any."""
+    options = parser.parse_args(arguments)
+    if options.config_file is None:
+        return options
+    path = options.config_file
+    from_file = arguments_from(_text_of("--config-file", path), str(path), parser)
+    return parser.parse_args([*from_file, *arguments])
+
+
+def _text_of(flag: str, path: Path) -> str:
+    """Read a file that a flag names; an OSError names the flag."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "this is not a text file")
+        raise OSError(f"{flag} {path}: {why}") from None
+
+
+def choose_hosts(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, environment: Mapping[str, str]
+) -> list[Host]:
+    """Read the hosts, and set the number of ranks if -np does not."""
+    # Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks
+    # run on each host. With --host-discovery-script, an elastic job then starts with --min-np
+    # ranks.
+    hosts: list[Host] = []
+    if options.hosts is not None and options.hostfile is not None:
+        parser.error("-H and --hostfile: give one of them")
+    if options.hosts is not None:
+        hosts = read_hosts(options.hosts)
+    elif options.hostfile is not None:
+        text = _text_of("--hostfile", options.hostfile)
+        hosts = read_hostfile(text, str(options.hostfile))
+    elif options.via == "srun" and options.host_discovery_script is None:
+        hosts = allocated_hosts(environment)
+    if options.nproc_per_node is not None:
+        if options.num_proc is not None:
+            parser.error("-np and --nproc-per-node: give one of them")
+        if options.nproc_per_node < 1:
+            parser.error(f"--nproc-per-node {options.nproc_per_node}: at least one is needed")
+        hosts = [Host(host.name, options.nproc_per_node) for host in hosts]
+        options.num_proc = max(1, len(hosts)) * options.nproc_per_node
+    if options.host_discovery_script is not None and (hosts or options.hosts or options.hostfile):
+        parser.error("--host-discovery-script and -H or --hostfile: give one of them")
+    if options.num_proc is None and hosts:
+        slots = sum(host.slots for host in hosts)
+        options.num_proc = slots if options.max_np is None else min(slots, options.max_np)
+    if options.num_proc is None and options.nodes is None:  # A node has ranks of its own.
+        options.num_proc = options.min_np
+    if options.num_proc is not None and options.num_proc > MOST_SLOTS * max(1, len(hosts)):
+        parser.error(f"-np {options.num_proc}: at most {MOST_SLOTS} ranks run on a host")
+    return hosts
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: str) -> None:
+    """Check that the command can run; otherwise exit with a message that says what to write."""
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    if options.num_proc is None:
+        parser.error(f"say how many ranks to start with -np, for example: {flags.EXAMPLE}")
+    if options.num_proc < 1:
+        parser.error(f"-np {options.num_proc}: at least one rank is needed")
+    timeline = options.timeline_filename
+    if timeline is not None and not timeline.absolute().parent.is_dir():
+        parser.error(f"--timeline-filename {timeline}: there is no such folder")
+    if not options.command:
+        parser.error(f"say what to run, for example: {flags.EXAMPLE}")
+    options.command = with_python(options.command, options.module, path)
+    program = options.command[0]
+    if shutil.which(program, path=path) is None:
+        if program.endswith(".py"):
+            parser.error(f"there is no file {program} in {Path.cwd()}")
+        parser.error(
+            f"cannot find the program {program!r}; this hvdlite-run belongs to {sys.prefix}: "
+            "is that environment activated?"
+        )
+
+
+def with_python(command: list[str], is_module: bool, path: str) -> list[str]:
+    """Put this Python before a module, and before a script that is not executable itself."""
+    if is_module:
+        return [sys.executable, "-m", *command]
+    script = command[0].endswith(".py") and Path(command[0]).is_file()
+    if script and shutil.which(command[0], path=path) is None:
+        return [sys.executable, *command]
+    return command
+
+
+def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
+    """Set COLUMNS to the terminal's width, for progress bars: the output of a rank is a pipe."""
+    for fd in (STDERR, STDOUT):
+        if "COLUMNS" not in environment and os.isatty(fd):
+            width = os.get_terminal_size(fd).columns - _COLUMNS_OF_PREFIX
+            return {"COLUMNS": str(width)} if width > 0 else {}
+    return {}
+
+
+def remote_launcher_of(options: argparse.Namespace) -> RemoteLauncher:
+    """Return how the other hosts are reached."""
+    seconds = Ssh.connect_seconds if options.start_timeout is None else options.start_timeout
+    if options.via == "srun":
+        return Srun(options.remote_python, seconds)
+    return Ssh(
+        port=options.ssh_port,
+        identity_file=options.ssh_identity_file,
+        config=options.ssh_config,
+        python=options.remote_python,
+        connect_seconds=seconds,
+    )
+
+
+def describe_job(
+    options: argparse.Namespace,
+    hosts: Sequence[Host],
+    environment: Mapping[str, str],
+    launches: bool,
+) -> Description:
+    """Turn the parsed command line into the description of a job."""
+    # `launches` says whether this process launches the job, and does not just bring a node to it.
+    return Description(
+        command=options.command,
+        ranks=options.num_proc,
+        environment={
+            **without_outer_job(environment),
+            **terminal_width(environment),
+            **flags.variables(options),
+        },
+        hosts=hosts,
+        remote_launcher=remote_launcher_of(options),
+        interfaces=options.network_interfaces,
+        output_folder=options.output_filename,
+        timestamps=options.prefix_output_with_timestamp,
+        verbose=options.verbose,
+        compat=options.compat,
+        grace=options.grace,
+        elastic=describe_elastic(options, environment),
+        servers=describe_servers(options),
+        viewers=viewers(options, environment) if launches else (),
+    )
+
+
+def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
+    """Return the flags by which hvdlite-run reaches these hosts, for a job of one rank on each."""
+    flags_of = {
+        "-H": ",".join(host.name for host in hosts) or None,
+        "--via": options.via,
+        "--ssh-port": options.ssh_port,
+        "--ssh-identity-file": options.ssh_identity_file and options.ssh_identity_file.absolute(),
+        "--ssh-config": options.ssh_config and options.ssh_config.absolute(),
+        "--remote-python": options.remote_python,
+        "--network-interfaces": ",".join(options.network_interfaces or ()) or None,
+        "--start-timeout": options.start_timeout,
+    }
+    given = {flag: str(value) for flag, value in flags_of.items() if value is not None}
+    return [word for pair in given.items() for word in pair]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run hvdlite-run with these arguments (the process's by default); return its exit status."""
+    parser = flags.build_parser()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
+    environment = dict(os.environ)
+    try:
+        options = parse(parser, arguments)
+        refuse_contradictions(options)
+        request = emit_request(options, flags.variables(options))
+        if request is not None:
+            sys.stdout.write(emit(options.emit, request))
+            return 0
+        here = this_node(options, environment)
+        hosts = choose_hosts(parser, options, environment)
+        if options.doctor:
+            from hvdlite.launch.doctor import examine
+
+            return examine(environment, reach(options, hosts), len(hosts))
+        check(parser, options, environment.get("PATH", os.defpath))
+        what = describe_job(options, hosts, environment, here is None or here.node == 0)
+        for flag, why in options.needless.items():
+            print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
+        if here is None:
+            return run_job(what).status
+        from hvdlite.launch.node import run_node
+
+        return run_node(here, what)
+    except KeyboardInterrupt:
+        return 130
+    except (ArgumentError, ConfigError, HostsError) as error:
+        parser.error(str(error))
+    except (BootstrapError, OSError) as error:
+        print(f"hvdlite-run: {explained(error)}", file=sys.stderr)
+        return 1
+
+
+# This prefix makes a flag's name from a key of the section.
+_PREFIXES = {
+    "params": "",
+    "autotune": "autotune-",
+    "timeline": "timeline-",
+    "stall_check": "stall-check-",
+    "library_options": "",
+    "logging": "log-",
+}
+
+
+class ConfigError(ValueError):
+    """A file of flags cannot be used; the message says why."""
+
+
+def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
+    """Turn the file's text into arguments, to be put before those of the command line."""
+    # Raises ConfigError if the text is not YAML, or has a key that is not a flag.
+    import yaml  # Other command lines do not wait for it.
+
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must have lines of `flag: value`")
+    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    arguments: list[str] = []
+    for flag, key, value in _flags(content):
+        if flag not in known:
+            raise ConfigError(f"{path}: {key} is not a flag of hvdlite-run")
+        if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
+            arguments.append(f"{flag}={int(value)}")
+        else:
+            arguments += _argument(flag, value, known[flag].nargs)
+    return arguments
+
+
+def _flags(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Give (flag, key as written, value) for each key of the file."""
+    for key, value in content.items():
+        section = str(key).replace("-", "_")
+        if section == "controller":
+            continue  # It chooses gloo or mpi; hvdlite has neither.
+        if section not in _PREFIXES or not isinstance(value, dict):
+            yield _flag("", key), str(key), value
+            continue
+        for name, inner in value.items():
+            if name == "enabled":
+                flag = _flag("" if inner else "no-", section)
+                yield flag, f"{key}.{name}", True
+            else:
+                yield _flag(_PREFIXES[section], name), f"{key}.{name}", inner
+
+
+def _flag(prefix: str, name: object) -> str:
+    return f"--{prefix}{str(name).replace('_', '-')}"
+
+
+def _argument(flag: str, value: Any, nargs: int | str | None) -> list[str]:
+    may_stand_alone = nargs in (0, "?")
+    if value is None or (may_stand_alone and value is False):
+        return []
+    if nargs == 0 or (may_stand_alone and value is True):
+        return [flag]
+    if isinstance(value, list) and isinstance(nargs, int):
+        return [flag, *map(str, value)]
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    return [flag, str(value)]
+
+
+_TIMEOUT_VARIABLE = "HOROVOD_ELASTIC_TIMEOUT"
+_MAKES_ELASTIC = "--min-np, --max-np or --host-discovery-script make a job elastic"
+# These flags, by their names in the options, change nothing alone.
+_SETTINGS = {
+    "slots_per_host": "--slots-per-host",
+    "elastic_timeout": "--elastic-timeout",
+    "reset_limit": "--reset-limit",
+    "blacklist_cooldown_range": "--blacklist-cooldown-range",
+    "elastic_heartbeat": "--elastic-heartbeat",
+    "drain_timeout": "--drain-timeout",
+}
+
+
+def describe_elastic(options: argparse.Namespace, environment: Mapping[str, str]) -> Elastic | None:
+    """Turn the flags into the description of an elastic job; None for any other job."""
+    # Without an elastic job, settings that were given change nothing; the reasons are added to
+    # `options.needless`.
+    script = options.host_discovery_script
+    given = {name: getattr(options, name) for name in _SETTINGS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.min_np is None and options.max_np is None and script is None:
+        options.needless = {
+            **options.needless,
+            **{_SETTINGS[name]: _MAKES_ELASTIC for name in given},
+        }
+        return None
+    if script is None and "slots_per_host" in given:
+        why = "it belongs to --host-discovery-script; -H has the slots of its hosts"
+        options.needless = {**options.needless, "--slots-per-host": why}
+        del given["slots_per_host"]
+    standard = Elastic()
+    timeout = given.get("elastic_timeout", _timeout_of(environment, standard.timeout))
+    shortest, longest = given.get("blacklist_cooldown_range", standard.cooldown)
+    return Elastic(
+        min_np=options.min_np,
+        max_np=options.max_np,
+        script=script,
+        slots_per_host=given.get("slots_per_host"),
+        timeout=timeout,
+        reset_limit=given.get("reset_limit"),
+        cooldown=(shortest, longest),
+        heartbeat=given.get("elastic_heartbeat", standard.heartbeat),
+        drain_timeout=given.get("drain_timeout", standard.drain_timeout),
+    )
+
+
+def _timeout_of(environment: Mapping[str, str], standard: float) -> float:
+    try:
+        return float(environment.get(_TIMEOUT_VARIABLE) or standard)
+    except ValueError:
+        return standard
+
+
+_NEEDS_EMIT = {"ntasks_per_node": "--ntasks-per-node", "name": "--name", "image": "--image"}
+# What a described job cannot have, by the name in the options.
+_NOT_WITH_EMIT = {
+    "hosts": "-H (the cluster chooses the hosts)",
+    "hostfile": "--hostfile (the cluster chooses the hosts)",
+    "nproc_per_node": "--nproc-per-node (write --ntasks-per-node)",
+    "compat": "--compat",
+    "min_np": "--min-np",
+    "max_np": "--max-np",
+    "host_discovery_script": "--host-discovery-script",
+    "nodes": "--nodes (write --ntasks-per-node, from which the number of nodes follows)",
+    "output_filename": "--output-filename",
+    "prefix_output_with_timestamp": "--prefix-output-with-timestamp",
+}
+
+
+def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> EmitRequest | None:
+    """Return the job to be described; None without --emit."""
+    # Raises ArgumentError if flags contradict each other, or -np is missing.
+    if options.emit is None:
+        for dest, flag in _NEEDS_EMIT.items():
+            if getattr(options, dest) is not None:
+                raise ArgumentError(f"{flag} belongs to --emit, which is not given")
+        return None
+    for dest, flag in _NOT_WITH_EMIT.items():
+        if getattr(options, dest):
+            raise ArgumentError(
+                f"{flag} and --emit: a job that is described for a cluster cannot have both"
+            )
+    if options.num_proc is None:
+        raise ArgumentError("--emit: say how many ranks the job has with -np")
+    if not math.isfinite(options.grace):
+        raise ArgumentError(f"--grace {options.grace:g} and --emit: give a number of seconds")
+    command = options.command[1:] if options.command[:1] == ["--"] else list(options.command)
+    if options.module and command:
+        command = ["python", "-m", *command]
+    elif command and command[0].endswith(".py"):
+        command = ["python", *command]
+    per_node = options.ntasks_per_node
+    if per_node is None:
+        per_node = options.num_proc
+    return EmitRequest(
+        command=command,
+        ranks=options.num_proc,
+        ranks_per_node=per_node,
+        name="train" if options.name is None else options.name,
+        image=options.image,
+        grace=options.grace,
+        variables=variables,
+    )
+
+
+_LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
+
+
+def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
+    """Return what makes the viewers that the flags ask for."""
+    # Raises ArgumentError if a package is missing, or a flag cannot be used.
+    found: list[MakeViewer] = []
+    if options.live:
+        if find_spec("rich") is None:
+            raise ArgumentError("--live needs the package rich: pip install 'hvdlite[live]'")
+        rows = environment.get("TERM", "dumb") != "dumb"
+        colour = not environment.get("NO_COLOR")
+        found.append(lambda console: _screen(console, rows, colour))
+    if options.report is not None:
+        found.append(_report(options.report, options.baseline))
+    elif options.baseline is not None:
+        raise ArgumentError("--baseline is for the report: give --report, too")
+    return found
+
+
+def _report(path: Path, baseline: Path | None) -> MakeViewer:
+    from hvdlite.live.record import read_baseline  # ordinary jobs do not need them
+    from hvdlite.live.report import Report, check_path
+
+    check_path(path)
+    figures = None if baseline is None else read_baseline(baseline)
+    return lambda console: Report(path, figures, partial(_say_last, console))
+
+
+def _say_last(console: Console, text: str) -> None:
+    console.say(text)
+    console.drained(_LONGEST_END)
+
+
+def _screen(console: Console, rows: bool, colour: bool) -> Viewer:
+    from hvdlite.live.screen import Screen  # it imports rich
+
+    return Screen(console, rows, colour)
+
+
+_BELONG = {"min_workers": "--min-workers", "worker_restarts": "--worker-restarts"}
+# What a job with servers cannot have besides, by the name in the options.
+_NOT_WITH_SERVERS = {
+    "min_np": "--min-np (write --min-workers)",
+    "max_np": "--max-np",
+    "host_discovery_script": "--host-discovery-script",
+    "emit": "--emit",
+}
+
+
+def refuse_contradictions(options: argparse.Namespace) -> None:
+    """Refuse flags that contradict --servers, or that need it."""
+    # Raises ArgumentError if there are such flags.
+    if options.servers is None:
+        for dest, flag in _BELONG.items():
+            if getattr(options, dest) is not None:
+                raise ArgumentError(f"{flag} belongs to --servers, which is not given")
+        return
+    for dest, flag in _NOT_WITH_SERVERS.items():
+        if getattr(options, dest) is not None:
+            raise ArgumentError(f"--servers and {flag}: a job has one of them")
+
+
+def describe_servers(options: argparse.Namespace) -> Servers | None:
+    """Turn the flags into the description of the servers; None for a job without."""
+    if options.servers is None:
+        return None
+    standard = Servers(options.servers)
+    least, restarts = options.min_workers, options.worker_restarts
+    return Servers(
+        options.servers,
+        standard.min_workers if least is None else least,
+        standard.restarts if restarts is None else restarts,
+    )

@@ -1,1 +1,0 @@
-"""The command hvdlite-run: its command line, its configuration file, and --doctor."""

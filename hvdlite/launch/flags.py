@@ -1,0 +1,507 @@
+"""The flags of hvdlite-run: its own, those of the core's knobs, and those of horovodrun.
+
+The flag of a knob, its help and its default come from the core's table of knobs. If horovodrun has
+a flag for the same thing with another name or unit, that flag works, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hvdlite
+from hvdlite.launch.channels import Ssh
+from hvdlite.launch.description import DEFAULT_GRACE, INDEPENDENT, Elastic, Servers
+from hvdlite.launch.emit import KINDS
+
+
+def megabytes(text: str) -> int:
+    """Read a number of MiB as bytes."""
+    return int(amount(text) * (1 << 20))
+
+
+def count(text: str) -> int:
+    """Read a whole number from 0."""
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def amount(text: str) -> float:
+    """Read a number from 0."""
+    value = float(text)
+    if not value >= 0:
+        raise ValueError(text)
+    return value
+
+
+def port(text: str) -> int:
+    """Read the number of a port."""
+    value = int(text)
+    if not 0 < value < 1 << 16:
+        raise ValueError(text)
+    return value
+
+
+def names(text: str) -> list[str]:
+    """Read names with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+# Argparse says, for example, "invalid number of MiB value: 'x'".
+megabytes.__name__ = "number of MiB"
+amount.__name__ = "number"
+
+
+_ELASTIC, _SERVERS = Elastic(), Servers(1)
+# A row has the names of a flag, what reads its value, what stands for the value in the help, and
+# the help, which goes on in lines that are indented. A row that begins with = opens a group.
+_TABLE = f"""
+-np --num-proc --np | int | N | number of ranks
+--nproc-per-node --nproc_per_node | int | N | number of ranks on each host, instead of -np and slots
+-m --module | switch | | the command is a module and its arguments: run `python -m` with this Python
+-v --version | str | | show program's version number and exit
+--doctor -cb --check-build | switch | | say what works on this machine (and those of -H), and why
+    the rest does not
+--compat | switch | | let `import horovod` find hvdlite, for scripts written for Horovod
+--verbose | switch | | say what is started
+--start-timeout | amount | SECONDS | how long hvd.init() waits for all ranks, and ssh for a host;
+    0: without a limit
+--grace | amount | SECONDS | how long the ranks have to save something after Ctrl-C or SIGTERM
+    before they are killed; 0: at once (default: {DEFAULT_GRACE:g})
+--config-file | Path | FILE | read options from this YAML file; those of horovodrun work, too
+--independent | switch | | the ranks need nothing from each other: it is not an error if none
+    of them calls hvd.init()
+= several hosts
+-H --hosts | str | HOST:SLOTS,... | where to run; -np fills them in order
+-hostfile --hostfile | Path | FILE | the same from a file, with lines such as HOST:N or
+    HOST slots=N
+--via | str | | how to reach the hosts; with srun they are those of the Slurm allocation
+-p --ssh-port | port | PORT | port of sshd on the other hosts
+-i --ssh-identity-file | Path | FILE | private key for ssh
+--ssh-config | Path | FILE | configuration file for ssh, instead of ~/.ssh/config
+--remote-python | str | PATH | Python with hvdlite on the other hosts, if its path differs from this
+    host's
+--network-interfaces --network-interface | names | NAME,... | network interfaces for the traffic
+    between hosts (default: those of the routes between them)
+--tcp | switch | | keep NCCL from using InfiniBand
+= node mode | hvdlite-run is started once on each node; see docs/launch.md
+--nodes | str | N | number of nodes; auto: read it from Kubeflow Trainer's variables (PET_...), or
+    from a step of srun with one task on each node
+--node-rank | int | R | number of this node, from 0
+--meet | str | HOST:PORT | host of node 0 and a free port there, where it waits for the others
+= elastic jobs | ranks may die and join; see docs/elastic.md
+--min-np --min-num-proc | count | N | continue while at least this many ranks are left (default: the
+    number of -np)
+--max-np --max-num-proc | count | N | use at most this many ranks (default: as many as the hosts
+    have slots)
+--host-discovery-script | str | COMMAND | run this command every second; it prints the available
+    hosts, as lines of HOST[:SLOTS]
+--slots-per-host | count | N | slots of a host for which the script prints none (default: 1)
+--elastic-timeout | amount | SECONDS | how long to wait while there are fewer than --min-np ranks or
+    slots (default: {_ELASTIC.timeout:g})
+--reset-limit | count | N | end the job when its ranks have changed more than this many times
+    (default: no limit)
+--blacklist-cooldown-range | amount | MIN MAX | seconds without new ranks for a host whose ranks die
+    again and again (default: {_ELASTIC.cooldown[0]:g} {_ELASTIC.cooldown[1]:g})
+--elastic-heartbeat | amount | SECONDS | how long a host may be silent before it counts as dead; a
+    rank may for 20 times as long (default: {_ELASTIC.heartbeat:g})
+--drain-timeout | amount | SECONDS | how long ranks may take to leave a host that is taken away, or
+    to end after an exception (default: {_ELASTIC.drain_timeout:g})
+= parameter servers | asynchronous training; see docs/parameter_server.md
+--servers | count | N | the first N ranks of -np are parameter servers, and the others workers
+--min-workers | count | N | continue while at least this many workers live (default:
+    {_SERVERS.min_workers})
+--worker-restarts | count | N | how many times in a row a worker that dies is started again
+    (default: {_SERVERS.restarts})
+= cluster software | see docs/slurm.md
+--emit | str | | print a description of the job for this cluster software instead of running it
+--ntasks-per-node | int | N | largest number of ranks on a node (default: all ranks on one node)
+--name | str | NAME | name of the job (default: train)
+--image | str | IMAGE | container image of the ranks
+= output
+--output-filename | Path | DIR | also write each rank's output to DIR/rank.N/stdout and
+    DIR/rank.N/stderr
+--prefix-output-with-timestamp -prefix-timestamp --prefix-timestamp | switch | | put the time before
+    each line, too
+= live view | see docs/live.md
+--live | switch | | below the output, show what each rank does, and which one delays the others
+--report | Path | OUT.HTML | write a report of what limits the job, with charts: anew every few
+    seconds, and at its end with the figures beside it in OUT.json
+--baseline | Path | ONE.JSON | the OUT.json of the same training on fewer ranks: --report then says
+    where the missing speed-up went
+= timeline | see docs/timeline.md
+--timeline-filename --timeline | Path | FILE | write a timeline of all ranks to one file, for
+    ui.perfetto.dev
+--timeline-mark-cycles | either | | mark the engine's rounds in it, too
+= autotune | see docs/autotune.md
+--autotune | either | | search for faster values of the knobs while training runs
+--autotune-log-file --autotune-log | Path | FILE | write what autotune measures, as lines of JSON
+"""
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "int": int,
+    "Path": Path,
+    "count": count,
+    "amount": amount,
+    "names": names,
+    "port": port,
+}
+
+
+class _Version(argparse.Action):
+    """Print the version, which is read from the metadata of the package only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"hvdlite {hvdlite.__version__}")
+        parser.exit()
+
+
+_ACTIONS = {"switch": "store_true", "either": argparse.BooleanOptionalAction}
+# What a row cannot say, by the first name of its flag.
+_MORE: Mapping[str, Mapping[str, Any]] = {
+    "-v": {"action": _Version, "nargs": 0, "default": argparse.SUPPRESS},
+    "--grace": {"default": DEFAULT_GRACE},
+    "--via": {"choices": ("ssh", "srun"), "default": "ssh"},
+    "--remote-python": {"default": Ssh.python},
+    "--network-interfaces": {"action": "extend", "default": []},
+    "--emit": {"choices": tuple(KINDS)},
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the table to a parser, and their groups."""
+    group: argparse._ArgumentGroup | argparse.ArgumentParser = parser
+    for row in _TABLE.strip().replace("\n    ", " ").splitlines():
+        if row.startswith("= "):
+            title, _, about = row[2:].partition(" | ")
+            group = parser.add_argument_group(title, about or None)
+            continue
+        flags, kind, metavar, text = (cell.strip() for cell in row.split("|", 3))
+        settings: dict[str, Any] = {"help": text}
+        if kind in _ACTIONS:
+            settings["action"] = _ACTIONS[kind]
+        elif kind in _READERS:
+            settings["type"] = _READERS[kind]
+        several = tuple(metavar.split())
+        if several:
+            settings["metavar"] = metavar if len(several) == 1 else several
+        if len(several) > 1:
+            settings["nargs"] = len(several)
+        first, *others = flags.split()
+        group.add_argument(first, *others, **settings, **_MORE.get(first, {}))
+
+
+EXAMPLE = "hvdlite-run -np 2 python train.py"
+_LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+
+# It has, by knob, the name of horovodrun's flag and the function that reads its value.
+_HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "fusion_threshold": ("--fusion-threshold-mb", megabytes),
+    "stall_warning": ("--stall-check-warning-time-seconds", amount),
+    "stall_shutdown": ("--stall-check-shutdown-time-seconds", amount),
+    "collective_timeout": ("--gloo-timeout-seconds", amount),
+    "autotune_trials": ("--autotune-bayes-opt-max-samples", count),
+}
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": amount, "str": str}
+_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": count, "log_level": str.lower}
+# Knobs with flags of their own.
+_OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
+# Knobs that hardly any job sets, and that horovodrun has no flag for: variables, without a flag.
+EXPERT = (
+    *("shutdown_timeout", "spin_us", "shm_chunk", "shm_small", "shm_gradients", "tcp_chunk"),
+    *("tensorflow_gpu", "lateness_interval"),
+)
+
+
+def core_knobs() -> list[dict[str, str]]:
+    """Return the core's table of knobs; empty if the core does not load, as --doctor explains."""
+    try:
+        from hvdlite import _core
+    except ImportError:
+        return []
+    return _core.knobs()
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that lets 0, 1 or 2 follow a switch."""
+
+    # In `--check-finite 1` argparse takes the 1 for the program to run. No program has such a name.
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line."""
+        options = super().parse_args(args, namespace)
+        while options.switch and options.command[:1] in (["0"], ["1"], ["2"]):
+            value, *rest = options.command
+            options.knobs = {**options.knobs, options.switch: value}
+            options.switch = ""
+            options = super().parse_args(rest, options)
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a message; where a flag is mistyped, name the nearest one."""
+        unknown = re.match(r"unrecognized arguments: (--?[\w-]+)", message)
+        knob = unknown[1].removeprefix("--").replace("-", "_") if unknown else ""
+        if knob in EXPERT:
+            super().error(f"{message}; set HVDLITE_{knob.upper()} instead")
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else []
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
+
+
+class _HelpAll(argparse.Action):
+    """Show the help with all flags, and exit."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        build_parser(shows_all=True).print_help()
+        parser.exit()
+
+
+def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
+    """Build the parser; with `shows_all` its help also shows the knobs and horovodrun's flags."""
+    parser = _Parser(
+        prog="hvdlite-run",
+        usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
+        description="Start the ranks of a training job on one or several hosts, and end them "
+        "together.",
+        epilog=f"example: {EXAMPLE}",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(knobs={}, needless={}, switch="")
+    parser.add_argument(
+        "--help-all",
+        action=_HelpAll,
+        nargs=0,
+        help="also show the knobs and horovodrun's other flags, and exit",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="the program and its arguments; a file train.py is run with this Python",
+    )
+    add_flags(parser)
+    _add_knob_flags(
+        parser.add_argument_group(
+            "knobs", "each is a flag; --help-all lists them, docs/knobs.md explains them"
+        ),
+        shows_all,
+    )
+    add_horovods_flags(parser, shows_all)
+    return parser
+
+
+class _SetKnob(argparse.Action):
+    """Store the value of a variable that the ranks get."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        value = self.const if self.nargs == 0 else values
+        options.knobs = {**options.knobs, self.dest: str(value)}
+        takes_value = f"{flag}=0" in parser._option_string_actions
+        options.switch = self.dest if takes_value else ""
+
+
+def _described(row: Mapping[str, str]) -> str:
+    unit = row["unit"].removesuffix("s") if row["default"] == "1" else row["unit"]
+    default = f"{row['default']} {unit}".rstrip() if row["default"] else ""
+    text = row["help"] + (f" (default: {default})" if default else "")
+    # In a help text argparse interprets %, which the table of knobs does not escape.
+    return text.replace("%", "%%")
+
+
+def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
+    for row in core_knobs():
+        name, unit = row["name"], row["unit"]
+        if name in _OTHERWISE or name in EXPERT:
+            continue
+        own = "--" + name.replace("_", "-")
+        if row["type"] == "int" and row["default"] in ("0", "1") and not unit:
+            _add_switch(group, own, row, shows_all)
+            continue
+        levels = _LOG_LEVELS if name == "log_level" else None
+        group.add_argument(
+            own,
+            action=_SetKnob,
+            dest=row["environment"],
+            type=_READ_AS.get(name, _TYPES[row["type"]]),
+            metavar=None if levels else (unit.upper() or "VALUE"),
+            choices=levels,
+            default=argparse.SUPPRESS,
+            help=_described(row) if shows_all else argparse.SUPPRESS,
+        )
+        if name in _HOROVODS:
+            flag, read = _HOROVODS[name]
+            unit = "MB" if flag.endswith("-mb") else unit.upper()
+            group.add_argument(
+                flag,
+                action=_SetKnob,
+                dest=row["environment"],
+                type=read,
+                metavar=unit,
+                default=argparse.SUPPRESS,
+                help=f"{own} as horovodrun has it" if shows_all else argparse.SUPPRESS,
+            )
+        if name == "stall_warning":
+            group.add_argument(
+                "--no-stall-check",
+                action=_SetKnob,
+                dest=row["environment"],
+                nargs=0,
+                const=0,
+                default=argparse.SUPPRESS,
+                help=f"{own} 0 as horovodrun has it" if shows_all else argparse.SUPPRESS,
+            )
+
+
+def _add_switch(
+    group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
+) -> None:
+    """Add --name and --no-name for a knob whose least value is 0."""
+    most = int(row["range"].rpartition(" ")[2])
+    spellings = (
+        (own, 1, _described(row)),
+        (f"--no-{own[2:]}", 0, f"{own} 0"),
+        *((f"{own}={value}", value, "") for value in range(most + 1)),
+    )
+    for flag, value, text in spellings:
+        group.add_argument(
+            flag,
+            action=_SetKnob,
+            dest=row["environment"],
+            nargs=0,
+            const=value,
+            default=argparse.SUPPRESS,
+            help=text if text and shows_all else argparse.SUPPRESS,
+        )
+
+
+def variables(options: argparse.Namespace) -> dict[str, str]:
+    """Return the variables that the flags set for every rank."""
+    found = dict(options.knobs)
+    if options.independent:
+        found[INDEPENDENT] = "1"
+    if options.start_timeout is not None:
+        found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
+    if options.timeline_filename is not None:
+        found["HVDLITE_TIMELINE"] = str(options.timeline_filename.absolute())
+    if options.timeline_mark_cycles is not None:
+        found["HVDLITE_TIMELINE_MARK_CYCLES"] = str(int(options.timeline_mark_cycles))
+    if options.autotune is not None:
+        found["HVDLITE_AUTOTUNE"] = str(int(options.autotune))
+    if options.autotune_log_file is not None:
+        found["HVDLITE_AUTOTUNE_LOG"] = str(options.autotune_log_file.absolute())
+    if options.tcp:
+        found["NCCL_IB_DISABLE"] = "1"
+    return found
+
+
+@dataclass(frozen=True)
+class _Needless:
+    """Flags of horovodrun that are accepted and change nothing, and the reason."""
+
+    flags: Sequence[str]
+    why: str
+    takes_value: bool = False
+
+
+_NEEDLESS = (
+    _Needless(("--gloo", "--mpi"), "there is one data plane for CPUs, and it needs no MPI"),
+    _Needless(("--disable-cache",), "nothing about hosts is remembered"),
+    _Needless(("--cycle-time-ms",), "there are no cycles: a request is negotiated at once", True),
+    _Needless(
+        (
+            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
+            *("--torus-allreduce", "--no-torus-allreduce"),
+        ),
+        "the levels of an all-reduce follow from the hosts",
+    ),
+    _Needless(
+        ("--autotune-gaussian-process-noise",),
+        "the search compares settings pair by pair, without a model of the noise",
+        True,
+    ),
+    _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
+    _Needless(("--mpi-args", "--binding-args"), "there is no MPI", True),
+    _Needless(("--thread-affinity", "--num-nccl-streams"), "the engine chooses by itself", True),
+    _Needless(
+        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"),
+        "use --prefix-output-with-timestamp",
+    ),
+)
+
+# Flags of horovodrun that need an effect, which hvdlite does not have; the key says what to do.
+_REFUSED: Mapping[str, Sequence[str]] = {
+    "there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of hvdlite-run": (
+        "--jsrun",
+    ),
+}
+
+
+class _NoteNeedless(argparse.Action):
+    """Store a flag that changes nothing, and the reason, so that main() can print it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        options.needless = {**options.needless, flag: self.const}
+
+
+class _Refuse(argparse.Action):
+    """Exit with the reason why there is no such flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        parser.error(f"{flag}: {self.const}")
+
+
+def add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
+    """Add the flags that only horovodrun has, so that its users' commands run unchanged."""
+    group = parser.add_argument_group("flags of horovodrun that change nothing here")
+    for row in _NEEDLESS:
+        for flag in row.flags:
+            group.add_argument(
+                flag,
+                action=_NoteNeedless,
+                nargs=None if row.takes_value else 0,
+                const=row.why,
+                dest="needless",
+                default=argparse.SUPPRESS,
+                metavar="VALUE",
+                help=row.why if shown else argparse.SUPPRESS,
+            )
+    for why, refused in _REFUSED.items():
+        parser.add_argument(
+            *refused,
+            action=_Refuse,
+            nargs=0,
+            const=why,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+    # This flag turns on what is on by default.
+    parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
