@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "engine/entry.h"
 #include "engine/rank_extension.h"
-#include "negotiation/blocked.h"
+#include "negotiation/deadlock_watch.h"
 
 namespace hvdlite {
 

@@ -7,7 +7,7 @@
 
 #include "base/fd.h"
 #include "engine/engine.h"
-#include "engine/entry_builder.h"
+#include "engine/entry.h"
 
 namespace hvdlite {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "engine/entry_check.h"
+#include "engine/entry.h"
 #include "engine/features.h"
 #include "engine/lone_world.h"
 #include "engine/peer_world.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/floating_point.h"
-#include "engine/entry_check.h"
+#include "engine/entry.h"
 
 namespace hvdlite {
 namespace {

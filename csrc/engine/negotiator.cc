@@ -1,11 +1,60 @@
 #include "engine/negotiator.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
+#include "base/log.h"
+#include "base/text.h"
 #include "engine/features.h"
 
 namespace hvdlite {
+namespace {
+
+constexpr Patience kShortest = std::chrono::milliseconds(10);
+constexpr Patience kLongest = std::chrono::seconds(5);
+
+}  // namespace
+
+AnswerWatch::AnswerWatch(const Config& config) : warning_(patience_of(config.stall_warning)) {
+  const Patience timeout = patience_of(config.collective_timeout);
+  const Patience shutdown = patience_of(config.stall_shutdown);
+  by_timeout_ = timeout <= shutdown;
+  limit_ = by_timeout_ ? config.collective_timeout : config.stall_shutdown;
+  const Patience first = std::min({warning_, timeout, shutdown});
+  if (first < kForever) interval_ = std::clamp(first / 4, kShortest, kLongest);
+}
+
+void AnswerWatch::begin(TimePoint now) {
+  heard_ = false;
+  asked_ = false;
+  since_ = now;
+  warns_at_ = warning_;
+  due_ = interval_ < kForever ? now + interval_ : TimePoint::max();
+}
+
+AnswerWatch::Act AnswerWatch::look(TimePoint now) {
+  if (now < due_) return Act::kNothing;
+  // This rank itself may have been stopped: then nothing is known of rank 0.
+  const bool overslept = now - due_ > std::max(interval_, kLongest);
+  if (heard_ || overslept) {
+    begin(now);
+    return Act::kNothing;
+  }
+  Act act = Act::kNothing;
+  if (!asked_) {
+    asked_ = true;
+    act = Act::kAsk;
+  } else if (silent(now) >= patience_of(limit_)) {
+    return Act::kFail;
+  } else if (silent(now) >= warns_at_) {
+    warns_at_ = 2 * silent(now);
+    act = Act::kWarn;
+  }
+  due_ = since_ + std::min(warns_at_, patience_of(limit_));
+  return act;
+}
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -309,6 +358,317 @@ std::vector<EntryPtr> Negotiator::take_pending() {
   }
   served_.clear();
   return entries;
+}
+
+// The negotiator of rank 0: what it answers to the other ranks, and to its own; and what a leader
+// of a control tree passes on meanwhile.
+namespace {
+
+// So long peers may take to read something, where they may also be in a collective in which they
+// read nothing.
+constexpr auto kReadTime = std::chrono::milliseconds(10);
+
+// The member's part of a response: of an alltoall only the rows that it receives itself. (An error
+// has no kind.)
+Response addressed_part(const Response& response, const Group& group, std::size_t index) {
+  if (response.request.kind != Kind::kAlltoall) return response;
+  Response part;
+  part.form = response.form;
+  part.cache_id = response.cache_id;
+  part.request = response.request;
+  part.absent = response.absent;
+  part.generation = response.generation;
+  const std::size_t members = group.ranks.size();
+  const auto begin =
+      response.first_dimensions.begin() + static_cast<std::ptrdiff_t>(index * members);
+  part.first_dimensions.assign(begin, begin + static_cast<std::ptrdiff_t>(members));
+  return part;
+}
+
+// The responses of `all` that concern `rank`.
+std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
+                                   const Coordinator& coordinator) {
+  std::vector<Response> own;
+  for (const Response& response : all) {
+    if (response.of_all()) {
+      own.push_back(response);
+      continue;
+    }
+    if (!response.request.concerns(rank)) continue;
+    const std::vector<int>& only = response.recipients;
+    if (!only.empty() && !std::binary_search(only.begin(), only.end(), rank)) continue;
+    const Group& group = coordinator.group(response.request.process_set);
+    const int index = group.index_of(rank);
+    if (index >= 0) own.push_back(addressed_part(response, group, static_cast<std::size_t>(index)));
+  }
+  return own;
+}
+
+}  // namespace
+
+bool Negotiator::serves() const {
+  if (control_.unsent() > 0) return true;
+  if (!coordinator_) return control_.passes_on() && !sets_.others().empty();
+  return !coordinator_->for_all_ranks() || coordinator_->decides() || coordinator_->joins();
+}
+
+void Negotiator::serve() {
+  if (!coordinator_) {
+    control_.poll();
+    return;
+  }
+  const auto due = coordinator_->decision_due();
+  const auto now = Clock::now();
+  const bool is_due = due && now >= *due;
+  if (!control_.poll() && !is_due) return;
+  if (is_due) coordinator_->decide(now);
+  for (Frame& frame : control_.take_frames()) {
+    if (!is_for_coordinator(frame.type)) {
+      unhandled_.push_back(std::move(frame));
+    } else if (Status status = handle(frame, served_); failure_.ok()) {
+      failure_ = std::move(status);
+    }
+  }
+  const std::vector<Response> responses = coordinator_->take_responses();
+  if (responses.empty()) return;
+  if (Status status = accept(distribute(responses), served_); failure_.ok()) {
+    failure_ = std::move(status);
+  }
+}
+
+Status Negotiator::coordinate(std::vector<Round>& rounds) {
+  const bool is_awaited = !rounds.empty();
+  const std::vector<Response> responses = coordinator_->take_responses();
+  log_notices();
+  if (!responses.empty()) {
+    HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
+  }
+  if (rounds.empty()) return Status();
+  // Others may be in the first of these collectives already, wait for this rank, and read nothing.
+  // What is left moves while this rank is in there, too.
+  if (is_awaited) {
+    flush_what_is_read();
+    return Status();
+  }
+  // All that was answered before has run here, so nobody waits for this rank, and all will read.
+  // The members have all of it before this rank enters the first of these collectives: to launch
+  // work of a GPU may block, and then nothing moves.
+  return flush_answers();
+}
+
+void Negotiator::log_notices() {
+  for (const Notice& notice : coordinator_->take_notices()) {
+    log(LogLevel::kWarning, rank_, notice.text);
+    live_.events.add(notice.event, notice.rank, notice.name, notice.text);
+  }
+}
+
+Status Negotiator::flush(Patience patience) {
+  const auto flushed = [&] { return control_.flush(); };
+  const auto never_fails = [] { return Status(); };
+  Status status;
+  std::size_t left = 0;
+  do {
+    left = control_.unsent();
+    status = waiter_.wait(flushed, never_fails, Deadline::after(patience));
+    // A slow link is not a peer that does not read.
+  } while (status.code() == StatusCode::kTimeout && control_.unsent() < left);
+  return status;
+}
+
+void Negotiator::flush_what_is_read() { (void)flush(kReadTime); }
+
+Status Negotiator::flush_answers() {
+  const Status status = flush(patience_of(patience_));
+  if (status.code() != StatusCode::kTimeout) return status;
+  const std::vector<int> ranks = control_.unread();
+  std::string names;
+  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  return Status(
+      StatusCode::kTimeout,
+      (ranks.size() == 1 ? "rank " : "ranks ") + names +
+          " did not read what rank 0 answered within collective_timeout (stopped, or busy "
+          "in a callback?)",
+      ranks.front());
+}
+
+std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
+  const bool same_for_all = coordinator_->tables().size() == 1 &&
+                            std::none_of(responses.begin(), responses.end(), [](const auto& one) {
+                              return one.request.kind == Kind::kAlltoall || one.request.is_send() ||
+                                     !one.recipients.empty();
+                            });
+  const Bytes frame = same_for_all ? encode_respond(responses) : Bytes();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    if (same_for_all) {
+      control_.send(rank, frame);
+    } else if (const auto own = addressed_to(rank, responses, *coordinator_); !own.empty()) {
+      control_.send(rank, encode_respond(own));
+    }
+  }
+  (void)control_.flush();  // What others pass on is on its way before this rank sleeps.
+  counters_.messages_sent = control_.frames_sent();
+  return same_for_all ? responses : addressed_to(rank_, responses, *coordinator_);
+}
+
+// The negotiator's part in the ends of ranks: what their going means for this rank, the root cause
+// where several tell one, and the last words of this rank itself.
+namespace {
+
+constexpr auto kAnnounceTime = std::chrono::milliseconds(200);
+constexpr auto kLastWordsTime = std::chrono::milliseconds(200);
+// Both of these in an elastic job.
+constexpr auto kElasticTime = std::chrono::milliseconds(5);
+
+}  // namespace
+
+Status Negotiator::handle_ended(int rank, Status why) {
+  if (why.code() == StatusCode::kInternal) return why;
+  if (left_[rank]) return Status();
+  if (why.code() == StatusCode::kTimeout) {
+    return Status(StatusCode::kRankFailed, why.message(), rank);
+  }
+  return Status(StatusCode::kRankFailed,
+                "rank " + std::to_string(rank) +
+                    " died: its connections closed without a goodbye (killed, crashed, or out of "
+                    "memory; see the launcher's report)",
+                rank);
+}
+
+Status Negotiator::unreachable(const ControlPlane::CutOff& cut) const {
+  const auto wanted = std::find_if(pending_.begin(), pending_.end(), [&](const auto& one) {
+    const GroupPtr set = sets_.get(one.second->request.process_set);
+    return set != nullptr && set->index_of(cut.leader) >= 0 &&
+           one.second->request.concerns(cut.leader);
+  });
+  if (left_[cut.leader] && wanted != pending_.end()) {
+    return left_early(cut.leader, *left_[cut.leader],
+                      describe(wanted->second->request) + " waits for it");
+  }
+  return Status(StatusCode::kRankFailed,
+                "rank " + std::to_string(cut.rank) +
+                    " cannot be reached any more: control messages to it went through rank " +
+                    std::to_string(cut.leader) +
+                    ", which has left; end the program on every rank with hvd.barrier()",
+                cut.rank);
+}
+
+Status Negotiator::unanswered() const {
+  for (const ControlPlane::CutOff& cut : control_.cut_off()) {
+    if (!pending_.empty() && cut.rank == kCoordinatorRank) return unreachable(cut);
+  }
+  constexpr int kLeft = kCoordinatorRank;
+  // All that it has answered is there once its stream has ended.
+  if (pending_.empty() || !left_[kLeft] || !control_.ended(kLeft)) return Status();
+  const Request& request = pending_.begin()->second->request;
+  const GroupPtr set = sets_.get(request.process_set);
+  if (set == nullptr || (set->index_of(kLeft) >= 0 && request.concerns(kLeft))) {
+    return left_early(kLeft, *left_[kLeft], describe(request) + " waits for it");
+  }
+  return left_early(kLeft, *left_[kLeft],
+                    describe(request) + " of " + describe(*set) + " waits for it",
+                    ": rank 0 decides for all process sets; end the program on every rank with "
+                    "hvd.barrier()");
+}
+
+Status Negotiator::root_cause(Status fallback) {
+  // The data plane may see a peer go before that peer's last words arrive on the control channel.
+  const Deadline deadline = Deadline::after(elastic_ ? kElasticTime : kLastWordsTime);
+  const int rank = fallback.failed_rank();
+  const bool expected = fallback.code() == StatusCode::kRankFailed && rank >= 0 && rank != rank_;
+  while (true) {
+    control_.poll();
+    listen_for_causes();
+    if (!told_.ok()) return told_;
+    if (!expected || control_.ended(rank) || deadline.passed()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& [ended, why] : control_.take_ended()) {
+    Status status = handle_ended(ended, why);
+    if (!status.ok()) return status;
+  }
+  if (expected && left_[rank]) {
+    return left_early(rank, *left_[rank], "a collective was under way with it");
+  }
+  return fallback;
+}
+
+void Negotiator::listen_for_causes() {
+  for (const Frame& frame : std::exchange(unhandled_, {})) listen_for_cause(frame);
+  for (const Frame& frame : control_.take_frames()) listen_for_cause(frame);
+}
+
+void Negotiator::listen_for_cause(const Frame& frame) {
+  Status cause;
+  if (frame.type == FrameType::kAbort && decode_abort(frame.body, cause)) {
+    hear_cause(std::move(cause));
+  } else if (frame.type == FrameType::kGoodbye) {
+    (void)handle_goodbye(frame);
+  }
+}
+
+void Negotiator::hear_cause(Status cause) {
+  if (!told_.ok()) return;
+  told_ = std::move(cause);
+  // The peer has shut down; to this rank, which goes on, it has failed.
+  if (elastic_ && told_.code() == StatusCode::kShutdown) {
+    told_ = Status(StatusCode::kRankFailed, told_.message(), told_.failed_rank());
+  }
+}
+
+void Negotiator::send_all(const Bytes& frame, Deadline deadline) {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_) control_.send(rank, frame);
+  }
+  while (!control_.flush() && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+void Negotiator::announce_abort(const Status& cause) {
+  send_all(encode_abort(cause), Deadline::after(elastic_ ? kElasticTime : kAnnounceTime));
+}
+
+void Negotiator::announce_goodbye(std::uint64_t collectives) {
+  send_all(encode_goodbye(collectives), Deadline::after(kAnnounceTime));
+}
+
+// The negotiator's part in what waits for long: whether rank 0 and peers in a collective still act.
+
+Status Negotiator::look_at_rank_0() {
+  if (!std::exchange(slept_, false) || !waits_for_rank_0()) return Status();
+  const auto now = std::chrono::steady_clock::now();
+  const AnswerWatch::Act act = answers_.look(now);
+  if (act == AnswerWatch::Act::kNothing) return Status();
+  if (act == AnswerWatch::Act::kAsk) {
+    control_.send(kCoordinatorRank, encode_submit({}));
+    counters_.messages_sent = control_.frames_sent();
+    return Status();
+  }
+  const Request& request = pending_.begin()->second->request;
+  const std::string text = describe(request) +
+                           " waits for rank 0, whose engine does not answer "
+                           "(stopped, or busy in a callback?)";
+  if (act == AnswerWatch::Act::kFail) {
+    return Status(answers_.given_up(), text, kCoordinatorRank);
+  }
+  log(LogLevel::kWarning, rank_, text);
+  live_.events.add("stall", kCoordinatorRank, request.name, text);
+  return Status();
+}
+
+void Negotiator::tell_of_silence(const SilentPeer& peer, const Request* request) {
+  const double seconds = std::chrono::duration<double>(peer.waited).count();
+  std::string text = (request == nullptr ? peer.operation : describe(*request)) + " has waited " +
+                     text_of_fixed(seconds, 1) + " s for rank " + std::to_string(peer.rank) +
+                     ", which has agreed to it, but " + peer.owes;
+  if (coordinator_) {
+    text += " (" + coordinator_->describe_last(peer.rank, std::chrono::steady_clock::now()) + ")";
+  }
+  text += "; is it suspended or overloaded, or its link down?";
+  log(LogLevel::kWarning, rank_, text);
+  live_.events.add("stall", peer.rank, request == nullptr ? "" : request->name, text);
 }
 
 }  // namespace hvdlite

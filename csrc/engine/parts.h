@@ -10,8 +10,7 @@
 
 #include "base/config.h"
 #include "engine/commit_book.h"
-#include "engine/counters.h"
-#include "engine/live_figures.h"
+#include "engine/live.h"
 #include "engine/rank_extension.h"
 #include "engine/tensor_queue.h"
 #include "engine/timeline.h"

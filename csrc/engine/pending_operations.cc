@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <map>
 
+#include "engine/commit_book.h"
 #include "engine/engine.h"
-#include "engine/entry_check.h"
-#include "engine/kept_inputs.h"
+#include "engine/entry.h"
 
 namespace hvdlite {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "engine/entry_check.h"
+#include "engine/entry.h"
 
 namespace hvdlite {
 

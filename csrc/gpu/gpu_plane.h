@@ -8,7 +8,7 @@
 //
 // A batch is done when the device has been given all of it: the producer of an entry's tensors, the
 // one communication stream per device and the consumer of the results wait for each other by events
-// (device_backend.h, engine/completion.h). While work is under way the runner looks for errors by
+// (device_backend.h, engine/entry.h). While work is under way the runner looks for errors by
 // poll(). The death of a peer arrives on the control plane, and makes the engine call abort().
 //
 // Threads: any thread may call mark(), ordinal_of(), pool(), pool_of_kept() and

@@ -4,7 +4,72 @@
 #include <set>
 #include <utility>
 
+#include "negotiation/coordinator.h"
+
 namespace hvdlite {
+
+Bytes encode(const Blocked& blocked) {
+  Writer writer;
+  writer.put(blocked.submitted);
+  writer.put(blocked.pending);
+  writer.put(static_cast<std::uint32_t>(blocked.keys.size()));
+  for (std::size_t i = 0; i < blocked.keys.size(); ++i) {
+    writer.put_text(blocked.keys[i]);
+    const std::string place = i < blocked.places.size() ? blocked.places[i] : "";
+    writer.put_text(place.size() <= kMaxPlaceBytes ? place : "");
+  }
+  return writer.take();
+}
+
+bool decode(std::span<const std::byte> bytes, Blocked& blocked) {
+  Reader reader(bytes);
+  blocked.submitted = reader.get<std::uint64_t>();
+  blocked.pending = reader.get<std::uint32_t>();
+  blocked.keys.resize(reader.get_count(2 * sizeof(std::uint16_t)));
+  blocked.places.resize(blocked.keys.size());
+  for (std::size_t i = 0; i < blocked.keys.size(); ++i) {
+    blocked.keys[i] = reader.get_text(kMaxKeyBytes);
+    blocked.places[i] = reader.get_text(kMaxPlaceBytes);
+  }
+  return !reader.bad() && reader.at_end();
+}
+
+std::string describe_awaited(const Request& request) {
+  return request.changes_process_sets() ? std::string(name_of(request.kind)) : describe(request);
+}
+
+std::string describe_wait(const Wait& wait) {
+  return "rank " + std::to_string(wait.rank) + " waits for rank " + std::to_string(wait.awaited) +
+         " in " + describe_awaited(*wait.request) + wait.place;
+}
+
+std::string advice_for(const std::vector<Wait>& waits) {
+  const auto changes = [](const Wait& wait) { return wait.request->changes_process_sets(); };
+  const auto sends = [](const Wait& wait) { return wait.request->is_send(); };
+  if (std::any_of(waits.begin(), waits.end(), changes)) {
+    return "every rank changes process sets at the same point";
+  }
+  if (std::all_of(waits.begin(), waits.end(), sends)) {
+    return "ranks that send to each other submit both transfers before they wait, with "
+           "dist.isend() or dist.irecv()";
+  }
+  return std::string(
+             "call the same operations in the same order on all ranks, and none of them "
+             "under `if hvd.rank() == 0:`; ") +
+         kJoinAtTheEnd;
+}
+
+Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {
+  std::string text = "deadlock: ";
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    if (i == kRanksShown) {
+      text += ", and so on";
+      break;
+    }
+    text += (i == 0 ? "" : i + 1 == waits.size() ? ", and " : ", ") + describe_wait(waits[i]);
+  }
+  return Status(StatusCode::kDeadlock, text + more + ": " + advice_for(waits));
+}
 
 DeadlockWatch::DeadlockWatch(double grace, Coordinator& coordinator)
     : half_(delay_of(grace / 2)), coordinator_(coordinator) {}

@@ -26,19 +26,64 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
-#include "negotiation/blocked.h"
+#include "base/status.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/extension.h"
 #include "negotiation/pending_table.h"
-#include "negotiation/wait_texts.h"
+#include "wire/bytes.h"
+#include "wire/message.h"
 
 namespace hvdlite {
+
+// What a rank says while its threads wait, from blocked_report.h to deadlock_watch.h:
+//
+//   blocked = submitted:u64 pending:u32 count:u32 (key:text place:text)[count]
+//
+// Pure functions, which touch nothing beyond their bytes.
+inline constexpr std::size_t kMaxKeyBytes = kMaxNameBytes + 64;  // bounds Request::key()
+inline constexpr std::size_t kMaxPlaceBytes = 4200;              // PATH_MAX, and a line
+
+struct Blocked {
+  std::uint64_t submitted = 0;    // operations of this rank so far
+  std::uint32_t pending = 0;      // those of them that have no answer yet
+  std::vector<std::string> keys;  // Request::key() of those that it awaits; empty: not blocked
+  // Where the program waits for each of them: "/home/me/train.py:12", or "".
+  std::vector<std::string> places;
+  bool operator==(const Blocked&) const = default;
+};
+
+Bytes encode(const Blocked& blocked);
+// False: these bytes are not a report.
+bool decode(std::span<const std::byte> bytes, Blocked& blocked);
+
+// What ranks that wait for each other are told. Pure functions.
+inline constexpr std::size_t kRanksShown = 8;
+
+// "barrier 'x'"; a change of the process sets has no name that the user knows.
+std::string describe_awaited(const Request& request);
+
+// A rank that waits for another one in an operation.
+struct Wait {
+  int rank = -1;
+  int awaited = -1;
+  const Request* request = nullptr;  // borrowed from its table
+  std::string place = "";            // " (/home/me/train.py:12)", where it is known
+};
+// "rank 1 waits for rank 0 in allreduce 'loss'"
+std::string describe_wait(const Wait& wait);
+// What the ranks of such waits do about it.
+std::string advice_for(const std::vector<Wait>& waits);
+// The error of the operations in which the ranks wait, each for the next one.
+Status deadlock_error(const std::vector<Wait>& waits, const std::string& more = "");
 
 class DeadlockWatch : public Extension {
  public:

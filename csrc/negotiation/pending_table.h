@@ -5,6 +5,7 @@
 // it.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,11 +14,26 @@
 #include <vector>
 
 #include "base/status.h"
-#include "negotiation/arrival.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
 namespace hvdlite {
+
+// When a rank submitted an all-reduce, or the several that travelled with it, or those of a step.
+// All moments are on rank 0's clock.
+struct Arrival {
+  using TimePoint = std::chrono::steady_clock::time_point;
+  TimePoint first{};
+  TimePoint last{};
+  // The program has waited for results between its all-reduce before and this one.
+  bool after_wait = false;
+  bool came() const { return last != TimePoint(); }
+  void include(const Arrival& other) {
+    if (!other.came()) return;
+    first = came() ? std::min(first, other.first) : other.first;
+    last = std::max(last, other.last);
+  }
+};
 
 // Which members of the set have submitted a name; of a send, which of its two ranks have.
 struct PendingTensor {

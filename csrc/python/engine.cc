@@ -8,7 +8,7 @@
 
 #include "base/fd.h"
 #include "base/log.h"
-#include "engine/entry_builder.h"
+#include "engine/entry.h"
 #include "host/host_backend.h"
 #include "host/self_backend.h"
 #include "python/gradient_memory.h"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/entry_builder.h"
+#include "engine/entry.h"
 #include "python/gradients.h"
 #include "python/handle.h"
 #include "python/plain_tensors.h"

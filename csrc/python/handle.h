@@ -17,7 +17,7 @@
 #include "base/deadline.h"
 #include "engine/c_api.h"
 #include "engine/engine.h"
-#include "engine/entry_builder.h"
+#include "engine/entry.h"
 #include "python/bindings.h"
 
 namespace hvdlite {

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "engine/entry_builder.h"
+#include "engine/entry.h"
 #include "python/dlpack.h"
 
 namespace py = pybind11;

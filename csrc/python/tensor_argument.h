@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "engine/entry_builder.h"
+#include "engine/entry.h"
 
 namespace hvdlite {
 

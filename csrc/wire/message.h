@@ -32,7 +32,8 @@
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //   report   = bytes                                           an extension of any rank -> its
 //              counterpart at the coordinator, which reads them (Extension::reported())
-//   bundle   = several messages, each with the ranks that it comes from and goes to (wire/bundle.h)
+//   bundle   = several messages, each with the ranks that it comes from and goes to
+//              (negotiation/relay.h)
 //
 // Everything is little-endian; peers are authenticated before the first frame, yet every length and
 // every enumeration is checked: a decoder returns false and touches nothing beyond its bytes.
@@ -65,7 +66,7 @@ enum class FrameType : std::uint8_t {
   kGoodbye = 4,
   kMore = 5,
   kReport = 6,
-  kBundle = 7,  // messages that are passed on, and kEnded inside of it (wire/bundle.h)
+  kBundle = 7,  // messages that are passed on, and kEnded inside of it (negotiation/relay.h)
   kEnded = 8,
 };
 

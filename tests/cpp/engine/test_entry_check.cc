@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/entry_check.h"
+#include "engine/entry.h"
 #include "engine_worlds.h"
 
 using namespace hvdlite;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/events.h"
+#include "engine/live.h"
 #include "engine_worlds.h"
 #include "host/self_backend.h"
 

@@ -5,8 +5,8 @@
 #include <atomic>
 
 #include "check.h"
+#include "engine/negotiator.h"
 #include "engine_worlds.h"
-#include "negotiation/answer_watch.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

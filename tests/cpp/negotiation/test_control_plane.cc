@@ -8,9 +8,9 @@
 #include "check.h"
 #include "cpp/engine/engine_worlds.h"
 #include "negotiation/control_plane.h"
+#include "negotiation/relay.h"
 #include "support/inproc_world.h"
 #include "support/negotiation_world.h"
-#include "wire/bundle.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/stalls.h"
+#include "negotiation/stall_monitor.h"
 #include "negotiation/step_clock.h"
 
 namespace hvdlite::testing::steps {

@@ -7,7 +7,7 @@
 #include "cpp/engine/engine_worlds.h"
 #include "cpp/gpu/gpu_worlds.h"
 #include "cpp/host/backend_worlds.h"
-#include "engine/entry_check.h"
+#include "engine/entry.h"
 #include "kernels/reduce.h"
 #include "kernels/reduce_variants.h"
 #include "rounds.h"

@@ -1,4 +1,4 @@
-#include "engine/events.h"
+#include "engine/live.h"
 
 #include <utility>
 

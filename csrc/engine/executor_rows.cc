@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "base/pages.h"
-#include "engine/batch_run.h"
-#include "engine/entry_check.h"
+#include "engine/entry.h"
+#include "engine/executor.h"
 
 namespace hvdlite {
 namespace {
