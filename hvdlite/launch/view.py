@@ -85,7 +85,7 @@ class View:
         for line in splitter.feed(block):
             self._add(number, line)
         for _ in range(splitter.dropped - dropped):
-            self.run.lose()
+            self.run.lost += 1
 
     def closed(self, number: int) -> None:
         """Forget the pipe of a rank."""
@@ -103,7 +103,7 @@ class View:
             self._claim(number, sample)
             self.run.add(sample, now)
         except Exception:  # A rank can write anything, and the launcher goes on.
-            self.run.lose()
+            self.run.lost += 1
         else:
             self._ahead = sample.time - now
 

@@ -143,7 +143,7 @@ class OwnReport:
                 try:
                     sample = Sample.parse(line)
                 except ValueError:
-                    self._run.lose()
+                    self._run.lost += 1
                     continue
                 for one in (sample, *_others(sample)):
                     self._run.add(one, time.monotonic())

@@ -20,19 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdlite.live.sample import MOST_EVENTS, Event, RankSteps, Sample, Stall, Steps
+from hvdlite.live.sample import MOST_EVENTS, Event, Sample, Stall, Steps
 
 _PERIOD = 1.0  # seconds between two samples
 _LONGEST_END = 1.0  # seconds that the end of a world waits for its last sample
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def _nothing_observed() -> Mapping[str, Any]:
-    return {"samples": 0, "values": {}}
-
-
 @dataclass(frozen=True)
-class Subject:
+class _Subject:
     """What is reported on: the engine of one world."""
 
     engine: Callable[[], Any]  # The engine has `live()`; it is not kept alive.
@@ -42,28 +38,29 @@ class Subject:
 
 
 class Reporter:
-    """Reports on one engine at a time. Any thread, and a signal handler, may call its methods."""
+    """Reports on one engine at a time. Any thread, and a signal handler, may call its methods.
+
+    `pipe` is the write end, which stays open. `figures` returns what the training loop has
+    observed: "samples" and "values". `period` is in seconds.
+    """
 
     def __init__(
         self,
         pipe: int,
         host: str,
-        figures: Callable[[], Mapping[str, Any]] = _nothing_observed,
+        figures: Callable[[], Mapping[str, Any]] = lambda: {"samples": 0, "values": {}},
         period: float = _PERIOD,
     ) -> None:
-        """Make a reporter that has nothing to report on yet."""
-        # The write end `pipe` stays open. `figures` returns what the training loop has observed:
-        # "samples" and "values". `period` is in seconds.
         os.set_blocking(pipe, False)
         self._pipe = PipeWriter(pipe)
         self._host = host
         self._figures = figures
         self._period = period
-        self._cut_events = 0  # No line had room for these.
+        self._cut_events = 0  # for which no line had room
         self._core_wait = CoreWait(Path("/proc/self/task"))
         # Re-entrant, as a signal handler needs it.
-        self._orders: queue.SimpleQueue[Subject | threading.Event] = queue.SimpleQueue()
-        self._subject: Subject | None = None
+        self._orders: queue.SimpleQueue[_Subject | threading.Event] = queue.SimpleQueue()
+        self._subject: _Subject | None = None
         self._last: Sample | None = None  # written for the subject of the thread
         self._thread: threading.Thread | None = None
 
@@ -75,7 +72,7 @@ class Reporter:
 
     def follow(self, engine: Any, rank: int, size: int, epoch: int) -> None:
         """Report on this engine from now on, instead of another one."""
-        self._subject = Subject(weakref.ref(engine), rank, size, epoch)
+        self._subject = _Subject(weakref.ref(engine), rank, size, epoch)
         self._orders.put(self._subject)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hvdlite-live", daemon=True)
@@ -93,11 +90,15 @@ class Reporter:
     def _run(self) -> None:
         # Signals are for the threads of the script. This also turns SIGPIPE into an error.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        subject: Subject | None = None
+        subject: _Subject | None = None
         while True:
-            order = self._next_order(subject)
+            try:  # Wait for an order, or until the next sample is due.
+                period = None if subject is None else self._period
+                order: _Subject | threading.Event | None = self._orders.get(timeout=period)
+            except queue.Empty:
+                order = None
             try:
-                if subject is not None and not isinstance(order, Subject):
+                if subject is not None and not isinstance(order, _Subject):
                     self._report(subject, ended=order is not None)
             except OSError:
                 return  # Nobody reads the pipe any more.
@@ -105,20 +106,13 @@ class Reporter:
                 rank = "?" if subject is None else subject.rank
                 print(f"hvdlite [{rank}] warning: no live view of it: {error!r}", file=sys.stderr)
                 subject = None
-            if isinstance(order, Subject):
+            if isinstance(order, _Subject):
                 subject, self._last = order, None
             elif order is not None:
                 subject = None
                 order.set()
 
-    def _next_order(self, subject: Subject | None) -> Subject | threading.Event | None:
-        """Wait for an order, or until the next sample is due, if there is something to report."""
-        try:
-            return self._orders.get(timeout=None if subject is None else self._period)
-        except queue.Empty:
-            return None
-
-    def _report(self, subject: Subject, ended: bool) -> None:
+    def _report(self, subject: _Subject, ended: bool) -> None:
         engine = subject.engine()
         if engine is None:  # The engine of a process group ends without a call of end().
             last, self._last = self._last, None
@@ -128,19 +122,16 @@ class Reporter:
             self._last = self._sample(subject, engine.live(), ended)
             self._pipe.write(self._last.line())
 
-    def _sample(self, subject: Subject, live: Mapping[str, Any], ended: bool) -> Sample:
+    def _sample(self, subject: _Subject, live: Mapping[str, Any], ended: bool) -> Sample:
         observed = self._figures()
         events = live["events"]
         self._cut_events += max(0, len(events) - MOST_EVENTS)
         counters = dict(live["counters"])
-        counters |= {
-            name: count
-            for name, count in (
-                ("lines_dropped", self._pipe.dropped),
-                ("events_dropped", live["dropped_events"] + self._cut_events),
-            )
-            if count
-        }
+        if self._pipe.dropped:
+            counters["lines_dropped"] = self._pipe.dropped
+        if live["dropped_events"] + self._cut_events:
+            counters["events_dropped"] = live["dropped_events"] + self._cut_events
+        steps = live["steps"]  # of rank 0 alone
         rss, threads = _memory_and_threads(Path("/proc/self/stat").read_text())
         used = resource.getrusage(resource.RUSAGE_SELF)
         return Sample(
@@ -161,11 +152,8 @@ class Reporter:
             samples=observed["samples"],
             values=dict(observed["values"]),
             events=tuple(Event(*one) for one in events[-MOST_EVENTS:]),
-            steps=_steps(live["steps"]),
-            stalled=tuple(
-                Stall(name, seconds, tuple(submitted), tuple(missing))
-                for name, seconds, submitted, missing in live["stalled"]
-            ),
+            steps=steps and Steps.of(steps["count"], steps["seconds"], steps["ranks"]),
+            stalled=tuple(Stall.of(*one) for one in live["stalled"]),
             ended=ended,
         )
 
@@ -180,8 +168,7 @@ class CoreWait:
     """How long the threads of this process were ready to run and waited for a processor."""
 
     def __init__(self, tasks: Path) -> None:
-        """Begin to count; `tasks` is the folder with the kernel's files on each thread."""
-        self._tasks = tasks
+        self._tasks = tasks  # the folder with the kernel's files on each thread
         self._of_thread: dict[str, int] = {}  # nanoseconds
         self._of_ended = 0  # nanoseconds
 
@@ -199,19 +186,13 @@ class CoreWait:
         return (self._of_ended + sum(now.values())) / 1e9
 
 
-def _steps(steps: Mapping[str, Any] | None) -> Steps | None:
-    if steps is None:
-        return None
-    return Steps(steps["count"], steps["seconds"], tuple(RankSteps(*row) for row in steps["ranks"]))
-
-
 class PipeWriter:
     """Writes whole lines to a non-blocking pipe."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
         self._rest = b""
-        self.dropped = 0  # So many lines had no room.
+        self.dropped = 0  # lines that had no room
 
     def ready(self) -> bool:
         """Complete the line before; return whether it is complete, and count a lost one if not."""
@@ -220,7 +201,7 @@ class PipeWriter:
         return not self._rest
 
     def write(self, line: bytes) -> None:
-        """Write a line; `ready` writes what does not fit now. Raises OSError without a reader."""
+        """Write a line; `ready` writes what does not fit now. Raise OSError without a reader."""
         self._rest += line
         self._flush()
 

@@ -7,11 +7,13 @@ Times are seconds on rank 0's monotonic clock.
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
-MOST_EVENTS = 64  # One line has at most so many.
+MOST_EVENTS = 64  # in one line
+_MOST = 1 << 62  # No number is as large.
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,11 @@ class Event:
     """Something that happened, such as a stall."""
 
     time: float
-    # It is "stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged" or "late"; an
-    # event of the launcher is "worker".
+    # "stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged" or "late"; an event
+    # of the launcher is "worker".
     kind: str
-    rank: int  # It is -1 for an event that does not concern one rank.
-    name: str  # It names a tensor or process set, or is empty.
+    rank: int  # -1 for an event that does not concern one rank
+    name: str  # of a tensor or process set, or empty
     text: str
 
 
@@ -32,9 +34,13 @@ class Stall:
     """A collective that waits for ranks."""
 
     name: str
-    seconds: float  # It has waited so long.
-    submitted: tuple[int, ...]  # These ranks wait in it.
-    missing: tuple[int, ...]  # It waits for these ranks.
+    seconds: float  # that it has waited
+    submitted: tuple[int, ...]  # the ranks that wait in it
+    missing: tuple[int, ...]  # the ranks that it waits for
+
+    @classmethod
+    def of(cls, name: str, seconds: float, submitted: Any, missing: Any) -> Stall:
+        return cls(name, seconds, tuple(submitted), tuple(missing))
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,9 @@ class RankSteps:
     waiting: float
     communicating: float
     between: float
-    # The rank was the last in so many steps. In these steps it was so late at its first gradient,
-    # and became so much later in backward.
-    last: float
-    late_between: float
-    late_backward: float
+    last: float  # in how many steps the rank was the last one
+    late_between: float  # how late it was at its first gradient in these steps
+    late_backward: float  # and how much later it became in backward
 
 
 @dataclass(frozen=True)
@@ -63,96 +67,91 @@ class Steps:
     seconds: float
     ranks: tuple[RankSteps, ...]
 
+    @classmethod
+    def of(cls, count: int, seconds: float, rows: Sequence[Sequence[float]]) -> Steps:
+        return cls(count, seconds, tuple(RankSteps(*row) for row in rows))
+
 
 @dataclass(frozen=True)
 class Sample:
     """One line, which a rank writes."""
 
     rank: int
-    size: int  # There are so many ranks.
+    size: int  # the number of ranks
     epoch: int  # An elastic job makes a new world in each epoch.
     host: str
     pid: int
-    time: float  # The rank said it at this time.
-    began: float  # Its engine began at this time.
-    counters: dict[str, int]  # Its engine counts these by name, such as "bytes".
-    cpu: float = 0.0  # All its threads together ran so many seconds on processors.
-    rss: int = 0  # It has so many bytes of memory.
-    switches: int = 0  # So often one of its threads was taken off a processor.
-    # Its threads were ready to run and waited so many seconds for a processor, added up; 0 where
-    # the kernel does not tell.
+    time: float  # when the rank said it
+    began: float  # when its engine began
+    counters: dict[str, int]  # those of its engine, such as "bytes"
+    cpu: float = 0.0  # seconds that all its threads together ran on processors
+    rss: int = 0  # bytes of memory
+    switches: int = 0  # how often one of its threads was taken off a processor
+    # Seconds that its threads were ready to run and waited for a processor, added up; 0 where the
+    # kernel does not tell.
     core_wait: float = 0.0
     threads: int = 0
-    cores: int = 0  # Its host lets it use so many.
-    samples: int = 0  # `hvd.observe(samples=)` has counted so many.
-    values: dict[str, float] = field(default_factory=dict)  # `hvd.observe` got these last.
-    events: tuple[Event, ...] = ()  # These happened since its line before.
+    cores: int = 0  # how many its host lets it use
+    samples: int = 0  # as `hvd.observe(samples=)` has counted them
+    values: dict[str, float] = field(default_factory=dict)  # the last ones of `hvd.observe`
+    events: tuple[Event, ...] = ()  # since its line before
     steps: Steps | None = None  # Only rank 0 tells where the time went.
-    stalled: tuple[Stall, ...] = ()  # Rank 0 sees these wait.
+    stalled: tuple[Stall, ...] = ()  # Only rank 0 sees what waits.
     ended: bool = False  # The rank has left the world: no line follows.
 
     def line(self) -> bytes:
         """Encode it, with a line feed at its end."""
-        fields = {name: value for name, value in vars(self).items() if value not in (None, ())}
+        told = {name: value for name, value in vars(self).items() if value not in (None, ())}
         if self.steps is not None:
             rows = [[round(x, 6) for x in vars(row).values()] for row in self.steps.ranks]
-            fields["steps"] = [self.steps.count, round(self.steps.seconds, 6), rows]
+            told["steps"] = [self.steps.count, round(self.steps.seconds, 6), rows]
         for name in ("events", "stalled"):
-            if name in fields:
-                fields[name] = [list(vars(one).values()) for one in fields[name]]
-        return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+            if name in told:
+                told[name] = [list(vars(one).values()) for one in told[name]]
+        return json.dumps(told, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Sample:
-        """Decode a line; raise ValueError if it is not one."""
+        """Decode a line; raise ValueError if it is not one. What a rank writes may be anything."""
         try:
-            fields: dict[str, Any] = json.loads(line)
-            _check(fields)
-            if "steps" in fields:
-                count, seconds, rows = fields["steps"]
-                fields["steps"] = Steps(count, seconds, tuple(RankSteps(*row) for row in rows))
-            fields["events"] = tuple(Event(*one) for one in fields.get("events", ()))
-            fields["stalled"] = tuple(
-                Stall(name, seconds, tuple(submitted), tuple(missing))
-                for name, seconds, submitted, missing in fields.get("stalled", ())
-            )
-            return cls(**fields)
+            told: dict[str, Any] = json.loads(line)
+            if "steps" in told:
+                told["steps"] = Steps.of(*told["steps"])
+            told["events"] = tuple(Event(*one) for one in told.get("events", ()))
+            told["stalled"] = tuple(Stall.of(*one) for one in told.get("stalled", ()))
+            sample = cls(**told)
+            check(sample, *sample.counters.values())
+            for event in sample.events:
+                check(event)
+            for stall in sample.stalled:
+                check(stall, *stall.submitted, *stall.missing)
+            ranks = sample.size
+            if sample.steps is not None:
+                ranks = len(check(sample.steps).ranks)
+                for row in sample.steps.ranks:
+                    check(row)
+            if not all(type(value) in (int, float) for value in sample.values.values()):
+                raise ValueError("this is not a sample: values cannot be that")
+            if not 0 <= sample.rank < sample.size == ranks:
+                raise ValueError("this is not a sample: rank cannot be that")
+            return sample
         except (TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"this is not a sample: {error}") from None
 
 
-_WHOLE = ("rank", "size", "epoch", "pid", "rss", "switches", "threads", "cores", "samples")
-_MOST = 1 << 62
+_TYPES = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
 
-def _check(fields: dict[str, Any]) -> None:
-    """Raise ValueError for a wrong type or number: what a rank has written may be anything."""
-    numbers = [fields.get(name, 0) for name in ("time", "began", "cpu", "core_wait")]
-    for name in _WHOLE:
-        _demand(type(fields.get(name, 0)) is int, name)
-        numbers.append(fields.get(name, 0))
-    _demand(0 <= fields.get("rank", 0) < fields.get("size", 1), "rank")
-    counters, values = fields.get("counters", {}), fields.get("values", {})
-    _demand(isinstance(counters, dict) and isinstance(values, dict), "counters")
-    numbers += counters.values()
-    _demand(all(type(value) in (int, float) for value in values.values()), "values")
-    _demand(isinstance(fields.get("host", ""), str), "host")
-    _demand(type(fields.get("ended", False)) is bool, "ended")
-    for time, *words in fields.get("events", ()):
-        numbers += time, words[1]
-        _demand(all(isinstance(word, str) for word in (words[0], *words[2:])), "events")
-    for name, seconds, submitted, missing in fields.get("stalled", ()):
-        numbers += seconds, *submitted, *missing
-        _demand(isinstance(name, str), "stalled")
-    if "steps" in fields:
-        count, seconds, rows = fields["steps"]
-        numbers += count, seconds, *(number for row in rows for number in row)
-        _demand(len(rows) == fields.get("size"), "steps")
-    for number in numbers:
-        _demand(type(number) in (int, float) and abs(number) < _MOST, "a number")
-        _demand(math.isfinite(number), "a number")
-
-
-def _demand(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"this is not a sample: {what} cannot be that")
+def check(one: _T, *more: float) -> _T:
+    """Return a dataclass whose fields, and `more` numbers, are possible; or raise ValueError."""
+    numbers = [*more]
+    for each in fields(one):  # type: ignore[arg-type]
+        value = getattr(one, each.name)
+        if type(value) not in _TYPES.get(str(each.type), (type(value),)):
+            raise ValueError(f"this is not a sample: {each.name} cannot be that")
+        if type(value) in (int, float):
+            numbers.append(value)
+    for number in numbers:  # NaN is not less than anything.
+        if type(number) not in (int, float) or not abs(number) < _MOST:
+            raise ValueError("this is not a sample: a number cannot be that")
+    return one
