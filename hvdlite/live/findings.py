@@ -32,7 +32,7 @@ LONG_CORE_WAIT = 0.15
 # thread off after a few milliseconds if others want its core. With a core of its own that happens
 # some times a second, for the kernel's own work.
 MANY_SWITCHES = 125.0
-FEWEST_SWITCHES = 50.0  # It is per second, for a rank that works little.
+FEWEST_SWITCHES = 50.0  # per second, for a rank that works little
 # Above this share of their host's cores, it is the ranks that need them, and not other programs.
 FULL_HOST = 0.8
 # Times of computing differ by some per cent between runs on one machine.
@@ -48,83 +48,28 @@ STALLED_STEPS = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """What limits a job."""
-
-    rule: str  # This rule found it, such as "straggler".
+    rule: str  # the name of the rule that found it, such as "straggler"
     says: str
-    remedy: str  # It says in one sentence or more what to do; it may be empty.
-    rank: int | None = None  # None means that it does not concern one rank alone.
-
-
-@dataclass(frozen=True)
-class Straggler:
-    """The rank that the others wait for."""
-
-    rank: int
-    # Most of the delay comes from "data or forward", "backward" or "the exchange". In the exchange
-    # the rank gets its gradients later than the others, and so begins the next step later: the link
-    # behind it is slow.
-    phase: str
-    seconds: float  # The phase made it so late, as a mean over the steps in `share`.
-    share: float  # It was the last in this share of the steps, from 0 to 1.
-
-
-def straggler(figures: Figures) -> Straggler | None:
-    """Return the one rank that holds the others up; None if it is not always the same one."""
-    if figures.steps < FEWEST_STEPS or len(figures.ranks) < 2:
-        return None
-    one = max(figures.ranks, key=lambda rank: rank.last)
-    if one.last < STRAGGLER_SHARE or _gain(figures, [one]) < STRAGGLER_COST * figures.step:
-        return None
-    if one.late_between < one.late_backward:
-        return Straggler(one.rank, "backward", one.late_backward, one.last)
-    if _is_behind_a_link(figures, [one]):
-        return Straggler(one.rank, "the exchange", one.late_between, one.last)
-    # Its data is not why it is late, if its exchange is: other programs have taken its core.
-    if one.last < SAME_RANK and is_preempted(one) and _gets_late(figures, [one]):
-        return None
-    return Straggler(one.rank, "data or forward", one.late_between, one.last)
-
-
-def _is_behind_a_link(figures: Figures, suspects: list[RankFigures]) -> bool:
-    """Return whether a slow link is why ranks are late."""
-    # On one host there is no link, and an exchange whose thread waits for a core takes long, too.
-    possible = len(_hosts(figures)) > 1 and not any(is_preempted(rank) for rank in suspects)
-    return possible and _gets_late(figures, suspects)
-
-
-def _gets_late(figures: Figures, suspects: list[RankFigures]) -> bool:
-    """Return whether ranks are late because their gradients come later than those of the others."""
-    others = [rank.exchange for rank in figures.ranks if rank not in suspects]
-    late = max(suspects, key=lambda rank: rank.last)
-    longer = min(rank.exchange for rank in suspects) - statistics.median(others)
-    return late.late_between >= late.late_backward and longer >= BY_EXCHANGE * late.late_between > 0
-
-
-def note(one: RankFigures, late: Straggler | None) -> str:
-    """Say what is the matter with a rank, which may be the straggler `late`; "" if nothing is."""
-    if one.silent:
-        return f"silent for {one.silent:.0f} s"
-    if late is not None and late.rank == one.rank:
-        share = f"{percent(late.share)} of steps"
-        return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
-    if is_preempted(one):
-        return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
-    return ""
+    remedy: str  # what to do, in one sentence or more; may be empty
+    rank: int | None = None  # None if it does not concern one rank alone
 
 
 def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
-    """Say what limits a job: at least one finding, the most important one first."""
-    # The baseline is the same training on fewer ranks, mostly on one. Without it, a rank that has
-    # told `hvd.observe(alone=)` how many samples per second it does alone is the baseline.
+    """Say what limits a job: at least one finding, the most important one first.
+
+    The baseline is the same training on fewer ranks, mostly on one. Without it, a rank that has
+    told `hvd.observe(alone=)` how many samples per second it does alone is the baseline.
+    """
     found = [*_faults(figures)]
     if figures.steps < FEWEST_STEPS:
         return found or [_too_short(figures)]
     limits = _limits(figures)
-    baseline = baseline or alone(figures)
+    baseline = baseline or _alone(figures)
     if baseline is not None and baseline.steps >= FEWEST_STEPS:
-        found += _against(figures, baseline)
-        limits += _slower_compute(figures, baseline)
+        lost = loss(figures, baseline)
+        if lost is not None:
+            found.append(Finding("baseline", lost.sentence(), lost.note()))
+            limits += _slower_compute(lost)
     return found + (limits or ([] if found else [_nothing(figures)]))
 
 
@@ -176,12 +121,6 @@ def _too_short(figures: Figures) -> Finding:
         says,
         "A step is counted when the gradients of all ranks are reduced again under the same names.",
     )
-
-
-def _against(figures: Figures, baseline: Figures) -> Iterator[Finding]:
-    lost = loss(figures, baseline)
-    if lost is not None:
-        yield Finding("baseline", lost.sentence(), lost.note())
 
 
 def _limits(figures: Figures) -> list[Finding]:
@@ -281,6 +220,63 @@ _REMEDY_OF_PHASE = {
 }
 
 
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for."""
+
+    rank: int
+    # Where most of the delay comes from: "data or forward", "backward" or "the exchange". In the
+    # exchange the rank gets its gradients later than the others, and so begins the next step later:
+    # the link behind it is slow.
+    phase: str
+    seconds: float  # by which the phase made it late, as a mean over the steps in `share`
+    share: float  # of the steps in which it was the last, from 0 to 1
+
+
+def straggler(figures: Figures) -> Straggler | None:
+    """Return the one rank that holds the others up; None if it is not always the same one."""
+    if figures.steps < FEWEST_STEPS or len(figures.ranks) < 2:
+        return None
+    one = max(figures.ranks, key=lambda rank: rank.last)
+    if one.last < STRAGGLER_SHARE or _gain(figures, [one]) < STRAGGLER_COST * figures.step:
+        return None
+    if one.late_between < one.late_backward:
+        return Straggler(one.rank, "backward", one.late_backward, one.last)
+    if _is_behind_a_link(figures, [one]):
+        return Straggler(one.rank, "the exchange", one.late_between, one.last)
+    # Its data is not why it is late, if its exchange is: other programs have taken its core.
+    if one.last < SAME_RANK and is_preempted(one) and _gets_late(figures, [one]):
+        return None
+    return Straggler(one.rank, "data or forward", one.late_between, one.last)
+
+
+def _is_behind_a_link(figures: Figures, suspects: list[RankFigures]) -> bool:
+    """Return whether a slow link is why ranks are late."""
+    # On one host there is no link, and an exchange whose thread waits for a core takes long, too.
+    possible = len(_hosts(figures)) > 1 and not any(is_preempted(rank) for rank in suspects)
+    return possible and _gets_late(figures, suspects)
+
+
+def _gets_late(figures: Figures, suspects: list[RankFigures]) -> bool:
+    """Return whether ranks are late because their gradients come later than those of the others."""
+    others = [rank.exchange for rank in figures.ranks if rank not in suspects]
+    late = max(suspects, key=lambda rank: rank.last)
+    longer = min(rank.exchange for rank in suspects) - statistics.median(others)
+    return late.late_between >= late.late_backward and longer >= BY_EXCHANGE * late.late_between > 0
+
+
+def note(one: RankFigures, late: Straggler | None) -> str:
+    """Say what is the matter with a rank, which may be the straggler `late`; "" if nothing is."""
+    if one.silent:
+        return f"silent for {one.silent:.0f} s"
+    if late is not None and late.rank == one.rank:
+        share = f"{percent(late.share)} of steps"
+        return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
+    if is_preempted(one):
+        return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
+    return ""
+
+
 def _preempted(figures: Figures) -> Iterator[Finding]:
     for host, hit in _preempted_by_host(figures):
         here = _of_host(figures, host)
@@ -357,9 +353,8 @@ def _communicating(figures: Figures) -> Iterator[Finding]:
     )
 
 
-def _slower_compute(figures: Figures, baseline: Figures) -> Iterator[Finding]:
-    lost = loss(figures, baseline)
-    if lost is not None and lost.compute_ratio > SLOWER_COMPUTE:
+def _slower_compute(lost: Loss) -> Iterator[Finding]:
+    if lost.compute_ratio > SLOWER_COMPUTE:
         yield Finding(
             "compute",
             f"computing takes {lost.compute_ratio:.2f} x as long per sample as in the baseline",
@@ -425,14 +420,13 @@ class Loss:
 
     ranks: int
     baseline_ranks: int
-    counted: bool  # Both counted their samples; otherwise samples are steps x ranks.
+    counted: bool  # whether both counted their samples; otherwise samples are steps x ranks
     speed_up: float
-    # These three lower the speed-up: waiting for other ranks, exchanging gradients, and slower
-    # computing, which is below 0 where computing is faster.
+    # What lowers the speed-up; `computing` is below 0 where computing is faster.
     waiting: float
     communicating: float
     computing: float
-    compute_ratio: float  # It compares the time of computing per sample of a rank.
+    compute_ratio: float  # of the times of computing for a sample of a rank
 
     @property
     def ideal(self) -> float:
@@ -448,7 +442,7 @@ class Loss:
         if missing <= 0:
             return f"{text}: more than {self.ideal:g} times" if missing else text
         parts = (self.waiting, self.communicating, self.computing)
-        waiting, communicating, computing = round_to_sum([100 * part for part in parts], missing)
+        waiting, communicating, computing = _round_to_sum([100 * part for part in parts], missing)
         words = [
             f"{communicating / 100:.2f} exchanging gradients",
             f"{waiting / 100:.2f} waiting",
@@ -459,7 +453,6 @@ class Loss:
         return f"{text}; {self.ideal:g} is ideal. Lost: {', '.join(words)}"
 
     def note(self) -> str:
-        """Say how samples were counted, where that is not known from `hvd.observe`."""
         if self.counted:
             return ""
         return (
@@ -493,9 +486,8 @@ def loss(figures: Figures, baseline: Figures) -> Loss | None:
     )
 
 
-def alone(figures: Figures) -> Figures | None:
-    """Return a baseline of one rank, if a rank has said how fast it trained alone."""
-    # A rank says so by `hvd.observe(alone=...)`, in samples per second. Such a rank only computes.
+def _alone(figures: Figures) -> Figures | None:
+    """Return a baseline of one rank, which only computes; None if no rank says how fast it is."""
     rate = max((rank.values.get("alone", 0.0) for rank in figures.ranks), default=0.0)
     if not (math.isfinite(rate) and rate > 0 and figures.samples_per_step):
         return None
@@ -507,14 +499,12 @@ def alone(figures: Figures) -> Figures | None:
 def _per_sample(figures: Figures, counted: bool) -> tuple[float, float, float]:
     """Return how long a rank waits, communicates and computes for one of its samples."""
     samples = figures.samples_per_step / figures.size if counted else 1.0
-    count = len(figures.ranks)
-    waiting = sum(rank.waiting for rank in figures.ranks) / count
-    communicating = sum(rank.communicating for rank in figures.ranks) / count
-    computing = sum(rank.backward + rank.between for rank in figures.ranks) / count
-    return waiting / samples, communicating / samples, computing / samples
+    waiting = _mean(figures, lambda rank: rank.waiting)
+    communicating = _mean(figures, lambda rank: rank.communicating)
+    return waiting / samples, communicating / samples, _mean(figures, _compute) / samples
 
 
-def round_to_sum(parts: Sequence[float], total: int) -> list[int]:
+def _round_to_sum(parts: Sequence[float], total: int) -> list[int]:
     """Round numbers to integers that sum to `total`, each by less than 1 if that is possible."""
     whole = [int(part // 1) for part in parts]
     order = sorted(range(len(parts)), key=lambda n: whole[n] - parts[n])
@@ -535,7 +525,6 @@ def time_text(seconds: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Return a number of bytes."""
     for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
         if count >= 10**power:
             return f"{count / 10**power:.1f} {unit}"
@@ -548,13 +537,11 @@ def number(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return hours, minutes and seconds."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def percent(share: float) -> str:
-    """Return a share."""
     return f"{share:.0%}".replace("%", " %")
 
 
@@ -567,7 +554,6 @@ def not_called(stall: Stall) -> str:
 
 
 def names(ranks: Sequence[int]) -> str:
-    """Name ranks."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown, rest = (list(ranks), 0) if len(ranks) <= 8 else (list(ranks[:6]), len(ranks) - 6)
