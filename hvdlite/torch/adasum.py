@@ -27,9 +27,9 @@ from hvdlite.torch.bucket_memory import (
     plan_buckets,
 )
 from hvdlite.torch.collectives.allreduce import start_reducing
-from hvdlite.torch.collectives.compiled_backward import untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
+from hvdlite.torch.dynamo import untraced
 from hvdlite.torch.gradient_hooks import reader_of
 from hvdlite.torch.reducer import StepTransaction, step_transaction
 from hvdlite.torch.replicas import ReplicaCheck, warn

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.torch.collectives.compiled_backward import queue
+from hvdlite.torch.dynamo import queue
 
 ReadGroups = Callable[[], list[dict[str, Any]]]
 

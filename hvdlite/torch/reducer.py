@@ -30,9 +30,9 @@ from hvdlite.optimizers import check_finite, check_passes, finite_level
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.torch.bucket_memory import differs, explain, meet_without_parameters
 from hvdlite.torch.buckets import Bucket, GradientExchange, Weight
-from hvdlite.torch.collectives.compiled_backward import queue, untraced
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import is_finite
+from hvdlite.torch.dynamo import queue, untraced
 from hvdlite.torch.gradient_hooks import BackwardEnd, ReadGroups, WatchedParameters, calling
 from hvdlite.torch.replicas import ReplicaCheck, warn
 

@@ -26,7 +26,6 @@ from hvdlite.torch.collectives.fast_path import (
 )
 from hvdlite.torch.collectives.fast_path import allreduce as _fast_allreduce
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
-from hvdlite.torch.collectives.graph_breaks import call_outside, compiling
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import (
@@ -38,6 +37,7 @@ from hvdlite.torch.collectives.tensors import (
     spec,
 )
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.dynamo import call_outside, compiling
 
 
 def reduction_of(

@@ -12,10 +12,10 @@ from hvdlite.process_sets import ProcessSet, check_root, global_process_set, mem
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.allreduce import averaged
 from hvdlite.torch.collectives.gradients import tie
-from hvdlite.torch.collectives.graph_breaks import call_outside, compiling
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
+from hvdlite.torch.dynamo import call_outside, compiling
 
 
 def _broadcast(

@@ -17,7 +17,6 @@ from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import averaged, reduction_of, send_named
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
-from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import (
     Reduction,
@@ -29,6 +28,7 @@ from hvdlite.torch.collectives.submit import (
 )
 from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.dynamo import outside_graphs
 
 # It has the number of rows for each rank.
 Splits: TypeAlias = torch.Tensor | Iterable[int] | None

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdlite import _core
-from hvdlite.torch.collectives.graph_breaks import outside_graphs
 from hvdlite.torch.collectives.submit import Submission
+from hvdlite.torch.dynamo import outside_graphs
 
 Core = Submission | _core.Handle  # It is the latter if no tensor is on a GPU.
 

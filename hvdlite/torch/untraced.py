@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvdlite.torch.collectives.graph_breaks import disabled
+from hvdlite.torch.dynamo import disabled
 
 
 def _call(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
