@@ -23,11 +23,13 @@ from hvdlite.torch.collectives.allreduce import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    allreduce_buffers,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
+from hvdlite.torch.collectives.autograd import Handle, poll, synchronize
 from hvdlite.torch.collectives.broadcast import (
     barrier,
     broadcast,
@@ -35,7 +37,6 @@ from hvdlite.torch.collectives.broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from hvdlite.torch.collectives.buffers import allreduce_buffers
 from hvdlite.torch.collectives.gather import (
     allgather,
     allgather_async,
@@ -48,7 +49,6 @@ from hvdlite.torch.collectives.gather import (
     reducescatter,
     reducescatter_async,
 )
-from hvdlite.torch.collectives.handle import Handle, poll, synchronize
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.data import DistributedSampler

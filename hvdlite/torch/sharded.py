@@ -22,9 +22,8 @@ from hvdlite.optimizers import become, subclass_in_place
 from hvdlite.process_sets import ProcessSet, check_root
 from hvdlite.rendezvous import environment
 from hvdlite.torch.collectives.gather import alltoall
-from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
-from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
+from hvdlite.torch.collectives.tensors import bytes_of, check, lies_otherwise, spec
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.shared_parameters import SharedParameters, check_shareable
 from hvdlite.torch.virtual.steps import refuse_with_virtual_size

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from hvdlite import ops as neutral
-from hvdlite.ops import cast_in_core, send_compressed
-from hvdlite.process_sets import ProcessSet, global_process_set, member_id
-from hvdlite.torch.collectives import compiled
+from hvdlite.errors import ArgumentError
+from hvdlite.ops import cast_in_core, next_name, send_compressed
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id, process_set_by_id
+from hvdlite.torch.collectives.autograd import Handle, check_differentiable, tie
 from hvdlite.torch.collectives.fast_path import (
     IN_PLACE,
     IN_PLACE_ASYNC,
@@ -25,8 +27,6 @@ from hvdlite.torch.collectives.fast_path import (
     OVERWRITING,
 )
 from hvdlite.torch.collectives.fast_path import allreduce as _fast_allreduce
-from hvdlite.torch.collectives.gradients import check_differentiable, tie
-from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import (
     Named,
@@ -189,10 +189,10 @@ def allreduce(
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
     """
-    if weight is None and compression is Compression.none and compiled.in_graph():
+    if weight is None and compression is Compression.none and _tracing():
         chosen, number = neutral.choose_op(average, op), member_id(process_set)
         factors = prescale_factor, postscale_factor
-        return compiled.allreduce(tensor, name, chosen, *factors, number)
+        return _allreduce_in_graph(tensor, name, chosen, *factors, number)
     result: torch.Tensor = _allreduce(
         single, NEW, tensor, average, name, op,
         prescale_factor, postscale_factor, process_set, weight, compression,
@@ -389,4 +389,106 @@ def grouped_allreduce_async_(
         grouped, IN_PLACE_ASYNC, tensors, average, name, op,
         prescale_factor, postscale_factor, process_set, weight,
     )  # fmt: skip
+    return result
+
+
+def allreduce_buffers(model: nn.Module, process_set: ProcessSet = global_process_set) -> None:
+    """Replace every floating-point buffer of a model by its average over the ranks.
+
+    Each rank's batch normalization computes moving averages from that rank's batches. Call this
+    function on every rank before evaluation and before a checkpoint, so that all ranks evaluate the
+    same model. Buffers of other types, such as the number of batches, keep their values.
+
+    Args:
+        model: the model; its buffers are averaged in place.
+        process_set: its members take part; by default all ranks.
+
+    Raises:
+        ArgumentError: `model` is not a model, or a buffer cannot be sent.
+        MismatchError: the ranks' models differ.
+
+    Example:
+        >>> hvd.allreduce_buffers(model)
+        >>> accuracy = evaluate(model.eval())
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"allreduce_buffers takes a model, not a {type(model).__name__}")
+    name = next_name("allreduce_buffers", member_id(process_set))
+    buffers = [one for one in model.buffers() if one.is_floating_point()]
+    if not buffers:
+        return
+    with torch.no_grad():
+        averages = grouped_allreduce(
+            [one.detach() for one in buffers], name=name, process_set=process_set
+        )
+        for buffer, average in zip(buffers, averages, strict=True):
+            buffer.copy_(average)
+
+
+# `allreduce` as an operator of torch, so that compiled graphs contain it.
+#
+# Dynamo cannot trace into the core. An operator that is registered with torch, with its shape rule
+# and its gradient, becomes one node of the graph instead, also under `fullgraph=True`. The node is
+# run as an ordinary call: without a name it gets its number when it runs, not when it is traced.
+#
+# torch has `torch.library.custom_op` since 2.4; with an older one a graph breaks at each call.
+
+_EXISTS = hasattr(torch.library, "custom_op")
+
+
+def _tracing() -> bool:
+    """Return whether this call is being traced into a graph, which can contain the operator."""
+    return _EXISTS and compiling()
+
+
+def _run(
+    tensor: torch.Tensor, name: str, op: int, prescale: float, postscale: float, process_set: int
+) -> torch.Tensor:
+    members = process_set_by_id(process_set)
+    name = name or next_name("allreduce", member_id(members))
+    source, output = read_and_written(tensor, name, "allreduce", False)
+    reduction = Reduction(op, prescale, postscale, None, members)
+    specs = [spec(name, source, output)]
+    start_allreduce(name, specs, reduction, ([source], [output]), blocking=True).wait()
+    return output
+
+
+def _shape_of_result(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.arguments = inputs[1:]
+
+
+def _gradient_in_graph(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    name, op, *others = ctx.arguments
+    check_differentiable("allreduce", name, op)
+    reduced = torch.ops.hvdlite.allreduce(gradient, f"{name}.backward" * bool(name), op, *others)
+    return reduced, None, None, None, None, None
+
+
+if _EXISTS:
+    _operator = torch.library.custom_op(
+        "hvdlite::allreduce",
+        _run,
+        mutates_args=(),
+        schema="(Tensor tensor, str name, int op, float prescale, float postscale, "
+        "int process_set) -> Tensor",
+    )
+    _operator.register_fake(_shape_of_result)
+    _operator.register_autograd(_gradient_in_graph, setup_context=_keep)
+
+
+def _allreduce_in_graph(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: neutral.ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+) -> torch.Tensor:
+    """Reduce a tensor in a graph that is being traced; see `allreduce`."""
+    operator = torch.ops.hvdlite.allreduce
+    result: torch.Tensor = operator(tensor, name or "", op, prescale, postscale, process_set)
     return result

@@ -11,8 +11,7 @@ from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.allreduce import averaged
-from hvdlite.torch.collectives.gradients import tie
-from hvdlite.torch.collectives.handle import Handle
+from hvdlite.torch.collectives.autograd import Handle, tie
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
 from hvdlite.torch.dynamo import call_outside, compiling

@@ -16,8 +16,7 @@ from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import averaged, reduction_of, send_named
-from hvdlite.torch.collectives.gradients import check_differentiable, tie
-from hvdlite.torch.collectives.handle import Handle
+from hvdlite.torch.collectives.autograd import Handle, check_differentiable, tie
 from hvdlite.torch.collectives.submit import (
     Reduction,
     Submission,

@@ -19,7 +19,7 @@ from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import NoneCompressor, next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
-from hvdlite.torch.collectives.handle import Handle
+from hvdlite.torch.collectives.autograd import Handle
 from hvdlite.torch.collectives.submit import Received, Reduction, start_allgather, take_received
 from hvdlite.torch.collectives.tensors import check, readable, spec
 from hvdlite.torch.dynamo import outside_graphs

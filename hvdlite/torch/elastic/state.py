@@ -16,7 +16,7 @@ from hvdlite.elastic.state import check_name
 from hvdlite.elastic.tensor_state import TensorState
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.torch.adasum import DistributedAdasum
-from hvdlite.torch.collectives.memory import bytes_of
+from hvdlite.torch.collectives.tensors import bytes_of
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
 from hvdlite.torch.local_sgd import Local
 from hvdlite.torch.optimizer import Distributed

@@ -10,7 +10,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.clocks import check_pace
 from hvdlite.parameter_server.tensors import TensorSpec
-from hvdlite.torch.collectives.memory import NAMES, bytes_of
+from hvdlite.torch.collectives.tensors import NAMES, bytes_of
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 

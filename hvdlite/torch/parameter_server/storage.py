@@ -11,7 +11,7 @@ import torch
 from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.storage import Gradient, Slot
 from hvdlite.parameter_server.tensors import TensorSpec
-from hvdlite.torch.collectives.memory import DTYPES, bytes_of, tensor_over
+from hvdlite.torch.collectives.tensors import DTYPES, bytes_of, tensor_over
 from hvdlite.torch.wrapping import Wrapping
 
 _JSON = "json"  # A state that is not a tensor has this dtype.

@@ -16,7 +16,7 @@ from torch import nn
 from hvdlite import ops
 from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
-from hvdlite.torch.collectives.handle import Handle
+from hvdlite.torch.collectives.autograd import Handle
 
 
 class Buffers:
