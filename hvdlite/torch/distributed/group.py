@@ -14,8 +14,8 @@ from hvdlite.torch.distributed import ending
 from hvdlite.torch.distributed.collectives import Collectives
 from hvdlite.torch.distributed.engines import Membership, make_engine
 from hvdlite.torch.distributed.exchanges import Exchanges
+from hvdlite.torch.distributed.memory import OtherDeviceError
 from hvdlite.torch.distributed.other_devices import (
-    OtherDeviceError,
     backends_of,
     make_group,
     or_elsewhere,

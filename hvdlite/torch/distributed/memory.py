@@ -12,7 +12,6 @@ from torch.distributed import ReduceOp
 from hvdlite import _core
 from hvdlite.errors import UnsupportedError
 from hvdlite.torch.collectives.tensors import NUMBER_OF, lies_otherwise, readable
-from hvdlite.torch.distributed.other_devices import OtherDeviceError
 
 _BYTE = _core.DTYPES["uint8"]
 _OPS = {
@@ -34,6 +33,17 @@ _OPS_OF_BOOL = {
 }
 _PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
 _REDUCIBLE = frozenset(number for name, number in _core.DTYPES.items() if name in _core.REDUCIBLE)
+
+
+class OtherDeviceError(UnsupportedError):
+    """A tensor is not in host memory."""
+
+    def __init__(self, verb: str, device: torch.device) -> None:
+        super().__init__(
+            f"{verb}: a tensor is on {device}, and the backend 'hvdlite' of torch.distributed "
+            'carries CPU tensors; for both, init_process_group("cuda:nccl,cpu:hvdlite")'
+        )
+        self.device = device
 
 
 def check(verb: str, tensors: Sequence[torch.Tensor]) -> None:

@@ -15,19 +15,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from hvdlite.errors import UnsupportedError
 from hvdlite.torch.distributed.engines import Membership
-
-
-class OtherDeviceError(UnsupportedError):
-    """A tensor is not in host memory."""
-
-    def __init__(self, verb: str, device: torch.device) -> None:
-        super().__init__(
-            f"{verb}: a tensor is on {device}, and the backend 'hvdlite' of torch.distributed "
-            'carries CPU tensors; for both, init_process_group("cuda:nccl,cpu:hvdlite")'
-        )
-        self.device = device
+from hvdlite.torch.distributed.memory import OtherDeviceError
 
 
 def backends_of(config: str) -> dict[str, str]:
