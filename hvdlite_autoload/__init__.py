@@ -90,7 +90,7 @@ def _extend_env_rendezvous() -> None:
                 raise ValueError("hvdlite's store is there")
             place = next(original(url, **options))
         except ValueError as error:
-            from hvdlite.torch.distributed.rendezvous import meet
+            from hvdlite.torch.distributed.store import meet
 
             place = meet(error, options.get("timeout"))
         yield place

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite.torch.distributed.numbering import SLOTS, Numbering
+from hvdlite.torch.distributed.submission import SLOTS, Numbering
 
 
 class Operation:

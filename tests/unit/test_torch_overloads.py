@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import AllreduceOptions, ProcessGroup, ReduceOp
 
-from hvdlite.torch.distributed.overloads import FORMS, in_one_form
+from hvdlite.torch.distributed.group import FORMS, in_one_form
 
 ONE, TWO = torch.ones(1), torch.ones(2)
 LATE = datetime.timedelta(seconds=7)

@@ -15,19 +15,23 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from hvdlite import _core
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.torch.collectives.tensors import readable
-from hvdlite.torch.distributed.bits import Gathered, is_bitwise
+from hvdlite.torch.distributed.gathered import Gathered, SparseSum, are_sparse, is_bitwise
 from hvdlite.torch.distributed.memory import (
     Reduction,
+    Target,
     as_written,
     check,
+    copying,
+    deliver,
+    place_of,
+    receiving,
     reduction_of,
     spec,
     spec_of_reduced,
+    units_of,
 )
-from hvdlite.torch.distributed.received import Target, copying, place_of, receiving
-from hvdlite.torch.distributed.sparse import SparseSum, are_sparse
 from hvdlite.torch.distributed.submission import Submissions
 from hvdlite.torch.distributed.work import Work
 
@@ -277,6 +281,157 @@ class Collectives(Submissions):
         signature = f"{verb}.{how.word}.{_counts(sources)}"
         return self._start(signature, submit, outputs, copying(memories, outputs), opts)
 
+    # Ranks send different things to different ranks: all of these are an alltoall of the engine,
+    # with different splits.
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        """Send slices of rows of `source` to all ranks, and put what they send into `output`."""
+        check("all_to_all_single", [output, source])
+        counts = self._elements("input", source, input_split_sizes)
+        wanted = self._elements("output", output, output_split_sizes)
+        opts = opts or distributed.AllToAllOptions()
+        return self._exchange("all_to_all_single", readable(source), counts, output, wanted, opts)
+
+    def _elements(self, what: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
+        """Return how many elements of a tensor belong to each rank."""
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if not splits:
+            if rows % self._members:
+                raise ArgumentError(
+                    f"all_to_all_single: the {what} has {rows} rows, which do not divide among "
+                    f"{self._members} ranks; give {what}_split_sizes"
+                )
+            splits = [rows // self._members] * self._members
+        if len(splits) != self._members or sum(splits) != rows or min(splits) < 0:
+            raise ArgumentError(
+                f"all_to_all_single: {what}_split_sizes {list(splits)} do not fit an {what} of "
+                f"{rows} rows and {self._members} ranks"
+            )
+        per_row = tensor.numel() // rows if rows else 0
+        return [count * per_row for count in splits]
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Send `inputs[r]` to rank r, and put what rank r sends into `outputs[r]`."""
+        check("all_to_all", [*outputs, *inputs])
+        for tensors in (outputs, inputs):
+            if len(tensors) != self._members:
+                raise ArgumentError(
+                    f"all_to_all: {len(tensors)} tensors for {self._members} ranks; give one each"
+                )
+        joined = torch.cat([readable(tensor).reshape(-1) for tensor in inputs])
+        counts = [tensor.numel() for tensor in inputs]
+        wanted = [tensor.numel() for tensor in outputs]
+        opts = opts or distributed.AllToAllOptions()
+        return self._exchange("all_to_all", joined, counts, list(outputs), wanted, opts)
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """Give rank `opts.rootRank` the tensors of all ranks: `outputs[0][r]` is that of rank r."""
+        opts = opts or distributed.GatherOptions()
+        root = opts.rootRank
+        targets = list(outputs[0]) if self._own_rank == root else []
+        check("gather", [*targets, *inputs])
+        if self._own_rank == root and len(targets) != self._members:
+            raise ArgumentError(
+                f"gather: {len(targets)} output tensors for {self._members} ranks; give one each"
+            )
+        source = readable(inputs[0])
+        counts = [source.numel() if rank == root else 0 for rank in range(self._members)]
+        wanted = [one.numel() for one in targets] or [0] * self._members
+        return self._exchange(f"gather.{root}", source, counts, targets, wanted, opts)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+        """Send `inputs[0][r]` of rank `opts.rootRank` to rank r, which has it in `outputs[0]`."""
+        opts = opts or distributed.ScatterOptions()
+        root, target = opts.rootRank, outputs[0]
+        sources = list(inputs[0]) if self._own_rank == root else []
+        check("scatter", [*sources, target])
+        if self._own_rank == root and len(sources) != self._members:
+            raise ArgumentError(
+                f"scatter: {len(sources)} input tensors for {self._members} ranks; give one each"
+            )
+        counts = [one.numel() for one in sources] or [0] * self._members
+        joined = torch.cat([readable(one).reshape(-1) for one in sources] or [target.new_empty(0)])
+        wanted = [target.numel() if rank == root else 0 for rank in range(self._members)]
+        return self._exchange(f"scatter.{root}", joined, counts, target, wanted, opts)
+
+    def _exchange(
+        self,
+        verb: str,
+        source: torch.Tensor,
+        counts: Sequence[int],
+        target: Target,
+        wanted: Sequence[int],
+        opts: Any,
+    ) -> Work:
+        """Send `counts` elements of a plain tensor, by rank; receive `wanted` into `target`."""
+        # The parts of `source` lie one behind the other. A target is a tensor for all that arrives,
+        # or a list of one tensor for each rank; an empty list receives nothing.
+        units = units_of(source.dtype)
+        place = place_of(verb, target, source)
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            splits = [count * units for count in counts]
+            exchanged = spec(name, source, place.address, place.capacity)
+            return self._engine.alltoall(
+                name, exchanged, splits, keep=(source, place), blocking=blocking
+            )
+
+        def finish(handle: _core.Handle) -> None:
+            arrived = [count // units for count in handle.first_dimensions]
+            if arrived != list(wanted):
+                raise ArgumentError(
+                    f"{verb}: {arrived} elements arrived from the ranks, and the outputs of rank "
+                    f"{self._own_rank} are for {list(wanted)}; compare the split sizes of the ranks"
+                )
+            deliver(target, place)
+
+        outputs = target if isinstance(target, list) else [target]
+        return self._start(f"{verb}.{source.dtype}", submit, outputs, finish, opts)
+
+    # Transfers are matched by their order for each pair of ranks and tag, as in MPI. A send is not
+    # buffered: it completes when the other rank has received it.
+
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Work:
+        """Send a tensor to a rank of this group."""
+        check("send", tensors)
+        source = readable(tensors[0])
+
+        def submit(name: str) -> _core.Handle:
+            return self._engine.send(name, spec(name, source), to, keep=source)
+
+        return self._start_transfer(_way(self._own_rank, to, tag), submit, [], None)
+
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Work:
+        """Receive a tensor from a rank of this group."""
+        check("recv", tensors)
+        memory = as_written(tensors[0])
+
+        def submit(name: str) -> _core.Handle:
+            place = spec(name, memory, memory.data_ptr())
+            return self._engine.recv(name, place, source, keep=memory)
+
+        finish = copying([memory], tensors)
+        way = _way(source, self._own_rank, tag)
+        return self._start_transfer(way, submit, tensors, finish)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Work:
+        """Refuse to receive from any rank."""
+        # The engine matches by names, in which both ranks count the transfers of their pair. This
+        # one would get its number when it has met a sender, and each later `recv` that names a
+        # source would have to wait for that: rank 0 would have to match sends by source, tag and
+        # order.
+        raise UnsupportedError(
+            "recv: the backend 'hvdlite' of torch.distributed receives from a rank that you name; "
+            'give src=, or use a group dist.new_group(backend="gloo")'
+        )
+
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called `barrier`."""
         opts = opts or distributed.BarrierOptions()
@@ -310,3 +465,7 @@ def _counts(tensors: Tensors) -> str:
     if len(tensors) == 1:
         return str(tensors[0].numel())
     return "+".join(str(tensor.numel()) for tensor in tensors)
+
+
+def _way(source: int, to: int, tag: int) -> str:
+    return f"send.{source}.{to}.{tag}"

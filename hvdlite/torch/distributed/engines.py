@@ -15,6 +15,7 @@ set ends the world, and with it all other sets.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import hmac
@@ -22,13 +23,15 @@ import json
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from hvdlite import _core
-from hvdlite.basics import make_world
+from hvdlite.basics import describe_error, make_world, tell_also
 from hvdlite.errors import BootstrapError
 from hvdlite.live import observed
 from hvdlite.rendezvous.address import fresh_unix_address, interface_address, resolve
@@ -39,6 +42,7 @@ from hvdlite.rendezvous.endpoint import host_identity
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store
+from hvdlite.torch.distributed.work import stop_waiter
 
 
 class Membership(NamedTuple):
@@ -193,3 +197,46 @@ def _own_address(member: Membership, around: WorkerEnvironment) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)
         return f"{probe.getsockname()[0]}:0"
+
+
+# At the exit of the interpreter all engines are shut down, and the thread that completes futures
+# ends, also where a script forgets to. When an exception ends the script, the other members get its
+# text, as after `hvd.init()`.
+_lock = threading.Lock()
+# These engines are open; the values are this process's ranks.
+_engines: dict[_core.Engine, int] = {}
+_hooks_installed = False
+
+
+def enter(engine: _core.Engine, rank: int) -> None:
+    """Take note of an engine that has to be ended."""
+    global _hooks_installed
+    with _lock:
+        _engines[engine] = rank
+        if not _hooks_installed:
+            _hooks_installed = True
+            atexit.register(_end_all)
+            tell_also(_tell_peers)
+
+
+def end(engine: _core.Engine) -> None:
+    """Leave a group cleanly; does nothing the second time."""
+    with _lock:
+        known = _engines.pop(engine, None) is not None
+        last = not _engines
+    if known:
+        engine.shutdown()
+        if last:
+            stop_waiter()
+
+
+def _end_all() -> None:
+    for engine in list(_engines):
+        end(engine)
+
+
+def _tell_peers(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    for engine, rank in list(_engines.items()):
+        engine.abort(f"rank {rank} {describe_error(kind, error, trace)}")
