@@ -16,8 +16,7 @@ from typing import Any
 from hvdlite.parameter_server.checkpoint import Saving
 from hvdlite.parameter_server.client import Client, Link
 from hvdlite.parameter_server.server import Server
-from hvdlite.parameter_server.storage import MakeStorage, Storage
-from hvdlite.parameter_server.tensors import TensorSpec
+from hvdlite.parameter_server.tensors import MakeStorage, Storage, TensorSpec
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.dial import introduce
@@ -27,7 +26,7 @@ from patience import HANG
 
 def storage_of(make_optimizer: Callable[..., Any], **options: Any) -> MakeStorage:
     """Return what makes torch's storage with this optimizer."""
-    from hvdlite.torch.parameter_server.storage import TorchStorage
+    from hvdlite.torch.parameter_server import TorchStorage
 
     def make(tensors: Sequence[TensorSpec]) -> Storage:
         return TorchStorage(tensors, make_optimizer, **options)

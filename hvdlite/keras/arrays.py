@@ -13,9 +13,9 @@ import keras
 import numpy as np
 
 from hvdlite import basics, ops
+from hvdlite import numpy as of_arrays
 from hvdlite.errors import ArgumentError
-from hvdlite.numpy import collectives as of_arrays
-from hvdlite.numpy.arrays import copied, spec
+from hvdlite.numpy import copied, spec
 from hvdlite.ops import (
     Compressor,
     NoneCompressor,

@@ -11,7 +11,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.keras.arrays import broadcast_variables
 from hvdlite.keras.fit import Callback, Logs, begin_fit, expect_own_models
 from hvdlite.keras.gradients import first_wire_name
-from hvdlite.numpy.collectives import mean_of_arrays
+from hvdlite.numpy import mean_of_arrays
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.parameter_server.collection import Collection
-from hvdlite.parameter_server.storage import Slot
-from hvdlite.parameter_server.tensors import TensorSpec, decode, difference, encode
+from hvdlite.parameter_server.tensors import Slot, TensorSpec, decode, difference, encode
 
 _MARK = b"HVLPS02\n"
 _LENGTH = struct.Struct("<Q")

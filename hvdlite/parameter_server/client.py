@@ -23,7 +23,7 @@ from hvdlite.errors import (
     MismatchError,
     RankFailedError,
 )
-from hvdlite.parameter_server.report import Report, ServerReport
+from hvdlite.parameter_server.collection import Report, ServerReport
 from hvdlite.parameter_server.tensors import TensorSpec, encode, place
 from hvdlite.parameter_server.wire import (
     MAX_TEXT_BYTES,

@@ -3,14 +3,77 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hvdlite.errors import ArgumentError, MismatchError
-from hvdlite.parameter_server.clocks import Clocks
-from hvdlite.parameter_server.report import ServerReport, WorkerReport
-from hvdlite.parameter_server.storage import Gradient, MakeStorage, Storage
-from hvdlite.parameter_server.tensors import TensorSpec, difference, place
+from hvdlite.parameter_server.tensors import (
+    Gradient,
+    MakeStorage,
+    Storage,
+    TensorSpec,
+    difference,
+    place,
+)
+
+
+class Clocks:
+    """The clocks of the workers that take part: how many steps each has done. The caller locks.
+
+    Bounded staleness is stale synchronous parallel (Ho et al., NIPS 2013). A worker at clock c that
+    has a bound k gets values when every worker that takes part is at clock c - k or later. So it
+    sees all pushes of the others up to that clock.
+    """
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, int] = {}
+        self._last = 0  # A worker that joins when there are no others begins there.
+
+    @property
+    def least(self) -> int:
+        """The clock of the worker that is furthest behind."""
+        return min(self._clocks.values(), default=self._last)
+
+    def begin_at(self, clock: int) -> None:
+        """Let the first worker begin at this clock."""
+        self._last = clock
+
+    def of(self, worker: int) -> int:
+        """Return the clock of a worker."""
+        return self._clocks[worker]
+
+    def join(self, worker: int, clock: int | None = None) -> int:
+        """Let a worker take part; by default at the clock of the worker that is furthest behind."""
+        self._clocks[worker] = self.least if clock is None else clock
+        return self._clocks[worker]
+
+    def advance(self, worker: int, clock: int) -> None:
+        """Set a worker's clock, unless it has gone or is further already."""
+        if worker in self._clocks:
+            self._clocks[worker] = max(self._clocks[worker], clock)
+
+    def leave(self, worker: int) -> None:
+        """Forget a worker, for which nobody waits any more."""
+        least = self.least
+        self._clocks.pop(worker, None)
+        self._last = max(self._last, least)
+
+    def may_pull(self, clock: int, staleness: int | None) -> bool:
+        """Return whether a worker at this clock may get values now; None sets no bound."""
+        return staleness is None or self.least >= clock - staleness
+
+
+def check_pace(staleness: int | None, push_every: int, pull_every: int) -> None:
+    """Raise ArgumentError unless a worker can keep step with the others by these numbers."""
+    # It may be `staleness` steps ahead of the slowest worker (None: any number), and pushes and
+    # pulls once in so many steps.
+    if staleness is not None and (type(staleness) is not int or staleness < 0):
+        raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
+    for name, every in (("push_every", push_every), ("pull_every", pull_every)):
+        if type(every) is not int or every < 1:
+            raise ArgumentError(f"{name}={every!r} is not a number of steps from 1 on")
+
 
 _LOOK_SECONDS = 0.25  # A waiting session looks so often whether its worker lives.
 _MOST_GONE = 256  # So many workers that have gone are still in reports.
@@ -156,3 +219,107 @@ class Collection:
         with self.moved:
             workers = {worker: replace(one) for worker, one in sorted(self.workers.items())}
         return ServerReport(server, self.version, workers)
+
+
+@dataclass
+class WorkerReport:
+    """What one server knows of one worker.
+
+    Attributes:
+        clock: the number of steps that the worker has done.
+        live: whether it is connected.
+        pushes: the number of its pushes that were applied.
+        pulls: the number of its pulls.
+        ages: the sum of the ages of its pushes: how many pushes of others came between its pull and
+            its push.
+        age_max: the largest age.
+
+    Example:
+        slow = [n for n, one in group.report().servers[0].workers.items() if one.age_mean > 20]
+    """
+
+    clock: int = 0
+    live: bool = True
+    pushes: int = 0
+    pulls: int = 0
+    ages: int = 0
+    age_max: int = 0
+
+    @property
+    def age_mean(self) -> float:
+        """The mean age of its pushes."""
+        return self.ages / self.pushes if self.pushes else 0.0
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """What one server says.
+
+    Attributes:
+        server: the index of the server.
+        version: the number of pushes that it has applied.
+        workers: by the number of a worker.
+
+    Example:
+        for server in group.report().servers:
+            print(server.server, server.version)
+    """
+
+    server: int
+    version: int = 0
+    workers: Mapping[int, WorkerReport] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> ServerReport:
+        """Read the fields of a report of another process.
+
+        Args:
+            said: its fields as a value of JSON.
+
+        Returns:
+            The report of that process.
+        """
+        workers = {int(key): WorkerReport(**one) for key, one in said["workers"].items()}
+        return cls(**{**said, "workers": workers})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What all servers say; `group.report()` returns it, and `print` shows it as lines.
+
+    Attributes:
+        servers: one report for each server.
+
+    Example:
+        report = group.report()
+        print(report)
+        if report.age_mean > 4 * group.workers:
+            print("some worker is slow, and its gradients are old")
+    """
+
+    servers: list[ServerReport]
+
+    @property
+    def age_mean(self) -> float:
+        """The mean age of all pushes; with W equally fast workers it is about W - 1."""
+        some = [one for server in self.servers for one in server.workers.values()]
+        pushes = sum(one.pushes for one in some)
+        return sum(one.ages for one in some) / pushes if pushes else 0.0
+
+    @property
+    def age_max(self) -> int:
+        """The largest age of a push."""
+        some = [one for server in self.servers for one in server.workers.values()]
+        return max((one.age_max for one in some), default=0)
+
+    def __str__(self) -> str:
+        lines = []
+        for server in self.servers:
+            lines.append(f"server {server.server}: {server.version} pushes")
+            for number, one in server.workers.items():
+                state = "" if one.live else " (gone)"
+                lines.append(
+                    f"  worker {number}{state}: step {one.clock}, {one.pushes} pushes, "
+                    f"{one.pulls} pulls, age {one.age_mean:.1f} (at most {one.age_max})"
+                )
+        return "\n".join(lines)

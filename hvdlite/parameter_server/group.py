@@ -18,9 +18,9 @@ from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.live import observed
 from hvdlite.parameter_server.checkpoint import Saving
 from hvdlite.parameter_server.client import Client, Link
-from hvdlite.parameter_server.report import Report, ServerReport
+from hvdlite.parameter_server.collection import Report, ServerReport
 from hvdlite.parameter_server.server import Server
-from hvdlite.parameter_server.storage import MakeStorage
+from hvdlite.parameter_server.tensors import MakeStorage
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.endpoint import Endpoint, host_identity

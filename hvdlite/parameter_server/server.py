@@ -22,10 +22,8 @@ from dataclasses import asdict
 
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.parameter_server.checkpoint import Saving
-from hvdlite.parameter_server.collection import Collection
-from hvdlite.parameter_server.report import ServerReport
-from hvdlite.parameter_server.storage import Gradient, MakeStorage
-from hvdlite.parameter_server.tensors import TensorSpec, decode
+from hvdlite.parameter_server.collection import Collection, ServerReport
+from hvdlite.parameter_server.tensors import Gradient, MakeStorage, TensorSpec, decode
 from hvdlite.parameter_server.wire import (
     ENTRY_BYTES,
     MAX_TEXT_BYTES,

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MAX_NAME_BYTES = 1024
@@ -110,3 +110,50 @@ def difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str 
     if list(ours) != list(theirs):
         return "the tensors are the same, in another order"
     return None
+
+
+class Gradient(NamedTuple):
+    """The gradient of one tensor, as a worker has sent it."""
+
+    tensor: int  # This is the index of the tensor in the storage.
+    values: memoryview  # The bytes are C-contiguous.
+    # The values belong to these rows, as signed 64-bit integers, each once; a dense gradient has
+    # None.
+    rows: memoryview | None = None
+
+
+class Slot(NamedTuple):
+    """A copy of something that a checkpoint has of one tensor."""
+
+    tensor: int  # This is the index of the tensor in the storage.
+    name: str  # The values have the name ""; else it names a state of the optimizer.
+    dtype: str  # The adapter's framework calls the dtype so.
+    shape: tuple[int, ...]  # The copy has this shape.
+    data: memoryview
+
+
+class Storage(Protocol):
+    """What a server asks of an adapter: the values of the tensors that it holds, and their optimizer.
+
+    The server calls one method at a time, under the lock of the collection.
+    """
+
+    def read(self, tensor: int, into: memoryview) -> None:
+        """Copy the values of a tensor."""
+
+    def write(self, tensor: int, values: memoryview) -> None:
+        """Set the values of a tensor."""
+
+    def apply(self, gradients: Sequence[Gradient]) -> None:
+        """Apply the gradients of one push; tensors without a gradient stay as they are."""
+        # If they cannot be applied, it raises ArgumentError, and nothing has changed.
+
+    def slots(self) -> Iterator[Slot]:
+        """Copy all that a checkpoint needs, one by one."""
+
+    def restore(self, slot: Slot) -> None:
+        """Set what `slots` has copied."""
+
+
+# This makes the storage of the tensors that one server holds.
+MakeStorage = Callable[[Sequence[TensorSpec]], Storage]

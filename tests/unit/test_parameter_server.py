@@ -23,9 +23,8 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.parameter_server import server
 from hvdlite.parameter_server.checkpoint import Snapshot, file_of, find, write
 from hvdlite.parameter_server.client import RemoteCollection, Rows
-from hvdlite.parameter_server.clocks import Clocks
-from hvdlite.parameter_server.storage import Gradient, Slot
-from hvdlite.parameter_server.tensors import TensorSpec, encode, place
+from hvdlite.parameter_server.collection import Clocks
+from hvdlite.parameter_server.tensors import Gradient, Slot, TensorSpec, encode, place
 from hvdlite.parameter_server.wire import Entry, Frame, Layout, Operation, Status, receive_frame
 from parameter_servers import Servers
 from patience import HANG, wait_until

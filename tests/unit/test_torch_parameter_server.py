@@ -16,12 +16,9 @@ import torch
 from hvdlite.errors import ArgumentError, MismatchError, RankFailedError, UndividedRateWarning
 from hvdlite.parameter_server import server
 from hvdlite.parameter_server.checkpoint import Saving
-from hvdlite.parameter_server.storage import Gradient
-from hvdlite.parameter_server.tensors import TensorSpec
+from hvdlite.parameter_server.tensors import Gradient, TensorSpec
 from hvdlite.rendezvous.environment import WorkerEnvironment
-from hvdlite.torch.parameter_server.group import Group
-from hvdlite.torch.parameter_server.replica import Replica
-from hvdlite.torch.parameter_server.storage import TorchStorage
+from hvdlite.torch.parameter_server import Group, Replica, TorchStorage
 from hvdlite.torch.wrapping import Wrapping
 from parameter_servers import Servers, storage_of
 from patience import Stopwatch, wait_until

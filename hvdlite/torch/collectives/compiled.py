@@ -16,7 +16,7 @@ import torch
 from hvdlite import ops
 from hvdlite.ops import next_name
 from hvdlite.process_sets import member_id, process_set_by_id
-from hvdlite.torch.collectives.gradients import check_differentiable
+from hvdlite.torch.collectives.autograd import check_differentiable
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce
 from hvdlite.torch.collectives.tensors import read_and_written, spec
 from hvdlite.torch.dynamo import compiling

@@ -27,7 +27,7 @@ PRELOAD = ("keras", "tensorflow")
 
 def served(make_optimizer: Any) -> Servers:
     """Start servers as threads of this process."""
-    from hvdlite.keras.parameter_server.storage import KerasStorage
+    from hvdlite.keras.parameter_server import KerasStorage
 
     return Servers(2, lambda tensors: KerasStorage(make_optimizer, tensors))
 
@@ -62,9 +62,8 @@ def scenario_one_worker_has_the_weights_of_plain_training() -> None:
 
 def scenario_other_servers_go_on_from_the_state_of_these() -> None:
     """Values and the optimizer's state travel in slots, as in a checkpoint."""
-    from hvdlite.keras.parameter_server.storage import KerasStorage
-    from hvdlite.parameter_server.storage import Gradient, Slot
-    from hvdlite.parameter_server.tensors import TensorSpec
+    from hvdlite.keras.parameter_server import KerasStorage
+    from hvdlite.parameter_server.tensors import Gradient, Slot, TensorSpec
 
     tensors = [TensorSpec("kernel", "float32", (3, 2))]
     gradient = Gradient(0, memoryview(np.full((3, 2), 0.5, "float32")).cast("B"))
@@ -90,7 +89,7 @@ def scenario_other_servers_go_on_from_the_state_of_these() -> None:
 
 
 def scenario_a_server_does_not_clip_by_the_norm_of_all_tensors() -> None:
-    from hvdlite.keras.parameter_server.storage import KerasStorage
+    from hvdlite.keras.parameter_server import KerasStorage
     from hvdlite.parameter_server.tensors import TensorSpec
 
     tensors = [TensorSpec("w", "float32", (4, 2))]

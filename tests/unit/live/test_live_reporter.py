@@ -19,8 +19,8 @@ import pytest
 from hvdlite.live import observed
 from hvdlite.live.reporter import CoreWait, PipeWriter, Reporter
 from hvdlite.live.sample import Sample
+from hvdlite.parameter_server.collection import ServerReport, WorkerReport
 from hvdlite.parameter_server.group import Watched
-from hvdlite.parameter_server.report import ServerReport, WorkerReport
 from patience import HANG, Stopwatch, wait_until
 
 FAST = 0.02
