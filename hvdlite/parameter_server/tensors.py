@@ -133,7 +133,7 @@ class Slot(NamedTuple):
 
 
 class Storage(Protocol):
-    """What a server asks of an adapter: the values of the tensors that it holds, and their optimizer.
+    """What a server asks of an adapter: to hold the values of tensors, and apply gradients to them.
 
     The server calls one method at a time, under the lock of the collection.
     """
