@@ -12,8 +12,12 @@ Example:
     >>> every_row = hvd.allgather(np.ones((hvd.rank() + 1, 2)))
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from hvdlite import _core, api, basics, ops
 from hvdlite.api import *
@@ -74,7 +78,7 @@ def allreduce(
     array = copied(value, name)
     chosen = ops.choose_op(average, op)
     _reduce({name: array}, name, chosen, prescale_factor, postscale_factor, process_set)
-    return as_given(array, value)
+    return _as_given(array, value)
 
 
 def allreduce_(
@@ -86,15 +90,9 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce an array over all ranks in place. The arguments and errors are those of `allreduce`.
+    """Reduce a writable `array` over all ranks in place, and return it; otherwise as `allreduce`.
 
-    `array` is writable. A contiguous one is reduced where it lies, without a copy.
-
-    Returns:
-        The array itself.
-
-    Raises:
-        ArgumentError: `array` is not a writable NumPy array, or see `allreduce`.
+    A contiguous array is reduced where it lies, without a copy.
 
     Example:
         >>> histogram = np.zeros(10)
@@ -118,23 +116,10 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Reduce several numbers or arrays over all ranks in one operation, which is faster.
+    """Reduce several `values` in one operation, which is faster; otherwise as `allreduce`.
 
-    Args:
-        values: as many on all ranks, in the same order; each may have its own shape and dtype.
-        average: see `allreduce`.
-        name: see `allreduce`.
-        op: see `allreduce`.
-        prescale_factor: see `allreduce`.
-        postscale_factor: see `allreduce`.
-        process_set: see `allreduce`.
-
-    Returns:
-        What `allreduce` returns for each, in the order of `values`.
-
-    Raises:
-        ArgumentError: see `allreduce`.
-        MismatchError: see `allreduce`.
+    All ranks give as many, in the same order; each may have its own shape and dtype. The result is
+    a list.
 
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([0.3, 0.9])
@@ -143,7 +128,7 @@ def grouped_allreduce(
     chosen = ops.choose_op(average, op)
     arrays = {f"{name}.{i}": copied(value, f"{name}.{i}") for i, value in enumerate(values)}
     _reduce(arrays, name, chosen, prescale_factor, postscale_factor, process_set)
-    return [as_given(array, value) for array, value in zip(arrays.values(), values, strict=True)]
+    return [_as_given(array, value) for array, value in zip(arrays.values(), values, strict=True)]
 
 
 def allgather(
@@ -168,11 +153,11 @@ def allgather(
     """
     name = name or next_name("allgather", member_id(process_set))
     array = _with_rows("allgather", value, name)
-    sent = moved_as(array)
+    sent = _moved_as(array)
     handle = basics.engine().allgather(
         name, [spec(name, sent)], member_id(process_set), keep=sent, blocking=True
     )
-    return _rows_of(received(handle, sent)[0], array)
+    return _rows_of(_received(handle, sent)[0], array)
 
 
 def alltoall(
@@ -203,12 +188,12 @@ def alltoall(
     """
     name = name or next_name("alltoall", member_id(process_set))
     array = _with_rows("alltoall", value, name)
-    sent = moved_as(array)
+    sent = _moved_as(array)
     numbers = [] if splits is None else [int(one) for one in splits]
     handle = basics.engine().alltoall(
         name, spec(name, sent), numbers, member_id(process_set), keep=sent, blocking=True
     )
-    output, rows = received(handle, sent)
+    output, rows = _received(handle, sent)
     output = _rows_of(output, array)
     return output if splits is None else (output, np.array(rows))
 
@@ -246,7 +231,7 @@ def reducescatter(
         name, [spec(name, array)], op, process_set=member_id(process_set), keep=array,
         blocking=True,
     )  # fmt: skip
-    return received(handle, array)[0]
+    return _received(handle, array)[0]
 
 
 def broadcast(
@@ -277,7 +262,7 @@ def broadcast(
     name = name or next_name("broadcast", member_id(process_set))
     array = copied(value, name)
     broadcast_arrays({name: array}, root_rank, name, process_set)
-    return as_given(array, value)
+    return _as_given(array, value)
 
 
 def broadcast_(
@@ -286,15 +271,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Overwrite an array with that of one rank. The arguments and errors are those of `broadcast`.
-
-    `array` is writable, and of the same shape and dtype on all ranks.
-
-    Returns:
-        The array itself.
-
-    Raises:
-        ArgumentError: `array` is not a writable NumPy array, or see `broadcast`.
+    """Overwrite a writable `array` with that of one rank, and return it; otherwise as `broadcast`.
 
     Example:
         >>> weights = np.random.rand(10)
@@ -337,7 +314,7 @@ def broadcast_arrays(
     arrays: dict[str, Any], root_rank: int, name: str, process_set: ProcessSet
 ) -> None:
     """Overwrite contiguous arrays, by name, with the root's values, in one operation."""
-    sent = [moved_as(array) for array in arrays.values()]
+    sent = [_moved_as(array) for array in arrays.values()]
     specs = [spec(key, one, one) for key, one in zip(arrays, sent, strict=True)]
     if specs:
         number = member_id(process_set)
@@ -399,7 +376,7 @@ def copied(value: Any, name: str) -> Any:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def as_given(array: Any, value: Any) -> Any:
+def _as_given(array: Any, value: Any) -> Any:
     """Return the result for `value`: a NumPy number for a number, otherwise the array."""
     return array if array.ndim or isinstance(value, np.ndarray) else array[()]
 
@@ -413,7 +390,7 @@ def spec(name: str, source: Any, target: Any = None, cast: int | None = None) ->
     return _core.Tensor(name, number, source.shape, source.ctypes.data, output, wire=wire)
 
 
-def moved_as(array: Any) -> Any:
+def _moved_as(array: Any) -> Any:
     """Return an array that is only moved: a dtype unknown to the core becomes bytes."""
     if array.dtype.name in _core.DTYPES:
         return array
@@ -423,7 +400,7 @@ def moved_as(array: Any) -> Any:
     return array.reshape(*array.shape, 1).view(np.uint8)
 
 
-def received(handle: _core.Handle, sent: Any) -> tuple[Any, Sequence[int]]:
+def _received(handle: _core.Handle, sent: Any) -> tuple[Any, Sequence[int]]:
     """Wait; return the received rows with the dtype of those sent, and how many each rank sent."""
     handle.wait()
     rows = handle.first_dimensions

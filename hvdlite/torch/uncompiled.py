@@ -1,4 +1,4 @@
-"""Functions that torch never compiles. To import this module imports Dynamo, which takes a second."""
+"""Functions that torch never compiles. To import this module imports Dynamo (a second)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def disabled(function: _Function, does: str) -> _Function:
     why = {"reason": f"hvdlite {does} outside of graphs; leave fullgraph=True out"}
     if "reason" not in inspect.signature(torch.compiler.disable).parameters:
         why = {}  # Older releases take no reason.
-    return torch.compiler.disable(function, **why)  # type: ignore[no-any-return]
+    return torch.compiler.disable(function, **why)
 
 
 def _call(function: Callable[..., Any], *given: Any, **named: Any) -> Any:

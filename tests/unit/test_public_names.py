@@ -108,7 +108,8 @@ def gaps_of_result(function: griffe.Function, text: str) -> Iterator[str]:
 
 
 def has_example(name: str, public: griffe.Object) -> bool:
-    if not (public.is_function or public.is_class) or NO_EXAMPLE.search(name):
+    other = LIKE.search(told(public, "text"))  # has an example
+    if other or not (public.is_function or public.is_class) or NO_EXAMPLE.search(name):
         return True
     if any(example_of(one) for one in (public, *members_of(public))):
         return True

@@ -40,18 +40,281 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.dynamo import call_outside, compiling
 
 
-def reduction_of(
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks into a new one.
+
+    Args:
+        tensor: any shape, the same on all ranks; bool with Min, Max or Product. Averages of
+            integers are rounded towards zero.
+        average: the older form of `op`: True for `Average`, False for `Sum`.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        compression: how the tensor is compressed while it travels, see `Compression`.
+        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        prescale_factor: multiplies this rank's input.
+        postscale_factor: multiplies the result.
+        process_set: its members take part; by default all ranks.
+        weight: makes the result sum(weight * tensor) / sum(weight). It is this rank's number of
+            samples or tokens, for example; zero leaves this rank out. All ranks give one, or none
+            does.
+
+    Returns:
+        The result, with the same bits on every rank.
+
+    Raises:
+        ArgumentError: the tensor or an argument cannot be used; the message says what to do.
+        MismatchError: the ranks' tensors differ in shape, dtype or op.
+        HorovodInternalError: the world is over, for example because a rank died.
+
+    Example:
+        >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
+    """
+    if _OPERATOR and compiling() and weight is None and compression is Compression.none:
+        return torch.ops.hvdlite.allreduce(
+            tensor, name or "", neutral.choose_op(average, op),
+            prescale_factor, postscale_factor, member_id(process_set),
+        )  # fmt: skip
+    return _allreduce(
+        single, NEW, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight, compression,
+    )  # fmt: skip
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start an `allreduce`, and return a handle for `synchronize`; otherwise as `allreduce`.
+
+    Example:
+        >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
+        >>> mean_loss = hvd.synchronize(handle)
+    """
+    return _allreduce(
+        single, NEW_ASYNC, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> torch.Tensor:
+    """Reduce a contiguous tensor in place, and return it; otherwise as `allreduce`."""
+    return _allreduce(
+        single, IN_PLACE, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start an `allreduce_`, and return a handle; otherwise as `allreduce`.
+
+    Until `synchronize` the tensor must be neither read nor changed.
+    """
+    return _allreduce(
+        single, IN_PLACE_ASYNC, tensor, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> list[torch.Tensor]:
+    """Reduce several tensors, of any dtypes, that complete together; otherwise as `allreduce`.
+
+    All ranks give as many `tensors`, each with the same shape and dtype on all ranks. The result is
+    a list in the same order.
+
+    Example:
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+    """
+    return _allreduce(
+        grouped, NEW, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight, compression,
+    )  # fmt: skip
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start a `grouped_allreduce`, and return a handle; otherwise as `grouped_allreduce`."""
+    return _allreduce(
+        grouped, NEW_ASYNC, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> list[torch.Tensor]:
+    """Reduce contiguous tensors in place, and return them; otherwise as `grouped_allreduce`."""
+    return _allreduce(
+        grouped, IN_PLACE, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start a `grouped_allreduce_`, and return a handle; otherwise as `grouped_allreduce`.
+
+    Until `synchronize` the tensors must be neither read nor changed.
+    """
+    return _allreduce(
+        grouped, IN_PLACE_ASYNC, tensors, average, name, op,
+        prescale_factor, postscale_factor, process_set, weight,
+    )  # fmt: skip
+
+
+def allreduce_buffers(model: nn.Module, process_set: ProcessSet = global_process_set) -> None:
+    """Replace every floating-point buffer of a model by its average over the ranks.
+
+    Each rank's batch normalization computes moving averages from that rank's batches. Call this
+    function on every rank before evaluation and before a checkpoint, so that all ranks evaluate the
+    same model. Buffers of other types, such as the number of batches, keep their values.
+
+    Args:
+        model: the model; its buffers are averaged in place.
+        process_set: its members take part; by default all ranks.
+
+    Raises:
+        ArgumentError: `model` is not a model, or a buffer cannot be sent.
+        MismatchError: the ranks' models differ.
+
+    Example:
+        >>> hvd.allreduce_buffers(model)
+        >>> accuracy = evaluate(model.eval())
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"allreduce_buffers takes a model, not a {type(model).__name__}")
+    name = next_name("allreduce_buffers", member_id(process_set))
+    buffers = [one for one in model.buffers() if one.is_floating_point()]
+    if not buffers:
+        return
+    with torch.no_grad():
+        averages = grouped_allreduce(
+            [one.detach() for one in buffers], name=name, process_set=process_set
+        )
+        for buffer, average in zip(buffers, averages, strict=True):
+            buffer.copy_(average)
+
+
+def _allreduce(
+    named: Callable[..., Named],
+    form: int,
+    tensors: Any,
     average: bool | None,
+    name: str | None,
     op: int | None,
     prescale: float,
     postscale: float,
-    weight: float | None,
     process_set: ProcessSet,
-) -> Reduction:
-    """Make of the arguments of a public function what the core is asked for."""
+    weight: float | None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Make one of the eight forms: `named` is `single` or `grouped`, `form` one of fast_path."""
+    if compiling():  # This is quicker than the decorator.
+        return call_outside(
+            _allreduce, named, form, tensors, average, name, op,
+            prescale, postscale, process_set, weight, compression,
+        )  # fmt: skip
+    if weight is None and compression is Compression.none:
+        taken = _fast_allreduce(tensors, average, name, op, prescale, postscale, process_set, form)
+        if taken is not None:
+            return taken if form >= NEW else Handle(*taken)
+    sent = named("allreduce", tensors, name, process_set)
     op = neutral.choose_op(average, op)
+    wire, by_hand = cast_in_core(compression, op)
     weight = None if weight is None else float(weight)
-    return Reduction(op, prescale, postscale, weight, process_set)
+    reduction = Reduction(op, prescale, postscale, weight, process_set, wire)
+    if form == NEW:
+        results = send_named(
+            sent, by_hand, lambda wires: start_reducing(wires, reduction, False, blocking=True)
+        )
+        return results if named is grouped else results[0]
+    handle = start_reducing(sent, reduction, form in OVERWRITING, form == IN_PLACE)
+    if named is single:
+        handle = handle.first()
+    return handle.wait() if form == IN_PLACE else handle
+
+
+def send_named(
+    sent: Named, compression: Any, start: Callable[[Named], Handle]
+) -> list[torch.Tensor]:
+    """Compress tensors, wait for the collective that `start` makes of them, and decompress."""
+    sent.check()
+    return send_compressed(
+        lambda wires: start(sent._replace(tensors=wires)).wait(), sent.tensors, compression
+    )
 
 
 def start_reducing(
@@ -101,363 +364,26 @@ def averaged(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.
     return reduce(tensor, name, Reduction(neutral.Average, process_set=process_set))
 
 
-def send_named(
-    sent: Named, compression: Any, start: Callable[[Named], Handle]
-) -> list[torch.Tensor]:
-    """Compress tensors, wait for the collective that `start` makes of them, and decompress."""
-    sent.check()
-    return send_compressed(
-        lambda wires: start(sent._replace(tensors=wires)).wait(), sent.tensors, compression
-    )
-
-
-def _allreduce(
-    named: Callable[..., Named],
-    form: int,
-    tensors: Any,
-    average: bool | None,
-    name: str | None,
-    op: int | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    weight: float | None,
-    compression: Any = Compression.none,
-) -> Any:
-    """Make one of the eight forms: `named` is `single` or `grouped`, `form` one of fast_path."""
-    if compiling():  # This is quicker than the decorator.
-        return call_outside(
-            _allreduce, named, form, tensors, average, name, op,
-            prescale, postscale, process_set, weight, compression,
-        )  # fmt: skip
-    if weight is None and compression is Compression.none:
-        taken = _fast_allreduce(tensors, average, name, op, prescale, postscale, process_set, form)
-        if taken is not None:
-            return taken if form >= NEW else Handle(*taken)
-    blocking = form >= NEW
-    sent = named("allreduce", tensors, name, process_set)
-    reduction = reduction_of(average, op, prescale, postscale, weight, process_set)
-    wire, by_hand = cast_in_core(compression, reduction.op)
-    reduction = reduction._replace(wire=wire)
-
-    def start(wires: Named) -> Handle:
-        return start_reducing(wires, reduction, form in OVERWRITING, blocking)
-
-    if form == NEW:
-        results = send_named(sent, by_hand, start)
-        return results if named is grouped else results[0]
-    handle = start(sent) if named is grouped else start(sent).first()
-    return handle.wait() if blocking else handle
-
-
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> torch.Tensor:
-    """Reduce a tensor over all ranks into a new one.
-
-    Args:
-        tensor: any shape, the same on all ranks; bool with Min, Max or Product. Averages of
-            integers are rounded towards zero.
-        average: the older form of `op`: True for `Average`, False for `Sum`.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        compression: how the tensor is compressed while it travels, see `Compression`.
-        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
-        prescale_factor: multiplies this rank's input.
-        postscale_factor: multiplies the result.
-        process_set: its members take part; by default all ranks.
-        weight: makes the result sum(weight * tensor) / sum(weight). It is this rank's number of
-            samples or tokens, for example; zero leaves this rank out. All ranks give one, or none
-            does.
-
-    Returns:
-        The result, with the same bits on every rank.
-
-    Raises:
-        ArgumentError: the tensor or an argument cannot be used; the message says what to do.
-        MismatchError: the ranks' tensors differ in shape, dtype or op.
-        HorovodInternalError: the world is over, for example because a rank died.
-
-    Example:
-        >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
-    """
-    if weight is None and compression is Compression.none and _tracing():
-        chosen, number = neutral.choose_op(average, op), member_id(process_set)
-        factors = prescale_factor, postscale_factor
-        return _allreduce_in_graph(tensor, name, chosen, *factors, number)
-    result: torch.Tensor = _allreduce(
-        single, NEW, tensor, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight, compression,
-    )  # fmt: skip
-    return result
-
-
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
-    """Start to reduce a tensor over all ranks into a new one; arguments as for `allreduce`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the new tensor and raises the errors.
-
-    Example:
-        >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
-        >>> mean_loss = hvd.synchronize(handle)
-    """
-    result: Handle = _allreduce(
-        single, NEW_ASYNC, tensor, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-    return result
-
-
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> torch.Tensor:
-    """Reduce a contiguous tensor over all ranks in place; arguments and errors as for `allreduce`.
-
-    Returns:
-        The same tensor.
-
-    Example:
-        >>> hvd.allreduce_(running_mean)
-    """
-    result: torch.Tensor = _allreduce(
-        single, IN_PLACE, tensor, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-    return result
-
-
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
-    """Start to reduce a contiguous tensor in place; arguments as for `allreduce`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the same tensor and raises the errors. Until then
-        the tensor must be neither read nor changed.
-
-    Example:
-        >>> handle = hvd.allreduce_async_(running_mean)
-        >>> hvd.synchronize(handle) is running_mean
-        True
-    """
-    result: Handle = _allreduce(
-        single, IN_PLACE_ASYNC, tensor, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-    return result
-
-
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> list[torch.Tensor]:
-    """Reduce several tensors, of any dtypes, that complete together; otherwise as `allreduce`.
-
-    All ranks give as many `tensors`, each with the same shape and dtype on all ranks.
-
-    Returns:
-        The new tensors, in the same order.
-
-    Example:
-        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
-    """
-    result: list[torch.Tensor] = _allreduce(
-        grouped, NEW, tensors, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight, compression,
-    )  # fmt: skip
-    return result
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
-    """Start a `grouped_allreduce`; arguments as for `grouped_allreduce`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the list of new tensors and raises the errors.
-
-    Example:
-        >>> handle = hvd.grouped_allreduce_async([loss, accuracy], name="metrics")
-        >>> loss, accuracy = hvd.synchronize(handle)
-    """
-    result: Handle = _allreduce(
-        grouped, NEW_ASYNC, tensors, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-    return result
-
-
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> list[torch.Tensor]:
-    """Reduce several contiguous tensors in place; otherwise as `grouped_allreduce`.
-
-    Returns:
-        The list of the same tensors.
-
-    Example:
-        >>> hvd.grouped_allreduce_([running_mean, running_var])
-    """
-    result: list[torch.Tensor] = _allreduce(
-        grouped, IN_PLACE, tensors, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-    return result
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
-    """Start a `grouped_allreduce_`; arguments as for `grouped_allreduce`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the list of the same tensors and raises the
-        errors. Until then the tensors must be neither read nor changed.
-
-    Example:
-        >>> handle = hvd.grouped_allreduce_async_([running_mean, running_var])
-        >>> hvd.synchronize(handle)
-    """
-    result: Handle = _allreduce(
-        grouped, IN_PLACE_ASYNC, tensors, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-    return result
-
-
-def allreduce_buffers(model: nn.Module, process_set: ProcessSet = global_process_set) -> None:
-    """Replace every floating-point buffer of a model by its average over the ranks.
-
-    Each rank's batch normalization computes moving averages from that rank's batches. Call this
-    function on every rank before evaluation and before a checkpoint, so that all ranks evaluate the
-    same model. Buffers of other types, such as the number of batches, keep their values.
-
-    Args:
-        model: the model; its buffers are averaged in place.
-        process_set: its members take part; by default all ranks.
-
-    Raises:
-        ArgumentError: `model` is not a model, or a buffer cannot be sent.
-        MismatchError: the ranks' models differ.
-
-    Example:
-        >>> hvd.allreduce_buffers(model)
-        >>> accuracy = evaluate(model.eval())
-    """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"allreduce_buffers takes a model, not a {type(model).__name__}")
-    name = next_name("allreduce_buffers", member_id(process_set))
-    buffers = [one for one in model.buffers() if one.is_floating_point()]
-    if not buffers:
-        return
-    with torch.no_grad():
-        averages = grouped_allreduce(
-            [one.detach() for one in buffers], name=name, process_set=process_set
-        )
-        for buffer, average in zip(buffers, averages, strict=True):
-            buffer.copy_(average)
-
-
 # `allreduce` as an operator of torch, so that compiled graphs contain it.
 #
 # Dynamo cannot trace into the core. An operator that is registered with torch, with its shape rule
 # and its gradient, becomes one node of the graph instead, also under `fullgraph=True`. The node is
 # run as an ordinary call: without a name it gets its number when it runs, not when it is traced.
-#
-# torch has `torch.library.custom_op` since 2.4; with an older one a graph breaks at each call.
-
-_EXISTS = hasattr(torch.library, "custom_op")
 
 
-def _tracing() -> bool:
-    """Return whether this call is being traced into a graph, which can contain the operator."""
-    return _EXISTS and compiling()
-
-
-def _run(
+def _run_in_graph(
     tensor: torch.Tensor, name: str, op: int, prescale: float, postscale: float, process_set: int
 ) -> torch.Tensor:
     members = process_set_by_id(process_set)
     name = name or next_name("allreduce", member_id(members))
-    source, output = read_and_written(tensor, name, "allreduce", False)
-    reduction = Reduction(op, prescale, postscale, None, members)
-    specs = [spec(name, source, output)]
-    start_allreduce(name, specs, reduction, ([source], [output]), blocking=True).wait()
-    return output
+    return reduce(tensor, name, Reduction(op, prescale, postscale, None, members))
 
 
-def _shape_of_result(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+def _shape_in_graph(tensor: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.arguments = inputs[1:]
 
 
@@ -468,27 +394,14 @@ def _gradient_in_graph(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return reduced, None, None, None, None, None
 
 
-if _EXISTS:
+_OPERATOR = hasattr(torch.library, "custom_op")  # Before torch 2.4 a graph breaks at each call.
+if _OPERATOR:
     _operator = torch.library.custom_op(
         "hvdlite::allreduce",
-        _run,
+        _run_in_graph,
         mutates_args=(),
         schema="(Tensor tensor, str name, int op, float prescale, float postscale, "
         "int process_set) -> Tensor",
     )
-    _operator.register_fake(_shape_of_result)
-    _operator.register_autograd(_gradient_in_graph, setup_context=_keep)
-
-
-def _allreduce_in_graph(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: neutral.ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: int,
-) -> torch.Tensor:
-    """Reduce a tensor in a graph that is being traced; see `allreduce`."""
-    operator = torch.ops.hvdlite.allreduce
-    result: torch.Tensor = operator(tensor, name or "", op, prescale, postscale, process_set)
-    return result
+    _operator.register_fake(_shape_in_graph)
+    _operator.register_autograd(_gradient_in_graph, setup_context=_keep_arguments)

@@ -1,9 +1,4 @@
-"""How the collectives enter autograd's graph.
-
-`tie` makes the output of a completed collective depend on its input. Autograd then calls the
-gradient function that the collective gave, which is a collective itself and can be differentiated
-again. The formulas are Horovod's; docs/collectives.md has them.
-"""
+"""The handles that asynchronous collectives return, and how results enter autograd's graph."""
 
 from __future__ import annotations
 
@@ -17,8 +12,6 @@ from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.submit import Submission
 from hvdlite.torch.collectives.tensors import note_written
 from hvdlite.torch.dynamo import outside_graphs
-
-Core = Submission | _core.Handle  # It is the latter if no tensor is on a GPU.
 
 
 class Handle:
@@ -38,7 +31,8 @@ class Handle:
 
     __slots__ = ("_core", "_finish", "_result")
 
-    def __init__(self, core: Core, finish: Callable[[Any], Any]) -> None:
+    # The core's own handle is enough if no tensor is on a GPU.
+    def __init__(self, core: Submission | _core.Handle, finish: Callable[[Any], Any]) -> None:
         self._core = core
         self._finish: Callable[[Any], Any] | None = finish
         self._result: Any = None
@@ -105,16 +99,18 @@ def tie(
     backward: Callable[..., torch.Tensor],
     *arguments: object,
 ) -> torch.Tensor:
-    """Make `output` depend on `tensor` if autograd needs it; return `output`."""
+    """Make `output` depend on `tensor` if autograd needs it; return `output`.
+
+    `backward(gradient of output, *arguments)` returns the gradient of `tensor`. It is a collective
+    itself, and can be differentiated again. The formulas are Horovod's; docs/collectives.md has
+    them. None of `arguments` is one of the tensors.
+    """
     # In place both are one tensor. A leaf that was overwritten in place is not tied, because
-    # scripts overwrite parameters outside of any graph. `backward` gets the gradient of `output`
-    # and the arguments, neither of which is one of the tensors, and returns the gradient of
-    # `tensor`.
+    # scripts overwrite parameters outside of any graph.
     in_place = output is tensor
     if tensor.requires_grad and torch.is_grad_enabled() and not (in_place and tensor.is_leaf):
         # `output` is in a list, because autograd would otherwise see a second input.
-        tied: torch.Tensor = Collective.apply(tensor, [output], backward, arguments)
-        return tied
+        return Collective.apply(tensor, [output], backward, arguments)
     if in_place:
         note_written([tensor])
     return output
@@ -140,7 +136,6 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
         backward: Callable[..., torch.Tensor],
         arguments: Sequence[object],
     ) -> torch.Tensor:
-        """Return the result."""
         ctx.gradient_of, ctx.arguments = backward, arguments
         if result[0] is tensor:
             ctx.mark_dirty(tensor)
@@ -148,5 +143,4 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradient of the tensor."""
         return ctx.gradient_of(gradient, *ctx.arguments), None, None, None

@@ -17,6 +17,63 @@ from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
 from hvdlite.torch.dynamo import call_outside, compiling
 
 
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Copy one rank's tensor to all ranks, into a new tensor.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks; only the root's values matter.
+        root_rank: the rank (in the world) whose values all receive.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
+
+    Returns:
+        A new tensor with the root's values.
+
+    Raises:
+        ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
+        MismatchError: the ranks' tensors differ in shape or dtype, or they name different roots.
+
+    Example:
+        >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
+    """
+    return _broadcast(fast_path.NEW, tensor, root_rank, name, process_set)
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a `broadcast`, and return a handle for `synchronize`; otherwise as `broadcast`."""
+    return _broadcast(fast_path.NEW_ASYNC, tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Overwrite a contiguous tensor in place, and return it; otherwise as `broadcast`."""
+    return _broadcast(fast_path.IN_PLACE, tensor, root_rank, name, process_set)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a `broadcast_`, and return a handle for `synchronize`; otherwise as `broadcast`."""
+    return _broadcast(fast_path.IN_PLACE_ASYNC, tensor, root_rank, name, process_set)
+
+
 def _broadcast(
     form: int, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Any:
@@ -51,89 +108,6 @@ def _gradient(
     # These zeros depend on the mean: a rank that differentiates them again takes part in its
     # backward.
     return mean.masked_fill(torch.ones((), dtype=torch.bool, device=mean.device), 0)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Copy one rank's tensor to all ranks, into a new tensor.
-
-    Args:
-        tensor: of the same shape and dtype on all ranks; only the root's values matter.
-        root_rank: the rank (in the world) whose values all receive.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
-
-    Returns:
-        A new tensor with the root's values.
-
-    Raises:
-        ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
-        MismatchError: the ranks' tensors differ in shape or dtype, or they name different roots.
-
-    Example:
-        >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
-    """
-    result: torch.Tensor = _broadcast(fast_path.NEW, tensor, root_rank, name, process_set)
-    return result
-
-
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start a `broadcast`; arguments as for `broadcast`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the new tensor and raises the errors.
-
-    Example:
-        >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
-        >>> shared = hvd.synchronize(handle)
-    """
-    result: Handle = _broadcast(fast_path.NEW_ASYNC, tensor, root_rank, name, process_set)
-    return result
-
-
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Overwrite a contiguous tensor with one rank's values; arguments as for `broadcast`.
-
-    Returns:
-        The same tensor.
-
-    Example:
-        >>> hvd.broadcast_(running_mean, root_rank=0)
-    """
-    result: torch.Tensor = _broadcast(fast_path.IN_PLACE, tensor, root_rank, name, process_set)
-    return result
-
-
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start a `broadcast_`; arguments as for `broadcast`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the same tensor and raises the errors.
-
-    Example:
-        >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
-    """
-    result: Handle = _broadcast(fast_path.IN_PLACE_ASYNC, tensor, root_rank, name, process_set)
-    return result
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:

@@ -15,7 +15,7 @@ from hvdlite import _core, basics
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch.collectives.allreduce import averaged, reduction_of, send_named
+from hvdlite.torch.collectives.allreduce import averaged, send_named
 from hvdlite.torch.collectives.autograd import Handle, check_differentiable, tie
 from hvdlite.torch.collectives.submit import (
     Reduction,
@@ -29,57 +29,7 @@ from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.dynamo import outside_graphs
 
-# It has the number of rows for each rank.
-Splits: TypeAlias = torch.Tensor | Iterable[int] | None
-
-
-def _split_list(verb: str, splits: Splits, name: str) -> list[int]:
-    if splits is None:
-        return []
-    values = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-    try:
-        numbers = [operator.index(value) for value in values]
-    except TypeError as error:
-        raise _not_rows(verb, splits, name) from error
-    if not numbers:  # The core would take them for no splits.
-        raise _not_rows(verb, splits, name)
-    return numbers
-
-
-def _not_rows(verb: str, splits: Splits, name: str) -> ArgumentError:
-    error: ArgumentError = ArgumentError(
-        f"{verb} '{name}': splits={splits!r}; give one whole number of rows for each rank"
-    )
-    return error
-
-
-def _specs(sent: Named, sources: Sequence[torch.Tensor]) -> list[_core.Tensor]:
-    return [spec(name, source, None) for source, name in zip(sources, sent.names, strict=True)]
-
-
-def _start_gathering(sent: Named, process_set: ProcessSet, blocking: bool) -> Handle:
-    """Submit an allgather; `wait` of its handle returns the list of results."""
-    sources = sent.read()
-    core = start_allgather(sent.name, _specs(sent, sources), process_set, sources, blocking)
-
-    def finish(core: Submission) -> list[torch.Tensor]:
-        received = take_received(core, sources)
-        return [
-            tie(tensor, one.tensor, _gathered_gradient, name, one.rows, process_set)
-            for tensor, one, name in zip(sent.tensors, received, sent.names, strict=True)
-        ]
-
-    return Handle(core, finish)
-
-
-def _gathered_gradient(
-    gradient: torch.Tensor, name: str, first_dimensions: Sequence[int], process_set: ProcessSet
-) -> torch.Tensor:
-    """Average the ranks' gradients and take the rows that this rank gave."""
-    mean = averaged(gradient, f"{name}.backward", process_set)
-    index = process_set.ranks.index(basics.rank())
-    start = sum(first_dimensions[:index])
-    return mean[start : start + first_dimensions[index]]
+Splits: TypeAlias = torch.Tensor | Iterable[int] | None  # the number of rows for each rank
 
 
 @outside_graphs
@@ -116,15 +66,7 @@ def allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an `allgather`; arguments as for `allgather`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the new tensor and raises the errors.
-
-    Example:
-        >>> handle = hvd.allgather_async(predictions)
-        >>> every_prediction = hvd.synchronize(handle)
-    """
+    """Start an `allgather`, and return a handle for `synchronize`; otherwise as `allgather`."""
     sent = single("allgather", tensor, name, process_set)
     return _start_gathering(sent, process_set, blocking=False).first()
 
@@ -137,17 +79,13 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """Gather several tensors, of any dtypes, that complete together; otherwise as `allgather`.
 
-    All ranks give as many `tensors`.
-
-    Returns:
-        The new tensors, in the same order.
+    All ranks give as many `tensors`. The result is a list in the same order.
 
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
     sent = grouped("allgather", tensors, name, process_set)
-    results: list[torch.Tensor] = _start_gathering(sent, process_set, blocking=True).wait()
-    return results
+    return _start_gathering(sent, process_set, blocking=True).wait()
 
 
 @outside_graphs
@@ -156,57 +94,34 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start a `grouped_allgather`; arguments as for `grouped_allgather`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the list of new tensors and raises the errors.
-
-    Example:
-        >>> handle = hvd.grouped_allgather_async([predictions, labels])
-        >>> predictions, labels = hvd.synchronize(handle)
-    """
+    """Start a `grouped_allgather`, and return a handle; otherwise as `grouped_allgather`."""
     sent = grouped("allgather", tensors, name, process_set)
     return _start_gathering(sent, process_set, blocking=False)
 
 
-def _start_scattering(
-    sent: Named, reduction: Reduction, blocking: bool, splits: Splits = None
-) -> Handle:
-    """Submit a reducescatter; `wait` of its handle returns the list of results."""
+def _start_gathering(sent: Named, process_set: ProcessSet, blocking: bool) -> Handle:
+    """Submit an allgather; `wait` of its handle returns the list of results."""
     sources = sent.read()
-    numbers = _split_list("reducescatter", splits, sent.name)
-    specs = _specs(sent, sources)
-    core = start_reducescatter(sent.name, specs, reduction, sources, blocking, numbers)
+    core = start_allgather(sent.name, _specs(sent, sources), process_set, sources, blocking)
 
     def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
-            tie(tensor, one.tensor, _scattered_gradient, name, reduction, core.members)
+            tie(tensor, one.tensor, _gathered_gradient, name, one.rows, process_set)
             for tensor, one, name in zip(sent.tensors, received, sent.names, strict=True)
         ]
 
     return Handle(core, finish)
 
 
-def _scattered_gradient(
-    gradient: torch.Tensor, name: str, reduction: Reduction, members: int
+def _gathered_gradient(
+    gradient: torch.Tensor, name: str, first_dimensions: Sequence[int], process_set: ProcessSet
 ) -> torch.Tensor:
-    """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
-    check_differentiable("reducescatter", name, reduction.op)
-    factor = reduction.prescale * reduction.postscale
-    if reduction.op == neutral.Sum:
-        factor *= members
-    name = f"{name}.backward"
-    sent = Named(name, [gradient * factor], [name])
-    return _start_gathering(sent, reduction.process_set, blocking=True).wait()[0]
-
-
-def _scatter_compressed(
-    sent: Named, reduction: Reduction, compression: Any, splits: Splits = None
-) -> list[torch.Tensor]:
-    return send_named(
-        sent, compression, lambda wires: _start_scattering(wires, reduction, True, splits)
-    )
+    """Average the ranks' gradients and take the rows that this rank gave."""
+    mean = averaged(gradient, f"{name}.backward", process_set)
+    index = process_set.ranks.index(basics.rank())
+    start = sum(first_dimensions[:index])
+    return mean[start : start + first_dimensions[index]]
 
 
 @outside_graphs
@@ -248,7 +163,7 @@ def reducescatter(
         >>> my_rows = hvd.reducescatter(torch.ones(5, 3), op=hvd.Sum)
     """
     sent = single("reducescatter", tensor, name, process_set)
-    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _scatter_compressed(sent, reduction, compression, splits)[0]
 
 
@@ -263,17 +178,9 @@ def reducescatter_async(
     *,
     splits: Splits = None,
 ) -> Handle:
-    """Start a `reducescatter`; arguments as for `reducescatter`.
-
-    Returns:
-        A handle, for `synchronize`, which returns this rank's rows and raises the errors.
-
-    Example:
-        >>> handle = hvd.reducescatter_async(torch.ones(5, 3), op=hvd.Sum)
-        >>> my_rows = hvd.synchronize(handle)
-    """
+    """Start a `reducescatter`, and return a handle; otherwise as `reducescatter`."""
     sent = single("reducescatter", tensor, name, process_set)
-    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _start_scattering(sent, reduction, blocking=False, splits=splits).first()
 
 
@@ -289,16 +196,14 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Reduce-scatter several tensors that complete together; otherwise as `reducescatter`.
 
-    All ranks give as many `tensors`, each with the same shape and dtype on all ranks.
-
-    Returns:
-        This rank's rows of each tensor, in the same order.
+    All ranks give as many `tensors`, each with the same shape and dtype on all ranks. The result is
+    a list in the same order: this rank's rows of each.
 
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([torch.ones(5, 3), torch.ones(5)])
     """
     sent = grouped("reducescatter", tensors, name, process_set)
-    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _scatter_compressed(sent, reduction, compression)
 
 
@@ -311,53 +216,54 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start a `grouped_reducescatter`; arguments as for `grouped_reducescatter`.
-
-    Returns:
-        A handle, for `synchronize`, which returns the list of new tensors and raises the errors.
-
-    Example:
-        >>> handle = hvd.grouped_reducescatter_async([torch.ones(5, 3), torch.ones(5)])
-        >>> weights, biases = hvd.synchronize(handle)
-    """
+    """Start to reduce-scatter, and return a handle; otherwise as `grouped_reducescatter`."""
     sent = grouped("reducescatter", tensors, name, process_set)
-    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _start_scattering(sent, reduction, blocking=False)
 
 
-def _start_exchanging(
-    sent: Named,
-    splits: Splits,
-    process_set: ProcessSet,
-    blocking: bool,
-) -> Handle:
-    """Submit an alltoall; `wait` of its handle returns the result of `alltoall`."""
-    name, (tensor,), _ = sent
-    (source,) = sent.read()
-    numbers = _split_list("alltoall", splits, name)
-    one = spec(name, source, None)
-    core = start_alltoall(name, one, numbers, process_set, source, blocking)
+def _reduction(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
+    return Reduction(neutral.choose_op(None, op), prescale, postscale, process_set=process_set)
 
-    def finish(core: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        (received,) = take_received(core, [source])
-        rows = received.rows
-        output = tie(tensor, received.tensor, _exchanged_gradient, name, rows, process_set)
-        if splits is None:
-            return output
-        dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int64
-        return output, torch.tensor(rows, dtype=dtype, device="cpu")
+
+def _scatter_compressed(
+    sent: Named, reduction: Reduction, compression: Any, splits: Splits = None
+) -> list[torch.Tensor]:
+    return send_named(
+        sent, compression, lambda wires: _start_scattering(wires, reduction, True, splits)
+    )
+
+
+def _start_scattering(
+    sent: Named, reduction: Reduction, blocking: bool, splits: Splits = None
+) -> Handle:
+    """Submit a reducescatter; `wait` of its handle returns the list of results."""
+    sources = sent.read()
+    numbers = _split_list("reducescatter", splits, sent.name)
+    specs = _specs(sent, sources)
+    core = start_reducescatter(sent.name, specs, reduction, sources, blocking, numbers)
+
+    def finish(core: Submission) -> list[torch.Tensor]:
+        received = take_received(core, sources)
+        return [
+            tie(tensor, one.tensor, _scattered_gradient, name, reduction, core.members)
+            for tensor, one, name in zip(sent.tensors, received, sent.names, strict=True)
+        ]
 
     return Handle(core, finish)
 
 
-def _exchanged_gradient(
-    gradient: torch.Tensor, name: str, received_splits: Sequence[int], process_set: ProcessSet
+def _scattered_gradient(
+    gradient: torch.Tensor, name: str, reduction: Reduction, members: int
 ) -> torch.Tensor:
-    """Send the gradients of the rows back to where the rows came from."""
+    """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
+    check_differentiable("reducescatter", name, reduction.op)
+    factor = reduction.prescale * reduction.postscale
+    if reduction.op == neutral.Sum:
+        factor *= members
     name = f"{name}.backward"
-    sent = Named(name, [gradient], [name])
-    back, _ = _start_exchanging(sent, received_splits, process_set, blocking=True).wait()
-    return back
+    sent = Named(name, [gradient * factor], [name])
+    return _start_gathering(sent, reduction.process_set, blocking=True).wait()[0]
 
 
 @outside_graphs
@@ -401,14 +307,57 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an `alltoall`; arguments as for `alltoall`.
-
-    Returns:
-        A handle, for `synchronize`, which returns what `alltoall` does and raises the errors.
-
-    Example:
-        >>> handle = hvd.alltoall_async(torch.ones(2 * hvd.size(), 3))
-        >>> rows = hvd.synchronize(handle)
-    """
+    """Start an `alltoall`, and return a handle for `synchronize`; otherwise as `alltoall`."""
     sent = single("alltoall", tensor, name, process_set)
     return _start_exchanging(sent, splits, process_set, blocking=False)
+
+
+def _start_exchanging(
+    sent: Named, splits: Splits, process_set: ProcessSet, blocking: bool
+) -> Handle:
+    """Submit an alltoall; `wait` of its handle returns the result of `alltoall`."""
+    name, (tensor,), _ = sent
+    (source,) = sent.read()
+    numbers = _split_list("alltoall", splits, name)
+    one = spec(name, source, None)
+    core = start_alltoall(name, one, numbers, process_set, source, blocking)
+
+    def finish(core: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        (received,) = take_received(core, [source])
+        rows = received.rows
+        output = tie(tensor, received.tensor, _exchanged_gradient, name, rows, process_set)
+        if splits is None:
+            return output
+        dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int64
+        return output, torch.tensor(rows, dtype=dtype, device="cpu")
+
+    return Handle(core, finish)
+
+
+def _exchanged_gradient(
+    gradient: torch.Tensor, name: str, received_splits: Sequence[int], process_set: ProcessSet
+) -> torch.Tensor:
+    """Send the gradients of the rows back to where the rows came from."""
+    name = f"{name}.backward"
+    sent = Named(name, [gradient], [name])
+    back, _ = _start_exchanging(sent, received_splits, process_set, blocking=True).wait()
+    return back
+
+
+def _specs(sent: Named, sources: Sequence[torch.Tensor]) -> list[_core.Tensor]:
+    return [spec(name, source, None) for source, name in zip(sources, sent.names, strict=True)]
+
+
+def _split_list(verb: str, splits: Splits, name: str) -> list[int]:
+    if splits is None:
+        return []
+    values = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    try:
+        numbers = [operator.index(value) for value in values]
+    except TypeError:
+        numbers = []
+    if not numbers:  # The core would take an empty list for no splits.
+        raise ArgumentError(
+            f"{verb} '{name}': splits={splits!r}; give one whole number of rows for each rank"
+        )
+    return numbers
