@@ -7,6 +7,7 @@ other ranks raise an error rather than wait.
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -110,6 +111,16 @@ def _load(block: memoryview, rank: int, name: str) -> Any:
     if block == _FAILED:
         raise HvdliteError(f"'{name}': rank {rank} could not pickle its object; see its own error")
     return pickle.loads(block)
+
+
+def gather_json(
+    value: Any, name: str, process_set: ProcessSet = global_process_set
+) -> dict[int, Any]:
+    """Gather a value that JSON can represent from each member that has not joined, by rank."""
+    data = json.dumps(value).encode()
+    blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
+    by_rank = zip(process_set.ranks, blocks, strict=True)
+    return {rank: json.loads(bytes(block)) for rank, block in by_rank if len(block) > 0}
 
 
 def join(device: int = -1) -> int:
