@@ -1,12 +1,4 @@
-"""Gradient memory: reduced gradients stay in it from step to step, and each `grad` is a view of it.
-
-A reducer has one block of memory for each dtype and device. The block contains the reducer's
-buckets in turn: the gradients of a bucket, then its flags. Each tensor begins at a
-multiple of ALIGNMENT. The core lays out a batch for a GPU in the same way, also a batch of several
-buckets, so it can reduce such a batch in place. On a GPU the block is memory of the core that is
-registered with NCCL. On CPUs it is memory that the ranks of the host share, so that the core reads
-the gradients of all ranks where they lie; and a plain tensor where there is no room for that.
-"""
+"""Which parameters share a bucket, where their gradients lie, and whether ranks agree on both."""
 
 from __future__ import annotations
 
@@ -21,10 +13,11 @@ import torch
 
 from hvdlite import _core, basics, ops
 from hvdlite.errors import ArgumentError, DeadlockError, HvdliteError, MismatchError
-from hvdlite.ops import gather_bytes, travels_as
-from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.objects import gather_json
+from hvdlite.ops import travels_as
+from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import ranks_text
-from hvdlite.torch.collectives.submit import Reduction, start_allreduce
+from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, spec
 
 FIRST_BUCKET_BYTES = 1 << 20  # It is small, so that communication starts early in backward.
@@ -41,7 +34,7 @@ def bytes_of_cap(bucket_cap_mb: float | None) -> int | None:
     return int(bucket_cap_mb * (1 << 20))
 
 
-def form(
+def form_buckets(
     params: Sequence[torch.Tensor],
     groups: int | Sequence[Sequence[torch.Tensor]],
     cap_bytes: int | None,
@@ -104,70 +97,19 @@ COMMON_FLAGS = 2
 ALIGNMENT = 16  # The unit is bytes; csrc/gpu/fusion_layout.h has the same.
 
 
-class Place:
-    """The part of the gradient memory that belongs to one parameter."""
-
-    def __init__(self, param: torch.Tensor, memory: torch.Tensor) -> None:
-        order = sorted(range(param.dim()), key=lambda i: -param.stride(i))
-        if not param.permute(order).is_contiguous():
-            order = list(range(param.dim()))  # It has gaps, or it overlaps.
-        self._order = order if order != sorted(order) else None
-        back = sorted(range(param.dim()), key=order.__getitem__)
-        # `data` has its own version: backward writes to one gradient while others are in flight.
-        # It is sent: contiguous, in the order of the strides.
-        self.memory = memory.view([param.size(i) for i in order])
-        # It has the parameter's shape and strides, and becomes its `grad`.
-        self.view = self.memory.permute(back).data
-        self._address = self.view.data_ptr()
-        block = memory.untyped_storage()
-        self._block = range(block.data_ptr(), block.data_ptr() + block.nbytes())
-
-    def suits(self, param: torch.Tensor) -> bool:
-        """Return whether the parameter still has the dtype, device and shape of this part."""
-        view = self.view  # The view moves with it.
-        same_kind: bool = param.dtype == view.dtype and param.device == view.device
-        return same_kind and param.shape == view.shape and view.data_ptr() == self._address
-
-    def wire(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the tensor to send for a gradient: `memory` itself, or one to pack into it."""
-        if gradient is self.view:
-            return self.memory
-        if gradient.data_ptr() in self._block:  # Other results may be written there meanwhile.
-            gradient = gradient.clone()
-        ordered = gradient if self._order is None else gradient.permute(self._order)
-        return ordered.contiguous()
-
-    def takes(self, wire: torch.Tensor) -> bool:
-        """Return whether the result of `wire` can be written to `memory`."""
-        if wire is self.memory:
-            return True
-        fits: bool = wire.dtype == self.memory.dtype and wire.shape == self.memory.shape
-        return fits
-
-    def take(self, result: torch.Tensor) -> torch.Tensor:
-        """Copy a result into `memory` if it is elsewhere; return `view`."""
-        if result is not self.memory:
-            self.memory.copy_(result)
-        return self.view
-
-
-class BucketPlaces(NamedTuple):
-    """The part of the gradient memory that belongs to one bucket."""
-
-    gradients: list[Place]
-    flags: torch.Tensor
-
-
-def flags_dtype(wire: torch.dtype) -> torch.dtype:
-    """Choose the dtype of a bucket's flags."""
-    # With the dtype of the gradients, the flags travel in the same batch; but float16 is too narrow
-    # for the share of a rank with a small weight.
-    narrow = wire == torch.float16 or not wire.is_floating_point
-    return torch.float32 if narrow else wire
-
-
 class GradientMemory:
-    """The gradient memory of one reducer, allocated at first use and anew in a new world."""
+    """The gradient memory of one reducer, allocated at first use and anew in a new world.
+
+    Reduced gradients stay in it from step to step, and each `grad` is a view of it.
+    """
+
+    # It has one block of memory for each dtype and device. The block contains the reducer's buckets
+    # in turn: the gradients of a bucket, then its flags. Each tensor begins at a multiple of
+    # ALIGNMENT. The core lays out a batch for a GPU in the same way, also a batch of several
+    # buckets, so it can reduce such a batch in place. On a GPU the block is memory of the core that
+    # is registered with NCCL. On CPUs it is memory that the ranks of the host share, so that the
+    # core reads the gradients of all ranks where they lie; and a plain tensor where there is no
+    # room for that.
 
     def __init__(self, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
         self._buckets = buckets
@@ -224,6 +166,71 @@ def _allocate_block(dtype: torch.dtype, device: torch.device, count: int) -> tor
     return torch.empty(count, dtype=dtype, device=device)
 
 
+class BucketPlaces(NamedTuple):
+    gradients: list[Place]
+    flags: torch.Tensor
+
+
+class Place:
+    """The part of the gradient memory that belongs to one parameter."""
+
+    def __init__(self, param: torch.Tensor, memory: torch.Tensor) -> None:
+        order = sorted(range(param.dim()), key=lambda i: -param.stride(i))
+        if not param.permute(order).is_contiguous():
+            order = list(range(param.dim()))  # It has gaps, or it overlaps.
+        self._order = order if order != sorted(order) else None
+        back = sorted(range(param.dim()), key=order.__getitem__)
+        # `data` has its own version: backward writes to one gradient while others are in flight.
+        # It is sent: contiguous, in the order of the strides.
+        self.memory = memory.view([param.size(i) for i in order])
+        # It has the parameter's shape and strides, and becomes its `grad`.
+        self.view = self.memory.permute(back).data
+        self._address = self.view.data_ptr()
+        block = memory.untyped_storage()
+        self._block = range(block.data_ptr(), block.data_ptr() + block.nbytes())
+
+    def suits(self, param: torch.Tensor) -> bool:
+        view = self.view  # The view moves with it.
+        same_kind: bool = param.dtype == view.dtype and param.device == view.device
+        return same_kind and param.shape == view.shape and view.data_ptr() == self._address
+
+    def wire(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the tensor to send for a gradient: `memory` itself, or one to pack into it."""
+        if gradient is self.view:
+            return self.memory
+        if gradient.data_ptr() in self._block:  # Other results may be written there meanwhile.
+            gradient = gradient.clone()
+        ordered = gradient if self._order is None else gradient.permute(self._order)
+        return ordered.contiguous()
+
+    def takes(self, wire: torch.Tensor) -> bool:
+        """Return whether the result of `wire` can be written to `memory`."""
+        if wire is self.memory:
+            return True
+        fits: bool = wire.dtype == self.memory.dtype and wire.shape == self.memory.shape
+        return fits
+
+    def take(self, result: torch.Tensor) -> torch.Tensor:
+        """Copy a result into `memory` if it is elsewhere; return `view`."""
+        if result is not self.memory:
+            self.memory.copy_(result)
+        return self.view
+
+
+def flags_dtype(wire: torch.dtype) -> torch.dtype:
+    # With the dtype of the gradients, the flags travel in the same batch; but float16 is too narrow
+    # for the share of a rank with a small weight.
+    narrow = wire == torch.float16 or not wire.is_floating_point
+    return torch.float32 if narrow else wire
+
+
+# Ranks train the same parameters in the same buckets. Buckets have numbers as names, so that the
+# ranks' requests match whatever they train. The request of the first bucket carries a digest of the
+# names in all buckets, as the shape of a tensor without elements: the core compares it when it
+# negotiates the request, and never again while it stays the same. If digests differ, that bucket is
+# a MismatchError on every rank, and `explain` finds the difference.
+
+
 def digest(buckets: Sequence[Sequence[str]]) -> int:
     """Return a checksum of the names of the parameters in each bucket."""
     return zlib.crc32(json.dumps([list(bucket) for bucket in buckets]).encode())
@@ -260,49 +267,39 @@ def explain(
     cause: MismatchError,
 ) -> MismatchError:
     """Return an error that says why ranks could not reduce a first bucket; all of them call it."""
-    # Operations that not every rank has submitted are ended by an error, so that no rank waits for
-    # them and the world goes on. `cause` is returned if the layouts are the same.
+    # `cause` is returned if the layouts are the same.
     own = [
         [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
         for bucket in buckets
     ]
-    data = json.dumps([own, list(in_flight)]).encode()
-    number = member_id(process_set)
-    blocks = gather_bytes(basics.engine(), data, f"#{name}.layout", number)
-    said = {
-        rank: json.loads(bytes(block))
-        for rank, block in zip(process_set.ranks, blocks, strict=True)
-        if len(block) > 0  # The rank has not joined.
-    }
+    said = gather_json([own, list(in_flight)], f"#{name}.layout", process_set)
     wanted = {one for _, names in said.values() for one in names}
-    _complete(wanted - {f"{name}.0", *in_flight}, process_set)
+    # Operations that not every rank has submitted are ended by an error, so that no rank waits for
+    # them and the world goes on.
+    missing = sorted(wanted - {f"{name}.0", *in_flight})
+    handles = [_start_empty(one, one, process_set, blocking=False) for one in missing]
+    for handle in handles:
+        with contextlib.suppress(HvdliteError):
+            handle.wait()
     text = _difference({rank: layout for rank, (layout, _) in said.items()})
     return cause if text is None else MismatchError(f"'{name}': {text}")
 
 
 def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
     """Meet the owner's first bucket without parameters; raise if other ranks train something."""
-    empty = torch.empty(0, device="cpu")
-    specs = [spec(f"{name}.layout", empty, empty)]
-    reduction = Reduction(ops.Sum, process_set=process_set)
     try:
-        start_allreduce(f"{name}.0", specs, reduction, empty, blocking=True).wait()
+        _start_empty(f"{name}.0", f"{name}.layout", process_set, blocking=True).wait()
     except MismatchError as error:
         if not differs(error):
             raise
         raise explain(name, [], [], process_set, error) from None
 
 
-def _complete(names: set[str], process_set: ProcessSet) -> None:
-    """Submit operations of other ranks with a shape that no other has, to end them by an error."""
+def _start_empty(name: str, tensor: str, process_set: ProcessSet, blocking: bool) -> Submission:
+    """Submit an operation with a shape that no other rank has, so that it ends by an error."""
     empty = torch.empty(0, device="cpu")
-    handles = []
     reduction = Reduction(ops.Sum, process_set=process_set)
-    for name in sorted(names):
-        handles.append(start_allreduce(name, [spec(name, empty, empty)], reduction, empty, False))
-    for handle in handles:
-        with contextlib.suppress(HvdliteError):
-            handle.wait()
+    return start_allreduce(name, [spec(tensor, empty, empty)], reduction, empty, blocking)
 
 
 def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:

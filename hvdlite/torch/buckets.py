@@ -2,7 +2,7 @@
 
 A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
 *present* on a rank that has a gradient for it; the other ranks send zeros. Flags travel with the
-gradients (see `bucket_flags`): if no rank had a gradient, every rank leaves `grad` at None. Without
+gradients (see `BucketFlags`): if no rank had a gradient, every rank leaves `grad` at None. Without
 the number of the step among them, if a rank called backward() more often than the others, its
 gradients would be reduced with those of their next step unnoticed. Sparse gradients travel dense
 once, and then as rows, by a second operation (see `sparse`).
@@ -29,7 +29,7 @@ from hvdlite.torch.bucket_memory import (
     Place,
     digest,
     flags_dtype,
-    form,
+    form_buckets,
     layout_spec,
 )
 from hvdlite.torch.collectives import fast_path
@@ -37,12 +37,33 @@ from hvdlite.torch.collectives.sparse import RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
 
+Weight = float | Callable[[], float] | None
+
+
+@dataclass
+class Settings:
+    """How gradients are reduced; see `DistributedOptimizer` for each."""
+
+    reduction: Reduction
+    compression: Any
+    passes: int
+    groups: int | Sequence[Sequence[torch.Tensor]]
+    sparse_as_dense: bool
+    cap_bytes: int | None
+    weight: Weight
+    bucket_view: bool = False  # Users call it gradient_as_bucket_view.
+    overlap: bool | None = None  # Backward submits buckets before its end; None chooses.
+    virtual_size: int | None = None  # The mean is over so many virtual ranks.
+
 
 class GradientExchange:
-    """The plain exchange. Used by the threads that use the reducer."""
+    """How the gradients of one reducer travel: an allreduce for each bucket.
 
-    # In a cycle a reducer calls `begin`, and `reduction` for each bucket that it submits. It calls
-    # `begin_anew` when ranks have missed steps.
+    A mode that sends other things, or in another way, is a subclass in a file of its own.
+    """
+
+    # The threads that use the reducer call it. In a cycle a reducer calls `begin`, and `reduction`
+    # for each bucket that it submits. It calls `begin_anew` when ranks have missed steps.
 
     of_one_step = True  # It says whether all gradients that are reduced together are of one step.
 
@@ -54,7 +75,7 @@ class GradientExchange:
         self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
     ) -> Sequence[Bucket]:
         """Make the buckets of these parameters, whose order is the same on all ranks."""
-        formed = form(params, self.settings.groups, self.settings.cap_bytes)
+        formed = form_buckets(params, self.settings.groups, self.settings.cap_bytes)
         named = [[names[param] for param in bucket] for bucket in formed]
         memory = GradientMemory(formed) if self.settings.bucket_view else None
         layout = digest(named)
@@ -85,25 +106,6 @@ class GradientExchange:
         """Note the end of the optimizer's step; ranks may meet here."""
 
 
-Weight = float | Callable[[], float] | None
-
-
-@dataclass
-class Settings:
-    """How gradients are reduced; see `DistributedOptimizer` for each."""
-
-    reduction: Reduction
-    compression: Any
-    passes: int
-    groups: int | Sequence[Sequence[torch.Tensor]]
-    sparse_as_dense: bool
-    cap_bytes: int | None
-    weight: Weight
-    bucket_view: bool = False  # Users call it gradient_as_bucket_view.
-    overlap: bool | None = None  # Backward submits buckets before its end; None chooses.
-    virtual_size: int | None = None  # The mean is over so many virtual ranks.
-
-
 class Bucket:
     """The gradients of some parameters, cycle after cycle: `submit`, then `finish`."""
 
@@ -119,9 +121,8 @@ class Bucket:
         places: Callable[[], BucketPlaces] | None = None,
         layout: int | None = None,
     ) -> None:
-        """Make it; `name` identifies its operations on all ranks."""
         self.params = list(params)
-        self._name = name
+        self._name = name  # It begins the names of its operations, on all ranks.
         self._names = list(names)
         # The core has these names of the parameters; it accepts at most 512 bytes.
         self._labels = [_core.utf8_of_name(one)[:400].decode(errors="ignore") for one in names]
@@ -137,17 +138,14 @@ class Bucket:
 
     @property
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters and their names."""
         return list(zip(self._names, self.params, strict=True))
 
     @property
     def submitted(self) -> bool:
-        """Whether the gradients are in flight."""
         return self._sent is not None and self._sent.handle is not None
 
     @property
     def operations(self) -> list[str]:
-        """The names of the operations that are in flight."""
         sent = self._sent
         if sent is None or sent.handle is None:
             return []
@@ -193,7 +191,6 @@ class Bucket:
         return [spec(label, param, None, cast) for label, param in labelled]
 
     def _send(self, sent: Sent, blocking: bool) -> None:
-        """Submit all gradients and the flags."""
         by_rows, flights, flags = self._ways.by_rows, sent.flights, self._flags.tensor
         if sent.plain is not None:
             specs = list(self._plain_specs[sent.cast])
@@ -211,20 +208,18 @@ class Bucket:
             specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
         if by_rows:
-            self._gather(sent, sorted(by_rows))
+            positions = sorted(by_rows)
+            with torch.no_grad():
+                gathering = RowGathering(
+                    [flights[position].wire for position in positions],
+                    [self._labels[position] for position in positions],
+                    f"{self._name}.rows",
+                    sent.reduction,
+                    self._compression,
+                )
+            sent.rows = positions, gathering
         keep = memory, flags
         sent.handle = start_allreduce(self._name, specs, sent.reduction, keep, blocking)
-
-    def _gather(self, sent: Sent, positions: list[int]) -> None:
-        with torch.no_grad():
-            gathering = RowGathering(
-                [sent.flights[position].wire for position in positions],
-                [self._labels[position] for position in positions],
-                f"{self._name}.rows",
-                sent.reduction,
-                self._compression,
-            )
-        sent.rows = positions, gathering
 
     def _leave(self, sent: Sent, position: int) -> InFlight:
         param = self.params[position]
@@ -260,7 +255,6 @@ class Bucket:
         return InFlight(param, gradient, version, address, dense, None, dense, sparse, place)
 
     def _compress(self, sent: Sent, flight: InFlight) -> InFlight:
-        """Make of a dense gradient what travels."""
         dense, place = flight.wire, flight.place
         if place is not None:
             dense = place.wire(dense)
@@ -290,7 +284,11 @@ class Bucket:
         masks = self._send_masks(sparse, flights, sent.reduction) if any(sparse) else {}
         self.reset()
         if changed is not None:
-            raise self._changed(self._names[changed])
+            raise HvdliteError(
+                f"the gradient of {self._names[changed]} was changed while it was being reduced, "
+                "and is wrong now; call optimizer.synchronize() after backward(), before clipping, "
+                "unscaling, zeroing or a second backward()"
+            )
         if not dropped and steps is not None:
             self._check_step(*steps)
         with torch.no_grad():
@@ -317,7 +315,6 @@ class Bucket:
         return masks
 
     def _arrive(self, sent: Sent, flight: InFlight, mask: torch.Tensor | None) -> None:
-        """Put the result of a gradient into `grad`."""
         result = sent.by_hand.decompress(flight.target, flight.context)
         if flight.place is not None:
             result = flight.place.take(result)
@@ -333,7 +330,6 @@ class Bucket:
         self._sent = None
 
     def _check_step(self, step: int, flags: Sequence[float]) -> None:
-        """Raise an error if gradients of different steps were reduced together."""
         # The flags are the means of the ranks' flags of their steps, and of ones.
         of_steps, ones = flags
         if ones > 0 and abs(of_steps / ones - (1.0 + step % STEPS)) > 0.25:
@@ -344,52 +340,9 @@ class Bucket:
                 "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
             )
 
-    def _changed(self, name: str) -> HvdliteError:
-        error: HvdliteError = HvdliteError(
-            f"the gradient of {name} was changed while it was being reduced, and is wrong "
-            "now; call optimizer.synchronize() after backward(), before clipping, "
-            "unscaling, zeroing or a second backward()"
-        )
-        return error
-
-
-# The host may be as many steps ahead of its GPU.
-BEHIND = 2
-
-
-class DeviceSteps:
-    """Copies a bucket's last flags to the host, and reads them `BEHIND` steps later."""
-
-    # So the host seldom waits for the GPU, and all ranks learn of a step in the same later step.
-    # Ranks that are at different steps stay so, and all of them raise an error there.
-
-    def __init__(self) -> None:
-        self._copies: deque[tuple[int, torch.Tensor, torch.cuda.Event]] = deque()
-        self._engine: object = None  # The copies are from this engine's world.
-
-    def look(self, flags: torch.Tensor, step: int) -> tuple[int, list[float]] | None:
-        """Start a copy of reduced flags; return step and flags of `BEHIND` steps ago, if any."""
-        found = None
-        if self._engine is not basics.engine():
-            self._engine = basics.engine()
-            self._copies.clear()  # What a world that failed has left may be anything.
-        if len(self._copies) == BEHIND:
-            then, copy, arrived = self._copies.popleft()
-            arrived.synchronize()
-            found = then, copy.tolist()
-        else:
-            copy = torch.empty(COMMON_FLAGS, dtype=flags.dtype, device="cpu", pin_memory=True)
-            arrived = torch.cuda.Event()
-        copy.copy_(flags[-COMMON_FLAGS:], non_blocking=True)
-        arrived.record(torch.cuda.current_stream(flags.device))
-        self._copies.append((step, copy, arrived))
-        return found
-
 
 @dataclass
 class InFlight:
-    """One gradient in flight."""
-
     param: torch.Tensor
     gradient: torch.Tensor  # It is the parameter's own gradient, or zeros.
     version: int  # It is `gradient._version` at submission; -1 if the parameter had no gradient.
@@ -402,7 +355,6 @@ class InFlight:
 
     @property
     def present(self) -> bool:
-        """Whether this rank had a gradient."""
         return self.version >= 0
 
     def memory(self) -> tuple[torch.Tensor, ...]:
@@ -420,7 +372,6 @@ class InFlight:
 
 
 def address_of(gradient: torch.Tensor) -> int:
-    """Return the address of a gradient's values."""
     address: int = (gradient._values() if gradient.is_sparse else gradient).data_ptr()
     return address
 
@@ -457,20 +408,15 @@ class Sent:
 STEPS = 8  # Step numbers are modulo this: few, so that rounding of 16-bit floats does not matter.
 
 
-class Told(NamedTuple):
-    """What the reduced flags say."""
-
-    present: list[bool]  # This says by position whether some rank had a gradient.
-    sparse: list[bool]  # This says by position whether a sparse gradient travelled dense.
-    # This rank's step and the flags are for `Bucket._check_step`, when they are known.
-    steps: tuple[int, list[float]] | None
-
-
 class BucketFlags:
-    """The flags of one bucket, cycle after cycle. Not thread-safe."""
+    """The flags that travel with the gradients of a bucket: what each rank has to say of its own.
+
+    For each parameter they say whether the rank had a gradient, whether that was sparse and travels
+    dense, and its sparse dimensions. Then come the number of the rank's step, and a one: all ranks
+    learn from the reduced ones how many counted.
+    """
 
     def __init__(self, params: Sequence[torch.Tensor], ways: SparseWays) -> None:
-        """Make them for the parameters of a bucket, whose sparse gradients travel in these ways."""
         # The flags have their own memory or lie in the gradient memory.
         self.tensor = torch.empty(0, device="cpu")
         self._params = params
@@ -478,7 +424,6 @@ class BucketFlags:
         self._device_steps: DeviceSteps | None = None  # These are flags that are not waited for.
 
     def write(self, sent: Sent) -> None:
-        """Write the flags of what is about to be submitted."""
         count, flights = len(self._params), sent.flights
         step = 1.0 + sent.step % STEPS
         size = FLAGS * count + COMMON_FLAGS
@@ -519,3 +464,43 @@ class BucketFlags:
         any_rows = any(sparse) or sent.rows is not None
         ways.dense_for_good = self.tensor.is_cuda and all(present) and not any_rows
         return Told(present, [flag > 0 for flag in sparse], known)
+
+
+class Told(NamedTuple):
+    present: list[bool]  # This says by position whether some rank had a gradient.
+    sparse: list[bool]  # This says by position whether a sparse gradient travelled dense.
+    # This rank's step and the flags are for `Bucket._check_step`, when they are known.
+    steps: tuple[int, list[float]] | None
+
+
+# The host may be as many steps ahead of its GPU.
+BEHIND = 2
+
+
+class DeviceSteps:
+    """Copies a bucket's last flags to the host, and reads them `BEHIND` steps later."""
+
+    # So the host seldom waits for the GPU, and all ranks learn of a step in the same later step.
+    # Ranks that are at different steps stay so, and all of them raise an error there.
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[int, torch.Tensor, torch.cuda.Event]] = deque()
+        self._engine: object = None  # The copies are from this engine's world.
+
+    def look(self, flags: torch.Tensor, step: int) -> tuple[int, list[float]] | None:
+        """Start a copy of reduced flags; return step and flags of `BEHIND` steps ago, if any."""
+        found = None
+        if self._engine is not basics.engine():
+            self._engine = basics.engine()
+            self._copies.clear()  # What a world that failed has left may be anything.
+        if len(self._copies) == BEHIND:
+            then, copy, arrived = self._copies.popleft()
+            arrived.synchronize()
+            found = then, copy.tolist()
+        else:
+            copy = torch.empty(COMMON_FLAGS, dtype=flags.dtype, device="cpu", pin_memory=True)
+            arrived = torch.cuda.Event()
+        copy.copy_(flags[-COMMON_FLAGS:], non_blocking=True)
+        arrived.record(torch.cuda.current_stream(flags.device))
+        self._copies.append((step, copy, arrived))
+        return found

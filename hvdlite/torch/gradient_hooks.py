@@ -1,4 +1,4 @@
-"""The parameters that a reducer watches: those of the optimizer's groups, each with a hook."""
+"""Hooks of a reducer: on the gradients of its parameters, and at the end of a backward."""
 
 from __future__ import annotations
 
@@ -27,8 +27,20 @@ def reader_of(optimizer: Any) -> ReadGroups:
     return read
 
 
+def calling(owner: object, method: str) -> Callable[..., None]:
+    """Return a function that calls a method of an object as long as the object lives."""
+    reference = weakref.ref(owner)
+
+    def call(*arguments: Any) -> None:
+        living = reference()
+        if living is not None:
+            getattr(living, method)(*arguments)
+
+    return call
+
+
 class WatchedParameters:
-    """Follows the parameter groups of an optimizer, whenever `update` is called."""
+    """The parameters of an optimizer's groups, as of the last `update`, each with a hook."""
 
     def __init__(
         self,
@@ -36,12 +48,11 @@ class WatchedParameters:
         names: Mapping[torch.Tensor, str],
         on_gradient: Callable[[torch.Tensor], None],
     ) -> None:
-        """Watch nothing yet."""
         # Backward calls `on_gradient` when a parameter's gradient was accumulated. It must not keep
         # the owner of this object alive.
         self.params: list[torch.Tensor] = []  # The order is that of the groups.
         self.names = dict(names)  # All that were ever watched have a name.
-        self.read_groups = read_groups
+        self._read_groups = read_groups
         self._on_gradient = on_gradient
         self._hooks: dict[torch.Tensor, Any] = {}
         weakref.finalize(self, _remove_all, self._hooks)
@@ -51,7 +62,7 @@ class WatchedParameters:
         # With `keeps_frozen` those that were frozen since the last call may still have gradients.
         kept = set(self.params) if keeps_frozen else ()
         params = []
-        for number, group in enumerate(self.read_groups() if any_at_all else ()):
+        for number, group in enumerate(self._read_groups() if any_at_all else ()):
             for index, param in enumerate(group["params"]):
                 if param.requires_grad or param in kept:
                     params.append(param)
@@ -82,6 +93,10 @@ def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:
 class BackwardEnd:
     """Calls a function once at the end of each outermost backward in which it was expected."""
 
+    # A backward may run inside another one: a checkpoint with use_reentrant=True starts one. The
+    # end of the inner backward does not count, because functions of the outer one are still to run.
+    # The request is then passed on to the outer backward.
+
     def __init__(self, call: Callable[[], None]) -> None:
         """Keep `call` for the thread that ends the backward; backward() raises its exceptions."""
         self._call = call
@@ -107,14 +122,10 @@ class BackwardEnd:
 
     def _at_end(self, number: int) -> None:
         self._expected.discard(number)
-        around = _current_node()
+        around = torch._C._current_autograd_node()  # None outside of a backward.
         if around is None:
             self._call()
-        else:
-            self._pass_on(around)
-
-    def _pass_on(self, around: Any) -> None:
-        """Request the call at the end of the outer backward; `around` is its node that runs."""
+            return
         handles: list[Any] = []
 
         def expect(*_: Any) -> None:
@@ -125,20 +136,3 @@ class BackwardEnd:
         for node, _ in around.next_functions:
             if node is not None:
                 handles.append(node.register_prehook(expect))
-
-
-def _current_node() -> Any:
-    """Return the node that autograd evaluates in this thread; None outside of a backward."""
-    return torch._C._current_autograd_node()
-
-
-def calling(owner: object, method: str) -> Callable[..., None]:
-    """Return a function that calls a method of an object as long as the object lives."""
-    reference = weakref.ref(owner)
-
-    def call(*arguments: Any) -> None:
-        living = reference()
-        if living is not None:
-            getattr(living, method)(*arguments)
-
-    return call

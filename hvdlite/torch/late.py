@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gc
-import json
 import math
 import statistics
 import time
@@ -29,8 +28,9 @@ from typing import Any, NamedTuple
 
 from hvdlite import _core, basics, ops
 from hvdlite.errors import ArgumentError, LateGradientsWarning
-from hvdlite.ops import gather_bytes
-from hvdlite.process_sets import member_id, registered_id
+from hvdlite.objects import gather_json
+from hvdlite.optimizers import check_mean
+from hvdlite.process_sets import registered_id
 from hvdlite.torch.buckets import GradientExchange, Settings
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.wrapping import Wrapping
@@ -126,6 +126,20 @@ def may_be_behind() -> bool:
     return bool(_all)
 
 
+def check_late(late: Any, op: int) -> None:
+    """Raise ArgumentError if the argument `late` cannot be used, or not with `op`, or not here."""
+    if late is None:
+        return
+    if not isinstance(late, Late):
+        raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
+    check_mean("late=", op, "a step divides by the number of gradients that are in it")
+    if basics.in_elastic_job():
+        raise ArgumentError(
+            "late= cannot be combined with an elastic job: the gradients of a step come from the "
+            "same ranks there; leave late= out"
+        )
+
+
 class LateExchange(GradientExchange):
     """Sums the gradients that are there in time, and adds late ones to later sums."""
 
@@ -162,7 +176,6 @@ class LateExchange(GradientExchange):
 
     @property
     def behind(self) -> int:
-        """How many steps of the others wait for this rank."""
         if not self._process_set.included():
             return 0
         return _core.waiting_results(basics.engine(), self.key)
@@ -181,7 +194,6 @@ class LateExchange(GradientExchange):
     # These methods belong to a cycle.
 
     def begin_anew(self) -> None:
-        """Count and measure anew."""
         self._restarts = ops.name_restarts()
         self._cycle, self._steps = -1, 0
         self._settled = self.late.seconds is not None
@@ -189,11 +201,9 @@ class LateExchange(GradientExchange):
         self._ended, self._reviewed = None, []
 
     def begin(self) -> None:
-        """Begin a cycle."""
         self._cycle += 1
 
     def reduction(self, reduction: Reduction, fresh: bool) -> Reduction:
-        """Add what the engine needs for a bucket of the cycle."""
         # Without a gradient in the cycle this rank gives nothing, and takes the result.
         self._fresh = fresh
         size = self._process_set.size() or 1
@@ -235,10 +245,8 @@ class LateExchange(GradientExchange):
     def _measure(self) -> None:
         """Agree with the other ranks on the median step; the engine takes the new grace at once."""
         known = self.step_seconds if self._steps == 1 else None
-        text = json.dumps([known, list(self._durations)]).encode()
-        name, number = f"#{self.key}.step_seconds", member_id(self._process_set)
-        blocks = gather_bytes(basics.engine(), text, name, number)
-        told = [json.loads(bytes(block)) for block in blocks if len(block) > 0]
+        value = [known, list(self._durations)]
+        told = gather_json(value, f"#{self.key}.step_seconds", self._process_set).values()
         files = [seconds for seconds, _ in told if seconds is not None]
         durations = [seconds for _, measured in told for seconds in measured]
         if files:
@@ -269,9 +277,7 @@ class LateExchange(GradientExchange):
             )
 
 
-class Attending(Wrapping):
-    """What `DistributedOptimizer` adds for `late=`."""
-
+class LateStepping(Wrapping):
     _reducer: Any
 
     @property

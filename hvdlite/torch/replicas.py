@@ -84,7 +84,6 @@ class ReplicaCheck:
 
     @property
     def operations(self) -> list[str]:
-        """The name of the operation in flight, if there is one."""
         return [] if self._comparison is None else [self._comparison.name]
 
     def finish(self) -> str | None:

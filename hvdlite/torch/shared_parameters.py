@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import json
 import mmap
 import operator
 import os
@@ -25,8 +24,9 @@ import torch
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
-from hvdlite.ops import Sum, gather_bytes
-from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.objects import gather_json
+from hvdlite.ops import Sum
+from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.bucket_memory import Place
 from hvdlite.torch.collectives.allreduce import reduce
 from hvdlite.torch.collectives.submit import Reduction
@@ -46,8 +46,6 @@ def check_shareable(params: Collection[torch.Tensor]) -> None:
 
 
 class _Shared:
-    """A parameter in shared memory."""
-
     def __init__(self, param: torch.Tensor, memory: mmap.mmap, begin: int) -> None:
         flat = torch.frombuffer(memory, dtype=param.dtype, count=param.numel(), offset=begin)
         size = param.element_size()
@@ -58,25 +56,19 @@ class _Shared:
         self._middle = slice(middle, middle + size)
 
     def fill(self) -> None:
-        """Copy this rank's values into the memory."""
         self._view.copy_(self._param.detach())
 
     def settle(self) -> None:
-        """Let the parameter lie there."""
-        if not self.settled():
-            self._param.data = self._view
+        self._param.data = self._view
 
     def unsettle(self) -> None:
-        """Let the parameter lie in memory of this process."""
         if self.settled():
             self._param.data = self._view.clone()
 
     def settled(self) -> bool:
-        """Return whether the parameter lies there."""
         return bool(self._param.data_ptr() == self._view.data_ptr())
 
     def element(self) -> bytes:
-        """Return the bytes of the element in the middle."""
         return self._memory[self._middle]
 
 
@@ -99,22 +91,25 @@ class SharedParameters:
         self._shared: dict[torch.Tensor, _Shared] = {}
         self._left: list[bytes] = []  # The last step has left these elements of `_shared`.
 
-    @property
-    def _is_first(self) -> bool:
-        return self._first == basics.rank()
-
     def suits(self, params: Sequence[torch.Tensor]) -> bool:
-        """Return whether the next step updates these."""
         return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
 
     def run(self, update: Callable[[], None]) -> None:
         """Share parameters that are not shared yet, and update: every rank its own ones."""
+        changed = [
+            self._names.get(param, "a parameter")
+            for (param, one), left in zip(self._shared.items(), self._left, strict=False)
+            if one.element() != left
+        ]
         with torch.no_grad():
-            if self._together("before", self._changed()):
+            if self._together("before", changed):
                 self._share()
         update()
         with torch.no_grad():
-            self._bring_back()
+            for one in self._shared.values():
+                if not one.settled():  # The optimizer has given the parameter new memory.
+                    one.fill()
+                    one.settle()
             self._together("after", [])
         self._left = [one.element() for one in self._shared.values()]
 
@@ -127,7 +122,8 @@ class SharedParameters:
     def _together(self, when: str, changed: Sequence[str]) -> bool:
         """Wait for all ranks; return whether one of them has parameters that are not shared."""
         ranks = self._process_set.ranks
-        new = any(map(self._lies_elsewhere, self.params))
+        shared = {param for param, one in self._shared.items() if one.settled()}
+        new = any(param.numel() > 0 and param not in shared for param in self.params)
         told = torch.zeros(len(ranks), dtype=torch.int64, device="cpu")
         # Each rank has its place in the sum; that of a rank that has joined stays zero.
         told[ranks.index(basics.rank())] = 1 + 2 * new + 4 * bool(changed) + 8 * len(self.params)
@@ -155,10 +151,6 @@ class SharedParameters:
             )
         return any(word & 2 for word in found)
 
-    def _lies_elsewhere(self, param: torch.Tensor) -> bool:
-        one = self._shared.get(param)
-        return param.numel() > 0 and (one is None or not one.settled())
-
     def _share(self) -> None:
         """Move the parameters into memory of the host, with the values of its first rank."""
         params = self.params
@@ -173,7 +165,7 @@ class SharedParameters:
             for param, begin in zip(params, begins, strict=True)
             if param.numel() > 0
         }
-        if self._is_first:
+        if self._first == basics.rank():
             for one in moved.values():
                 one.fill()
         self._tell({})
@@ -184,15 +176,16 @@ class SharedParameters:
 
     def _map(self, size: int) -> mmap.mmap:
         """Map memory that the first rank of the host makes; raise on every rank if one cannot."""
-        with contextlib.closing(_Attempt()) as made:
-            if self._is_first:
-                made.make(size)
-            told = self._tell(made.said)[self._first]
-            mapped = made
-            if not self._is_first and "error" not in told:
-                mapped = _Attempt()
-                mapped.open(told, size)
-            results = self._tell(mapped.said)
+        is_first = self._first == basics.rank()
+        memory, file, said = _make(size) if is_first else (None, -1, {})
+        try:
+            told = self._tell(said)[self._first]
+            if not is_first and "error" not in told:
+                memory, said = _open(told, size)
+            results = self._tell(said)
+        finally:
+            if file >= 0:
+                os.close(file)  # The memory lives on.
         failed = {rank: one["error"] for rank, one in results.items() if "error" in one}
         if failed:
             rank, why = min(failed.items())
@@ -200,33 +193,11 @@ class SharedParameters:
                 f"share_parameters=True: rank {rank} cannot map {size:,} bytes that the ranks of "
                 f"its host share: {why}"
             )
-        assert mapped.memory is not None
-        return mapped.memory
+        assert memory is not None
+        return memory
 
     def _tell(self, said: _Said) -> dict[int, _Said]:
-        data = json.dumps(said).encode()
-        blocks = gather_bytes(
-            basics.engine(), data, f"{self._name}.memory", member_id(self._process_set)
-        )
-        return {
-            rank: json.loads(bytes(block))
-            for rank, block in zip(self._process_set.ranks, blocks, strict=True)
-        }
-
-    def _bring_back(self) -> None:
-        """Take results of an optimizer that gives parameters new memory."""
-        for one in self._shared.values():
-            if not one.settled():
-                one.fill()
-                one.settle()
-
-    def _changed(self) -> list[str]:
-        """List the parameters that somebody has changed since the last step."""
-        return [
-            self._names.get(param, "a parameter")
-            for (param, one), left in zip(self._shared.items(), self._left, strict=False)
-            if one.element() != left
-        ]
+        return gather_json(said, f"{self._name}.memory", self._process_set)
 
 
 def _give_back_free_memory() -> None:
@@ -235,42 +206,30 @@ def _give_back_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class _Attempt:
-    """Making or opening the memory: what came of it, and what to tell the other ranks."""
+def _make(size: int) -> tuple[mmap.mmap | None, int, _Said]:
+    """Make memory of a size, all of which there is; return it, its file, and what to tell."""
+    file = -1
+    try:
+        file = os.memfd_create("hvdlite parameters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(file, 0, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        memory = mmap.mmap(file, size)
+        inode = os.fstat(file).st_ino
+        return memory, file, {"process": os.getpid(), "file": file, "inode": inode}
+    except OSError as error:
+        return None, file, {"error": str(error)}
 
-    def __init__(self) -> None:
-        self.memory: mmap.mmap | None = None
-        self.said: _Said = {}
-        self._file = -1
 
-    def make(self, size: int) -> None:
-        """Make memory of a size, all of which there is."""
+def _open(told: _Said, size: int) -> tuple[mmap.mmap | None, _Said]:
+    """Open what another process of this host has made; return it, and what to tell."""
+    try:
+        file = os.open(f"/proc/{told['process']}/fd/{told['file']}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-            self._file = os.memfd_create("hvdlite parameters", flags)
-            os.posix_fallocate(self._file, 0, size)
-            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-            self.memory = mmap.mmap(self._file, size)
-            found = os.fstat(self._file)
-            self.said = {"process": os.getpid(), "file": self._file, "inode": found.st_ino}
-        except OSError as error:
-            self.said = {"error": str(error)}
-
-    def open(self, told: _Said, size: int) -> None:
-        """Open what another process of this host has made."""
-        try:
-            file = os.open(f"/proc/{told['process']}/fd/{told['file']}", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                found = os.fstat(file)
-                if (found.st_ino, found.st_size) != (told["inode"], size):
-                    raise OSError("the ranks of the host are in different PID namespaces")
-                self.memory = mmap.mmap(file, size)
-            finally:
-                os.close(file)
-        except OSError as error:
-            self.said = {"error": str(error)}
-
-    def close(self) -> None:
-        """Close the file; the memory lives on."""
-        if self._file >= 0:
-            os.close(self._file)
+            found = os.fstat(file)
+            if (found.st_ino, found.st_size) != (told["inode"], size):
+                raise OSError("the ranks of the host are in different PID namespaces")
+            return mmap.mmap(file, size), {}
+        finally:
+            os.close(file)
+    except OSError as error:
+        return None, {"error": str(error)}
