@@ -17,8 +17,7 @@ import torch
 from hvdlite import ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.ops import next_object
-from hvdlite.optimizers import subclass_in_place
-from hvdlite.process_sets import ProcessSet, registered_id
+from hvdlite.process_sets import registered_id
 from hvdlite.torch.bucket_memory import (
     differs,
     digest,
@@ -26,21 +25,14 @@ from hvdlite.torch.bucket_memory import (
     meet_without_parameters,
     plan_buckets,
 )
+from hvdlite.torch.buckets import Settings
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.dynamo import untraced
-from hvdlite.torch.gradient_hooks import reader_of
 from hvdlite.torch.reducer import StepTransaction, step_transaction
 from hvdlite.torch.replicas import ReplicaCheck, warn
-from hvdlite.torch.wrapping import (
-    Wrapping,
-    note_made,
-    own_step,
-    refuse_evaluating,
-    refuse_second,
-    take_step_back,
-)
+from hvdlite.torch.wrapping import Wrapping, own_step, prepare, refuse_evaluating, wrap
 
 
 class DistributedAdasum(Wrapping):
@@ -48,9 +40,7 @@ class DistributedAdasum(Wrapping):
 
     _adasum_name: str
     _adasum_names: dict[torch.Tensor, str]
-    _adasum_compression: Any
-    _adasum_cap: int | None
-    _adasum_set: ProcessSet
+    _adasum_settings: Settings
     _adasum_replicas: ReplicaCheck
     _adasum_transaction: StepTransaction | None
 
@@ -97,13 +87,14 @@ class DistributedAdasum(Wrapping):
         """Step with this rank's gradients, and replace the deltas by the combined ones."""
         given = () if closure is None else (closure,)
         self._opt_called = True  # LR schedulers check this.
-        registered_id(self._adasum_set)
-        if not self._adasum_set.included():
+        process_set = self._adasum_settings.reduction.process_set
+        registered_id(process_set)
+        if not process_set.included():
             return super().step(*given, **options)
         every = [param for group in self.param_groups for param in group["params"]]
         if self._adasum_transaction is not None:
             self._adasum_transaction.begin()
-        if self._adasum_set.size() == 1:
+        if process_set.size() == 1:
             return self._step_alone(given, options)
         # One that was frozen after a backward moves, too. LBFGS moves all along its history.
         moves_all = isinstance(self, torch.optim.LBFGS)
@@ -140,23 +131,25 @@ class DistributedAdasum(Wrapping):
     def _combine(
         self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
     ) -> None:
+        process_set = self._adasum_settings.reduction.process_set
+        compression = self._adasum_settings.compression
         if not params:
             self._adasum_replicas.begin_anew()  # The other ranks do so if they train something.
-            meet_without_parameters(self._adasum_name, self._adasum_set)
+            meet_without_parameters(self._adasum_name, process_set)
         started = []
-        buckets = plan_buckets(list(params), self._adasum_cap)
+        buckets = plan_buckets(list(params), self._adasum_settings.cap_bytes)
         names = self._parameter_names
         named = [[(names[param], param) for param in bucket] for bucket in buckets]
         layout = digest([[name for name, _ in bucket] for bucket in named])
         transaction = self._adasum_transaction
         within = "" if transaction is None else transaction.name
-        reduction = Reduction(ops.Adasum, process_set=self._adasum_set, transaction=within)
+        reduction = Reduction(ops.Adasum, process_set=process_set, transaction=within)
         for number, bucket in enumerate(buckets):
-            packed = [self._adasum_compression.compress(p - before[p]) for p in bucket]
+            packed = [compression.compress(p - before[p]) for p in bucket]
             wires = [wire for wire, _ in packed]
             if number == 0:
                 wires.append(wires[0].new_empty(0, layout))
-            sent = grouped("allreduce", wires, f"{self._adasum_name}.{number}", self._adasum_set)
+            sent = grouped("allreduce", wires, f"{self._adasum_name}.{number}", process_set)
             handle = start_reducing(sent, reduction, in_place=False)
             started.append((bucket, handle, [context for _, context in packed]))
         if transaction is not None and started:
@@ -171,7 +164,7 @@ class DistributedAdasum(Wrapping):
                     in_flight = [f"{self._adasum_name}.{i}" for i in range(1, len(started))]
                     in_flight += self._adasum_replicas.operations
                     self._adasum_replicas.begin_anew()
-                    error = explain(self._adasum_name, named, in_flight, self._adasum_set, error)
+                    error = explain(self._adasum_name, named, in_flight, process_set, error)
                 failure = failure or error
         differing = None
         try:
@@ -185,56 +178,48 @@ class DistributedAdasum(Wrapping):
             raise failure
         for (bucket, _, contexts), deltas in zip(started, results, strict=True):
             for param, delta, context in zip(bucket, deltas, contexts, strict=False):
-                delta = self._adasum_compression.decompress(delta, context)
+                delta = compression.decompress(delta, context)
                 param.copy_(before[param] + delta)
         warn(differing)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedAdasum:
         plain = self._plain_copy(memo)
         names = {memo[id(p)]: name for p, name in self._adasum_names.items() if id(p) in memo}
-        copied: DistributedAdasum = distribute_adasum(
-            plain, names, self._adasum_compression, self._adasum_cap, self._adasum_set
-        )
+        copied: DistributedAdasum = distribute_adasum(plain, names, self._adasum_settings)
         return copied
-
-
-def _note_gradients(optimizer: DistributedAdasum, transaction: StepTransaction) -> None:
-    """Begin each step with its first gradient, for the samples' sake."""
-    # A parameter that the optimizer gets later begins the step in `step`.
-    hook = untraced(lambda _: transaction.begin())
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.requires_grad:
-                param.register_post_accumulate_grad_hook(hook)
 
 
 def distribute_adasum(
     optimizer: Any,
     names: dict[torch.Tensor, str],
-    compression: Any,
-    cap_bytes: int | None,
-    process_set: ProcessSet,
+    settings: Settings,
 ) -> Any:
     """Turn an optimizer into one that combines the members' updates by Adasum, in place."""
-    # Other ranks step alone. `cap_bytes` is the size of the deltas that travel as one request, see
-    # `plan_buckets`.
+    # Other ranks step alone. The settings have the size of the deltas that travel as one request.
+    if settings.bucket_view:
+        raise ArgumentError(
+            "gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum: hvd.Adasum "
+            "combines changes of the parameters, not gradients; use op=hvd.Average or hvd.Sum"
+        )
+    process_set = settings.reduction.process_set
     number = next_object("DistributedAdasum", registered_id(process_set))
     name = f"deltas.{number}" if number else "deltas"
     refuse_evaluating(optimizer, "op=hvd.Adasum", "use op=hvd.Average")
-    kind, read_groups = type(optimizer).__name__, reader_of(optimizer)
-    title = f"the DistributedOptimizer of {kind} ({name})"
-    refuse_second(optimizer, title, process_set, names, read_groups())
-    take_step_back(optimizer)
-    subclass_in_place(optimizer, DistributedAdasum)
-    note_made(optimizer, title, process_set)
+    title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
+    prepare(optimizer, title, process_set, names)
+    wrap(optimizer, DistributedAdasum, title, process_set)
     optimizer._adasum_name = name
     optimizer._adasum_names = names
-    optimizer._adasum_compression = compression
-    optimizer._adasum_set = process_set
-    optimizer._adasum_replicas = ReplicaCheck(optimizer._adasum_name, process_set)
-    transaction = step_transaction(optimizer._adasum_name, process_set)
-    optimizer._adasum_transaction = transaction
+    optimizer._adasum_settings = settings
+    optimizer._adasum_replicas = ReplicaCheck(name, process_set)
+    transaction = optimizer._adasum_transaction = step_transaction(name, process_set)
     if transaction is not None and process_set.included():
-        _note_gradients(optimizer, transaction)
-    optimizer._adasum_cap = cap_bytes
+        # Each step begins with its first gradient, for the samples' sake. A parameter that the
+        # optimizer gets later begins the step in `step`.
+        begin = transaction.begin
+        hook = untraced(lambda _: begin())
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.requires_grad:
+                    param.register_post_accumulate_grad_hook(hook)
     return optimizer

@@ -1,10 +1,22 @@
-"""`LocalSGD` and `DiLoCo`: ranks step alone, and average parameters from time to time."""
+"""`LocalSGD` and `DiLoCo`: ranks step alone, and average parameters from time to time.
+
+All ranks hold the same *anchor* of each parameter. In a *round* the mean of what the ranks have
+moved away from the anchor is the gradient of an outer optimizer, SGD with or without Nesterov
+momentum, that moves the anchor:
+
+    d = mean over ranks of (anchor - parameter)
+    momentum = outer_momentum * momentum + d
+    anchor = anchor - outer_lr * (d + outer_momentum * momentum)
+    parameter = anchor
+
+The sources: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et al.,
+"Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020; Douillard et al., "DiLoCo", 2023.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,9 +26,9 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
-from hvdlite.ops import NoneCompressor, cast_in_core, gather_bytes, next_object
-from hvdlite.optimizers import subclass_in_place
-from hvdlite.process_sets import ProcessSet, global_process_set, member_id, registered_id
+from hvdlite.objects import gather_json
+from hvdlite.ops import NoneCompressor, cast_in_core, next_object
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.adasum import DistributedAdasum
 from hvdlite.torch.buckets import GradientExchange, Settings, Weight
 from hvdlite.torch.collectives.allreduce import start_reducing
@@ -25,18 +37,11 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.gradient_hooks import reader_of
-from hvdlite.torch.optimizer import Distributed, Evaluations
+from hvdlite.torch.optimizer import Distributed, reducing
 from hvdlite.torch.reducer import GradientReducer
 from hvdlite.torch.replicas import ReplicaCheck, warn
 from hvdlite.torch.virtual.steps import refuse_with_virtual_size
-from hvdlite.torch.wrapping import (
-    Wrapping,
-    note_made,
-    own_step,
-    refuse_evaluating,
-    refuse_second,
-    take_step_back,
-)
+from hvdlite.torch.wrapping import Wrapping, own_step, prepare, refuse_evaluating, wrap
 
 _KEY = "hvdlite.local_sgd"
 
@@ -96,7 +101,7 @@ class Local(Wrapping):
         if starter is not None and closure is None:
             starter.synchronize()
         elif starter is not None:
-            closure = Evaluations(starter, closure)
+            closure = reducing(starter, closure)
         result = self._step_alone(closure, options)
         with torch.no_grad():
             self._rounds.after_step()
@@ -150,7 +155,19 @@ class Local(Wrapping):
         if self._rounds.begun:
             self._starter = None
         elif self._starter is None:
-            self._starter = _starter_of(self)
+            self._starter = self._make_starter()
+
+    def _make_starter(self) -> GradientReducer:
+        rounds = self._rounds
+        weight, process_set = rounds.settings.weight, rounds.settings.process_set
+        reduction = Reduction(ops.Average, process_set=process_set)
+        settings = Settings(
+            reduction, Compression.none, passes=1, groups=0, sparse_as_dense=False, cap_bytes=None,
+            weight=weight,
+        )  # fmt: skip
+        exchange = GradientExchange(f"{rounds.name}.start", settings)
+        title = f"LocalSGD's start ({rounds.name})"
+        return GradientReducer(exchange, reader_of(self), {}, title)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Local:
         self._rounds.require_equal("a deep copy of the optimizer")
@@ -223,7 +240,6 @@ def LocalSGD(
         weight=weight,
         process_set=process_set,
     )
-    _check_values(settings)
     _check_optimizer(optimizer, settings)
     return _localize(optimizer, settings)
 
@@ -254,37 +270,14 @@ def DiLoCo(
 
 
 def _localize(optimizer: Any, settings: RoundSettings) -> Local:
-    read_groups = reader_of(optimizer)
-    number = next_object("LocalSGD", registered_id(settings.process_set))
-    title = f"the LocalSGD of {type(optimizer).__name__} (local.{number})"
-    refuse_second(optimizer, title, settings.process_set, {}, read_groups())
-    take_step_back(optimizer)
-    rounds = Rounds(f"local.{number}", read_groups, settings)
-    subclass_in_place(optimizer, Local)
-    note_made(optimizer, title, settings.process_set)
-    optimizer._rounds = rounds
-    optimizer._starter = _starter_of(optimizer) if settings.start > 0 else None
+    name = f"local.{next_object('LocalSGD', registered_id(settings.process_set))}"
+    title = f"the LocalSGD of {type(optimizer).__name__} ({name})"
+    prepare(optimizer, title, settings.process_set, {})
+    wrap(optimizer, Local, title, settings.process_set)
+    optimizer._rounds = Rounds(name, reader_of(optimizer), settings)
+    optimizer._starter = optimizer._make_starter() if settings.start > 0 else None
     local: Local = optimizer
     return local
-
-
-def _starter_of(optimizer: Any) -> GradientReducer:
-    """Make what averages the gradients of the first steps."""
-    settings = optimizer._rounds.settings
-    exchange = GradientExchange(
-        f"{optimizer._rounds.name}.start",
-        Settings(
-            reduction=Reduction(ops.Average, process_set=settings.process_set),
-            compression=Compression.none,
-            passes=1,
-            groups=0,
-            sparse_as_dense=False,
-            cap_bytes=None,
-            weight=settings.weight,
-        ),
-    )
-    title = f"LocalSGD's start ({optimizer._rounds.name})"
-    return GradientReducer(exchange, reader_of(optimizer), {}, title)
 
 
 def _whole(name: str, value: Any, least: int) -> int:
@@ -295,19 +288,6 @@ def _whole(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ArgumentError(f"LocalSGD({name}={value!r}): give a whole number from {least} on")
     return number
-
-
-def _check_values(settings: RoundSettings) -> None:
-    for name, value, fits in [
-        ("outer_lr", settings.outer_lr, 0.0 < settings.outer_lr < float("inf")),
-        ("outer_momentum", settings.outer_momentum, 0.0 <= settings.outer_momentum < 1.0),
-    ]:
-        if not fits:
-            raise ArgumentError(
-                f"LocalSGD({name}={value}): outer_lr is a positive number; outer_momentum is at "
-                "least 0 and less than 1"
-            )
-    registered_id(settings.process_set)
 
 
 def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
@@ -363,17 +343,17 @@ class RoundSettings:
     weight: Weight
     process_set: ProcessSet
 
-    def description(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks, by the name of the argument."""
-        names = ("every", "start", "outer_lr", "outer_momentum")
-        kind = self.compression
-        kind = kind if isinstance(kind, type) else type(kind)
-        return {
-            **{name: getattr(self, name) for name in names},
-            "buffers": len(self.buffers),
-            "compression": kind.__name__,
-            "weight": self.weight is not None,
-        }
+    def __post_init__(self) -> None:
+        for name, value, fits in (
+            ("outer_lr", self.outer_lr, 0.0 < self.outer_lr < float("inf")),
+            ("outer_momentum", self.outer_momentum, 0.0 <= self.outer_momentum < 1.0),
+        ):
+            if not fits:
+                raise ArgumentError(
+                    f"LocalSGD({name}={value}): outer_lr is a positive number; outer_momentum is "
+                    "at least 0 and less than 1"
+                )
+        registered_id(self.process_set)
 
 
 class Rounds:
@@ -424,7 +404,6 @@ class Rounds:
             self._meet()
 
     def average(self) -> None:
-        """Have a round now, after which the parameters of all ranks are equal."""
         self._agree()
         if self._moved:
             self._meet()
@@ -438,7 +417,6 @@ class Rounds:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return steps, anchors and momenta; None for parameters without any."""
         params = self._params()
         return {
             "steps": self.steps,
@@ -463,7 +441,6 @@ class Rounds:
     # These methods belong to a round.
 
     def _meet(self) -> None:
-        """Have a round."""
         settings, members = self.settings, self.settings.process_set
         params = [param for param in self._params() if param in self._anchors]
         weight = settings.weight() if callable(settings.weight) else settings.weight
@@ -484,7 +461,6 @@ class Rounds:
         self._moved = False
 
     def _move(self, param: torch.Tensor, anchor: torch.Tensor, mean: torch.Tensor) -> None:
-        """Let the outer optimizer move the anchor."""
         factor = self.settings.outer_momentum
         if factor != 0.0:
             momentum = self._momenta.setdefault(param, torch.zeros_like(anchor))
@@ -518,18 +494,17 @@ class Rounds:
     def _compare(self, name: str) -> tuple[dict[int, int], bool]:
         """Return the steps that each rank has done, and whether some rank is between two rounds."""
         settings = self.settings
-        mine = settings.description()
+        kind = settings.compression
         params = [param for param in self._params() if param.requires_grad]
-        mine["parameters"] = f"{len(params)} ({sum(p.numel() for p in params)} numbers)"
-        text = json.dumps([self.steps, self._moved, mine]).encode()
-        blocks = gather_bytes(basics.engine(), text, name, member_id(settings.process_set))
-        steps: dict[int, int] = {}
-        any_moved = False
-        for rank, block in zip(settings.process_set.ranks, blocks, strict=True):
-            if len(block) == 0:
-                continue  # It has joined.
-            steps[rank], moved, theirs = json.loads(bytes(block))
-            any_moved = any_moved or moved
+        names = ("every", "start", "outer_lr", "outer_momentum")
+        mine = {name: getattr(settings, name) for name in names} | {
+            "buffers": len(settings.buffers),
+            "compression": (kind if isinstance(kind, type) else type(kind)).__name__,
+            "weight": settings.weight is not None,
+            "parameters": f"{len(params)} ({sum(p.numel() for p in params)} numbers)",
+        }
+        said = gather_json([self.steps, self._moved, mine], name, settings.process_set)
+        for rank, (_, _, theirs) in said.items():
             different = [key for key in mine if mine[key] != theirs[key]]
             if different:
                 key = different[0]
@@ -538,10 +513,10 @@ class Rounds:
                     f"{basics.rank()} has {key}={mine[key]}; make the optimizer of local SGD alike "
                     "on all ranks"
                 )
-        return steps, any_moved
+        steps = {rank: count for rank, (count, _, _) in said.items()}
+        return steps, any(moved for _, moved, _ in said.values())
 
     def _follow(self, root: int, name: str) -> None:
-        """Take the anchors and momenta of one rank."""
         settings = self.settings
         tensors = {}
         for index, param in enumerate(self._params()):
@@ -579,7 +554,6 @@ class _Mean:
         self._handle = start_reducing(sent, reduction, in_place=True)
 
     def wait(self) -> list[torch.Tensor]:
-        """Wait for the mean, and return it."""
         means = zip(self._handle.wait(), self._contexts, strict=True)
         return [self._compression.decompress(mean, context) for mean, context in means]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,8 @@ from hvdlite.optimizers import (
     Groups,
     check_gradient_op,
     check_groups,
-    check_mean,
     check_passes,
     check_weight,
-    subclass_in_place,
 )
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
@@ -30,20 +28,18 @@ from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.gradient_hooks import reader_of
-from hvdlite.torch.late import Attending, Late, LateExchange
+from hvdlite.torch.late import Late, LateExchange, LateStepping, check_late
 from hvdlite.torch.reducer import GradientReducer
-from hvdlite.torch.virtual.order import check_virtual_size
-from hvdlite.torch.virtual.steps import VirtualStepping, VirtualSteps, refuse_with_virtual_size
-from hvdlite.torch.wrapping import (
-    Wrapping,
-    note_made,
-    own_step,
-    refuse_second,
-    take_step_back,
+from hvdlite.torch.virtual.steps import (
+    VirtualStepping,
+    VirtualSteps,
+    reduction_of_virtual_ranks,
+    refuse_with_virtual_size,
 )
+from hvdlite.torch.wrapping import Wrapping, own_step, prepare, wrap
 
 
-class Distributed(VirtualStepping, Attending):
+class Distributed(VirtualStepping, LateStepping):
     """The methods that `DistributedOptimizer` adds to the class of the optimizer.
 
     A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
@@ -181,13 +177,12 @@ class Distributed(VirtualStepping, Attending):
             self._reducer.synchronize_in_step()
             result = self._update(None, options)
         else:
-            result = self._update(Evaluations(self._reducer, closure), options)
+            result = self._update(reducing(self._reducer, closure), options)
         self._reducer.count_step()
         self._reducer.exchange.after_step()
         return result
 
     def _update(self, closure: Any, options: dict[str, Any]) -> Any:
-        """Update the parameters, by the step of the wrapped class."""
         given = () if closure is None else (closure,)
         return super().step(*given, **options)
 
@@ -201,33 +196,6 @@ class Distributed(VirtualStepping, Attending):
         if self._virtual is not None and copy_of_this._virtual is not None:
             copy_of_this._virtual.load(self._virtual.state())
         return copy_of_this
-
-
-class Evaluations:
-    """Wraps a closure of `step`: after each call the gradients and the loss are reduced."""
-
-    # If the closure calls no backward(), gradients that are reduced already are not reduced again.
-
-    def __init__(self, reducer: GradientReducer, closure: Any) -> None:
-        self._reducer = reducer
-        self._closure = closure
-        self._used = False  # It says whether the optimizer has used gradients: the next are new.
-
-    def __call__(self) -> Any:
-        """Evaluate the closure, and reduce."""
-        if self._used:
-            self._reducer.expect_gradients()
-        self._used = True
-        loss = self._closure()
-        self._reducer.synchronize()
-        if loss is None or not self._reducer.takes_part:
-            return loss
-        op, prescale, postscale, weight, process_set, *_ = self._reducer.buckets.reduction
-        known = isinstance(loss, torch.Tensor)
-        value = loss.detach() if known else torch.tensor(loss, device="cpu")
-        reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
-                            process_set=process_set, weight=weight)  # fmt: skip
-        return reduced if known else reduced.item()
 
 
 def DistributedOptimizer(
@@ -292,39 +260,29 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # Without init() this raises, rather than the first backward().
-    reduction = _reduction(op, gradient_predivide_factor, process_set, virtual_size)
+    check_gradient_op(op, gradient_predivide_factor)
     passes = check_passes(backward_passes_per_step)
-    _check_options(optimizer, late)
-    _check_combined(op, gradient_predivide_factor, passes, weight, gradient_as_bucket_view,
-                    process_set, compression, late, virtual_size)  # fmt: skip
-    names, cap_bytes = _names_of(optimizer, named_parameters), bytes_of_cap(bucket_cap_mb)
-    if op == ops.Adasum:
-        return _adasum(optimizer, names, compression, cap_bytes, process_set)
+    _check_optimizer(optimizer)
     settings = Settings(
-        reduction, compression, passes, _check_groups(num_groups if groups is None else groups),
+        Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor,
+                  process_set=process_set), compression, passes,
+        _groups_of(num_groups, groups), cap_bytes=bytes_of_cap(bucket_cap_mb), overlap=overlap,
         sparse_as_dense=sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam),
-        bucket_view=gradient_as_bucket_view, weight=weight, overlap=overlap,
-        virtual_size=virtual_size, cap_bytes=cap_bytes,
+        bucket_view=gradient_as_bucket_view, weight=weight, virtual_size=virtual_size,
     )  # fmt: skip
+    if virtual_size is not None:
+        settings.reduction = reduction_of_virtual_ranks(settings, late)
+    check_weight(weight, op)
+    check_late(late, op)
+    names = _names_of(optimizer, named_parameters)
+    if op == ops.Adasum:
+        return distribute_adasum(optimizer, names, settings)  # type: ignore[no-any-return]
     return _distribute(optimizer, names, settings, late)
 
 
-def _adasum(optimizer: Any, names: dict[torch.Tensor, str], *arguments: Any) -> Distributed:
-    adasum: Distributed = distribute_adasum(optimizer, names, *arguments)
-    return adasum
-
-
-def _reduction(
-    op: int, predivide_factor: float, process_set: ProcessSet, virtual_size: int | None
-) -> Reduction:
-    check_gradient_op(op, predivide_factor)
-    if virtual_size is not None:
-        return Reduction(ops.Sum, postscale=1.0 / check_virtual_size(virtual_size))
-    return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
-
-
-def _check_groups(groups: Groups) -> Groups:
-    groups = check_groups(groups, "parameter", none="cut by size")
+def _groups_of(num_groups: int, groups: Groups | None) -> Groups:
+    given = num_groups if groups is None else groups
+    groups = check_groups(given, "parameter", none="cut by size")
     members = [] if isinstance(groups, int) else [param for group in groups for param in group]
     if not all(isinstance(member, torch.Tensor) for member in members):
         raise ArgumentError("groups is a number, or a list of lists of parameters")
@@ -335,18 +293,16 @@ def _distribute(
     optimizer: Any, names: dict[torch.Tensor, str], settings: Settings, late: Late | None
 ) -> Distributed:
     """Turn an optimizer into a distributed one, in place."""
-    process_set, read_groups = settings.reduction.process_set, reader_of(optimizer)
+    process_set = settings.reduction.process_set
     number = next_object("DistributedOptimizer", registered_id(process_set))
     name = f"gradients.{number}" if number else "gradients"
     title = f"the DistributedOptimizer of {type(optimizer).__name__} ({name})"
-    refuse_second(optimizer, title, process_set, names, read_groups())
-    take_step_back(optimizer)
+    prepare(optimizer, title, process_set, names)
     exchange = GradientExchange(name, settings)
     if late is not None:
         exchange = LateExchange(name, settings, late)
-    reducer = GradientReducer(exchange, read_groups, names, title)
-    subclass_in_place(optimizer, Distributed)
-    note_made(optimizer, title, process_set)
+    reducer = GradientReducer(exchange, reader_of(optimizer), names, title)
+    wrap(optimizer, Distributed, title, process_set)
     optimizer._reducer = reducer
     if settings.virtual_size is not None:
         optimizer._virtual = VirtualSteps(reducer, settings.virtual_size)
@@ -354,49 +310,7 @@ def _distribute(
     return distributed
 
 
-def _check_combined(
-    op: int,
-    predivide_factor: float,
-    passes: int,
-    weight: Weight,
-    bucket_view: bool,
-    process_set: ProcessSet,
-    compression: Any,
-    late: Late | None,
-    virtual_size: int | None,
-) -> None:
-    """Raise ArgumentError if two of the options exclude each other."""
-    if virtual_size is not None:
-        check_mean("virtual_size=", op, "a step uses the mean over the virtual ranks")
-        for option, given in {
-            "gradient_predivide_factor=": predivide_factor != 1.0,
-            "weight=": weight is not None,
-            "backward_passes_per_step=": passes > 1,
-            "gradient_as_bucket_view=True": bucket_view,
-            "process_set=": process_set is not global_process_set,
-            "compression=": compression is not Compression.none,
-            "late=": late is not None,
-        }.items():
-            if given:
-                refuse_with_virtual_size(option)
-    check_weight(weight, op)
-    if bucket_view and op == ops.Adasum:
-        raise ArgumentError(
-            "gradient_as_bucket_view=True cannot be combined with op=hvd.Adasum: hvd.Adasum "
-            "combines changes of the parameters, not gradients; use op=hvd.Average or hvd.Sum"
-        )
-    if late is not None:
-        check_mean("late=", op, "a step divides by the number of gradients that are in it")
-    if late is not None and basics.in_elastic_job():
-        raise ArgumentError(
-            "late= cannot be combined with an elastic job: the gradients of a step come from the "
-            "same ranks there; leave late= out"
-        )
-
-
-def _check_options(optimizer: Any, late: Any) -> None:
-    if late is not None and not isinstance(late, Late):
-        raise ArgumentError(f"late={late!r}: give hvd.Late(...), or leave it out")
+def _check_optimizer(optimizer: Any) -> None:
     if not hasattr(optimizer, "param_groups"):
         raise ArgumentError(
             f"DistributedOptimizer takes an optimizer, not a {type(optimizer).__name__}: pass an "
@@ -442,3 +356,27 @@ def _names_of(
             f"shape {tuple(unnamed[0].shape)}; name all of them, or leave named_parameters out"
         )
     return names
+
+
+def reducing(reducer: GradientReducer, closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap a closure of `step`: after each call the gradients and the loss are reduced."""
+    # If the closure calls no backward(), gradients that are reduced already are not reduced again.
+    used = False  # It says whether the optimizer has used gradients: the next are new.
+
+    def evaluate() -> Any:
+        nonlocal used
+        if used:
+            reducer.expect_gradients()
+        used = True
+        loss = closure()
+        reducer.synchronize()
+        if loss is None or not reducer.takes_part:
+            return loss
+        op, prescale, postscale, weight, process_set, *_ = reducer.reduction
+        known = isinstance(loss, torch.Tensor)
+        value = loss.detach() if known else torch.tensor(loss, device="cpu")
+        reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
+                            process_set=process_set, weight=weight)  # fmt: skip
+        return reduced if known else reduced.item()
+
+    return evaluate

@@ -36,7 +36,6 @@ class Sharded(Distributed):
     """The methods that `ShardedOptimizer` adds to the class of the optimizer."""
 
     _division: Division
-    _ownership: Ownership | None = None  # This is from the last step.
     _exchange: ParameterExchange | SharedParameters | None = None
     _whole = True  # It says whether `state` has the state of all parameters.
     _gathered_on: int | None = None  # This rank has the state of all since `consolidate`.
@@ -71,7 +70,7 @@ class Sharded(Distributed):
 
         def hide(*_: Any) -> None:
             for param in self._parameters():
-                if param.grad is not None and not self._has_state(param):
+                if param.grad is not None and not self._division.updates(param):
                     hidden[param] = param.grad
                     param.grad = None
 
@@ -86,34 +85,38 @@ class Sharded(Distributed):
 
     def _prepare(self) -> ParameterExchange | SharedParameters:
         """Give new parameters an owner, and drop the state that belongs to other ranks."""
-        ownership = self._division.present()
-        if ownership is not self._ownership:
+        division = self._division
+        if division.world() != division.divided_in:
             if not self._whole:
                 raise HvdliteError(
                     "the ranks have changed since the last step of this ShardedOptimizer, and each "
                     "has the state of a share of the parameters: call consolidate() and save "
                     "state_dict() before shutdown(), and load_state_dict() after init()"
                 )
-            self._ownership, self._exchange = ownership, None
-        params = [param for param in self._parameters() if self._moves(param)]
+            division.begin_anew()
+            self._exchange = None
+        # A step may change these. One that was frozen meanwhile may still have a gradient.
+        params = [
+            param
+            for param in self._parameters()
+            if param.requires_grad or (param in division.owners and param.grad is not None)
+        ]
         exchange, drops = self._exchange, self._whole
         if exchange is None or not exchange.suits(params):
-            ownership.take(params)
-            exchange = self._exchange_of(params, ownership)
+            division.take(params)
+            exchange = self._exchange_of(params)
             self._exchange, drops = exchange, True
         if drops:
             for param in [one for one in self.state if isinstance(one, torch.Tensor)]:
-                if not self._has_state(param):
+                if not self._division.updates(param):
                     del self.state[param]
         self._whole, self._gathered_on, self._gathered = False, None, None
         return exchange
 
-    def _exchange_of(
-        self, params: list[torch.Tensor], ownership: Ownership
-    ) -> ParameterExchange | SharedParameters:
+    def _exchange_of(self, params: list[torch.Tensor]) -> ParameterExchange | SharedParameters:
         name = f"{self._reducer.name}.updated"
         if not self._division.by_host:
-            return ParameterExchange(name, params, ownership, self._process_set)
+            return ParameterExchange(name, params, self._division, self._process_set)
         sharing = self._exchange
         if not isinstance(sharing, SharedParameters):
             members, names = self._division.members(), self._reducer.parameter_names
@@ -123,15 +126,6 @@ class Sharded(Distributed):
 
     def _parameters(self) -> list[torch.Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
-
-    def _moves(self, param: torch.Tensor) -> bool:
-        """Return whether a step may change a parameter; one that was frozen may have a gradient."""
-        assert self._ownership is not None
-        return param.requires_grad or (self._ownership.knows(param) and param.grad is not None)
-
-    def _has_state(self, param: torch.Tensor) -> bool:
-        ownership = self._ownership
-        return ownership is None or ownership.has_state(self._division.place, param)
 
     def unshare_parameters(self) -> None:
         """Give this rank a copy of its own of parameters that are shared, until the next `step`.
@@ -169,8 +163,11 @@ class Sharded(Distributed):
         members = self._process_set.ranks
         is_root = basics.rank() == to
         holders = self._division.members()  # Other hosts have the same state.
-        owns = self._ownership is not None and not is_root and to in holders
-        own = serialized(self._own_state()) if owns else b""
+        owns = bool(self._division.divided_in) and not is_root and to in holders
+        memory = io.BytesIO()
+        if owns:
+            torch.save(self._own_state(), memory)
+        own = memory.getvalue()
         splits = [len(own) if rank == to else 0 for rank in members]
         data = torch.frombuffer(bytearray(own or b"-"), dtype=torch.uint8)[: len(own)]
         name = f"{self._reducer.name}.state"
@@ -187,18 +184,18 @@ class Sharded(Distributed):
                         f"consolidate(to={to}): rank {rank} sent no state to rank {to}; call "
                         "consolidate() with the same rank everywhere, and before hvd.join()"
                     )
-                state.update(deserialized(bytes(bytes_of(part))))
+                sent = io.BytesIO(bytes(bytes_of(part)))
+                safely = not environment.allow_pickle()  # Other objects may need pickle.
+                state.update(torch.load(sent, map_location="cpu", weights_only=safely))
             self._gathered = state
         self._gathered_on = to
 
     def _own_state(self) -> _State:
-        """Return the state of the parameters that this rank owns, by index."""
-        assert self._ownership is not None
         indices = {param: index for index, param in enumerate(self._parameters())}
         return {
             indices[param]: value
             for param, value in self.state.items()
-            if param in indices and self._ownership.knows(param) and self._has_state(param)
+            if param in indices and self._division.owners.get(param) == self._division.place
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,10 +230,6 @@ class Sharded(Distributed):
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
         copied = _shard(super().__deepcopy__(memo), self._division.of_copies(memo))
         copied._whole = self._whole
-        if self._ownership is self._division.present():
-            copied._ownership = copied._division.present()
-        else:
-            copied._ownership = self._ownership  # This is from a former world.
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -309,7 +302,6 @@ def ShardedOptimizer(
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Refuse optimizers whose update of one parameter depends on other gradients."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"ShardedOptimizer takes a torch.optim.Optimizer, not a {kind}")
@@ -327,7 +319,6 @@ def _check_optimizer(optimizer: Any) -> None:
 
 
 def _shard(distributed: Any, division: Division) -> Sharded:
-    """Turn a distributed optimizer into a sharded one, in place."""
     become(distributed, distributed._wrapped_class)
     subclass_in_place(distributed, Sharded)
     distributed._division = division
@@ -335,67 +326,20 @@ def _shard(distributed: Any, division: Division) -> Sharded:
     return sharded
 
 
-def serialized(state: Any) -> bytes:
-    """Return the bytes of an object with tensors."""
-    memory = io.BytesIO()
-    torch.save(state, memory)
-    return memory.getvalue()
-
-
-def deserialized(data: bytes | memoryview) -> Any:
-    """Undo `serialized`, into host memory; objects other than tensors may need pickle."""
-    safely = not environment.allow_pickle()
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=safely)
-
-
-class Ownership:
-    """The owner of each parameter, for ranks that are numbered from zero. Used by one thread."""
-
-    def __init__(self, ranks: int) -> None:
-        """Begin without parameters, for so many ranks."""
-        self._loads = [0] * ranks  # The unit is bytes.
-        self._owners: dict[torch.Tensor, int] = {}
-
-    def take(self, params: Sequence[torch.Tensor]) -> None:
-        """Give each parameter without an owner to the least loaded rank, the largest first."""
-        new = [param for param in params if param not in self._owners]
-        for param in sorted(new, key=_bytes_of, reverse=True):
-            owner = self._loads.index(min(self._loads))
-            self._owners[param] = owner
-            self._loads[owner] += _bytes_of(param)
-
-    def of_copies(self, copied: Mapping[int, Any]) -> Ownership:
-        """Return the same division of deep copies of the parameters, by the memo of `deepcopy`."""
-        other = copy.copy(self)
-        other._loads = list(self._loads)
-        owners = self._owners.items()
-        other._owners = {copied[id(param)]: one for param, one in owners if id(param) in copied}
-        return other
-
-    def knows(self, param: torch.Tensor) -> bool:
-        """Return whether the parameter has an owner."""
-        return param in self._owners
-
-    def owner(self, param: torch.Tensor) -> int:
-        """Return the owner of a parameter."""
-        return self._owners[param]
-
-    def has_state(self, rank: int, param: torch.Tensor) -> bool:
-        """Return whether a rank updates a parameter: as its owner, or because it has none."""
-        return self._owners.get(param, rank) == rank
-
-
 class Division:
-    """The ownership of parameters among the members of a process set, as they are now."""
+    """The division of whole parameters among the members of a process set: each has an owner."""
+
+    # All ranks compute the same division from the same parameters, without communication. A
+    # parameter keeps its owner, because the owner has the optimizer's state for it.
 
     def __init__(self, process_set: ProcessSet, by_host: bool = False) -> None:
-        """Begin without an ownership; `by_host` divides among the members of each host."""
+        """Begin without parameters; `by_host` divides among the members of each host."""
         self._process_set = process_set
         self.by_host = by_host
         self.place = 0  # This rank has this position among the members.
-        self._ownership: Ownership | None = None
-        # This rank and the members are as they were when it began.
-        self._world: tuple[int, ...] = ()
+        self.divided_in: tuple[int, ...] = ()  # The division is of this `world`.
+        self.owners: dict[torch.Tensor, int] = {}  # They are positions among the members.
+        self._loads: list[int] = []  # By owner, in bytes.
 
     def members(self) -> list[int]:
         """List the ranks that own parameters, in the order of their positions."""
@@ -404,26 +348,34 @@ class Division:
         hosts = basics.host_of()
         return [rank for rank in self._process_set.ranks if hosts[rank] == hosts[basics.rank()]]
 
-    def present(self) -> Ownership:
-        """Return the ownership, which begins anew when the ranks have changed."""
-        members = self.members()
-        world = (basics.rank(), *members)
-        if self._ownership is None or world != self._world:
-            self._ownership = Ownership(len(members))
-            self.place = members.index(basics.rank())
-            self._world = world
-        return self._ownership
+    def world(self) -> tuple[int, ...]:
+        """Return what a division depends on: this rank and the members as they are now."""
+        return basics.rank(), *self.members()
+
+    def begin_anew(self) -> None:
+        own, *members = self.divided_in = self.world()
+        self.place = members.index(own)
+        self.owners, self._loads = {}, [0] * len(members)
+
+    def take(self, params: Sequence[torch.Tensor]) -> None:
+        """Give each parameter without an owner to the least loaded rank, the largest first."""
+        new = [param for param in params if param not in self.owners]
+        for param in sorted(new, key=lambda one: one.nbytes, reverse=True):
+            owner = self._loads.index(min(self._loads))
+            self.owners[param] = owner
+            self._loads[owner] += param.nbytes
+
+    def updates(self, param: torch.Tensor) -> bool:
+        """Return whether this rank updates a parameter: as its owner, or because it has none."""
+        return self.owners.get(param, self.place) == self.place
 
     def of_copies(self, copied: Mapping[int, Any]) -> Division:
         """Return the same division of deep copies of the parameters, by the memo of `deepcopy`."""
         other = copy.copy(self)
-        if self._ownership is not None:
-            other._ownership = self._ownership.of_copies(copied)
+        owners = self.owners.items()
+        other.owners = {copied[id(param)]: one for param, one in owners if id(param) in copied}
+        other._loads = list(self._loads)
         return other
-
-
-def _bytes_of(param: torch.Tensor) -> int:
-    return int(param.numel() * param.element_size())
 
 
 class ParameterExchange:
@@ -437,7 +389,7 @@ class ParameterExchange:
         self,
         name: str,
         params: Sequence[torch.Tensor],
-        ownership: Ownership,
+        division: Division,
         process_set: ProcessSet,
     ) -> None:
         """Plan it with owners by position in the process set, of which this rank is a member."""
@@ -447,10 +399,9 @@ class ParameterExchange:
         # This has the positions by owner.
         self._of: list[list[int]] = [[] for _ in process_set.ranks]
         for position, param in enumerate(params):
-            self._of[ownership.owner(param)].append(position)
+            self._of[division.owners[param]].append(position)
 
     def suits(self, params: Sequence[torch.Tensor]) -> bool:
-        """Return whether it was planned for these parameters."""
         return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
 
     def run(self, update: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The mixin that makes an optimizer a distributed one in place; see `hvdlite.optimizers`."""
+"""What makes an optimizer one of hvdlite, in place: `prepare`, `wrap`, and the base of mixins."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvdlite.errors import ArgumentError
+from hvdlite.optimizers import subclass_in_place
 from hvdlite.process_sets import ProcessSet
 
 
@@ -58,7 +59,6 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _plain_class(kind: Any) -> Any:
-    """Return the class of the user's optimizer below all wrappings."""
     while issubclass(kind, Wrapping):
         kind = kind._wrapped_class
     return kind
@@ -72,8 +72,23 @@ def _plain(wrapped_class: Any) -> Any:
 _made: weakref.WeakValueDictionary[int, Wrapping] = weakref.WeakValueDictionary()
 
 
-def note_made(optimizer: Wrapping, title: str, process_set: ProcessSet) -> None:
-    """Note that an optimizer of hvdlite has its parameters for the members of a process set."""
+def prepare(
+    optimizer: Any, title: str, process_set: ProcessSet, names: Mapping[torch.Tensor, str]
+) -> None:
+    """Raise if an optimizer cannot be wrapped, or another of hvdlite has one of its parameters."""
+    # It also removes the `step` by which a scheduler notices calls.
+    refuse_second(optimizer, title, process_set, names, vars(optimizer)["param_groups"])
+    step = vars(optimizer).pop("step", None)
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise ArgumentError(
+            f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
+            "make it a DistributedOptimizer before that"
+        )
+
+
+def wrap(optimizer: Any, mixin: type[Wrapping], title: str, process_set: ProcessSet) -> None:
+    """Put a mixin before the class of an optimizer, whose parameters the members then have."""
+    subclass_in_place(optimizer, mixin)
     optimizer._made_as = title, process_set
     _made[id(optimizer)] = optimizer
 
@@ -132,13 +147,3 @@ def own_step(step: Any) -> Any:
     # schedulers that step too early.
     step.hooked = step._wrapped_by_lr_sched = step._with_counter = True
     return step
-
-
-def take_step_back(optimizer: Any) -> None:
-    """Remove the `step` by which a scheduler notices calls; raise if `step` is something else."""
-    step = vars(optimizer).pop("step", None)
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise ArgumentError(
-            f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
-            "make it a DistributedOptimizer before that"
-        )

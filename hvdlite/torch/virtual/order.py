@@ -1,9 +1,4 @@
-"""Which virtual ranks each rank carries: the blocks that the core's sums over ranks fit together.
-
-The core adds the ranks' tensors up in a balanced binary tree. A rank at depth d of it carries
-virtual_size / 2^d virtual ranks and adds these up as a subtree, so that both together are the tree
-over all virtual ranks.
-"""
+"""Which virtual ranks each rank carries, and the random generators that are seeded for each."""
 
 from __future__ import annotations
 
@@ -23,7 +18,12 @@ from hvdlite.errors import ArgumentError
 
 
 class Block(NamedTuple):
-    """The virtual ranks of one rank: `size` of them, from `first` on."""
+    """The virtual ranks of one rank: `size` of them, from `first` on.
+
+    The core adds the ranks' tensors up in a balanced binary tree. A rank at depth d of it carries
+    virtual_size / 2^d virtual ranks and adds these up as a subtree, so that both together are the
+    tree over all virtual ranks.
+    """
 
     first: int
     size: int
@@ -49,7 +49,6 @@ class Blocks(NamedTuple):
 
     @property
     def own(self) -> Block:
-        """The block of this rank."""
         return self.of_ranks[self.rank]
 
 
@@ -71,15 +70,12 @@ def blocks_of_world(virtual_size: int) -> Blocks:
 
 @dataclass(frozen=True)
 class Generator:
-    """One library's global generator."""
-
     read: Callable[[], Any]
     write: Callable[[Any], Any]
     seed: Callable[[int], Any]
 
 
 def generators() -> dict[str, Generator]:
-    """List the generators of the libraries that the script uses."""
     found = {"python": Generator(random.getstate, random.setstate, random.seed)}
     if "numpy.random" in sys.modules:
         from numpy.random import get_state, seed, set_state

@@ -19,11 +19,16 @@ import hvdlite
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, VirtualRanksWarning
 from hvdlite.ops import gather_bytes, gather_in_epoch
+from hvdlite.optimizers import check_mean
+from hvdlite.process_sets import global_process_set
+from hvdlite.torch.buckets import Settings
 from hvdlite.torch.collectives.allreduce import allreduce_async
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.compression import Compression
 from hvdlite.torch.reducer import GradientReducer
-from hvdlite.torch.virtual.order import Blocks, blocks_of_world, seed_all
+from hvdlite.torch.virtual.order import Blocks, blocks_of_world, check_virtual_size, seed_all
 from hvdlite.torch.virtual.sampler import ORDER, VirtualBatchSampler
-from hvdlite.torch.virtual.sums import Buffers, PartialSums
+from hvdlite.torch.virtual.sums import Sums
 from hvdlite.torch.wrapping import Wrapping
 
 _KEY = "virtual_ranks"  # It has the place in the training, in a state_dict.
@@ -125,6 +130,24 @@ _REFUSED = {
 }
 
 
+def reduction_of_virtual_ranks(settings: Settings, late: Any) -> Reduction:
+    """Return how their gradients are combined; raise if an option cannot be combined with them."""
+    size, given = check_virtual_size(settings.virtual_size), settings.reduction
+    check_mean("virtual_size=", given.op, "a step uses the mean over the virtual ranks")
+    for option, is_given in {
+        "gradient_predivide_factor=": given.postscale != 1.0,
+        "weight=": settings.weight is not None,
+        "backward_passes_per_step=": settings.passes > 1,
+        "gradient_as_bucket_view=True": settings.bucket_view,
+        "process_set=": given.process_set is not global_process_set,
+        "compression=": settings.compression is not Compression.none,
+        "late=": late is not None,
+    }.items():
+        if is_given:
+            refuse_with_virtual_size(option)
+    return Reduction(ops.Sum, postscale=1.0 / size)
+
+
 def refuse_with_virtual_size(option: str) -> NoReturn:
     """Raise ArgumentError: virtual ranks cannot be combined with this option."""
     raise ArgumentError(f"virtual_size= cannot be combined with {option}: {_REFUSED[option]}")
@@ -135,7 +158,6 @@ _in_step: ContextVar[bool] = ContextVar("hvdlite_virtual_step", default=False)
 
 
 def in_virtual_step() -> bool:
-    """Return whether the caller is in the loop over a step of virtual ranks."""
     return _in_step.get()
 
 
@@ -183,21 +205,12 @@ class VirtualStep:
         self._recorded = torch.as_tensor([float(value), 1.0], dtype=torch.float64, device="cpu")
 
 
-class _Sums:
-    """What a rank adds up over its virtual ranks in one step."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.gradients: PartialSums[torch.Tensor] = PartialSums()
-        self.losses: PartialSums[str] = PartialSums()
-        self.buffers = Buffers(model)
-
-
 class VirtualSteps:
     """The steps of one optimizer, and where it stands. Used by the training thread."""
 
     def __init__(self, reducer: GradientReducer, virtual_size: int) -> None:
         self._reducer = reducer
-        reducer.refuse_backward(_OUTSIDE)
+        reducer.refusal = _OUTSIDE
         self._running = False
         self._unfinished = False  # A loop began and did not come to its end.
         self._size = virtual_size
@@ -291,21 +304,26 @@ class VirtualSteps:
                     "another training a new DistributedOptimizer, or epochs that go on"
                 )
             arguments["first step"] = sampler.steps
-            agree(self._name, arguments, describe(self._threads))
+            _agree(self._name, arguments, _describe(self._threads))
             return
         first = self._done if self._resumes and epoch == self._epoch else 0
         if self._resumes:
-            warn_of("in the loaded state and here", self._machine_of_state, describe(self._threads))
+            _warn_of(
+                "in the loaded state and here", self._machine_of_state, _describe(self._threads)
+            )
         self._resumes, self._epoch, self._done, self._is_own = False, epoch, first, True
         torch.set_num_threads(self._threads)
         self._take_block(first)
-        agree(self._name, {**arguments, "first step": first}, describe(self._threads))
+        _agree(self._name, {**arguments, "first step": first}, _describe(self._threads))
         for number in range(first, sampler.steps):
             seed_all(sampler.seed, epoch, number, "before")
             step = VirtualStep(number, epoch, self)
             yield step
             if self._done != number + 1:
-                refuse_unfinished(number)
+                raise HvdliteError(
+                    f"step {number} of virtual_steps() was left before its end: loop over all "
+                    "batches of each step, or leave the loop over virtual_steps(), too"
+                )
 
     def _refuse_nested(self) -> None:
         if self._running:
@@ -315,8 +333,8 @@ class VirtualSteps:
 
     @contextlib.contextmanager
     def _loop_runs(self) -> Iterator[None]:
-        """Mark the loop, or raise an error."""
-        if any(_has_values(param.grad) for param in self._params() if param.grad is not None):
+        gradients = [param.grad for param in self._params() if param.grad is not None]
+        if any((one._values() if one.is_sparse else one).any() for one in gradients):
             raise HvdliteError(
                 "a step of virtual_steps() with gradients that are not zero: they would be taken "
                 "for those of its batches; call optimizer.zero_grad() before it"
@@ -342,7 +360,7 @@ class VirtualSteps:
         zeros = [param for param in self._params() if param.grad is not None]
         with self._loop_runs():
             self._reducer.expect_gradients()  # A script may skip step(), and zero them itself.
-            sums = _Sums(self._model)
+            sums = Sums(self._model)
             try:
                 while True:
                     if self._blocks.epoch != basics.current_world().epoch:
@@ -354,13 +372,18 @@ class VirtualSteps:
                     # In an elastic job ranks have died, and with them the gradients of their
                     # blocks.
                     sums.buffers.start()
-                    sums = _Sums(self._model)
+                    sums = Sums(self._model)
                     self._reducer.before_zero_grad()
                     self._take_gradients()
                     for param in zeros:
                         param.grad = torch.zeros_like(param)
                     self._take_block(step.number)
-                check_carried(carried, self._size)
+                if carried != self._size:
+                    raise HvdliteError(
+                        f"the gradients of {self._size - carried:.0f} of {self._size} virtual "
+                        "ranks are missing: a rank that carries some of them has called "
+                        "hvd.join(); all ranks have the same number of steps, and need no join()"
+                    )
             except BaseException:
                 # A script may begin the step again, or save the model: it has the same values then.
                 sums.buffers.start()
@@ -376,7 +399,7 @@ class VirtualSteps:
         self._batches = iter(self._loader)
         self._loader.batch_sampler._leave()
 
-    def _compute(self, step: VirtualStep, sums: _Sums) -> Iterator[Any]:
+    def _compute(self, step: VirtualStep, sums: Sums) -> Iterator[Any]:
         """Give the batches of this rank's block, and add up what comes of them."""
         self._running = True
         first, size = self._blocks.own
@@ -384,20 +407,32 @@ class VirtualSteps:
             if virtual_rank > first:
                 sums.buffers.start()
             batch = next(self._batches)
-            check_threads(torch.get_num_threads(), self._threads)
+            if torch.get_num_threads() != self._threads:
+                raise HvdliteError(
+                    f"torch has {torch.get_num_threads()} threads on rank {basics.rank()}, and "
+                    f"virtual_steps() has threads={self._threads}: sums would have other bits; "
+                    "call torch.set_num_threads nowhere else"
+                )
             step._recorded = None
             seed_all(self._order["seed"], self._epoch, step.number, virtual_rank)
             ran = basics.engine().counters()["batches"]
             with self._reducer.paused():
                 yield batch
             if basics.engine().counters()["batches"] != ran:
-                warn_of_collective()
+                warnings.warn(
+                    "a collective ran inside of the loop over a step of virtual_steps(): ranks "
+                    "carry different numbers of virtual ranks, so its results depend on the number "
+                    "of ranks, or ranks wait in vain; call it after the loop, or give the loss to "
+                    "step.record()",
+                    VirtualRanksWarning,
+                    stacklevel=3,
+                )
             sums.gradients.add(self._take_gradients())
             sums.losses.add({} if step._recorded is None else {"loss": step._recorded})
             sums.buffers.note(virtual_rank)
         self._running = False
 
-    def _reduce(self, sums: _Sums) -> tuple[float | None, float]:
+    def _reduce(self, sums: Sums) -> tuple[float | None, float]:
         """Put the means into gradients and buffers; return the loss, and how many it is of."""
         recorded = sums.losses.take().get("loss", torch.zeros(2, dtype=torch.float64, device="cpu"))
         told = [float(self._blocks.own.size), *map(float, sums.buffers.changed), *recorded.tolist()]
@@ -466,17 +501,15 @@ class VirtualSteps:
         self._unfinished = False
 
     def state(self) -> dict[str, Any]:
-        """Return where the training stands, for `load`."""
         return {
             "virtual_size": self._size,
             **self._order,
             "epoch": self._epoch,
             "step": self._done,
-            "machine": describe(self._threads),
+            "machine": _describe(self._threads),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved."""
         if state["virtual_size"] != self._size:
             raise ArgumentError(
                 f"the state was saved with virtual_size={state['virtual_size']}, and this "
@@ -491,15 +524,10 @@ class VirtualSteps:
     def go_on(self) -> None:
         """Go on after the last step, in the loops of a training function that is called again."""
         self._resumes = bool(self._order)
-        self._machine_of_state = describe(self._threads)
+        self._machine_of_state = _describe(self._threads)
 
 
-def _has_values(gradient: torch.Tensor) -> bool:
-    return bool((gradient._values() if gradient.is_sparse else gradient).any())
-
-
-def agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> None:
-    """Compare the arguments of `virtual_steps` and the machines of the ranks."""
+def _agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> None:
     data = json.dumps([basics.rank(), arguments, machine]).encode()
     for block in gather_bytes(basics.engine(), data, f"#{name}.arguments"):
         if len(block) == 0:
@@ -511,10 +539,10 @@ def agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> None
                     f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {others[what]} "
                     f"on rank {rank}; give every rank the same, and load the same state on all"
                 )
-        warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
+        _warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
 
 
-def warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
+def _warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
     """Warn if two machines differ in what decides the bits."""
     keys = [*one, *(key for key in other if key not in one)]
     found = "; ".join(
@@ -531,46 +559,7 @@ def warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
         )
 
 
-def warn_of_collective() -> None:
-    """Warn of a collective in the body of the loop over a step."""
-    warnings.warn(
-        "a collective ran inside of the loop over a step of virtual_steps(): ranks carry different "
-        "numbers of virtual ranks, so its results depend on the number of ranks, or ranks wait in "
-        "vain; call it after the loop, or give the loss to step.record()",
-        VirtualRanksWarning,
-        stacklevel=4,
-    )
-
-
-def check_carried(carried: float, virtual_size: int) -> None:
-    """Raise an error if the sum over the ranks lacks virtual ranks."""
-    if carried != virtual_size:
-        raise HvdliteError(
-            f"the gradients of {virtual_size - carried:.0f} of {virtual_size} virtual ranks are "
-            "missing: a rank that carries some of them has called hvd.join(); all ranks "
-            "have the same number of steps, and need no join()"
-        )
-
-
-def check_threads(now: int, threads: int) -> None:
-    """Raise an error if the number of torch's threads was changed in a loop."""
-    if now != threads:
-        raise HvdliteError(
-            f"torch has {now} threads on rank {basics.rank()}, and virtual_steps() has "
-            f"threads={threads}: sums would have other bits; call torch.set_num_threads "
-            "nowhere else"
-        )
-
-
-def refuse_unfinished(number: int) -> None:
-    """Raise the error for a step whose batches were not all done."""
-    raise HvdliteError(
-        f"step {number} of virtual_steps() was left before its end: loop over all "
-        "batches of each step, or leave the loop over virtual_steps(), too"
-    )
-
-
-def describe(threads: int) -> dict[str, str]:
+def _describe(threads: int) -> dict[str, str]:
     """Return the kind of processor, the versions of the libraries, and torch's threads."""
     kind = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     # Libraries choose their kernels by the maker and the model of the processor, too.

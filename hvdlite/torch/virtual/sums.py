@@ -1,9 +1,4 @@
-"""The buffers of a model in one step: each virtual rank starts from the same values.
-
-After the step floating-point buffers have the mean of the values that the virtual ranks have left,
-and others the value that virtual rank 0 has left. Buffers that no virtual rank changes are not
-sent.
-"""
+"""What a rank adds up over its virtual ranks in one step: gradients, losses and buffers."""
 
 from __future__ import annotations
 
@@ -18,12 +13,24 @@ from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
 from hvdlite.torch.collectives.autograd import Handle
 
+Key = TypeVar("Key")
+
+
+class Sums:
+    def __init__(self, model: nn.Module) -> None:
+        self.gradients: PartialSums[torch.Tensor] = PartialSums()
+        self.losses: PartialSums[str] = PartialSums()
+        self.buffers = Buffers(model)
+
 
 class Buffers:
-    """The buffers of one model in one step of one rank."""
+    """The buffers of a model in one step: each virtual rank starts from the same values."""
+
+    # After the step floating-point buffers have the mean of the values that the virtual ranks have
+    # left, and others the value that virtual rank 0 has left. Buffers that no virtual rank changes
+    # are not sent.
 
     def __init__(self, model: nn.Module) -> None:
-        """Keep the values with which the step starts."""
         self._model = model
         # A module may replace a buffer by another tensor, so these are read anew each time.
         self._places = self._find()
@@ -47,7 +54,6 @@ class Buffers:
         return [one.detach() for one in found if one is not None]
 
     def start(self) -> None:
-        """Give the buffers the values with which the step started."""
         for (module, name), before in zip(self._places, self._before, strict=True):
             buffer = module._buffers[name]
             if buffer is None:
@@ -86,7 +92,6 @@ class Buffers:
             self._handle = grouped_allreduce_async(data, name=f"{name}.buffers", op=ops.Sum)
 
     def finish(self, virtual_size: int) -> None:
-        """Wait, and set what was sent."""
         if self._handle is None:
             return
         now = self._read()
@@ -108,9 +113,6 @@ def _is_averaged(buffer: torch.Tensor) -> bool:
 def _wide(buffer: torch.Tensor) -> torch.Tensor:
     """Return a buffer in a dtype in which sums on one rank and between ranks are rounded alike."""
     return buffer.float() if buffer.is_floating_point() and buffer.itemsize < 4 else buffer
-
-
-Key = TypeVar("Key")
 
 
 class PartialSums(Generic[Key]):

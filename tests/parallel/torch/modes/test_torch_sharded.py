@@ -190,7 +190,7 @@ def scenario_other_ranks_need_a_file() -> None:
     model = Model()
     optimizer = sharded(MAKES["AdamW"], model)
     train_on(model, optimizer, range(1))
-    optimizer._division._world = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
+    optimizer._division.divided_in = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
     with raises("the ranks have changed since the last step of this ShardedOptimizer"):
         train_on(model, optimizer, range(1))
     optimizer.load_state_dict({**torch.optim.AdamW(groups_of(model)).state_dict(), "state": {}})
