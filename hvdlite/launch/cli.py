@@ -431,8 +431,7 @@ def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list
 
 
 def _report(path: Path, baseline: Path | None) -> MakeViewer:
-    from hvdlite.live.record import read_baseline  # ordinary jobs do not need them
-    from hvdlite.live.report import Report, check_path
+    from hvdlite.live.report import Report, check_path, read_baseline  # Ordinary jobs have none.
 
     check_path(path)
     figures = None if baseline is None else read_baseline(baseline)

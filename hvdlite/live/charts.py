@@ -9,45 +9,47 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hvdlite.live.findings import bytes_text, clock, number, time_text
-from hvdlite.live.record import Record
-from hvdlite.live.run import RankFigures
-from hvdlite.live.sample import Sample
+from hvdlite.live.run import Figures, RankFigures
+from hvdlite.live.sample import Event, Sample
 
 PHASES = ("backward", "waiting", "communicating", "between")
-MOST_RANKS = 32  # The first chart has so many bars, for the ranks that are the last most often.
+MOST_RANKS = 32  # bars in the first chart, for the ranks that are the last most often
 _MOST_POINTS = 120
-_WIDTH, _HEIGHT = 1000, 100  # An SVG has this size in units of its own.
+_WIDTH, _HEIGHT = 1000, 100  # the size of an SVG in units of its own
 _TOPS = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)  # An axis ends at one of these, times 10^n.
 
 
-def draw(record: Record) -> list[str]:
-    """Draw the charts of a job, each as a `<figure>`."""
-    told = curves(record.history)
-    times = [time - record.origin for time in told.time]
-    marks = [event.time - record.origin for event in record.events]
+def draw(
+    figures: Figures,
+    history: Mapping[int, Sequence[Sample]],
+    events: Sequence[Event],
+    origin: float,
+) -> list[str]:
+    """Draw the charts of a job, each as a `<figure>`; their time begins at `origin`."""
+    told = curves(history)
+    times = [time - origin for time in told.time]
+    marks = [event.time - origin for event in events]
     if any(told.samples):
         rate = ("Samples a second", told.samples)
     else:
         rate = ("Steps a second", [1 / step if step else 0.0 for step in told.step])
     return [
-        _bars(record),
+        _bars(figures),
         _plot("Step time", times, told.phases, time_text, marks),
         _plot(rate[0], times, {"accent": rate[1]}, number, marks),
         _plot("Bytes a second, by rank 0", times, {"accent": told.bytes}, bytes_text, marks),
     ]
 
 
-def chosen(record: Record) -> list[RankFigures]:
+def chosen(figures: Figures) -> list[RankFigures]:
     """Return the ranks that are drawn as bars: all, or those that are the last most often."""
-    ranks = record.figures.ranks if record.figures is not None else ()
-    latest = sorted(ranks, key=lambda rank: (-rank.last, rank.waiting, rank.rank))
+    latest = sorted(figures.ranks, key=lambda rank: (-rank.last, rank.waiting, rank.rank))
     return sorted(latest[:MOST_RANKS], key=lambda rank: rank.rank)
 
 
-def _bars(record: Record) -> str:
+def _bars(figures: Figures) -> str:
     """Draw the phases of each rank's mean step."""
-    ranks = chosen(record)
-    count = len(record.figures.ranks) if record.figures is not None else 0
+    ranks, count = chosen(figures), len(figures.ranks)
     sums = [sum(max(0.0, getattr(rank, phase)) for phase in PHASES) for rank in ranks]
     most = _round_up(max(sums, default=0.0))
     drawn = []
@@ -168,11 +170,11 @@ def _round_up(most: float) -> float:
 class Curves:
     """What a job did in each of some intervals, in turn."""
 
-    time: list[float]  # Each interval ends at this second of rank 0's clock.
-    step: list[float | None]  # This is the mean time of a step in seconds; None without steps.
-    phases: dict[str, list[float | None]]  # By name, the step's parts are means of all ranks.
-    samples: list[float]  # All ranks together train on so many per second.
-    bytes: list[float]  # One rank gives so many to collectives per second.
+    time: list[float]  # the ends of the intervals, in seconds of rank 0's clock
+    step: list[float | None]  # the mean time of a step in seconds; None without steps
+    phases: dict[str, list[float | None]]  # by name, the step's parts as means of all ranks
+    samples: list[float]  # of all ranks a second
+    bytes: list[float]  # that one rank gives to collectives a second
 
 
 def curves(history: Mapping[int, Sequence[Sample]]) -> Curves:

@@ -22,7 +22,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.rendezvous.environment import host_name, live_pipe, report_file
 
 if TYPE_CHECKING:
-    from hvdlite.live.reporter import Reporter
+    from hvdlite.live.reporter import Pipe, Reporter
 
 
 MOST_NAMES = 64
@@ -163,10 +163,15 @@ def _kind(value: Any) -> str:
     return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
-def _pipe(rank: int, size: int) -> int | None:
-    """Return the pipe for samples of this process; None if nobody wants them."""
+def _pipe(rank: int, size: int) -> Pipe | None:
+    """Return what takes the samples of this process; None if nobody wants them."""
     global _decided
-    pipe = live_pipe()
+    pipe: Pipe | None = None
+    descriptor = live_pipe()
+    if descriptor is not None:
+        from hvdlite.live.reporter import PipeWriter
+
+        pipe = PipeWriter(descriptor)
     first, _decided = not _decided, True
     if rank != 0 or not first:  # A later engine may be that of a process group.
         return pipe
@@ -183,7 +188,7 @@ def _pipe(rank: int, size: int) -> int | None:
         return pipe
     report.start(About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
     atexit.register(report.stop)  # It is registered before `end`, and runs after it.
-    return report.pipe
+    return report
 
 
 def _say(line: str) -> None:

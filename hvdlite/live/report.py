@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
+import math
 import os
 import shlex
 import signal
@@ -16,18 +18,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import hvdlite
 from hvdlite.errors import ArgumentError
 from hvdlite.live.charts import PHASES, draw
 from hvdlite.live.findings import (
+    FEWEST_STEPS,
+    Finding,
     bytes_text,
     clock,
+    find,
     not_called,
     note,
     number,
@@ -35,17 +41,17 @@ from hvdlite.live.findings import (
     straggler,
     time_text,
 )
-from hvdlite.live.record import Record
 from hvdlite.live.run import About, End, Figures, RankFigures, Run
-from hvdlite.live.sample import Event, Sample
+from hvdlite.live.sample import Event, Sample, Stall, check
 
 _PERIOD = 3.0  # seconds between two states
 _MOST_WORK = 0.03  # Writing takes at most this share of the time; with many ranks the period grows.
 _LATE = 15.0  # seconds without a new state, besides the period, after which a page says so
+_SPAN = 60.0  # seconds that the figures of a job that runs are about
+_VERSION = 1  # of the JSON file
 _UNKNOWN = "an unknown host"
-_LONGEST_END = 0.5  # seconds until the last sample of this process has been read
-_MOST_EVENTS = 200  # The table has so many; the JSON file has all.
-_MOST_VALUES = 8  # The table of ranks has so many columns for `hvd.observe`.
+_MOST_EVENTS = 200  # in the table; the JSON file has all
+_MOST_VALUES = 8  # columns for `hvd.observe` in the table of ranks
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect "
     "width='16' height='16' rx='3' fill='%231f6fb2'/%3E%3Cpath d='M3 12V7m3.3 5V4m3.4 8V9m3.3 3V5' "
@@ -54,11 +60,12 @@ _ICON = (
 
 
 class Report:
-    """Writes the report of a job; a `Viewer`."""
+    """Writes the report of a job; a `Viewer`.
+
+    `path` names the HTML file; the JSON file has the same name, but for the suffix.
+    """
 
     def __init__(self, path: Path, baseline: Figures | None, say: Callable[[str], None]) -> None:
-        """Make a viewer that writes nothing yet; `path` names the HTML file."""
-        # The JSON file has the same name, but for the suffix.
         self._path = path.absolute()
         self._shown = path
         self._baseline = baseline
@@ -68,7 +75,6 @@ class Report:
         self._thread = threading.Thread(target=self._keep, name="hvdlite-report", daemon=True)
 
     def start(self, run: Run, about: About) -> None:
-        """Begin to write."""
         self._run, self._about = run, about
         self._began = time.monotonic()
         self._thread.start()
@@ -106,10 +112,13 @@ class Report:
 
 
 class OwnReport:
-    """The report of a job whose launcher is not hvdlite-run: rank 0 alone writes it."""
+    """The report of a job whose launcher is not hvdlite-run: rank 0 alone writes it.
 
-    # Rank 0 knows the phases of all ranks. What their processes use, and on which hosts they are,
-    # it does not know.
+    Rank 0 knows the phases of all ranks. What their processes use, and on which hosts they are, it
+    does not know. A `Reporter` writes to it as to a pipe, which is never full.
+    """
+
+    dropped = 0
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         """Make a report that is not begun; raise ArgumentError if it cannot be written."""
@@ -117,53 +126,33 @@ class OwnReport:
         self._report = Report(path, None, say)
         self._run = Run()
         self._process = os.getpid()
-        # A `Reporter` gets the write end, `pipe`.
-        self._source, self.pipe = os.pipe()
-        self._reader = threading.Thread(target=self._read, name="hvdlite-samples", daemon=True)
 
     def start(self, about: About) -> None:
-        """Begin to write."""
-        self._reader.start()
         self._report.start(self._run, about)
 
     def stop(self) -> None:
         """Write the last state, when this process ends."""
         if os.getpid() != self._process:
             return  # This is a child of fork().
-        os.close(self.pipe)
-        self._reader.join(_LONGEST_END)  # A child may hold the pipe open.
         error = getattr(sys, "last_value", None)  # No code has caught this exception.
         why = "" if error is None else f"rank 0: {type(error).__name__}: {error}"
         self._report.stop(End(int(error is not None), why))
 
-    def _read(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # They are for the script.
-        with open(self._source, "rb") as lines:
-            for line in lines:
-                try:
-                    sample = Sample.parse(line)
-                except ValueError:
-                    self._run.lost += 1
-                    continue
-                for one in (sample, *_others(sample)):
-                    self._run.add(one, time.monotonic())
+    def ready(self) -> bool:
+        return True
+
+    def write(self, sample: Sample) -> None:
+        for one in (sample, *_others(sample)):
+            self._run.add(one, time.monotonic())
 
 
 def _others(sample: Sample) -> Iterator[Sample]:
     """Give samples of the ranks that rank 0 has timed; they say nothing of their processes."""
     if sample.steps is not None:
-        unknown = Sample(
-            rank=0,
-            size=sample.size,
-            epoch=sample.epoch,
-            host=_UNKNOWN,
-            pid=0,
-            time=sample.time,
-            began=sample.began,
-            counters={},
-        )
         for rank in range(1, len(sample.steps.ranks)):
-            yield replace(unknown, rank=rank)
+            yield Sample(
+                rank, sample.size, sample.epoch, _UNKNOWN, 0, sample.time, sample.began, counters={}
+            )
 
 
 def check_path(path: Path, asked_by: str = "--report") -> None:
@@ -181,9 +170,134 @@ def check_path(path: Path, asked_by: str = "--report") -> None:
         ) from None
 
 
+@dataclass(frozen=True)
+class Record:
+    """A job that runs or has ended."""
+
+    about: About
+    end: End | None  # None while the job runs
+    seconds: float  # that the job has run
+    # Those of the last minute while the job runs. At its end those of the last epoch, without the
+    # first second in which there were steps, unless that second has most of them. None where no
+    # rank has said anything.
+    figures: Figures | None
+    findings: list[Finding]  # empty without figures
+    events: list[Event]  # the last ones, the oldest first
+    history: dict[int, list[Sample]]  # by rank, some hundreds of samples of the last epoch
+    lost: int  # lines of the ranks that could not be read
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        about: About,
+        end: End | None,
+        now: float,
+        seconds: float,
+        baseline: Figures | None,
+    ) -> Record:
+        """Take what is to be kept of a run; `now` is a monotonic time of this process."""
+        figures = run.figures(_SPAN, now) if end is None else _steady_figures(run, now)
+        if figures is not None and end is not None and not end.status:
+            # A rank that ended before the others did is not silent.
+            figures = replace(
+                figures, ranks=tuple(replace(one, silent=0.0) for one in figures.ranks)
+            )
+        findings = [] if figures is None else find(figures, baseline)
+        events = sorted(run.events(), key=lambda event: event.time)
+        return cls(about, end, seconds, figures, findings, events, run.history(), run.lost)
+
+    @property
+    def origin(self) -> float:
+        """The time of the ranks' clock from which a report counts."""
+        times = [sample.began for points in self.history.values() for sample in points[:1]]
+        return min(times + [event.time for event in self.events], default=0.0)
+
+    def to_json(self) -> str:
+        """Encode it; `read_baseline` reads the figures again."""
+        history = [_columns(sample) for points in self.history.values() for sample in points]
+        fields = {
+            "hvdlite_report": _VERSION,
+            "about": asdict(self.about),
+            "end": None if self.end is None else asdict(self.end),
+            "seconds": self.seconds,
+            "figures": None if self.figures is None else asdict(self.figures),
+            "findings": [asdict(finding) for finding in self.findings],
+            "events": [asdict(event) for event in self.events],
+            "history": {"columns": _COLUMNS, "rows": history},
+            "lost": self.lost,
+        }
+        return json.dumps(_finite(fields), allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _steady_figures(run: Run, now: float) -> Figures | None:
+    """Return the figures of the last epoch, without its warm-up where it is long enough."""
+    # In its first steps a process imports, compiles and fills caches.
+    whole = run.figures(math.inf, now)
+    points = [(one.time, one.steps.count) for one in run.history().get(0, []) if one.steps]
+    warm = next(((time, count) for time, count in points if count), None)
+    if whole is None or warm is None or points[-1][1] - warm[1] < warm[1]:
+        return whole
+    steady = run.figures(points[-1][0] - warm[0], now)
+    return None if steady is None else replace(steady, events=whole.events)
+
+
+_COLUMNS = ("rank", "time", "samples", "bytes", "cpu", "steps", "step_seconds")
+
+
+def _columns(sample: Sample) -> tuple[float, ...]:
+    steps = (sample.steps.count, sample.steps.seconds) if sample.steps is not None else (0, 0)
+    moved = sample.counters.get("bytes", 0)
+    return (sample.rank, sample.time, sample.samples, moved, sample.cpu, *steps)
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have, such as a loss that is NaN, by None."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_baseline(path: Path) -> Figures:
+    """Read the figures of a job from the JSON file beside its report; or raise ArgumentError."""
+    try:
+        fields = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ArgumentError(f"--baseline {path}: {error.strerror}") from None
+    except ValueError:
+        fields = None
+    version = fields.get("hvdlite_report") if isinstance(fields, dict) else None
+    if version is None:
+        raise ArgumentError(
+            f"--baseline {path}: this is not the JSON file that hvdlite-run --report writes"
+        )
+    if version != _VERSION:
+        raise ArgumentError(
+            f"--baseline {path}: another version of hvdlite wrote this file; make it again"
+        )
+    try:
+        figures = fields["figures"]
+        if figures is not None:
+            ranks = (RankFigures(**{**rank, "values": {}}) for rank in figures["ranks"])
+            figures["ranks"] = tuple(map(check, ranks))
+            figures["stalled"] = tuple(Stall(**stall) for stall in figures["stalled"])
+            figures["events"] = tuple(Event(**event) for event in figures["events"])
+            figures = check(Figures(**figures))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ArgumentError(f"--baseline {path}: this file is damaged; make it again") from None
+    if figures is None or figures.steps < FEWEST_STEPS or not figures.ranks:
+        raise ArgumentError(
+            f"--baseline {path}: that job has too few steps to compare with; "
+            f"at least {FEWEST_STEPS} are needed"
+        )
+    baseline: Figures = figures
+    return baseline
+
+
 def write(record: Record, path: Path, late: float = 0.0) -> None:
-    """Write the HTML file, and at the end of a job the JSON file beside it."""
-    # Each of them is written whole or not at all.
+    """Write the HTML file, and at the end of a job the JSON file, each whole or not at all."""
     if record.end is not None:
         _replace(path.with_suffix(".json"), record.to_json())
     _replace(path, page(record, late))
@@ -366,7 +480,7 @@ def _charts(record: Record) -> list[str]:
     return [
         f'<p class="small keys">{keys}</p>',
         '<div class="charts">',
-        *draw(record),
+        *draw(record.figures, record.history, record.events, record.origin),
         "</div>",
     ]
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hvdlite.live.sample import MOST_EVENTS, Event, Sample, Stall, Steps
 
@@ -40,19 +40,18 @@ class _Subject:
 class Reporter:
     """Reports on one engine at a time. Any thread, and a signal handler, may call its methods.
 
-    `pipe` is the write end, which stays open. `figures` returns what the training loop has
+    `pipe` takes the samples. `figures` returns what the training loop has
     observed: "samples" and "values". `period` is in seconds.
     """
 
     def __init__(
         self,
-        pipe: int,
+        pipe: Pipe,
         host: str,
         figures: Callable[[], Mapping[str, Any]] = lambda: {"samples": 0, "values": {}},
         period: float = _PERIOD,
     ) -> None:
-        os.set_blocking(pipe, False)
-        self._pipe = PipeWriter(pipe)
+        self._pipe = pipe
         self._host = host
         self._figures = figures
         self._period = period
@@ -117,10 +116,10 @@ class Reporter:
         if engine is None:  # The engine of a process group ends without a call of end().
             last, self._last = self._last, None
             if last is not None and self._pipe.ready():
-                self._pipe.write(replace(last, events=(), ended=True).line())
+                self._pipe.write(replace(last, events=(), ended=True))
         elif self._pipe.ready():
             self._last = self._sample(subject, engine.live(), ended)
-            self._pipe.write(self._last.line())
+            self._pipe.write(self._last)
 
     def _sample(self, subject: _Subject, live: Mapping[str, Any], ended: bool) -> Sample:
         observed = self._figures()
@@ -186,13 +185,26 @@ class CoreWait:
         return (self._of_ended + sum(now.values())) / 1e9
 
 
+class Pipe(Protocol):
+    """What a reporter writes to: the pipe to the launcher, or the report of rank 0."""
+
+    dropped: int  # samples that had no room
+
+    def ready(self) -> bool:
+        """Return whether there is room for a sample; count a lost one if not."""
+
+    def write(self, sample: Sample) -> None:
+        """Write a sample; raise OSError if nobody reads it."""
+
+
 class PipeWriter:
-    """Writes whole lines to a non-blocking pipe."""
+    """Writes whole lines to the write end of a pipe, which stays open."""
 
     def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
         self._pipe = pipe
         self._rest = b""
-        self.dropped = 0  # lines that had no room
+        self.dropped = 0
 
     def ready(self) -> bool:
         """Complete the line before; return whether it is complete, and count a lost one if not."""
@@ -200,9 +212,9 @@ class PipeWriter:
         self.dropped += bool(self._rest)
         return not self._rest
 
-    def write(self, line: bytes) -> None:
-        """Write a line; `ready` writes what does not fit now. Raise OSError without a reader."""
-        self._rest += line
+    def write(self, sample: Sample) -> None:
+        """Write a line; `ready` writes what does not fit now."""
+        self._rest += sample.line()
         self._flush()
 
     def _flush(self) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite.live.record import Record
-from hvdlite.live.report import write
+from hvdlite.live.report import Record, write
 from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import Event, Stall
 from live.made_up_run import BEGAN, FIRST, make_run

@@ -15,8 +15,7 @@ import pytest
 
 from hvdlite.errors import ArgumentError
 from hvdlite.live import charts, report
-from hvdlite.live.record import Record, read_baseline
-from hvdlite.live.report import Report, check_path, page, write
+from hvdlite.live.report import Record, Report, check_path, page, read_baseline, write
 from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
 from live.made_up_run import make_run
@@ -117,7 +116,7 @@ def test_hostile_names_stay_text() -> None:
 def test_any_number_of_ranks_is_drawn(size: int) -> None:
     record = make_record(make_run(3, size, late=0.0))
     text = page(record)
-    assert len(charts.chosen(record)) == min(size, charts.MOST_RANKS)
+    assert len(charts.chosen(record.figures)) == min(size, charts.MOST_RANKS)
     assert text.count('class="between" x=') == min(size, charts.MOST_RANKS)
     assert (f"32 of {size} ranks" in text) == (size > 32)
     assert f"<td>{size - 1}</td>" in text
@@ -340,7 +339,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_report(
 
 
 def test_an_error_of_its_own_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Record) -> list[str]:
+    def fail(*_: object) -> list[str]:
         raise ZeroDivisionError("a chart")
 
     monkeypatch.setattr(report, "draw", fail)

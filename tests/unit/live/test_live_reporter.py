@@ -97,7 +97,7 @@ def test_a_line_says_what_the_engine_the_process_and_the_loop_say(pipe: tuple[Li
     lines, write = pipe
     observed = {"samples": 32, "values": {"loss": 0.25}}
     engine = FakeEngine()
-    reporter = Reporter(write, "node7", lambda: observed, FAST)
+    reporter = Reporter(PipeWriter(write), "node7", lambda: observed, FAST)
     reporter.follow(engine, 0, 2, 3)
     sample = lines.next()
     reporter.end()
@@ -138,7 +138,7 @@ def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
 ) -> None:
     lines, write = pipe
     first, second = FakeEngine(), FakeEngine(size=1)
-    reporter = Reporter(write, "h", period=60.0)
+    reporter = Reporter(PipeWriter(write), "h", period=60.0)
     reporter.follow(first, 1, 2, 0)
     reporter.end()
     last = lines.next()
@@ -153,7 +153,7 @@ def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
 def test_an_engine_is_not_kept_alive(pipe: tuple[Lines, int]) -> None:
     lines, write = pipe
     engine = FakeEngine(size=1)
-    reporter = Reporter(write, "h", period=FAST)
+    reporter = Reporter(PipeWriter(write), "h", period=FAST)
     reporter.follow(engine, 0, 1, 0)
     assert reporter.busy and not lines.next().ended
     del engine
@@ -165,7 +165,7 @@ def test_an_engine_is_not_kept_alive(pipe: tuple[Lines, int]) -> None:
 def test_full_pipe_costs_samples_and_no_time(pipe: tuple[Lines, int]) -> None:
     lines, write = pipe
     engine = FakeEngine(size=500)  # A line of more than a page, which a pipe may take in parts.
-    reporter = Reporter(write, "h", period=FAST)
+    reporter = Reporter(PipeWriter(write), "h", period=FAST)
     reporter.follow(engine, 0, 500, 0)
     wait_until(lambda: reporter._pipe.dropped >= 1, "a line that has no room")
     before, dropped = engine.calls, reporter._pipe.dropped
@@ -183,7 +183,7 @@ def test_full_pipe_costs_samples_and_no_time(pipe: tuple[Lines, int]) -> None:
 def test_more_events_than_a_line_has_room_for_are_counted(pipe: tuple[Lines, int]) -> None:
     lines, write = pipe
     engine = FakeEngine(events=100)
-    reporter = Reporter(write, "h", period=60.0)
+    reporter = Reporter(PipeWriter(write), "h", period=60.0)
     reporter.follow(engine, 0, 2, 0)
     reporter.end()
     sample = lines.next()
@@ -193,16 +193,15 @@ def test_more_events_than_a_line_has_room_for_are_counted(pipe: tuple[Lines, int
 
 def test_line_that_was_cut_is_completed_later() -> None:
     read, write = os.pipe()
-    os.set_blocking(write, False)
     writer = PipeWriter(write)
-    long = b"x" * 100_000 + b"\n"
+    long = Sample(0, 1, 0, "h" * 100_000, 7, 1.0, 0.0, {})
     assert writer.ready()
     writer.write(long)
     assert not writer.ready() and writer.dropped == 1
     got = os.read(read, 1 << 20)
     assert writer.ready()
     got += os.read(read, 1 << 20)
-    assert got == long
+    assert got == long.line()
     os.close(read)
     os.close(write)
 
@@ -214,7 +213,7 @@ def test_closed_pipe_ends_the_thread_in_silence(
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do that end in `| head`
     engine = FakeEngine(size=1)
     try:
-        reporter = Reporter(write, "h", period=FAST)
+        reporter = Reporter(PipeWriter(write), "h", period=FAST)
         reporter.follow(engine, 0, 1, 0)
         lines.next()
         thread = live_threads()[-1]
@@ -232,7 +231,7 @@ def test_engine_that_fails_is_one_warning(
     _, write = pipe
     engine = FakeEngine()
     engine.live = dict  # type: ignore[method-assign]
-    reporter = Reporter(write, "h", period=FAST)
+    reporter = Reporter(PipeWriter(write), "h", period=FAST)
     reporter.follow(engine, 3, 4, 0)
     said = ""
 
@@ -318,7 +317,7 @@ def test_a_server_without_an_engine_tells_how_old_the_gradients_of_its_workers_a
     workers = {0: WorkerReport(pushes=1), 1: WorkerReport(live=False, pushes=1, ages=4, age_max=4)}
     lines, end = pipe
     watched = Watched(lambda: ServerReport(0, 2, workers))
-    reporter = Reporter(end, "node1", observed.figures, period=FAST)
+    reporter = Reporter(PipeWriter(end), "node1", observed.figures, period=FAST)
     try:
         reporter.follow(watched, rank=0, size=3, epoch=0)
         sample = lines.next()
