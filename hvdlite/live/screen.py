@@ -19,56 +19,57 @@ from rich.text import Text
 
 from hvdlite.live.findings import bytes_text, clock, not_called, note, straggler
 from hvdlite.live.run import About, End, Figures, RankFigures, Run
-from hvdlite.live.sample import Stall
 
 _PERIOD = 0.5  # seconds between two looks at the run
-_LINE_SECONDS = 10.0  # Two lines are so far apart without a terminal.
+_LINE_SECONDS = 10.0  # between two lines without a terminal
 _LONGEST_END = 1.0  # seconds that the end waits for this thread and for the terminal
+_SECONDS = 10.0  # that the rows are means of
+_LONG_SECONDS = 60.0  # that the notes are about
+# Below so many columns there is the headline alone; from so many, notes stand beside the ranks.
+_NARROW, _WIDE = 60, 110
+_LONGEST_HOST = 12  # columns of the name of a host
+_MOST_EVENTS = 2
+_FRESH = 60.0  # seconds for which an event is shown
+_NO_STEPS = "-"
+_HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
+_COLUMNS = (8, 8, 8, 8, 6, 6)
 
 
 class Terminal(Protocol):
-    """The launcher's console."""
+    """The launcher's `Console`, which says what its methods do."""
 
-    def open_region(self) -> int | None:
-        """Begin to keep rows below the output; return the descriptor of the terminal, if any."""
-
-    def show(self, rows: list[bytes], width: int) -> None:
-        """Show these rows below the output, made for a terminal of this width; none: erase them."""
-
-    def drained(self, timeout: float) -> bool:
-        """Wait until all is written."""
-
-    def say(self, text: str) -> None:
-        """Write a line to stderr."""
+    def open_region(self) -> int | None: ...
+    def show(self, rows: list[bytes], width: int) -> None: ...
+    def drained(self, timeout: float) -> bool: ...
+    def say(self, text: str) -> None: ...
 
 
 class Screen:
-    """Shows a run on a terminal; a `Viewer`."""
+    """Shows a run on a borrowed terminal; a `Viewer`.
 
-    def __init__(self, terminal: Terminal, rows: bool = True, colour: bool = True) -> None:
-        """Make a screen that shows nothing yet, on a borrowed terminal."""
-        # `rows` says that the terminal can erase rows; if not, lines are written.
+    `rows` says that the terminal can erase rows; if not, lines are written.
+    """
+
+    def __init__(self, terminal: Terminal, rows: bool, colour: bool) -> None:
         self._terminal = terminal
         self._rows = rows
         self._colour = colour
         self._over = threading.Event()
         self._showing = threading.Lock()  # held while rows are handed over
-        self._thread: threading.Thread | None = None
 
     def start(self, run: Run, about: About) -> None:
-        """Begin to show a run."""
         self._run, self._about = run, about
         self._fd = self._terminal.open_region() if self._rows else None
         show = self._say_lines if self._fd is None else self._show_rows
-        self._thread = threading.Thread(target=self._guard, args=(show,), name="hvdlite-screen")
-        self._thread.daemon = True
+        self._thread = threading.Thread(
+            target=self._guard, args=(show,), name="hvdlite-screen", daemon=True
+        )
         self._thread.start()
 
     def stop(self, end: End) -> None:
         """Erase the rows; leave one line about the whole job if it has succeeded."""
         self._over.set()
-        if self._thread is not None:
-            self._thread.join(_LONGEST_END)
+        self._thread.join(_LONGEST_END)
         if self._fd is not None:
             with self._showing:
                 self._terminal.show([], 0)
@@ -104,20 +105,8 @@ class Screen:
                 self._terminal.say(headline(figures, self._about, time.time()))
 
 
-_SECONDS = 10.0  # The rows are means of so many seconds.
-_LONG_SECONDS = 60.0  # The notes are about so many seconds.
-# Below so many columns there is the headline alone; from so many, notes stand beside the ranks.
-_NARROW, _WIDE = 60, 110
-_LONGEST_HOST = 12  # The name of a host has at most so many columns.
-_MOST_EVENTS = 2
-_FRESH = 60.0  # seconds for which an event is shown
-_NO_STEPS = "-"
-_HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
-_COLUMNS = (8, 8, 8, 8, 6, 6)
-
-
 class Painter:
-    """Makes rows of one run."""
+    """Makes rows of one run. No control character in what ranks say reaches the terminal."""
 
     def __init__(self, run: Run, about: About, colour: bool) -> None:
         self._run = run
@@ -135,9 +124,11 @@ class Painter:
         self._plain = not colour
 
     def rows(self, width: int, height: int, now: float) -> list[bytes]:
-        """Draw rows that are shorter than the terminal is wide."""
-        # `width` and `height` are the columns and lines of the terminal; the rows take at most half
-        # of its lines. `now` is a monotonic time of this process.
+        """Draw rows that are shorter than the terminal is wide.
+
+        `width` and `height` are the columns and lines of the terminal; the rows take at most half
+        of its lines. `now` is a monotonic time of this process.
+        """
         figures = self._run.figures(_SECONDS, now)
         most = max(1, height // 2)
         if figures is None:
@@ -153,7 +144,8 @@ class Painter:
         lasting = self._run.figures(_LONG_SECONDS, now) or figures
         late = straggler(lasting)
         notes = {one.rank: note(one, late) for one in lasting.ranks}
-        lines = [_stall(stall) for stall in figures.stalled[:1]] + self._events()
+        lines = [f"{not_called(one)} for {one.seconds:.0f} s" for one in figures.stalled[:1]]
+        lines += self._events()
         if width < _WIDE:
             lines = [f"rank {rank}: {text}" for rank, text in notes.items() if text][:2] + lines
             notes = {}
@@ -196,8 +188,7 @@ def headline(figures: Figures, about: About, now: float) -> str:
     """Describe a job in one line; `now` is in seconds since 1970."""
     words = [clean(about.program)]
     if figures.total_steps:
-        words.append(f"step {figures.total_steps:,}")
-        words.append(f"{figures.rate:.3g} step/s")
+        words += [f"step {figures.total_steps:,}", f"{figures.rate:.3g} step/s"]
     if figures.samples:
         words.append(f"{figures.samples:,.4g} samples/s")
     if figures.bytes:
@@ -237,10 +228,6 @@ def _choose(ranks: Sequence[RankFigures], room: int) -> list[RankFigures]:
         return list(ranks)
     latest = sorted(ranks, key=lambda one: (-one.silent, -one.last, one.waiting, one.rank))
     return sorted(latest[: max(0, room - 1)], key=lambda one: one.rank)
-
-
-def _stall(stall: Stall) -> str:
-    return f"{not_called(stall)} for {stall.seconds:.0f} s"
 
 
 def _time(seconds: float) -> str:
