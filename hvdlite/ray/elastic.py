@@ -1,4 +1,9 @@
-"""Run a function as an elastic job on a Ray cluster: it grows and shrinks with Ray's nodes."""
+"""Run a function as an elastic job on a Ray cluster: it grows and shrinks with Ray's nodes.
+
+An actor on each node reserves what all workers of its node need, and runs an agent, which connects
+to the driver and dies with its actor. The job's secret travels to it by Ray, and it proves by the
+usual handshake that it knows the secret.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import ArgumentError, BootstrapError
@@ -28,6 +32,12 @@ from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
 
 _COMMAND = ("python", "-m", "hvdlite.launch.call")  # each node has its own Python
+_LOOK_SECONDS = 0.1
+_ROUNDING = 1e-6  # Ray counts in ten-thousandths, so 0.3 / 0.1 is rounded.
+_CHANNELS = 1 << 31  # the most that may be opened in the life of a job
+# Variables of an actor that are not those of a rank: its place in Ray, Ray's debugger, and a number
+# of threads that is for all ranks of the node.
+_OF_THE_ACTOR = ("RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT", "OMP_NUM_THREADS")
 
 
 def run_elastic(
@@ -39,22 +49,9 @@ def run_elastic(
     elastic: Elastic,
     env: Mapping[str, str],
 ) -> list[Any]:
-    """Call a function on workers that come and go; see `run`.
+    """Call a function on workers that come and go, and raise as `run` does, which explains all.
 
-    Args:
-        fn: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        demand: what each worker needs, and how long nodes and workers may take to meet.
-        workers: how many start; None for as many as there is room for.
-        elastic: how their number may change.
-        env: more variables of the workers' environment.
-
-    Raises:
-        ArgumentError: numbers contradict each other.
-        BootstrapError: a node cannot take part, or there has been too little room for too long.
-        RankFailedError: a rank failed without an exception.
-        Exception: the exception of the first failing rank, with its traceback as the cause.
+    `workers` says how many start; None for as many as there is room for.
     """
     if elastic.script is not None or elastic.slots_per_host is not None:
         raise ArgumentError("host_discovery_script and slots_per_host: Ray knows the nodes itself")
@@ -65,17 +62,19 @@ def run_elastic(
     ray = import_ray()
     if not ray.is_initialized():
         ray.init()
-    share = Share(demand.cpus, demand.gpus, elastic.max_np)
-    hosts = RayHosts(share)
+    hosts = RayHosts(demand.cpus, demand.gpus, elastic.max_np)
     job = Job(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES), epoch=0)
     variables = {**env, "HVDLITE_START_TIMEOUT": f"{demand.timeout:g}"}
     try:
-        ranks = workers or _room(hosts, elastic)
-        elastic.check(ranks)
-        with RayLauncher(job, hosts, share, variables, demand.timeout) as remote_launcher:
+        if not workers:
+            room = sum(hosts.hosts().values())
+            room = room if elastic.max_np is None else min(room, elastic.max_np)
+            workers = max(room, elastic.min_np or 1)
+        elastic.check(workers)
+        with RayLauncher(job, hosts, variables, demand.timeout) as remote_launcher:
             what = Description(
                 _COMMAND,
-                ranks,
+                workers,
                 variables,
                 remote_launcher=remote_launcher,
                 stdin=pack(fn, args, kwargs),
@@ -88,50 +87,16 @@ def run_elastic(
         raise BootstrapError(str(error)) from None
 
 
-def _room(hosts: RayHosts, elastic: Elastic) -> int:
-    """Return how many workers there is room for now, within the limits of the job."""
-    room = sum(hosts.hosts().values())
-    return max(room if elastic.max_np is None else min(room, elastic.max_np), elastic.min_np or 1)
-
-
-_ROUNDING = 1e-6  # Ray counts in ten-thousandths, so 0.3 / 0.1 is rounded.
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one worker needs of its node."""
-
-    cpus: float
-    gpus: float
-    most: int | None = None  # the most workers of a node; None without a limit
-
-    def slots(self, resources: Mapping[str, float]) -> int:
-        """Return how many workers a node with these resources has room for."""
-        amounts = {"CPU": self.cpus, "GPU": self.gpus}
-        rooms = [
-            math.floor(resources.get(name, 0.0) / amount + _ROUNDING)
-            for name, amount in amounts.items()
-            if amount
-        ]
-        return min([*rooms, *([] if self.most is None else [self.most])])
-
-    def options(self, slots: int) -> dict[str, float]:
-        """Return what an actor reserves for so many workers; Ray shares out only whole GPUs > 1."""
-        gpus = round(self.gpus * slots, 4)
-        return {
-            "num_cpus": round(self.cpus * slots, 4),
-            "num_gpus": math.ceil(gpus) if gpus > 1 else gpus,
-        }
-
-
 class RayHosts:
-    """The living nodes of the cluster with room for a worker; see `hosts.HostProvider`."""
+    """The living nodes of the cluster with room for a worker; see `hosts.HostProvider`.
 
-    def __init__(self, share: Share) -> None:
-        """Note what a worker needs."""
-        self._share = share
-        self.ids: dict[str, str] = {}  # Ray's number of each node that was ever listed.
-        self.slots: dict[str, int] = {}  # A node has room for so many workers.
+    A worker needs `cpus` and `gpus`, and a node gets at most `most` workers.
+    """
+
+    def __init__(self, cpus: float, gpus: float, most: int | None = None) -> None:
+        self.cpus, self.gpus, self.most = cpus, gpus, most
+        self.ids: dict[str, str] = {}  # Ray's number of each node that was ever listed
+        self._slots: dict[str, int] = {}  # how many workers a node has room for
 
     def hosts(self) -> dict[str, int]:
         """Ask Ray for its nodes; those that were listed first come first."""
@@ -141,32 +106,119 @@ class RayHosts:
             raise DiscoveryError(f"Ray does not tell its nodes: {error}") from None
         listed: dict[str, int] = {}
         for node in found:
-            slots = self._share.slots(node["Resources"]) if node["Alive"] else 0
+            slots = self.room(node["Resources"]) if node["Alive"] else 0
             if slots:
                 name = f"{node['NodeManagerAddress']}/{node['NodeID'][:8]}"
                 self.ids[name], listed[name] = node["NodeID"], slots
-        self.slots.update(listed)
+        self._slots.update(listed)
         return {name: listed[name] for name in self.ids if name in listed}
+
+    def room(self, resources: Mapping[str, float]) -> int:
+        """Return how many workers a node with these resources has room for."""
+        rooms = [
+            math.floor(resources.get(name, 0.0) / amount + _ROUNDING)
+            for name, amount in (("CPU", self.cpus), ("GPU", self.gpus))
+            if amount
+        ]
+        return min(rooms if self.most is None else [*rooms, self.most])
+
+    def reserved(self, host: str) -> dict[str, float]:
+        """Return what the actor of a node reserves; Ray shares out only whole GPUs > 1."""
+        slots = self._slots[host]
+        gpus = round(self.gpus * slots, 4)
+        return {
+            "num_cpus": round(self.cpus * slots, 4),
+            "num_gpus": math.ceil(gpus) if gpus > 1 else gpus,
+        }
 
     def close(self) -> None:
         """Do nothing: Ray's answer is not waited for."""
 
 
-_LOOK_SECONDS = 0.1
-_CHANNELS = 1 << 31  # so many channels may be opened in the life of a job
-# Variables of an actor that are not those of a rank: its place in Ray, Ray's debugger, and a number
-# of threads that is for all ranks of the node.
-_OF_THE_ACTOR = ("RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT", "OMP_NUM_THREADS")
+class RayLauncher(IncomingAgents):
+    """How Ray starts agents; see `channels.RemoteLauncher`. Leaving it ends all actors."""
 
+    def __init__(
+        self, job: Job, hosts: RayHosts, variables: Mapping[str, str], connect_seconds: float
+    ) -> None:
+        """Listen for the nodes; raise OSError if that is impossible at this node's address."""
+        self.connect_seconds = connect_seconds  # that a node may take
+        self._hosts = hosts
+        self._variables = dict(variables)
+        host = own_place().address
+        listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
+        super().__init__(job, _CHANNELS, listener, room=0, peers_return=True)
+        self._numbers = itertools.count()
+        self._channels: dict[int, RayChannel] = {}
+        self._of_host: dict[str, RayChannel] = {}
+        self._start()
 
-class NodeActor:
-    """What Ray runs on a node."""
+    def close(self) -> bool:
+        first = super().close()
+        for channel in self._channels.values():
+            channel.end()
+        return first
 
-    def serve(
-        self, address: str, job: Job, number: int, variables: Mapping[str, str], threads: int
-    ) -> int:
-        """Run the agent until it ends; return its exit status."""
-        return agent.serve(address, job, number, variables, _OF_THE_ACTOR, threads)
+    def reachable(self, host: str) -> bool:
+        """Return True: only an attempt tells."""
+        return True
+
+    def open(self, host: str) -> RayChannel:
+        """Have Ray start an actor on a node."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        number = next(self._numbers)
+        channel = self._of_host[host] = self._channels[number] = RayChannel(
+            Deadline(self.connect_seconds)
+        )
+        there = NodeAffinitySchedulingStrategy(self._hosts.ids[host], soft=False)
+        reserved = self._hosts.reserved(host)
+        threads = max(1, int(self._hosts.cpus))
+        try:
+            actor = import_ray().remote(NodeActor).options(scheduling_strategy=there, **reserved)
+            channel.actor = actor.remote()
+            channel.ref = channel.actor.serve.remote(
+                self.address, self._job, number, self._variables, threads
+            )
+        except Exception as error:  # Ray raises many kinds while its head is away.
+            channel.fail(ray_says(error))
+        return channel
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        return f"cannot start on Ray's node {host}: {said or 'it has hung up'}"
+
+    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
+        return self._of_host[host].peer
+
+    def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
+        channel = self._channels.get(number)
+        if channel is None:
+            connection.close()
+        else:
+            channel.attach(connection, keys)
+
+    def _sleep_seconds(self, now: float) -> float:
+        return _LOOK_SECONDS
+
+    def _tick(self, asleep: float) -> None:
+        for channel in list(self._channels.values()):
+            if channel.pending:
+                self._look_at(channel)
+
+    def _look_at(self, channel: RayChannel) -> None:
+        """End a channel whose actor has failed, or takes too long."""
+        ray = import_ray()
+        if channel.deadline.passed:
+            channel.fail(
+                f"Ray has not started its actor within {self.connect_seconds:g} s; other work may "
+                "hold its CPUs or GPUs (`ray status` tells), or it cannot reach the driver at "
+                f"{self.address}; a longer start_timeout gives it more time"
+            )
+        elif channel.ref is not None and ray.wait([channel.ref], timeout=0)[0]:
+            try:
+                channel.fail(f"its agent ended with status {ray.get(channel.ref)}")
+            except Exception as error:
+                channel.fail(ray_says(getattr(error, "cause", None) or error))
 
 
 class RayChannel:
@@ -175,13 +227,11 @@ class RayChannel:
     pid: int | None = None
 
     def __init__(self, deadline: Deadline) -> None:
-        """Make the channel."""
-        # `deadline` says until when the node has to connect.
         self._inner, self._owners = socket.socketpair()
         self.read_fd = self.write_fd = self._owners.fileno()
         self.peer = ""  # the IP address from which the node has connected; "" before
         self.pending = True  # whether the node has not connected yet
-        self.deadline = deadline
+        self.deadline = deadline  # until when it has to connect
         self.actor: Any = None
         self.ref: Any = None
         self._why = ""
@@ -191,7 +241,6 @@ class RayChannel:
         self._hung_up = False
 
     def attach(self, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
-        """Take over the connection of the node."""
         with self._lock:
             if not self.pending:
                 connection.close()
@@ -211,7 +260,6 @@ class RayChannel:
                 self._inner.close()
 
     def said(self) -> str:
-        """Return why the channel has ended."""
         return self._why if self._sealed is None else self._sealed.said()
 
     def cut(self) -> None:
@@ -241,97 +289,11 @@ class RayChannel:
                 import_ray().kill(actor)
 
 
-class RayLauncher(IncomingAgents):
-    """How Ray starts agents; see `channels.RemoteLauncher`. Leaving it ends all actors."""
+class NodeActor:
+    """What Ray runs on a node."""
 
-    def __init__(
-        self,
-        job: Job,
-        hosts: RayHosts,
-        share: Share,
-        variables: Mapping[str, str],
-        connect_seconds: float,
-    ) -> None:
-        """Listen for the nodes."""
-        # `connect_seconds` says how long a node may take to connect.
-        # Raises OSError if the kernel refuses to listen at this node's address.
-        self.connect_seconds = connect_seconds
-        self._hosts, self._share = hosts, share
-        self._variables = dict(variables)
-        host = own_place().address
-        listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
-        super().__init__(job, _CHANNELS, listener, room=0, peers_return=True)
-        self._numbers = itertools.count()
-        self._channels: dict[int, RayChannel] = {}
-        self._of_host: dict[str, RayChannel] = {}
-        self._start()
-
-    def close(self) -> bool:
-        """End what is left."""
-        first = super().close()
-        for channel in self._channels.values():
-            channel.end()
-        return first
-
-    def reachable(self, host: str) -> bool:
-        """Return True: only an attempt tells."""
-        return True
-
-    def open(self, host: str) -> RayChannel:
-        """Have Ray start an actor on a node."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        number = next(self._numbers)
-        channel = self._of_host[host] = self._channels[number] = RayChannel(
-            Deadline(self.connect_seconds)
-        )
-        there = NodeAffinitySchedulingStrategy(self._hosts.ids[host], soft=False)
-        reserved = self._share.options(self._hosts.slots[host])
-        threads = max(1, int(self._share.cpus))
-        try:
-            actor = import_ray().remote(NodeActor).options(scheduling_strategy=there, **reserved)
-            channel.actor = actor.remote()
-            channel.ref = channel.actor.serve.remote(
-                self.address, self._job, number, self._variables, threads
-            )
-        except Exception as error:  # Ray raises many kinds while its head is away.
-            channel.fail(ray_says(error))
-        return channel
-
-    def explain(self, host: str, said: str, status: int | None) -> str:
-        """Describe why a node takes no part."""
-        return f"cannot start on Ray's node {host}: {said or 'it has hung up'}"
-
-    def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
-        """Return the address from which the node has connected."""
-        return self._of_host[host].peer
-
-    def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
-        channel = self._channels.get(number)
-        if channel is None:
-            connection.close()
-        else:
-            channel.attach(connection, keys)
-
-    def _sleep_seconds(self, now: float) -> float:
-        return _LOOK_SECONDS
-
-    def _tick(self, asleep: float) -> None:
-        for channel in list(self._channels.values()):
-            if channel.pending:
-                self._look_after(channel)
-
-    def _look_after(self, channel: RayChannel) -> None:
-        """End a channel whose actor has failed, or takes too long."""
-        ray = import_ray()
-        if channel.deadline.passed:
-            channel.fail(
-                f"Ray has not started its actor within {self.connect_seconds:g} s; other work may "
-                "hold its CPUs or GPUs (`ray status` tells), or it cannot reach the driver at "
-                f"{self.address}; a longer start_timeout gives it more time"
-            )
-        elif channel.ref is not None and ray.wait([channel.ref], timeout=0)[0]:
-            try:
-                channel.fail(f"its agent ended with status {ray.get(channel.ref)}")
-            except Exception as error:
-                channel.fail(ray_says(getattr(error, "cause", None) or error))
+    def serve(
+        self, address: str, job: Job, number: int, variables: Mapping[str, str], threads: int
+    ) -> int:
+        """Run the agent until it ends; return its exit status."""
+        return agent.serve(address, job, number, variables, _OF_THE_ACTOR, threads)

@@ -42,16 +42,20 @@ class Group:
         interfaces: Sequence[str] = (),
         meeting_timeout: float | None = None,
     ) -> None:
-        """Start the workers, and give each its rank."""
-        # `meeting_timeout` gives the seconds that `hvd.init()` waits for the other ranks; by
-        # default as long as Ray may take.
-        # Raises BootstrapError if Ray has no room for them, or has not started them in time.
+        """Start the workers, and give each its rank.
+
+        `meeting_timeout` gives the seconds that `hvd.init()` waits for the other ranks; by default
+        as long as Ray may take.
+
+        Raises:
+            BootstrapError: Ray has no room for them, or has not started them in time.
+        """
         ray = import_ray()
         self._timeout = demand.timeout
         self._meeting_timeout = demand.timeout if meeting_timeout is None else meeting_timeout
         self._deadline = time.monotonic() + demand.timeout if demand.timeout else None
         self._reservation = Reservation(demand)
-        self.actors: list[Any] = []  # They are in the order of ranks.
+        self.actors: list[Any] = []  # by rank; none when the group has ended
         try:
             remote = ray.remote(Worker)
             runtime = {"runtime_env": {"env_vars": dict(env)}} if env else {}
@@ -118,11 +122,15 @@ class Group:
         return self.results(self.submit("answer", method, *arguments))
 
     def results(self, pending: Sequence[Any]) -> list[Any]:
-        """Wait for all results, or raise the failure that caused the others."""
-        # If a worker has died, or still runs although another one has failed, all workers end.
-        # Otherwise they leave their world, so that they can be used again.
-        # Raises RankFailedError if a worker died; otherwise what the rank that failed first raised,
-        # with its traceback as the cause.
+        """Wait for all results, or raise the failure that caused the others.
+
+        If a worker has died, or still runs although another one has failed, all workers end.
+        Otherwise they leave their world, so that they can be used again.
+
+        Raises:
+            RankFailedError: a worker died.
+            Exception: what the rank that failed first raised, with its traceback as the cause.
+        """
         ray = import_ray()
         rank_of = {ref: rank for rank, ref in enumerate(pending)}
         running, found = list(pending), dict[int, Any]()
@@ -174,12 +182,10 @@ class Group:
 
     @property
     def ended(self) -> bool:
-        """Whether there are no workers any more."""
         return not self.actors
 
     def end(self, at_once: bool = False) -> None:
-        """End all workers."""
-        # `at_once` says whether they do not get a moment to leave their world.
+        """End all workers, `at_once` without a moment to leave their world."""
         ray = import_ray()
         pending = [] if at_once else self.submit("leave")
         actors, self.actors = self.actors, []
@@ -192,7 +198,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed."""
+    """How one rank failed; for `root_failure`."""
 
     rank: int
     error: BaseException  # what it raised, or what says that it died
@@ -212,7 +218,6 @@ class Failure:
 
 
 def _raised(rank: int, returned: Returned) -> Failure:
-    """Describe the failure of a rank that raised an exception."""
     error = unpack_error(returned)
     if error is None:
         error = RankFailedError(
@@ -227,8 +232,8 @@ def _raised(rank: int, returned: Returned) -> Failure:
 class Arrival:
     """What a worker says of itself when it has started."""
 
-    place: Place  # the node that it runs on
-    pid: int  # its process id
+    place: Place
+    pid: int
     gpus: tuple[str, ...]  # the numbers of the GPUs that Ray gave it
 
 
@@ -236,22 +241,19 @@ class Arrival:
 class Answer:
     """What a method of a worker returned, or raised."""
 
-    value: Any = None  # the result
-    raised: Returned | None = None  # the exception; None without one
+    value: Any = None
+    raised: Returned | None = None
 
 
 class Worker:
     """One rank. Ray calls its methods one after the other."""
 
-    # Attributes are set by `sit` and `build`; the store exists in the worker of rank 0 alone.
-
     def __init__(self) -> None:
-        self._store: Store | None = None
+        self._store: Store | None = None  # in the worker of rank 0 alone
         self._rank = 0
         self._object: Any = None
 
     def arrive(self) -> Arrival:
-        """Say where this worker runs."""
         gpus = tuple(str(one) for one in import_ray().get_gpu_ids())
         return Arrival(own_place(), os.getpid(), gpus)
 
@@ -262,8 +264,8 @@ class Worker:
 
     def sit(self, assignment: WorkerEnvironment, gpus: Sequence[str]) -> None:
         """Take a rank, and see all GPUs of the workers of this node."""
-        # Ray shows each worker its own GPUs alone. With those of its neighbours, local ranks number
-        # the GPUs, as under any other launcher, and NCCL can use memory of the neighbours.
+        # Ray shows each worker its own alone. With those of its neighbours, local ranks number the
+        # GPUs, as under any other launcher, and NCCL can use memory of the neighbours.
         self._rank = assignment.rank
         if gpus:
             show_gpus(gpus)
@@ -277,13 +279,11 @@ class Worker:
             self._object = cls(*args, **kwargs)
 
     def call(self, what: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]) -> Any:
-        """Call a function with its arguments, and return its result."""
         fn, args, kwargs = what
         with self._told():
             return fn(*args, **kwargs)
 
     def execute(self, fn: Callable[[Any], Any]) -> Any:
-        """Call a function with the object of this worker."""
         with self._told():
             return fn(self._object)
 
@@ -302,10 +302,9 @@ class Worker:
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """Tell the other ranks of an exception, as the end of a script would."""
-        # SystemExit becomes an error, because for Ray it means that the actor ends as it should.
         try:
             yield
-        except SystemExit as error:
+        except SystemExit as error:  # For Ray it means that the actor ends as it should.
             basics.tell_peers(error)
             failure = RankFailedError(
                 f"rank {self._rank} called sys.exit({error.code!r}) in a function that Ray runs; "
@@ -319,7 +318,7 @@ class Worker:
 
 
 _NO_LIMIT = 10**9  # seconds; Ray takes whole ones, and forgets fractions
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 @dataclass(frozen=True)
@@ -336,7 +335,7 @@ class Demand:
     joins_current: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers. Raises ArgumentError if one is out of range."""
+        """Raise ArgumentError if a number is out of range."""
         if self.workers < 1:
             raise ArgumentError(f"num_workers={self.workers}: at least one worker is needed")
         if self.cpus < 0 or self.gpus < 0 or not self.cpus + self.gpus > 0:
@@ -344,8 +343,10 @@ class Demand:
                 f"cpus_per_worker={self.cpus}, gpus_per_worker={self.gpus}: Ray reserves nothing "
                 "for such workers; give a positive number of one of them"
             )
-        if self.strategy not in STRATEGIES:
-            raise ArgumentError(f"placement={self.strategy!r}: give one of {', '.join(STRATEGIES)}")
+        if self.strategy not in _STRATEGIES:
+            raise ArgumentError(
+                f"placement={self.strategy!r}: give one of {', '.join(_STRATEGIES)}"
+            )
         if not self.timeout >= 0:
             raise ArgumentError(
                 f"start_timeout={self.timeout}: give a number of seconds, or 0 for no limit"
@@ -360,11 +361,12 @@ class Demand:
 
 
 class Reservation:
-    """A placement group: one of its own, which `close` removes, or that of the caller."""
+    """A placement group: one of its own, which `close` removes, or that of the caller.
+
+    Making one waits for it, and raises BootstrapError if that takes too long.
+    """
 
     def __init__(self, demand: Demand) -> None:
-        """Reserve what the workers need, and wait for it."""
-        # Raises BootstrapError if Ray has not reserved it in time.
         ray = import_ray()
         self._demand = demand
         current = ray.util.get_current_placement_group() if demand.joins_current else None
@@ -412,7 +414,6 @@ class Reservation:
         )
 
     def options(self, worker: int) -> dict[str, Any]:
-        """Return the options of the actor of a worker."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = worker // (self._demand.per_node or 1) if self._owned else -1
@@ -432,20 +433,17 @@ class Reservation:
             import_ray().util.remove_placement_group(self._group)
 
 
-NEEDS_RAY = (
-    "hvdlite.ray needs Ray, which is not installed here; install it by "
-    "pip install 'hvdlite[ray]', on every node of the cluster"
-)
-
-
 def import_ray() -> Any:
-    """Import Ray. Raises ImportError if it is not installed."""
+    """Import Ray; raise ImportError with a remedy if it is not installed."""
     try:
         import ray
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise ImportError(NEEDS_RAY) from None
+        raise ImportError(
+            "hvdlite.ray needs Ray, which is not installed here; install it by "
+            "pip install 'hvdlite[ray]', on every node of the cluster"
+        ) from None
     return ray
 
 

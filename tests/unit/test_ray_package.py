@@ -11,7 +11,7 @@ import pytest
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.launch.elastic.discovery import DiscoveryError
 from hvdlite.ray import RayExecutor, elastic, run
-from hvdlite.ray.elastic import Share
+from hvdlite.ray.elastic import RayHosts
 from hvdlite.ray.group import Demand
 
 
@@ -86,11 +86,12 @@ def test_settings_for_ssh_are_refused() -> None:
 
 
 def test_room_of_a_node_is_what_all_its_resources_allow() -> None:
-    share = Share(cpus=1.5, gpus=1, most=3)
-    assert share.slots({"CPU": 8.0, "GPU": 2.0}) == 2
-    assert share.slots({"CPU": 8.0, "GPU": 8.0}) == 3
-    assert share.slots({"CPU": 8.0}) == 0
-    assert share.options(3) == {"num_cpus": 4.5, "num_gpus": 3}
+    hosts = RayHosts(cpus=1.5, gpus=1, most=3)
+    assert hosts.room({"CPU": 8.0, "GPU": 2.0}) == 2
+    assert hosts.room({"CPU": 8.0, "GPU": 8.0}) == 3
+    assert hosts.room({"CPU": 8.0}) == 0
+    hosts._slots["node"] = 3
+    assert hosts.reserved("node") == {"num_cpus": 4.5, "num_gpus": 3}
 
 
 def test_nodes_are_listed_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def test_nodes_are_listed_in_the_order_in_which_they_came(monkeypatch: pytest.Mo
             ]
 
     monkeypatch.setattr(elastic, "import_ray", Ray)
-    hosts = elastic.RayHosts(Share(1, 0))
+    hosts = RayHosts(1, 0)
     assert hosts.hosts() == {"10.0.0.1/aaaaaaaa": 2}
     Ray.living = ["aaaaaaaaaa", "bbbbbbbbbb"]
     assert list(hosts.hosts()) == ["10.0.0.1/aaaaaaaa", "10.0.0.1/bbbbbbbb"]
