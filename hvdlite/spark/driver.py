@@ -17,6 +17,11 @@ from hvdlite.launch.report import root_failure
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, TOKEN_BYTES
 from hvdlite.spark.task import SCHEMA, Plan, Report, rows, run_task
 
+_SETTLED_SECONDS = 30.0  # without a new executor: no more are expected
+_LOOK_SECONDS = 0.2
+_QUIET_SECONDS = 3.0
+_had: dict[str, int] = {}  # the slots of an application's last run
+_ENCRYPTS = ("spark.ssl.enabled", "spark.network.crypto.enabled")
 # In what Spark says of a barrier stage that has failed.
 _LOST = re.compile(
     r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully.\s*(.*?)(?=\n\s+at |\Z)",
@@ -106,10 +111,7 @@ def run(
 
 
 def _attempt(session: Any, plan: Plan, ranks: int) -> tuple[list[Any], Exception | None]:
-    """Start the ranks once; return their results, or what ended them.
-
-    What else Spark raises, such as that the job was cancelled, is not returned but raised.
-    """
+    """Start the ranks once; return their results, or what ended them; raise other errors of Spark."""
     try:
         reports = _reports(session, plan, ranks)
     except RankFailedError as error:
@@ -121,11 +123,7 @@ def _attempt(session: Any, plan: Plan, ranks: int) -> tuple[list[Any], Exception
 
 
 def _reports(session: Any, plan: Plan, ranks: int) -> list[Report]:
-    """Run the ranks as the tasks of one barrier stage; return their reports by rank.
-
-    Raises:
-        RankFailedError: Spark lost a task, or its executor.
-    """
+    """Run the ranks as the tasks of one barrier stage; raise RankFailedError if Spark lost one."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import BarrierTaskContext
@@ -145,12 +143,9 @@ def _reports(session: Any, plan: Plan, ranks: int) -> list[Report]:
 
 
 def raise_lost(error: Exception) -> None:
-    """Raise what Spark says of a task that it lost; do nothing if `error` is something else.
+    """Raise RankFailedError if Spark lost a task; do nothing if `error` is something else.
 
     The stage is the last one of its job, which Spark does not begin again when it has lost a task.
-
-    Raises:
-        RankFailedError: Spark lost a task.
     """
     found = _LOST.search(str(error))
     if found is not None:
@@ -163,7 +158,6 @@ def raise_lost(error: Exception) -> None:
 
 
 def _results(reports: Sequence[Report]) -> list[Any]:
-    """Return the results of all ranks, or raise what ended them."""
     failures = [report.failure for report in reports if report.failure is not None]
     status = max(report.status for report in reports)
     results = {report.rank: report.result for report in reports}
@@ -171,16 +165,8 @@ def _results(reports: Sequence[Report]) -> list[Any]:
     return results_of(Outcome(status, root, results, tuple(results)))
 
 
-_SETTLED_SECONDS = 30.0  # without a new executor: no more are expected
-_LOOK_SECONDS = 0.2
-_QUIET_SECONDS = 3.0
-_had: dict[str, int] = {}  # An application's last run had so many slots.
-_ENCRYPTS = ("spark.ssl.enabled", "spark.network.crypto.enabled")
-
-
 def active_session() -> Any:
-    """Return the Spark session of this program. Raises ArgumentError if there is none."""
-    # Raises ImportError if PySpark is not installed.
+    """Return the session of this program; raise ArgumentError or ImportError if that is none."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -197,8 +183,7 @@ def active_session() -> Any:
 
 
 def check_settings(session: Any, allow_plain: bool) -> None:
-    """Refuse settings with which ranks cannot run."""
-    # Raises ArgumentError if a setting of the session excludes ranks; the message names it.
+    """Raise ArgumentError if a setting of the session excludes ranks."""
     if _is_on(session, "spark.dynamicAllocation.enabled"):
         raise ArgumentError(
             "spark.dynamicAllocation.enabled is true: Spark does not run barrier stages, in which "
@@ -215,14 +200,14 @@ def check_settings(session: Any, allow_plain: bool) -> None:
 
 
 def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bool) -> int:
-    """Return the number of ranks, after a check that Spark has a slot for each."""
-    # Executors may be on their way, unless all of Spark is in one process. So this waits for more
-    # slots as long as more come; and if the application has had enough of them before, up to the
-    # timeout, since Spark replaces executors that it lost.
-    # `num_proc` says how many ranks the user wants; None for one in each slot.
-    # `timeout` says how many seconds to wait at most; 0 for no limit.
-    # `verbose` says whether to print that executors are waited for.
-    # Raises ArgumentError if there are too few slots.
+    """Return the number of ranks; raise ArgumentError if Spark has no slot for each.
+
+    Spark itself would try a barrier stage that does not fit for minutes. Executors may be on their
+    way, unless all of Spark is in one process. So this waits for more slots as long as more come;
+    and if the application has had enough of them before, up to the timeout in seconds (0 for no
+    limit), since Spark replaces executors that it lost. A session of Spark Connect does not tell
+    its slots: there, Spark's own check has to do.
+    """
     if num_proc is not None and num_proc < 1:
         raise ArgumentError(f"num_proc={num_proc}: at least one rank is needed")
     slots = _slots(session)
@@ -293,9 +278,7 @@ _HOROVODS = {
 
 
 def refuse_horovods(given: dict[str, Any]) -> None:
-    """Refuse arguments of Horovod's function that ask for what is not there."""
-    # Raises UnsupportedError if one of them is used; the message says why it is not there.
-    # Raises TypeError if an argument is not Horovod's either.
+    """Raise UnsupportedError for what only Horovod has, and TypeError for an unknown argument."""
     for name, value in given.items():
         if name not in (*_HOROVODS, "use_gloo"):
             raise TypeError(f"run() got an unexpected keyword argument {name!r}")

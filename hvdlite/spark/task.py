@@ -12,7 +12,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from secrets import token_bytes
@@ -67,15 +67,18 @@ def run_task(plan: Plan, context: Any) -> Report:
             places, rank, served["store"], plan.token, plan.job_id, plan.attempt
         )
         assignment = replace(assignment, start_timeout=plan.start_timeout)
-        return _watch(plan, _Rank(assignment, job, places, served["hub"], listener), context)
+        alarmed = _AlarmedRank(rank, len(places), job, served["hub"], listener)
+        return _watch(plan, assignment, places, alarmed, context)
 
 
 def _serve(
     stack: ExitStack, places: list[Place], job: Job
 ) -> tuple[dict[str, str], socket.socket | None]:
-    """Serve the store, where the ranks meet, and listen for the lines of the other tasks."""
-    # Returns what the other tasks need to know: two addresses, or why there are none; and the
-    # listener.
+    """Serve the store, where the ranks meet, and listen for the lines of the other tasks.
+
+    Returns:
+        What the other tasks need to know: two addresses, or why there are none; and the listener.
+    """
     several = len({place.node for place in places}) > 1
     host = places[0].address
     try:
@@ -92,34 +95,28 @@ def _serve(
     return {"store": store.address, "hub": address_of(listener)}, listener
 
 
-@dataclass(frozen=True)
-class _Rank:
-    """One rank, and where its task meets the others."""
-
-    assignment: WorkerEnvironment
-    job: Job
-    places: list[Place]
-    hub: str
-    listener: socket.socket | None
-
-
-def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
-    rank = one.assignment.rank
+def _watch(
+    plan: Plan,
+    assignment: WorkerEnvironment,
+    places: Sequence[Place],
+    alarmed: _AlarmedRank,
+    context: Any,
+) -> Report:
+    rank = assignment.rank
     # The processes of this rank are found by a number that no other task of this host has.
     own = token_bytes(JOB_ID_BYTES)
-    nodes = list(dict.fromkeys(place.node for place in one.places))
-    placement = place_as([nodes.index(place.node) for place in one.places])[rank]
+    nodes = list(dict.fromkeys(place.node for place in places))
+    placement = place_as([nodes.index(place.node) for place in places])[rank]
     more = {**_gpus(context), "PYTHONUNBUFFERED": "1", **plan.env, "HVDLITE_JOB_ID": own.hex()}
     environment = inherited_environment(more)
     command = [sys.executable, "-m", "hvdlite.launch.call"]
-    stdin = pack(_assigned, (one.assignment, plan.call), {})
+    stdin = pack(_assigned, (assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
-        alarmed = _AlarmedRank()
         supervisor = Supervisor(Desk(console, inbox, own, reports=False), alarmed)
 
         def start() -> None:
             try:
-                alarmed.meet(one, Deadline(plan.start_timeout))
+                alarmed.meet(Deadline(plan.start_timeout))
                 worker = start_worker(placement, command, environment, stdin=stdin)
             except BaseException:
                 alarmed.left()
@@ -142,16 +139,20 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
 class _AlarmedRank(FixedRanks):
     """Decides about the one rank of a task; the alarm of another task ends it."""
 
-    _alarm: Hub | Line | None = None
+    def __init__(
+        self, rank: int, size: int, job: Job, hub: str, listener: socket.socket | None
+    ) -> None:
+        self._rank, self._size, self._secret = rank, size, job
+        self._address, self._listener = hub, listener
+        self._alarm: Hub | Line | None = None
 
-    def meet(self, one: _Rank, deadline: Deadline) -> None:
+    def meet(self, deadline: Deadline) -> None:
         """Connect this task to the others."""
-        selector = self.job.selector
-        if one.listener is not None:
-            self._alarm = Hub(one.listener.dup(), one.job, len(one.places), selector, self._rang)
+        loop = self.job.selector
+        if self._listener is None:
+            self._alarm = Line(self._address, self._secret, self._rank, loop, self._rang, deadline)
         else:
-            rank = one.assignment.rank
-            self._alarm = Line(one.hub, one.job, rank, selector, self._rang, deadline)
+            self._alarm = Hub(self._listener.dup(), self._secret, self._size, loop, self._rang)
 
     def left(self) -> None:
         """Disconnect this task from the others; if its rank is not done, they end theirs."""
@@ -159,11 +160,9 @@ class _AlarmedRank(FixedRanks):
             self._alarm.close()
 
     def expects(self) -> bool:
-        """Return whether rank 0's task stays for the others."""
         return self._alarm is not None and self._alarm.waits
 
     def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
-        """Tell the other tasks whether the rank is done or has failed."""
         if self._alarm is not None:
             if ending.well:
                 self._alarm.done()
@@ -172,7 +171,6 @@ class _AlarmedRank(FixedRanks):
         return super().ended(worker, ending, excused)
 
     def tick(self, now: float) -> float | None:
-        """Drop strangers at the hub."""
         if self._alarm is not None:
             self._alarm.expire()
         return None
@@ -222,13 +220,13 @@ class Report:
     """What became of one rank."""
 
     rank: int
-    # This says how the rank failed; None if it did not, or was ended because another rank failed.
+    # How the rank failed; None if it did not, or was ended because another rank failed.
     failure: Failure | None = None
     status: int = 0  # the exit status of the rank as a launcher would report it
     result: bytes = b""  # what the rank wrote as its result, for `launch.call.unpack_result`
 
     def parts(self) -> Iterator[bytes]:
-        """Cut the report into parts."""
+        """Cut one pickle into parts, because Spark limits the size of what travels at once."""
         data = pickle.dumps(self)
         for begin in range(0, len(data), _PART_BYTES):
             yield data[begin : begin + _PART_BYTES]
@@ -244,11 +242,17 @@ _DONE = b"d"
 
 
 class Hub:
-    """Rank 0's side; a part of the loop of its task."""
+    """How the tasks of a job learn that a rank of another task has failed: rank 0's side.
 
-    # The other tasks connect to `listener`, which the hub owns.
-    # The owner of `selector` calls the key's data for each event, and `expire` regularly.
-    # `rang` is called once, when a rank of another task has failed.
+    Every other task has a *line*, which is a connection to rank 0's task, the *hub*. A task whose
+    rank is done says so on its line and closes it. A line that is closed without a word is the
+    alarm: that task's rank failed, or the task was killed. The hub then closes all lines, so all
+    tasks get the alarm, and end their ranks, even those that do not call hvdlite at all.
+
+    The other tasks connect to `listener`, which the hub owns. The owner of `selector` calls the
+    key's data for each event, and `expire` regularly. `rang` is called once, when a rank of another
+    task has failed.
+    """
 
     def __init__(
         self,
@@ -271,7 +275,7 @@ class Hub:
         return bool(self._expected) and not self._over
 
     def done(self) -> None:
-        """Note that this task's rank is done; the hub waits for the others."""
+        """Do nothing: the hub waits for the others."""
 
     def ring(self) -> None:
         """Tell all tasks that this task's rank has failed."""
@@ -281,11 +285,9 @@ class Hub:
         self._lines.clear()
 
     def expire(self) -> None:
-        """Drop strangers that take too long."""
         self._acceptor.expire()
 
     def close(self) -> None:
-        """Close everything."""
         self.ring()
         self._acceptor.close()
 
@@ -314,11 +316,11 @@ class Hub:
 
 
 class Line:
-    """The side of every other rank; a part of the loop of its task."""
+    """The side of every other rank; see `Hub`.
 
-    # `rang` is called once, when a rank of another task has failed.
-    # `deadline` limits the time until the hub answers.
-    # Raises BootstrapError if the hub cannot be reached.
+    `deadline` limits the time until the hub answers. If it cannot be reached, making one raises
+    BootstrapError.
+    """
 
     waits = False  # Only the hub has to stay for the others.
 

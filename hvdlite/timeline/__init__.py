@@ -1,4 +1,4 @@
-"""The timeline's files: `recorder` manages each rank's part, and `merge` makes one file of them.
+"""The timeline's files: each rank writes a part, and the parts become one file (`recorder`).
 
 The engine tells csrc/trace what it does (csrc/engine/timeline.h), data planes add the parts of a
 batch, and events on a GPU tell when it worked (csrc/gpu/device_trace.h). A thread of

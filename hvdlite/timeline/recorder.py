@@ -5,7 +5,11 @@ A *session* lasts from `start_timeline` to `stop_timeline` or `shutdown`. A rank
 complete. The rank that completes the last part of a session merges all parts. If the ranks span
 several hosts, rank 0 merges, and the parts of other hosts travel to it by a collective, unless the
 world has failed. Parts that are left, because a rank was killed or never stopped its timeline, are
-merged by hvdlite-run when the job is over, or by hand (`hvdlite.timeline.merge`).
+merged by hvdlite-run when the job is over, or by hand (`hvdlite.timeline.__main__`).
+
+The parts and the merged file are in the Trace Event format, which https://ui.perfetto.dev and
+chrome://tracing open. Times in a part are those of the rank's monotonic clock. The header of the
+part has the offset to rank 0's clock, which the merge adds.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +31,7 @@ from hvdlite.rendezvous.clock import ClockOffset
 
 Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]
 
-# This process has begun so many, as has every other rank, since each begins the same ones.
-_sessions = 0
+_sessions = 0  # that this process has begun, and every other rank, since each begins the same ones
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,14 @@ class Part:
     header: Header
 
     def path(self, rank: int, complete: bool) -> Path:
-        """Return the path of a rank's part of this session."""
         return self.folder / f"rank.{rank}.{'json' if complete else 'part'}"
 
 
 class Recorder:
-    """Begins and ends this rank's parts of one world's timelines, one at a time."""
+    """Begins and ends this rank's parts of one world's timelines, one at a time.
 
-    # It is not thread-safe: `hvdlite.basics` calls it under its lock.
+    It is not thread-safe: `hvdlite.basics` calls it under its lock.
+    """
 
     def __init__(
         self,
@@ -58,12 +60,17 @@ class Recorder:
         folder: Path | None,
         epoch: int | None = None,
     ) -> None:
-        """Make a recorder; nothing is written yet."""
-        # `host_of` has, by rank, the index of its host, and `clock` is the offset of this host's
-        # clock to rank 0's. `job_id` distinguishes the parts of this job from those that another
-        # job left. hvdlite-run merges the parts in `folder`, which is None without hvdlite-run.
-        # `epoch` is None outside elastic jobs, whose workers have not begun equally many sessions.
-        self.target: Path | None = None  # The user has named it; None while no part is written.
+        """Make a recorder; nothing is written yet.
+
+        Args:
+            rank: this rank.
+            host_of: by rank, the index of its host.
+            clock: the offset of this host's clock to rank 0's.
+            job_id: distinguishes the parts of this job from those that another job left.
+            folder: whose parts hvdlite-run merges; None without hvdlite-run.
+            epoch: None outside elastic jobs, whose workers have not begun equally many sessions.
+        """
+        self.target: Path | None = None  # as the user has named it; None while no part is written
         self._epoch = epoch
         self._rank = rank
         self._size = len(host_of)
@@ -129,22 +136,24 @@ class Recorder:
     def cancel(self) -> None:
         """Remove the part that has begun, before any event was written."""
         part = self._take_part()
-        if part is None:
-            return
-        _remove(part, part.path(self._rank, complete=False))
+        if part is not None:
+            _remove(part, part.path(self._rank, complete=False))
 
     def _take_part(self) -> Part | None:
         part, self._part, self.target = self._part, None, None
         return part
 
     def end(self, gather: Gather | None) -> None:
-        """Complete this rank's part, and merge the session if this was its last part."""
-        # Without a part this does nothing, and neither in a child of fork(), whose parent writes
-        # the part. If the ranks span several hosts, every rank must call it. `gather` is an
-        # allgather for several hosts: it takes the bytes of this rank and the name of the
-        # collective, and returns the bytes of all ranks. It is None if the world is over: then the
-        # parts stay in their folders. If it raises, or a file cannot be written, the part stays,
-        # too.
+        """Complete this rank's part, and merge the session if this was its last part.
+
+        Without a part this does nothing, and neither in a child of fork(), whose parent writes the
+        part. If the ranks span several hosts, every rank must call it.
+
+        Args:
+            gather: an allgather for several hosts: it takes the bytes of this rank and the name of
+                the collective, and returns the bytes of all ranks. None if the world is over: then
+                the parts stay in their folders, as they do if it raises.
+        """
         part = self._take_part()
         if part is None or os.getpid() != self._process:
             return
@@ -218,10 +227,10 @@ class Header:
     size: int
     host: str
     pid: int
-    target: str  # The merged file has this absolute path.
-    started: int  # The part began at this nanosecond of the rank's monotonic clock.
-    offset: int  # The rank's clock plus so many nanoseconds is rank 0's clock.
-    error: int  # The largest error of `offset` is in nanoseconds.
+    target: str  # the absolute path of the merged file
+    started: int  # the beginning of the part, in nanoseconds of the rank's monotonic clock
+    offset: int  # in nanoseconds, from the rank's clock to rank 0's
+    error: int  # the largest one of `offset`, in nanoseconds
 
 
 def opening_lines(header: Header) -> Iterator[str]:
@@ -244,7 +253,7 @@ class _Source:
     path: Path
     header: Header
     complete: bool = False  # `lines` sets it if the part has its last line.
-    dropped: int = 0  # The rank dropped so many events because its ring was full.
+    dropped: int = 0  # events that the rank dropped because its ring was full
 
     def lines(self, origin: int) -> Iterator[str]:
         """Give the events, with times on rank 0's clock that count from `origin` (nanoseconds)."""
@@ -268,7 +277,6 @@ class _Source:
             yield event
 
     def summary(self) -> dict[str, Any]:
-        """Return the header and what `lines` found, for the merged file."""
         return {**asdict(self.header), "complete": self.complete, "dropped": self.dropped}
 
 
@@ -295,9 +303,10 @@ def read_header(path: Path) -> Header:
 
 
 def merge(parts: Sequence[Path], target: Path) -> None:
-    """Merge the parts of several ranks into the file `target`; a part may end early."""
-    # `target` is replaced in one step, so it is never incomplete. A file that is not a part raises
-    # ArgumentError.
+    """Merge the parts of several ranks into the file `target`, which is replaced in one step.
+
+    A part may end early. A file that is not a part raises ArgumentError.
+    """
     sources = [_Source(path, read_header(path)) for path in parts]
     sources.sort(key=lambda source: source.header.rank)
     origin = min(source.header.started + source.header.offset for source in sources)
@@ -339,31 +348,12 @@ def merge_session(folder: Path) -> None:
 
 
 def merge_leftovers(folder: Path) -> None:
-    """Merge every session below `folder` that can be; the job that wrote them must be over."""
+    """Merge every session below `folder`, after their job; raise the first error at the end."""
     errors: list[OSError | ArgumentError] = []
     for session in sorted(folder.glob("*")):
         try:
             merge_session(session)
         except (OSError, ArgumentError) as error:
             errors.append(error)
-    # The first OSError, or ArgumentError for a part without a header, is raised at the end.
     if errors:
         raise errors[0]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m hvdlite.timeline merge TARGET PARTS...`; return its exit status."""
-    import argparse  # Ranks import this module, and do not use it.
-
-    parser = argparse.ArgumentParser(prog="python -m hvdlite.timeline")
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("merge", help="make one timeline of the parts of several ranks")
-    command.add_argument("target", type=Path, help="the file to write")
-    command.add_argument("parts", type=Path, nargs="+", help="the files of the ranks")
-    options = parser.parse_args(arguments)
-    try:
-        merge(options.parts, options.target)
-    except (OSError, ArgumentError) as error:
-        print(f"hvdlite.timeline: {error}", file=sys.stderr)
-        return 1
-    return 0

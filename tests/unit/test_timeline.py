@@ -16,6 +16,7 @@ from hvdlite.rendezvous.clock import ROUNDS, ClockOffset, measure_offset
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import timeline_parts
 from hvdlite.timeline import recorder
+from hvdlite.timeline.__main__ import main
 from hvdlite.timeline.recorder import Recorder
 from patience import HANG
 from trace_rows import read_merged
@@ -106,9 +107,9 @@ def test_what_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     target = tmp_path / "out.json"
     with pytest.raises(ArgumentError, match=r"stranger\.json is not a part"):
         recorder.merge([stranger], target)
-    assert recorder.main(["merge", str(target), str(stranger)]) == 1
+    assert main(["merge", str(target), str(stranger)]) == 1
     assert "is not a part" in capsys.readouterr().err
-    assert recorder.main(["merge", str(target), str(tmp_path / "missing")]) == 1
+    assert main(["merge", str(target), str(tmp_path / "missing")]) == 1
     assert not target.exists()
 
 

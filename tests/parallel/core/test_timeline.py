@@ -363,13 +363,13 @@ def some_ranks(path: str) -> None:
 
 
 def test_ranks_alone_leave_parts_that_can_be_merged_by_hand(tmp_path: Path) -> None:
-    from hvdlite.timeline import recorder
+    from hvdlite.timeline.__main__ import main
 
     path = tmp_path / "timeline.json"
     run_world(2, some_ranks, str(path))
     parts = list(tmp_path.glob("timeline.json.parts/*/rank.*"))
     assert [part.name for part in parts] == ["rank.0.json"]
-    assert recorder.main(["merge", str(path), *map(str, parts)]) == 0
+    assert main(["merge", str(path), *map(str, parts)]) == 0
     check_tensors(read_merged(path), 1, NAMES, 1)
 
 
