@@ -1,9 +1,8 @@
 """`hvdlite-run --compat`: scripts that import horovod run unchanged.
 
 `on_path` puts the folder of this file on the ranks' import path. It holds a package called horovod,
-whose modules are those of hvdlite under Horovod's names; see `hvdlite.compat.aliases`. Where
-hvdlite's default behaviour differs from Horovod's, a knob chooses, and `on_path` sets it to
-Horovod's.
+whose modules are those of hvdlite under Horovod's names: `horovod.torch` is the module
+`hvdlite.torch`. So both names share their state in whatever order they are imported.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ from types import ModuleType
 
 from hvdlite.rendezvous.environment import imitate_horovod
 
-# Knobs with Horovod's behaviour; variables that the user sets win.
+# Knobs that choose Horovod's behaviour; variables that the user sets win.
 _MEANINGS = {"HVDLITE_AVERAGE_OVER_JOINED": "1"}
 
 
 def on_path(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with our package horovod before an installed one on the path."""
-    # Knobs that are not set get Horovod's behaviour.
     own = str(Path(__file__).resolve().parent)
     rest = environment.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, (own, rest)))
     return {**_MEANINGS, **environment, "PYTHONPATH": path}
 
 
-# It has hvdlite's name by Horovod's. If several names fit a module, the longest one counts, and the
-# rest of the module's name is the same in both.
+# Horovod's names and hvdlite's. If several names fit a module, the longest one counts, and the rest
+# of the module's name is the same in both.
 _MODULES = {
     "horovod": "hvdlite",
     "horovod.tensorflow.keras": "hvdlite.keras",
@@ -83,22 +81,61 @@ _NAMES_NOT_OURS = {
 _FOLDERS = ("horovod.common",)
 
 
+def install() -> None:
+    """Make imports below `horovod` find hvdlite's modules from now on."""
+    imitate_horovod()
+    if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, AliasFinder())
+
+
+class AliasFinder(MetaPathFinder):
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find hvdlite's module for a name; None if there is none, which import reports."""
+        if not fullname.startswith("horovod."):
+            return None
+        if fullname in _FOLDERS:
+            return importlib.util.spec_from_loader(fullname, _Alias(None), is_package=True)
+        # A part of Horovod that hvdlite does not have raises ModuleNotFoundError, and says why.
+        for name, why in _NOT_OURS.items():
+            if f"{fullname}.".startswith(f"{name}."):
+                raise ModuleNotFoundError(f"hvdlite has no {fullname}: {why}", name=fullname)
+        ours = target_of(fullname)
+        if not _exists(ours):
+            return None
+        return importlib.util.spec_from_loader(fullname, _Alias(ours))
+
+
 def target_of(name: str) -> str:
     """Return hvdlite's name for the full name of one of Horovod's modules."""
     known = max((one for one in _MODULES if f"{name}.".startswith(f"{one}.")), key=len)
     return _MODULES[known] + name[len(known) :]
 
 
-class _Alias(Loader):
-    """Loads an alias by importing the module that it stands for."""
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        # Its package is not there either. A framework that is missing is another matter.
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return False
+        raise
 
-    def __init__(self, target: str) -> None:
+
+class _Alias(Loader):
+    """Loads an alias by importing the module that it stands for, or an empty package for None."""
+
+    def __init__(self, target: str | None) -> None:
         self._target = target
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
+        if self._target is None:
+            module.__path__ = []
+            return
         # The import statement returns the entry of sys.modules after the loader has run.
         target = importlib.import_module(self._target)
         _explain_names(target)
@@ -120,54 +157,3 @@ def _explain_names(module: ModuleType) -> None:
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     vars(module)["__getattr__"] = look_up
-
-
-class _Folder(Loader):
-    """Loads an empty package."""
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__path__ = []
-
-
-class AliasFinder(MetaPathFinder):
-    """Finds modules below `horovod`."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,
-        target: ModuleType | None = None,
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find hvdlite's module for a name; None if there is none, which import reports."""
-        if not fullname.startswith("horovod."):
-            return None
-        if fullname in _FOLDERS:
-            return importlib.util.spec_from_loader(fullname, _Folder(), is_package=True)
-        # A part of Horovod that hvdlite does not have raises ModuleNotFoundError, and says why.
-        for name, why in _NOT_OURS.items():
-            if f"{fullname}.".startswith(f"{name}."):
-                raise ModuleNotFoundError(f"hvdlite has no {fullname}: {why}", name=fullname)
-        ours = target_of(fullname)
-        if not _exists(ours):
-            return None
-        return importlib.util.spec_from_loader(fullname, _Alias(ours))
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError as error:
-        # Its package is not there either. A framework that is missing is another matter.
-        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-            return False
-        raise
-
-
-def install() -> None:
-    """Make imports below `horovod` find hvdlite's modules from now on."""
-    imitate_horovod()
-    if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, AliasFinder())

@@ -1,10 +1,10 @@
-"""Write to the launcher's own stdout and stderr without blocking the launcher.
+"""The launcher's own stdout and stderr: it writes to them without blocking.
 
 The terminal, pipe or file behind them may be slow, stopped or gone. So a thread writes, in order,
 from a bounded queue, while the launcher's loop continues to watch the ranks.
 
-On a terminal there may be rows below the output (`region`), such as those of `--live`. The same
-thread erases and draws them, so that no other write comes in between.
+On a terminal there may be rows below the output, such as those of `--live`. The same thread erases
+and draws them, so that no other write comes in between.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ _NOTHING = -2  # in place of a descriptor: only the rows below the output have c
 _PACE = 0.05  # seconds from one drawing of these rows until they are erased for more output
 _LAST_WORDS = 10.0  # seconds for what was said after the last wait; a busy machine needs a moment
 _LONGEST_WITHOUT = 0.25  # seconds that they are missing while much output comes
+_LONGEST_REST = 8 << 10  # bytes; the rows disappear while the output stands in a longer line
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 
 
 class Console:
-    """A queue of bytes for descriptors, and the thread that writes them; a context manager."""
+    """A queue of bytes for descriptors, and the thread that writes them; a context manager.
 
-    # The owner's thread calls the methods; any thread may call `say`, `show` and `write`. `wake_fd`
-    # becomes readable when the queue has room again, when it is empty, and when a descriptor
-    # breaks; the owner then calls `woken`, and reads `full` and `broken`.
+    The owner's thread calls the methods; any thread may call `say`, `show` and `write`. `wake_fd`
+    becomes readable when the queue has room again, when it is empty, and when a descriptor breaks;
+    the owner then calls `woken`, and reads `full` and `broken`.
+    """
 
     def __init__(self) -> None:
         self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -64,7 +67,6 @@ class Console:
             self._thread.join(_LAST_WORDS)
 
     def is_terminal(self, fd: int) -> bool:
-        """Return whether the descriptor is a terminal."""
         return fd in self._terminals
 
     @property
@@ -83,8 +85,8 @@ class Console:
 
     def write(self, fd: int, data: bytes) -> None:
         """Queue bytes without blocking; bytes for a descriptor that has failed are dropped."""
-        # So is all else for people when the reader of stdout or stderr has gone: the job then ends,
-        # and what its ranks say of each other's end explains nothing.
+        # So is all else when the reader of stdout or stderr has gone: the job then ends, and what
+        # its ranks say of each other's end explains nothing.
         with self._changed:
             ends = self.broken and fd in (STDOUT, STDERR)
             if fd not in self._failed and not ends:
@@ -93,8 +95,10 @@ class Console:
                 self._changed.notify_all()
 
     def open_region(self) -> int | None:
-        """Keep rows below the output from now on; return the terminal's descriptor, if any."""
-        # If both stdout and stderr are terminals, they have to be the same one.
+        """Keep rows below the output from now on; return the terminal's descriptor, if any.
+
+        If both stdout and stderr are terminals, they have to be the same one.
+        """
         if not self._terminals:
             return None
         with self._changed:
@@ -103,8 +107,10 @@ class Console:
         return self._region_fd
 
     def show(self, rows: Sequence[bytes], width: int) -> None:
-        """Show these rows below the output, in place of those before; none: erase them for good."""
-        # Each of `rows` is shorter than the terminal is wide, without a line feed.
+        """Show these rows below the output, in place of those before; none: erase them for good.
+
+        Each is shorter than `width`, that of the terminal, and without a line feed.
+        """
         with self._changed:
             if self._region is not None:
                 self._region.set(rows, width)
@@ -226,35 +232,32 @@ class Console:
             pass  # The pipe is full of wake-ups already.
 
 
-_LONGEST_REST = 8 << 10  # bytes; the rows disappear while the output stands in a longer line
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-
-
 class Region:
-    """What the console has drawn on its terminal, and has to erase; for the console's thread."""
+    """Rows that stay below the output on a terminal; for the console's thread.
+
+    The rows are drawn below the last line of output. Before more output is written they are erased,
+    and afterwards they are drawn again. While the last line of output is not complete, a copy of it
+    is the first row; the line itself is written when it is complete.
+    """
 
     def __init__(self) -> None:
         self._rows: Sequence[bytes] = ()
         self._width = 0  # for which the rows were made
         self._drawn = 0  # rows that are on the terminal
-        self._rest = b""  # The incomplete last line of the output; a copy is drawn.
+        self._rest = b""  # the incomplete last line of the output, of which a copy is drawn
         self._rest_fd = 0
         self._in_line = False  # whether the output stands in an incomplete line
 
     def set(self, rows: Sequence[bytes], width: int) -> None:
-        """Take other rows, for `draw`."""
-        # Each of `rows` is shorter than the terminal is wide, without a line feed; none: draw
-        # nothing.
+        """Take other rows for `draw`, or none."""
         self._rows, self._width = rows, width
 
     @property
     def wanted(self) -> bool:
-        """Whether there are rows to draw."""
         return bool(self._rows)
 
     @property
     def drawn(self) -> bool:
-        """Whether there is anything to erase."""
         return self._drawn > 0
 
     def erase(self) -> bytes:

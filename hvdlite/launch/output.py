@@ -1,12 +1,15 @@
 """Move the output of the ranks to the console, in whole lines with a prefix before each.
 
-A *stream* is the stdout or the stderr of one rank. A *line* ends with a newline, or with a carriage
-return as progress bars do. The *rest* is what a stream wrote after the end of its last line. The
-rest is held back until its line is complete. On a terminal it is shown after a moment, so that the
-user sees a progress bar that never ends its line. Where there is no terminal, a line shows what
-a progress bar has drawn last in it. The *open* stream is the one in whose unfinished
-line the cursor of the console stands. Before another stream is shown, the console begins a new
-line.
+A *stream* is one output of one rank. A *line* ends with a newline, or with a carriage return as
+progress bars do. The *rest* is what a stream wrote after the end of its last line. The rest is held
+back until its line is complete. On a terminal it is shown after a moment, so that the user sees a
+progress bar that never ends its line. Where there is no terminal, a line shows what a progress bar
+has drawn last in it. The *open* stream is the one in whose unfinished line the cursor of the
+console stands. Before another stream is shown, the console begins a new line.
+
+Streams are read only as fast as their bytes can be passed on. Those with samples for a view (sink
+LIVE) are read at a fixed pace instead: nothing waits for a rank that floods its pipe, and the
+samples do not wait for a slow console.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ _BLOCK = 256 << 10  # bytes read at once from a stream
 _LIVE_BLOCK = 64 << 10  # the same of samples
 _LIVE_SECONDS = 0.25  # between two looks at the samples
 _TAIL = 16 << 10  # last bytes of each stream that are kept for the failure report
+_LONGEST_REST = 256 << 10  # a longer line is shown in parts, so that memory stays bounded
+_REST_SHOWN_AFTER = 0.1  # seconds, on a terminal
+_STATE_SHOWN_AFTER = 10.0  # seconds, of a progress bar elsewhere
 
 
 class Stream:
     """One output of one rank, which an elastic job names by the number of its worker."""
 
     def __init__(self, rank: int, pipe: int, sink: int) -> None:
-        """Take over the read end of a pipe."""
         os.set_blocking(pipe, False)
         self.rank = rank
         self.pipe = pipe  # the read end of its pipe, which the stream owns
@@ -40,10 +45,11 @@ class Stream:
 
 
 class StreamReader:
-    """Reads all streams of one loop, which owns it and whose thread calls it."""
+    """Reads all streams of one loop, which owns it and whose thread calls it.
 
-    # A subclass defines `took`, which gets the bytes, and `full`. While `full`, no stream is read.
-    # So the ranks' pipes fill, and the memory of this process stays bounded.
+    A subclass defines `took`, which gets the bytes, and `full`. While `full`, no stream is read. So
+    the ranks' pipes fill, and the memory of this process stays bounded.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -68,7 +74,6 @@ class StreamReader:
         self.add(Stream(rank, pipe, sink))
 
     def add(self, stream: Stream) -> None:
-        """Start reading a stream."""
         self._streams.append(stream)
         if self._is_watched(stream):
             self._selector.register(stream.pipe, selectors.EVENT_READ, self._reader(stream))
@@ -159,24 +164,134 @@ class StreamReader:
         return b"".join(s.tail for s in self._streams if s.rank == rank and s.sink == STDERR)
 
 
-_LONGEST_REST = 256 << 10  # a longer line is shown in parts, so that memory stays bounded
-_REST_SHOWN_AFTER = 0.1  # seconds, on a terminal
-_STATE_SHOWN_AFTER = 10.0  # seconds, of a progress bar elsewhere
+class Samples(Protocol):
+    """The `View` that takes what ranks write as samples of themselves."""
+
+    def took(self, number: int, block: bytes) -> None: ...
+    def closed(self, number: int) -> None: ...
 
 
-def last_states(text: bytes) -> bytes:
-    """Leave in each line what was drawn last, as far as it is not blank; the last line goes on."""
-    if b"\r" not in text:
-        return text
-    *lines, rest = text.split(b"\n")
-    *states, begun = rest.split(b"\r")
-    state = _last_state(states)
-    ends = [_last_state(line.split(b"\r")) for line in lines]
-    return b"\n".join([*ends, state + b"\r" + begun if state else begun])
+class OutputPump(StreamReader):
+    """Reads all streams and writes their lines to the console. It borrows all it is given.
+
+    `timestamps` says whether the time stands before each line, and `label` names a rank, or now a
+    worker, there.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        selector: selectors.BaseSelector,
+        timestamps: bool,
+        view: Samples | None = None,
+        label: Callable[[int], str] = str,
+    ) -> None:
+        super().__init__(selector)
+        self._view = view
+        self._console = console
+        self._timestamps = timestamps
+        self._label = label
+        self._open: ShownStream | None = None
+        self._results: dict[int, bytearray] = {}
+
+    @property
+    def full(self) -> bool:
+        return self._console.full
+
+    @property
+    def results(self) -> Mapping[int, bytes]:
+        """By rank, all bytes that it wrote as its result."""
+        return {rank: bytes(result) for rank, result in self._results.items()}
+
+    def open(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
+        """Show, from now on, what comes through a pipe; `file` gets a copy. Both are owned here."""
+        if sink in (RESULT, LIVE):
+            self.add(Stream(rank, pipe, sink))
+        else:
+            self.add(ShownStream(rank, pipe, sink, file, self._console.is_terminal(sink)))
+
+    def _prefix(self, stream: Stream) -> bytes:
+        if not self._timestamps:
+            return f"[{self._label(stream.rank)}] ".encode()
+        now = time.time()
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        return f"{clock}.{int(now * 1000) % 1000:03d} [{self._label(stream.rank)}] ".encode()
+
+    def took(self, stream: Stream, block: bytes) -> None:
+        if stream.sink == LIVE:
+            if self._view is not None:
+                self._view.took(stream.rank, block)
+            return
+        if not isinstance(stream, ShownStream):
+            self._results.setdefault(stream.rank, bytearray()).extend(block)
+            return
+        if stream.file is not None:
+            self._console.write(stream.file, block)
+        had_rest = stream.cutter.rest_size > 0
+        lines = stream.cutter.feed(block, self._prefix(stream))
+        if lines:
+            self._show(stream, lines)
+        if stream.cutter.rest_size and (lines or not had_rest):
+            stream.rest_since = time.monotonic()
+        if stream.cutter.rest_size > _LONGEST_REST:
+            self._show_rest(stream)
+
+    def _show(self, stream: ShownStream, text: bytes) -> None:
+        """Write `text`; begin a new line if the cursor stands in a line of another stream."""
+        if self._open is not None and self._open is not stream:
+            self._console.write(self._open.sink, b"\n")
+            self._open.cutter.interrupted()
+        self._console.write(stream.sink, text)
+        self._open = stream if stream.cutter.mid_line else None
+
+    def _show_rest(self, stream: ShownStream) -> None:
+        text = stream.cutter.flush(self._prefix(stream))
+        if text:
+            self._show(stream, text)
+
+    def due(self, now: float) -> float | None:
+        """Show rests that have waited long enough, on terminals; return when the next is due."""
+        due = super().due(now)
+        for stream in self._streams:
+            if not isinstance(stream, ShownStream) or not stream.cutter.rest_size:
+                continue
+            on_terminal = self._console.is_terminal(stream.sink)
+            if not on_terminal and not stream.cutter.has_state:
+                continue
+            when = stream.rest_since + (_REST_SHOWN_AFTER if on_terminal else _STATE_SHOWN_AFTER)
+            if when <= now and not on_terminal:
+                self._show(stream, stream.cutter.feed(b"\n", self._prefix(stream)))
+            elif when <= now:
+                self._show_rest(stream)
+            elif due is None or when < due:
+                due = when
+        return due
+
+    def closed(self, stream: Stream) -> None:
+        if stream.sink == LIVE and self._view is not None:
+            self._view.closed(stream.rank)
+        if isinstance(stream, ShownStream):
+            self._show_rest(stream)
+            if stream.file is not None:
+                self._console.close_file(stream.file)
+
+    def finish(self) -> None:
+        super().finish()
+        if self._open is not None:
+            self._console.write(self._open.sink, b"\n")
+            self._open = None
 
 
-def _last_state(states: list[bytes]) -> bytes:
-    return next((state for state in reversed(states) if state.strip()), b"")
+class ShownStream(Stream):
+    """A stream whose lines are shown; `file`, which it owns, gets a copy of its bytes."""
+
+    def __init__(
+        self, rank: int, pipe: int, sink: int, file: int | None, on_terminal: bool
+    ) -> None:
+        super().__init__(rank, pipe, sink)
+        self.file = file
+        self.cutter = LineCutter(on_terminal)
+        self.rest_since = 0.0
 
 
 class LineCutter:
@@ -240,142 +355,16 @@ class LineCutter:
         return start + text
 
 
-class ShownStream(Stream):
-    """A stream whose lines are shown; `file`, which it owns, gets a copy of its bytes."""
-
-    def __init__(
-        self, rank: int, pipe: int, sink: int, file: int | None, on_terminal: bool
-    ) -> None:
-        super().__init__(rank, pipe, sink)
-        self.file = file
-        self.cutter = LineCutter(on_terminal)
-        self.rest_since = 0.0
-
-
-class Samples(Protocol):
-    """What takes the bytes that ranks write as samples of themselves; see `view.View`."""
-
-    def took(self, number: int, block: bytes) -> None:
-        """Take bytes of a rank."""
-
-    def closed(self, number: int) -> None:
-        """Note that no more comes from a rank."""
+def last_states(text: bytes) -> bytes:
+    """Leave in each line what was drawn last, as far as it is not blank; the last line goes on."""
+    if b"\r" not in text:
+        return text
+    *lines, rest = text.split(b"\n")
+    *states, begun = rest.split(b"\r")
+    state = _last_state(states)
+    ends = [_last_state(line.split(b"\r")) for line in lines]
+    return b"\n".join([*ends, state + b"\r" + begun if state else begun])
 
 
-class OutputPump(StreamReader):
-    """Read all streams and write their lines to the console."""
-
-    def __init__(
-        self,
-        console: Console,
-        selector: selectors.BaseSelector,
-        timestamps: bool,
-        view: Samples | None = None,
-        label: Callable[[int], str] = str,
-    ) -> None:
-        """Make it without streams."""
-        # `console` shows the lines; borrowed.
-        # `selector` watches the pipes; borrowed.
-        # `timestamps` says whether the time stands before each line.
-        # `view` takes the ranks' samples; borrowed.
-        # `label` names a rank, or now a worker, before its lines.
-        super().__init__(selector)
-        self._view = view
-        self._console = console
-        self._timestamps = timestamps
-        self._label = label
-        self._open: ShownStream | None = None
-        self._results: dict[int, bytearray] = {}
-
-    @property
-    def full(self) -> bool:
-        """Whether the console's queue is full."""
-        return self._console.full
-
-    @property
-    def results(self) -> Mapping[int, bytes]:
-        """By rank, all bytes that it wrote as its result."""
-        return {rank: bytes(result) for rank, result in self._results.items()}
-
-    def open(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
-        """Show, from now on, what comes through a pipe."""
-        # `pipe` is the read end; owned from now on.
-        # `file` is a descriptor for a copy of the bytes; owned from now on.
-        if sink in (RESULT, LIVE):
-            self.add(Stream(rank, pipe, sink))
-        else:
-            self.add(ShownStream(rank, pipe, sink, file, self._console.is_terminal(sink)))
-
-    def _prefix(self, stream: Stream) -> bytes:
-        if not self._timestamps:
-            return f"[{self._label(stream.rank)}] ".encode()
-        now = time.time()
-        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        return f"{clock}.{int(now * 1000) % 1000:03d} [{self._label(stream.rank)}] ".encode()
-
-    def took(self, stream: Stream, block: bytes) -> None:
-        """Show the lines that a block completes."""
-        if stream.sink == LIVE:
-            if self._view is not None:
-                self._view.took(stream.rank, block)
-            return
-        if not isinstance(stream, ShownStream):
-            self._results.setdefault(stream.rank, bytearray()).extend(block)
-            return
-        if stream.file is not None:
-            self._console.write(stream.file, block)
-        had_rest = stream.cutter.rest_size > 0
-        lines = stream.cutter.feed(block, self._prefix(stream))
-        if lines:
-            self._show(stream, lines)
-        if stream.cutter.rest_size and (lines or not had_rest):
-            stream.rest_since = time.monotonic()
-        if stream.cutter.rest_size > _LONGEST_REST:
-            self._show_rest(stream)
-
-    def _show(self, stream: ShownStream, text: bytes) -> None:
-        """Write `text`; begin a new line if the cursor stands in a line of another stream."""
-        if self._open is not None and self._open is not stream:
-            self._console.write(self._open.sink, b"\n")
-            self._open.cutter.interrupted()
-        self._console.write(stream.sink, text)
-        self._open = stream if stream.cutter.mid_line else None
-
-    def _show_rest(self, stream: ShownStream) -> None:
-        text = stream.cutter.flush(self._prefix(stream))
-        if text:
-            self._show(stream, text)
-
-    def due(self, now: float) -> float | None:
-        """Show rests that have waited long enough, on terminals; return when the next is due."""
-        due = super().due(now)
-        for stream in self._streams:
-            if not isinstance(stream, ShownStream) or not stream.cutter.rest_size:
-                continue
-            on_terminal = self._console.is_terminal(stream.sink)
-            if not on_terminal and not stream.cutter.has_state:
-                continue
-            when = stream.rest_since + (_REST_SHOWN_AFTER if on_terminal else _STATE_SHOWN_AFTER)
-            if when <= now and not on_terminal:
-                self._show(stream, stream.cutter.feed(b"\n", self._prefix(stream)))
-            elif when <= now:
-                self._show_rest(stream)
-            elif due is None or when < due:
-                due = when
-        return due
-
-    def closed(self, stream: Stream) -> None:
-        """Show a stream's rest and close its file."""
-        if stream.sink == LIVE and self._view is not None:
-            self._view.closed(stream.rank)
-        if isinstance(stream, ShownStream):
-            self._show_rest(stream)
-            if stream.file is not None:
-                self._console.close_file(stream.file)
-
-    def finish(self) -> None:
-        """Read what is left in every pipe, close all pipes, and end the console's last line."""
-        super().finish()
-        if self._open is not None:
-            self._console.write(self._open.sink, b"\n")
-            self._open = None
+def _last_state(states: list[bytes]) -> bytes:
+    return next((state for state in reversed(states) if state.strip()), b"")

@@ -38,18 +38,6 @@ _CONSEQUENCES = (
 )
 
 
-_REMEDIES = {
-    b"ModuleNotFoundError: No module named 'horovod'": (
-        "a script for Horovod runs unchanged with `hvdlite-run --compat`: then `import horovod` "
-        "finds hvdlite"
-    ),
-    b"ModuleNotFoundError: No module named 'hvdlite'": (
-        "the Python that the command names has no hvdlite: install it there, or name the one of "
-        f"hvdlite-run, {sys.executable}"
-    ),
-}
-
-
 @dataclass(frozen=True)
 class Failure:
     """The failure of one rank, or of one worker of an elastic job."""
@@ -73,13 +61,11 @@ class Failure:
 
 
 def is_consequence(stderr: bytes) -> bool:
-    """Return whether a rank's traceback tells that another rank failed."""
     return any(line.startswith(_CONSEQUENCES) for line in stderr.splitlines())
 
 
 def root_failure(failures: Sequence[_Failure]) -> _Failure:
-    """Choose the failure that caused the others: the first one that is not a consequence."""
-    # If all near the first failure are consequences, it is the first one.
+    """Choose the failure that caused the others: the first, if it is not just a consequence."""
     first = min(failures, key=lambda failure: failure.at)
     near = [failure for failure in failures if failure.at <= first.at + first.window]
     causes = [failure for failure in near if failure.is_cause]
@@ -118,10 +104,24 @@ def verdict(failure: Failure) -> str:
     return f"{how}: {failure.ending}"
 
 
+_REMEDIES = {
+    b"ModuleNotFoundError: No module named 'horovod'": (
+        "a script for Horovod runs unchanged with `hvdlite-run --compat`: then `import horovod` "
+        "finds hvdlite"
+    ),
+    b"ModuleNotFoundError: No module named 'hvdlite'": (
+        "the Python that the command names has no hvdlite: install it there, or name the one of "
+        f"hvdlite-run, {sys.executable}"
+    ),
+}
+
+
 def describe(failure: Failure, oom_killed: bool, noun: str = "rank") -> str:
-    """Write the report of a failure, which the launcher shows last."""
-    # `oom_killed` says whether the kernel killed a process on that host for lack of memory.
-    # `noun` says what the number of the failure counts: "rank", or "worker" in an elastic job.
+    """Write the report of a failure, which the launcher shows last.
+
+    `oom_killed` says whether the kernel killed a process on that host for lack of memory, and
+    `noun` what the number of the failure counts: "rank", or "worker" in an elastic job.
+    """
     who = f"{noun} {failure.rank} (host {failure.host}, pid {failure.pid})"
     text = [f"hvdlite-run: {who} {verdict(failure)}"]
     killed = failure.ending.by_signal and failure.ending.status == signal.SIGKILL

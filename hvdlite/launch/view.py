@@ -30,7 +30,6 @@ class LineSplitter:
         self.dropped = 0
 
     def feed(self, block: bytes) -> list[bytes]:
-        """Take bytes; return the lines that they complete."""
         first, *others = block.split(b"\n")
         lines = []
         self._append(first)
@@ -50,23 +49,21 @@ class LineSplitter:
 
 
 class View:
-    """A view of one job. The launcher's thread calls its methods."""
+    """A view of one job. The launcher's thread calls its methods.
+
+    Each of `makers` makes a viewer, which may write to the borrowed console.
+    """
 
     def __init__(self, makers: Sequence[MakeViewer], console: Console) -> None:
-        """Make the viewers; none is started yet."""
-        # Each of `makers` makes a viewer, which may write to the console.
-        # `console` also shows failures of viewers; borrowed.
         self.run = Run()  # what is known of the job; viewers read it
         self._console = console
         self._viewers: list[Viewer] = []
         self._splitters: dict[int, LineSplitter] = {}
-        self._claims: dict[int, tuple[int, int]] = {}  # Each pipe's rank in the last epoch.
-        self._ahead = 0.0  # Rank 0's clock is so many seconds ahead.
+        # By pipe, the last epoch and its rank there, which is one: so the run stays bounded.
+        self._ranks: dict[int, tuple[int, int]] = {}
+        self._ahead = 0.0  # seconds that rank 0's clock is ahead
         for make in makers:
-            self._guard(self._make, make)
-
-    def _make(self, make: MakeViewer) -> None:
-        self._viewers.append(make(self._console))
+            self._guard(lambda make=make: self._viewers.append(make(console)))
 
     def start(self, about: About) -> None:
         """Start the viewers, before the ranks."""
@@ -88,9 +85,8 @@ class View:
             self.run.lost += 1
 
     def closed(self, number: int) -> None:
-        """Forget the pipe of a rank."""
         self._splitters.pop(number, None)
-        self._claims.pop(number, None)
+        self._ranks.pop(number, None)
 
     def note(self, kind: str, rank: int, text: str) -> None:
         """Add an event that the launcher has seen, such as the death of a worker."""
@@ -100,21 +96,16 @@ class View:
         now = time.monotonic()
         try:
             sample = Sample.parse(line)
-            self._claim(number, sample)
+            epoch, rank = self._ranks.setdefault(number, (sample.epoch, sample.rank))
+            if epoch < sample.epoch:
+                self._ranks[number] = (sample.epoch, sample.rank)
+            elif rank != sample.rank:
+                raise ValueError("a process has one rank in an epoch")
             self.run.add(sample, now)
         except Exception:  # A rank can write anything, and the launcher goes on.
             self.run.lost += 1
         else:
             self._ahead = sample.time - now
-
-    def _claim(self, number: int, sample: Sample) -> None:
-        """Note the rank of a pipe, which has one in each epoch: so the run stays bounded."""
-        # Raises ValueError if it says to be another rank now.
-        epoch, rank = self._claims.setdefault(number, (sample.epoch, sample.rank))
-        if epoch < sample.epoch:
-            self._claims[number] = (sample.epoch, sample.rank)
-        elif rank != sample.rank:
-            raise ValueError("a process has one rank in an epoch")
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> bool:
         """Call a viewer; show what it raises as one line, and return whether it raised nothing."""

@@ -48,7 +48,6 @@ def chosen(figures: Figures) -> list[RankFigures]:
 
 
 def _bars(figures: Figures) -> str:
-    """Draw the phases of each rank's mean step."""
     ranks, count = chosen(figures), len(figures.ranks)
     sums = [sum(max(0.0, getattr(rank, phase)) for phase in PHASES) for rank in ranks]
     most = _round_up(max(sums, default=0.0))

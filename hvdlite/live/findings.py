@@ -251,7 +251,6 @@ def straggler(figures: Figures) -> Straggler | None:
 
 
 def _is_behind_a_link(figures: Figures, suspects: list[RankFigures]) -> bool:
-    """Return whether a slow link is why ranks are late."""
     # On one host there is no link, and an exchange whose thread waits for a core takes long, too.
     possible = len(_hosts(figures)) > 1 and not any(is_preempted(rank) for rank in suspects)
     return possible and _gets_late(figures, suspects)
@@ -514,7 +513,6 @@ def _round_to_sum(parts: Sequence[float], total: int) -> list[int]:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time with about three digits."""
     if seconds < 0.0005:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.00995:

@@ -296,7 +296,6 @@ class About:
 
     @property
     def program(self) -> str:
-        """The name of the script or program, for headings."""
         words = [word.rpartition("/")[2] for word in self.command]
         scripts = [word for word in words if word.endswith(".py")]
         modules = [words[n + 1] for n, word in enumerate(words[:-1]) if word == "-m"]

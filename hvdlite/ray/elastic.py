@@ -164,7 +164,6 @@ class RayLauncher(IncomingAgents):
         return True
 
     def open(self, host: str) -> RayChannel:
-        """Have Ray start an actor on a node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         number = next(self._numbers)
@@ -295,5 +294,4 @@ class NodeActor:
     def serve(
         self, address: str, job: Job, number: int, variables: Mapping[str, str], threads: int
     ) -> int:
-        """Run the agent until it ends; return its exit status."""
         return agent.serve(address, job, number, variables, _OF_THE_ACTOR, threads)

@@ -274,7 +274,6 @@ class Worker:
     def build(
         self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Make the object that `execute` works on."""
         with self._told():
             self._object = cls(*args, **kwargs)
 

@@ -111,7 +111,7 @@ def run(
 
 
 def _attempt(session: Any, plan: Plan, ranks: int) -> tuple[list[Any], Exception | None]:
-    """Start the ranks once; return their results, or what ended them; raise other errors of Spark."""
+    """Start the ranks once; return their results, or what ended them."""
     try:
         reports = _reports(session, plan, ranks)
     except RankFailedError as error:

@@ -147,7 +147,6 @@ class _AlarmedRank(FixedRanks):
         self._alarm: Hub | Line | None = None
 
     def meet(self, deadline: Deadline) -> None:
-        """Connect this task to the others."""
         loop = self.job.selector
         if self._listener is None:
             self._alarm = Line(self._address, self._secret, self._rank, loop, self._rang, deadline)
@@ -349,7 +348,6 @@ class Line:
             self.close()
 
     def ring(self) -> None:
-        """Tell all tasks that this task's rank has failed."""
         self.close()
 
     def expire(self) -> None:

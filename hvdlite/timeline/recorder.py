@@ -62,13 +62,10 @@ class Recorder:
     ) -> None:
         """Make a recorder; nothing is written yet.
 
-        Args:
-            rank: this rank.
-            host_of: by rank, the index of its host.
-            clock: the offset of this host's clock to rank 0's.
-            job_id: distinguishes the parts of this job from those that another job left.
-            folder: whose parts hvdlite-run merges; None without hvdlite-run.
-            epoch: None outside elastic jobs, whose workers have not begun equally many sessions.
+        `host_of` has, by rank, the index of its host, and `clock` is the offset of this host's
+        clock to rank 0's. `job_id` distinguishes the parts of this job from those that another job
+        left. hvdlite-run merges the parts in `folder`, which is None without hvdlite-run. `epoch`
+        is None outside elastic jobs, whose workers have not begun equally many sessions.
         """
         self.target: Path | None = None  # as the user has named it; None while no part is written
         self._epoch = epoch
@@ -146,13 +143,10 @@ class Recorder:
     def end(self, gather: Gather | None) -> None:
         """Complete this rank's part, and merge the session if this was its last part.
 
-        Without a part this does nothing, and neither in a child of fork(), whose parent writes the
-        part. If the ranks span several hosts, every rank must call it.
-
-        Args:
-            gather: an allgather for several hosts: it takes the bytes of this rank and the name of
-                the collective, and returns the bytes of all ranks. None if the world is over: then
-                the parts stay in their folders, as they do if it raises.
+        If the ranks span several hosts, every rank must call it. `gather` is an allgather for them:
+        it takes the bytes of this rank and the name of the collective. It is None if the world is
+        over: then the parts stay in their folders, as they do if it raises. A child of fork(),
+        whose parent writes the part, does nothing.
         """
         part = self._take_part()
         if part is None or os.getpid() != self._process:

@@ -21,8 +21,7 @@ KINDS: Mapping[str, str] = {
 
 
 def emit(kind: str, request: EmitRequest) -> str:
-    """Describe a job in the words of one kind of cluster software."""
-    # Raises ArgumentError if this kind cannot run such a job, or needs something that is not given.
+    """Describe a job; raise ArgumentError if this kind of software cannot run it as it is."""
     module = importlib.import_module(f"hvdlite.launch.emit.{KINDS[kind]}")
     describe: Callable[[EmitRequest], str] = getattr(module, kind)
     return describe(request)
@@ -33,18 +32,14 @@ class EmitRequest:
     """A job that cluster software is to run."""
 
     command: Sequence[str]  # the program of every rank, and its arguments
-    ranks: int  # how many ranks the job has
+    ranks: int
     ranks_per_node: int  # the most ranks that a node gets; every node but the last has so many
     name: str = "train"
-    # The container image with hvdlite and the program; None if it was not given.
-    image: str | None = None
+    image: str | None = None  # the container image with hvdlite and the program
     grace: float = 30.0  # seconds that the ranks have to save something when they are told to stop
-    # Environment variables that flags set for every rank.
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)  # of every rank, from flags
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
-        # Raises ArgumentError if a number is out of range, or there is no command.
         if self.ranks < 1:
             raise ArgumentError(f"-np {self.ranks}: at least one rank is needed")
         if self.ranks_per_node < 1:
@@ -56,5 +51,4 @@ class EmitRequest:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the ranks fill."""
         return -(-self.ranks // self.ranks_per_node)

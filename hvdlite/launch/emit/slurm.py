@@ -47,7 +47,7 @@ exit $status
 
 
 def slurm(request: EmitRequest) -> str:
-    """Return the batch script. Raises ArgumentError for an image, which Slurm does not need."""
+    """Return the batch script; raise ArgumentError for an image, which Slurm does not need."""
     if request.image is not None:
         raise ArgumentError("--image: the ranks of a Slurm job run without a container image")
     exports = "".join(
