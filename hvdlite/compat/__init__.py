@@ -37,6 +37,9 @@ _MODULES = {
     "horovod": "hvdlite",
     "horovod.tensorflow.keras": "hvdlite.keras",
     "horovod.torch.mpi_ops": "hvdlite.torch",
+    "horovod.torch.elastic.sampler": "hvdlite.torch.elastic",
+    "horovod.torch.elastic.state": "hvdlite.torch.elastic",
+    "horovod.tensorflow.compression": "hvdlite.tensorflow",
     "horovod.tensorflow.mpi_ops": "hvdlite.tensorflow",
     "horovod.common.basics": "hvdlite.basics",
     "horovod.common.elastic": "hvdlite.compat.elastic",
@@ -138,6 +141,7 @@ class _Alias(Loader):
             return
         # The import statement returns the entry of sys.modules after the loader has run.
         target = importlib.import_module(self._target)
+        vars(target).setdefault("__path__", [])  # What is below it in Horovod is found, too.
         _explain_names(target)
         sys.modules[module.__name__] = target
 

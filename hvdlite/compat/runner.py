@@ -9,8 +9,6 @@ from typing import Any
 import hvdlite
 from hvdlite.errors import ArgumentError
 
-__path__: list[str] = []  # Imports below horovod.runner ask the finder, which says why they fail.
-
 # Arguments of elastic jobs, and hvdlite's names for them.
 _ELASTIC = {
     "min_num_proc": "min_np",
