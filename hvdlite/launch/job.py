@@ -62,7 +62,7 @@ class Run:
         self.address = ""  # where the processes meet
         self._first: Sequence[Start] = ()
         self._view = view
-        self._timeline = TimelineParts(self.job.job_id)
+        self._timeline = _timeline_folder(self.job.job_id)
 
     # What is different in each kind of job.
 
@@ -117,7 +117,8 @@ class Run:
                 try:
                     supervisor.run_first(self._first, partial(self._start, supervisor, policy))
                 finally:
-                    self._timeline.merge(self.console)
+                    if self._timeline is not None:
+                        _merge_timeline(self._timeline, self.console)
                 outcome = self.outcome(supervisor, rendezvous)
                 self.agents.conclude(outcome.status)
                 return outcome
@@ -194,7 +195,9 @@ class Run:
     def _start_here(self, start: Start, own: Mapping[str, str]) -> AnyRank:
         what = self.what
         shared = what.shared_environment(self.threads(start.host))
-        environment = {**shared, **own, **self._timeline.environment}
+        environment = {**shared, **own}
+        if self._timeline is not None:
+            environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline)
         if what.compat:
             environment = on_path(environment)
         return start_worker(
@@ -213,32 +216,25 @@ class Run:
                 self.console.say(f"{text}; set OMP_NUM_THREADS to choose")
 
 
-class TimelineParts:
-    """The parts of the timeline that the ranks of this host write."""
+def _timeline_folder(job_id: bytes) -> Path | None:
+    """Return a name of a folder for the ranks' parts of the timeline, which they create.
 
-    def __init__(self, job_id: bytes) -> None:
-        """Choose the folder; the ranks create it."""
-        # There is none if no temporary folder can be written. The ranks then put the parts beside
-        # the timeline, and the parts that they cannot merge stay there.
-        self._folder: Path | None = None
-        try:
-            self._folder = Path(tempfile.gettempdir()) / f"hvdlite-timeline-{job_id.hex()}"
-        except FileNotFoundError:
-            pass
+    None if no temporary folder can be written. The ranks then put the parts beside the timeline,
+    and the parts that they cannot merge stay there.
+    """
+    try:
+        return Path(tempfile.gettempdir()) / f"hvdlite-timeline-{job_id.hex()}"
+    except FileNotFoundError:
+        return None
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variable that tells a rank the folder."""
-        return {} if self._folder is None else {"HVDLITE_TIMELINE_PARTS": str(self._folder)}
 
-    def merge(self, console: Console) -> None:
-        """Merge the parts that the ranks could not merge, for example because one was killed."""
-        if self._folder is None:
-            return
-        try:
-            merge_leftovers(self._folder)
-        except (OSError, ArgumentError) as error:
-            console.say(f"no timeline: {error}; its parts are in {self._folder}")
+def _merge_timeline(folder: Path, console: Console) -> None:
+    """Merge the parts that the ranks could not merge, for example because one was killed."""
+    try:
+        merge_leftovers(folder)
+    except (OSError, ArgumentError) as error:
+        console.say(f"no timeline: {error}; its parts are in {folder}")
+
 
 
 _TEXT = (
