@@ -214,7 +214,7 @@ def run_steps(arguments: argparse.Namespace) -> None:
 def make_step(step: int, mib: float, log: Log) -> None:
     """Reduce gradients as torch's reducer does, and write down who has made the step."""
     from hvdlite import _core, basics
-    from hvdlite.elastic import epochs, steps
+    from hvdlite.rendezvous import epochs
 
     def reduce(number: int, cells: array[int]) -> _core.Handle:
         address = cells.buffer_info()[0]
@@ -222,7 +222,7 @@ def make_step(step: int, mib: float, log: Log) -> None:
         total = _core.REDUCE_OPS["sum"]
         return basics.engine().allreduce(tensor.name, [tensor], total, keep=cells, transaction="s")
 
-    steps.begun()
+    epochs.begin_step()
     worker = int(os.environ["HVDLITE_WORKER"])
     count = int(mib * (1 << 20) / 8 / BUCKETS)
     buckets = [array("q", [worker + 1 + step]) * count for _ in range(BUCKETS)]
@@ -230,7 +230,7 @@ def make_step(step: int, mib: float, log: Log) -> None:
     commit = basics.engine().commit("c", "s")
     for handle in (*handles, commit):
         handle.wait()
-    steps.committed(commit.epoch)
+    epochs.commit_step(commit.epoch)
     values = {cells[i] for cells in buckets for i in (0, count // 2, count - 1)}
     value = values.pop() if len(values) == 1 else -1
     log.write("step", step, commit.epoch, value, *epochs.find(commit.epoch).workers)

@@ -26,38 +26,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hvdlite import _core, ops, process_sets
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.live import observed
 from hvdlite.ops import gather_bytes
 from hvdlite.process_sets import ProcessSet, StaticSets
-from hvdlite.rendezvous.connect import Connection, connect
+from hvdlite.rendezvous.connection import Connection
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect, timeline_parts
+from hvdlite.rendezvous.mesh import connect
 from hvdlite.timeline.recorder import Gather, Recorder
 
-
-class Member(Protocol):
-    """This process's membership in an elastic job; see `hvdlite.elastic.membership_thread`."""
-
-    pending: _core.PendingOperations
-
-    def begin(self, deadline: Deadline) -> Connection:
-        """Register this worker, and wait for its first world."""
-
-    def attach(self, engine: _core.Engine) -> None:
-        """Take note of the engine of the first world."""
-
-    def ask_to_leave(self, why: str) -> None:
-        """Ask to leave the job at its next boundary."""
-
-    def break_off(self, what: str) -> None:
-        """End without a goodbye, because the script has failed: "raised ValueError: ..."."""
-
-    def leave(self, commits: Mapping[int, int]) -> None:
-        """Say goodbye; the engine has been shut down."""
+if TYPE_CHECKING:
+    from hvdlite.rendezvous.membership import MembershipThread
 
 
 @dataclass(frozen=True)
@@ -77,7 +60,7 @@ class World:
     job_id: bytes
     check_finite: int  # This is the knob of the name; reading it takes microseconds.
     epoch: int = 0  # It is the number of this world in an elastic job.
-    member: Member | None = None  # Only a worker of an elastic job has one.
+    member: MembershipThread | None = None  # Only a worker of an elastic job has one.
 
 
 def make_world(
@@ -272,14 +255,14 @@ def _begin_elastic(
     sets: Sequence[ProcessSet],
 ) -> World:
     """Make the first world of a worker of an elastic job; that of a joiner has one rank."""
-    from hvdlite.elastic.membership_thread import MembershipThread  # Ordinary jobs do not need it.
+    from hvdlite.rendezvous.membership import MembershipThread  # Ordinary jobs do not need it.
 
     if _left_elastic:
         raise ArgumentError(
             "init() was called after shutdown() in an elastic job, which this process has left for "
             "good; leave shutdown() out: hvd.elastic.run forms new worlds by itself"
         )
-    member = MembershipThread(worker, agreed, follow)
+    member = MembershipThread(worker, agreed, follow, process_sets.drop_broken)
     process_sets.keep_static(sets)
     connection = member.begin(deadline)
     try:

@@ -18,8 +18,8 @@ from hvdlite.parameter_server.client import Client, Link
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.tensors import MakeStorage, Storage, TensorSpec
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
+from hvdlite.rendezvous.client import introduce
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.dial import introduce
 from hvdlite.rendezvous.handshake import Job, Role
 from patience import HANG
 

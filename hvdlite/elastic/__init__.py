@@ -13,8 +13,8 @@ Example:
     >>> train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 """
 
-from hvdlite.elastic.epochs import Epoch, history
 from hvdlite.elastic.run import run
 from hvdlite.elastic.state import ObjectState, State
+from hvdlite.rendezvous.epochs import Epoch, history
 
 __all__ = ["Epoch", "ObjectState", "State", "history", "run"]

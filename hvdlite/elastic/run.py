@@ -11,23 +11,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 from hvdlite import basics, ops
-from hvdlite.elastic import steps
-from hvdlite.elastic.membership import (
-    Decision,
-    Membership,
-    current_membership,
-    has_state,
-    install_membership,
-    note_error,
-    note_state,
-)
 from hvdlite.elastic.state import ADDED, REMOVED, State
 from hvdlite.errors import (
     ArgumentError,
@@ -37,23 +25,21 @@ from hvdlite.errors import (
     RankFailedError,
 )
 from hvdlite.ops import gather_bytes
-
-__all__ = [
-    "Decision",
-    "Membership",
-    "current_membership",
-    "install_membership",
-    "notify",
-    "run",
-]
+from hvdlite.rendezvous import epochs
+from hvdlite.rendezvous.membership import (
+    Decision,
+    Membership,
+    current_membership,
+    has_state,
+    listening,
+    note_error,
+    note_state,
+)
 
 _HINT = (
     "hvd.elastic.run: this is not an elastic job, so the error ends it; in a job that "
     "hvdlite-run --min-np N starts, the remaining ranks go on"
 )
-
-_listeners: list[State] = []
-_lock = threading.Lock()  # It guards _listeners: the membership thread notifies.
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,30 +80,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         membership = current_membership()
         if membership is None:
             return _run_once(func, state, args, kwargs)
-        with _listening(state):
-            return _Run(membership, func, state).repeat(args, kwargs)
 
-    return elastic
-
-
-def notify(version: int, removed: bool) -> None:
-    """Tell the states in use that an update waits for the next boundary; any thread may call it."""
-    # `version` counts the updates of the job, and `removed` says that ranks only leave.
-    with _lock:
-        for state in _listeners:
+        def hear(version: int, removed: bool) -> None:
             # A state that has seen no update has seen timestamp 0.
             state.on_hosts_updated(version + 1, REMOVED if removed else ADDED)
 
+        with listening(hear):
+            return _Run(membership, func, state).repeat(args, kwargs)
 
-@contextmanager
-def _listening(state: State) -> Iterator[None]:
-    with _lock:
-        _listeners.append(state)
-    try:
-        yield
-    finally:
-        with _lock:
-            _listeners.remove(state)
+    return elastic
 
 
 def _run_once(
@@ -182,7 +153,7 @@ class _Run:
         # The boundary settles every update that this rank knows by now. What arrives while it
         # waits may be about a rank that joins at the next boundary only.
         self._state.forget_host_updates()
-        steps.dropped()
+        epochs.drop_step()
         decision = self._membership.enter(restored)
         if decision.leave:
             raise SystemExit(0)

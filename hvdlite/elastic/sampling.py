@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hvdlite.elastic.steps import Progress
+from hvdlite.rendezvous.epochs import Progress
 
 Item = TypeVar("Item")
 

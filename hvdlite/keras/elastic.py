@@ -35,8 +35,7 @@ import numpy as np
 
 from hvdlite import elastic
 from hvdlite.elastic import history
-from hvdlite.elastic.state import State
-from hvdlite.elastic.tensor_state import VariableState
+from hvdlite.elastic.state import State, VariableState
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.arrays import broadcast_variables
 from hvdlite.keras.backend import backend_adapter, keras_2

@@ -40,9 +40,9 @@ from hvdlite.launch.messages import GREETING, Frame, FrameReader, Kind, data_fra
 from hvdlite.launch.output import Stream, StreamReader
 from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending, Worker, start_worker
 from hvdlite.launch.resources import available_cores, oom_kills
+from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.descriptors import explained, room_for_processes
-from hvdlite.rendezvous.dial import reach
 from hvdlite.rendezvous.handshake import Job, Role
 
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone

@@ -24,7 +24,7 @@ from hvdlite.launch import shim
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.process import nameless_file, signal_group
 from hvdlite.rendezvous.deadline import is_never
-from hvdlite.rendezvous.launchers.known import tasks_of_node
+from hvdlite.rendezvous.launchers import tasks_of_node
 
 _LONGEST_END = 5.0  # seconds that a command may take to end when its channel has been closed
 _MOST_SAID = 1 << 16  # bytes of its stderr that are read

@@ -31,9 +31,8 @@ from hvdlite.rendezvous.address import is_loopback, listen, split_host
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, surroundings
 from hvdlite.rendezvous.handshake import Job, OtherEpochError
-from hvdlite.rendezvous.launchers.known import first_of_node_list
-from hvdlite.rendezvous.launchers.variables import Variables
-from hvdlite.rendezvous.serving import bound_to, listen_patiently
+from hvdlite.rendezvous.launchers import Variables, first_of_node_list
+from hvdlite.rendezvous.store import bound_to, listen_patiently
 
 _REMEDY = "give all nodes the address and a free port of node 0's host with --meet"
 _AGAIN_SECONDS = 0.5  # until a node of another epoch is tried again, which may be a leftover

@@ -22,10 +22,16 @@ from typing import Any, ClassVar
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.messages import Kind, data_frame
+from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.dial import reach
-from hvdlite.rendezvous.frames import FrameReader, FrameWriter
-from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
+from hvdlite.rendezvous.handshake import (
+    FrameReader,
+    FrameWriter,
+    Job,
+    Role,
+    ServerHandshake,
+    session_keys,
+)
 from hvdlite.rendezvous.service import Service
 
 _BEAT_SECONDS = 2.5

@@ -39,7 +39,7 @@ from hvdlite.parameter_server.wire import (
     send,
     tune,
 )
-from hvdlite.rendezvous import forked
+from hvdlite.rendezvous import descriptors
 
 # A server shows a sign of life each second while a worker waits, so that one without is stuck.
 _SILENCE_SECONDS = 120
@@ -75,7 +75,7 @@ class Link:
         self._worker = worker
         self._connection = connection
         self._error: HvdliteError | None = None
-        forked.leave_to_parent(self)
+        descriptors.leave_to_parent(self)
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send a request; raise HvdliteError if the server has refused this worker, or is gone."""
@@ -126,7 +126,7 @@ class Link:
                 send(self._connection, [Frame(Operation.GOODBYE).pack()])
         self._error = self._error or HvdliteError("the connection to the servers is closed")
         self._connection.close()
-        forked.forget(self)
+        descriptors.forget(self)
 
     def interrupt(self) -> None:
         """Give the connection up, because nobody knows how far an exchange has come."""

@@ -21,13 +21,12 @@ from hvdlite.parameter_server.client import Client, Link
 from hvdlite.parameter_server.collection import Report, ServerReport
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.tensors import MakeStorage
+from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.dial import reach
-from hvdlite.rendezvous.endpoint import Endpoint, host_identity
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect
 from hvdlite.rendezvous.handshake import Job, Role
-from hvdlite.rendezvous.serving import serve_store
-from hvdlite.rendezvous.store import PublisherGoneError, StoreClient
+from hvdlite.rendezvous.mesh import Endpoint, host_identity
+from hvdlite.rendezvous.store import PublisherGoneError, StoreClient, serve_store
 
 _Self = TypeVar("_Self", bound="Group")
 

@@ -41,10 +41,10 @@ from hvdlite.parameter_server.wire import (
     send,
     tune,
 )
-from hvdlite.rendezvous import forked
-from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous import descriptors
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS, Job, Role, ServerHandshake
+from hvdlite.rendezvous.service import Acceptor
 
 _TICK_SECONDS = 0.25
 _LINGER_SECONDS = 3.0  # For so long a dead worker's successor may come.
@@ -92,7 +92,7 @@ class Server:
         self._gone_at = 0.0  # The last session ended at this time.
         self._died = False  # It is set when a worker has ended without a goodbye.
         self._stopping = threading.Event()
-        forked.leave_to_parent(self)
+        descriptors.leave_to_parent(self)
 
     @property
     def saved(self) -> int:
@@ -190,7 +190,7 @@ class Server:
             session.close()
             thread.join(_LINGER_SECONDS)
         self._saving.close()
-        forked.forget(self)
+        descriptors.forget(self)
 
 
 class Session:

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.steps import Pause, Steps, run
+from hvdlite.rendezvous.deadline import Deadline, Pause, Steps, run
 
 _BACKLOG = 1024
 _CROWDED_SECONDS = 0.005  # until the next attempt when a listener's queue is full

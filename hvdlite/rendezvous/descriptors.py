@@ -1,4 +1,4 @@
-"""How many descriptors this process may open."""
+"""How many descriptors this process may open, and which its forked children must not keep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import errno
 import os
 import resource
 import sys
+import weakref
+from typing import Protocol
 
 from hvdlite.errors import BootstrapError
 
@@ -50,3 +52,37 @@ def make_room(more: int, size: int) -> None:
             f"this rank needs {least} open files for its connections to the other ranks of {size}, "
             f"and may open {most}; raise the limit, for example by: ulimit -Hn {least + _SPARE}"
         )
+
+
+# A forked child inherits every descriptor. A connection then stays open, and a listener goes on
+# taking peers in, after the process that they belong to has died: the peers wait for a dead rank.
+# So the children close what is registered here. (The core does the same for its own descriptors.)
+
+
+class Inherited(Protocol):
+    """Something with descriptors that a forked child must not keep."""
+
+    def close_in_child(self) -> None:
+        """Close the child's copies; called in the child, where no other thread exists."""
+
+
+_owners: weakref.WeakSet[Inherited] = weakref.WeakSet()
+
+
+def leave_to_parent(owner: Inherited) -> None:
+    """Have each child that this process forks from now on call `owner.close_in_child()`."""
+    _owners.add(owner)
+
+
+def forget(owner: Inherited) -> None:
+    """End the effect of `leave_to_parent`; the descriptors of `owner` have another owner now."""
+    _owners.discard(owner)
+
+
+def _close_all() -> None:
+    for owner in list(_owners):
+        owner.close_in_child()
+    _owners.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)

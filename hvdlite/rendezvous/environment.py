@@ -19,10 +19,15 @@ from pathlib import Path
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS
-from hvdlite.rendezvous.launchers.known import LauncherEnvironment, checked, detect_launcher
-from hvdlite.rendezvous.launchers.servers import refuse_other_kind, service_numbers
-from hvdlite.rendezvous.launchers.unsupported import refuse_to_be_alone
-from hvdlite.rendezvous.launchers.variables import Variables
+from hvdlite.rendezvous.launchers import (
+    LauncherEnvironment,
+    Variables,
+    checked,
+    detect_launcher,
+    refuse_other_kind,
+    refuse_to_be_alone,
+    service_numbers,
+)
 
 EXIT_STOPPED = 75
 """The exit status of a rank that was asked to stop, has saved, and wants to be run again.

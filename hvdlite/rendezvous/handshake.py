@@ -11,8 +11,13 @@ prevent reflection, and the nonces prevent replay. The epoch and the rank in the
 processes of an earlier start and mixed-up peers. The server tells the reason of a refusal only for
 another version or epoch.
 
+After it, the store and the registrar exchange *frames* with their clients: a length, a sequence
+number, a body and a MAC. Each direction has a key of its own, derived from the nonces of both
+sides. The sequence number prevents replay and reordering. The length is checked before any memory
+is allocated for it.
+
 The state machines here do not perform I/O: `feed` takes bytes that arrived and returns bytes to
-send.
+send, or the bodies of complete frames.
 """
 
 from __future__ import annotations
@@ -35,6 +40,10 @@ _HELLO = struct.Struct("<4sHBx16sII32s")
 _REPLY = struct.Struct("<BxHI32s")
 _PROOF_BYTES = 32
 _NONCE_BYTES = 32
+
+MAX_BODY_BYTES = 4 << 20
+_FRAME_HEADER = struct.Struct("<IQ")
+_MAC_BYTES = 16
 
 
 class Role(enum.IntEnum):
@@ -207,3 +216,53 @@ class ServerHandshake(_Side):
         """Store the reply with the reason, which the caller sends before it closes, and raise."""
         self.refusal = self._reply(status)
         raise (OtherEpochError if status == Refusal.OTHER_EPOCH else RefusedError)(why)
+
+
+def _mac(key: bytes, header: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, header + body, hashlib.sha256)[:_MAC_BYTES]
+
+
+class FrameWriter:
+    """Wraps bodies into frames of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._sequence = 0
+
+    def wrap(self, body: bytes) -> bytes:
+        """Return the next frame."""
+        header = _FRAME_HEADER.pack(len(body), self._sequence)
+        self._sequence += 1
+        return header + body + _mac(self._key, header, body)
+
+
+class FrameReader:
+    """Unwraps the frames of one direction from a stream of bytes."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._sequence = 0
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the bodies that are complete now."""
+        # Raises BootstrapError if the stream was tampered with, or the peer is not a server of
+        # hvdlite.
+        self._buffer += data
+        bodies = []
+        while len(self._buffer) >= _FRAME_HEADER.size:
+            length, sequence = _FRAME_HEADER.unpack_from(self._buffer)
+            if length > MAX_BODY_BYTES or sequence != self._sequence:
+                raise BootstrapError("a frame is too long or out of order")
+            end = _FRAME_HEADER.size + length
+            if len(self._buffer) < end + _MAC_BYTES:
+                break
+            header = bytes(self._buffer[: _FRAME_HEADER.size])
+            body = bytes(self._buffer[_FRAME_HEADER.size : end])
+            mac = bytes(self._buffer[end : end + _MAC_BYTES])
+            if not hmac.compare_digest(mac, _mac(self._key, header, body)):
+                raise BootstrapError("a frame was tampered with")
+            del self._buffer[: end + _MAC_BYTES]
+            self._sequence += 1
+            bodies.append(body)
+        return bodies

@@ -24,8 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from hvdlite.rendezvous.connection import Link, UnreachableError
-from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.steps import Loop, Pause, Steps
+from hvdlite.rendezvous.deadline import Deadline, Loop, Pause, Steps
 
 _EACH = 3  # descriptors of a rank
 _RANKS_AT_ONCE = 80  # in one message; Linux passes at most 253 descriptors

@@ -1,9 +1,14 @@
-"""One rank's connections to all others, while they are made.
+"""Connect this rank to all others.
+
+The ranks exchange the descriptions of their endpoints: in ordinary jobs through the store
+(`connect`), in elastic jobs through the registrar, once for every epoch. Then they connect to each
+other directly (`connect_members`). No process listens once the ranks of an ordinary job are
+connected; a worker of an elastic job keeps its listeners for the next epoch.
 
 The ranks of one host meet at the first of them (`local_peers`). Two ranks of different hosts have
 two TCP connections, one for control and one for data; the higher rank dials the lower one. In a
 world of more than `_LARGEST_STAR` ranks, control messages go through a tree of hosts, and only its
-neighbours have a control connection. One thread makes all of them at once (`steps`).
+neighbours have a control connection. One thread makes all of them at once.
 
 In an elastic job one epoch follows the other, and the ranks do not begin an epoch at the same time.
 A peer that is still in another epoch refuses this rank's handshake, so this rank dials again until
@@ -15,27 +20,47 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import math
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous import forked
-from hvdlite.rendezvous.acceptor import Acceptor
-from hvdlite.rendezvous.clock import SAME_CLOCK, ClockOffset, answer_readings, measure_offset
-from hvdlite.rendezvous.connection import Connection, Link, UnreachableError
-from hvdlite.rendezvous.deadline import SLICE_SECONDS, Deadline, GivenUpError
+from hvdlite.rendezvous import descriptors
+from hvdlite.rendezvous.address import (
+    address_of,
+    fresh_unix_address,
+    interface_address,
+    listen,
+    listen_on_loopback,
+)
+from hvdlite.rendezvous.client import introducing
+from hvdlite.rendezvous.connection import (
+    SAME_CLOCK,
+    ClockOffset,
+    Connection,
+    LauncherNumbers,
+    Link,
+    UnreachableError,
+    answer_readings,
+    are_linked,
+    find_topology,
+    measure_offset,
+)
+from hvdlite.rendezvous.deadline import SLICE_SECONDS, Deadline, GivenUpError, Loop, Steps, sleeping
 from hvdlite.rendezvous.descriptors import make_room
-from hvdlite.rendezvous.dial import introducing
-from hvdlite.rendezvous.endpoint import Endpoint
+from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.handshake import Job, OtherEpochError, RefusedError, Role, ServerHandshake
 from hvdlite.rendezvous.local_peers import LocalPeers
-from hvdlite.rendezvous.steps import Loop, Steps, sleeping
-from hvdlite.rendezvous.topology import LauncherNumbers, are_linked, find_topology
+from hvdlite.rendezvous.service import Acceptor
+from hvdlite.rendezvous.store import StoreClient, serve_store
 
+_EPOCH_BYTES = 4
 _GONE_SECONDS = 0.3  # how long a listener of an elastic job may refuse before its process is dead
 _AGAIN_SECONDS = 0.02  # until this rank dials a peer again that refused it
 _DIALS_AT_ONCE = 64  # peers that this rank dials at the same time
@@ -44,19 +69,149 @@ _LARGEST_STAR = 64  # ranks to each of which rank 0 can well answer by itself
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 
 
-def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
-    """Check that all ranks have equal settings: otherwise they cut equal tensors differently."""
-    # Raises BootstrapError if two ranks differ.
-    for rank, own in enumerate(settings):
-        if own == settings[0]:
-            continue
-        for name, value in own.items():
-            first = settings[0].get(name)
-            if value != first:
-                raise BootstrapError(
-                    f"rank 0 has {name}={first}, rank {rank} has {name}={value}; every rank needs "
-                    "the same value"
-                )
+def connect(
+    worker: WorkerEnvironment,
+    create_segment: Callable[[int], int],
+    agreed: Mapping[str, str] | None = None,
+    deadline: Deadline | None = None,
+) -> Connection:
+    """Connect this rank to all others, which it meets through the store."""
+    # `create_segment` makes the memory that this rank shares with the ranks of its host; takes
+    # their number and returns a descriptor.
+    # `deadline` limits the whole start, and another thread may give it up; by default it follows
+    # from `worker.start_timeout`.
+    # Raises BootstrapError if a rank did not arrive, was refused, or has other settings; the
+    # message names the rank.
+    # Raises GivenUpError if the deadline was given up.
+    if worker.size == 1:
+        return Connection()
+    deadline = deadline or Deadline(worker.start_timeout)
+    job = Job(worker.token, worker.job_id, worker.epoch)
+    assert worker.rendezvous is not None
+    with contextlib.ExitStack() as stack:
+        address = worker.rendezvous
+        if worker.serves_store:
+            address = stack.enter_context(serve_store(worker, job, deadline)).address
+        client = stack.enter_context(StoreClient(address, job, worker.rank, deadline))
+        endpoint = stack.enter_context(Endpoint(worker, client.local_host, agreed or {}))
+        members = client.exchange("addresses", endpoint.description)
+        job = Job(worker.token, worker.job_id, _epoch_of(worker.epoch, members))
+
+        def meet(clock: Any) -> list[Any]:
+            return client.exchange(f"connected/{job.epoch}", clock)
+
+        return connect_members(endpoint, worker.rank, members, job, create_segment, deadline, meet)
+
+
+def connect_members(
+    endpoint: Endpoint,
+    rank: int,
+    descriptions: Sequence[Mapping[str, Any]],
+    job: Job,
+    create_segment: Callable[[int], int],
+    deadline: Deadline,
+    meet: Callable[[Any], list[Any]],
+    answer_seconds: float = 0.0,
+) -> Connection:
+    """Connect this rank to the ranks whose endpoints are given."""
+    # `descriptions` has, by rank, the description of each member's endpoint, with this rank's own
+    # one.
+    # `deadline` limits everything but `meet`. When another thread gives it up, this function ends
+    # within 50 ms, unless the process does not get the CPU.
+    # `meet` is called with this rank's clock, as a JSON value, when this rank has all its
+    # connections; waits until all ranks have theirs, and returns the clocks by rank.
+    # `answer_seconds` says how long the kernel of another host may take to answer, however late the
+    # member there is; 0 means until the deadline.
+    # Raises UnreachableError if a member cannot be reached, or did not connect in time; `rank`
+    # names it.
+    # Raises BootstrapError if a member has other settings, or is not what its endpoint says.
+    # Raises GivenUpError if the deadline was given up.
+    mesh = Mesh(endpoint, rank, descriptions, job, create_segment, deadline, answer_seconds)
+    return mesh.connect(meet)
+
+
+def _epoch_of(epoch: int, members: Sequence[Any]) -> int:
+    """Derive the epoch of the handshakes between ranks that met through the store."""
+    # The addresses are fresh in every start. So their digest, as the epoch of the handshakes,
+    # refuses processes that are left over from an earlier start or a failed one.
+    digest = hashlib.sha256(json.dumps([epoch, members]).encode()).digest()
+    return int.from_bytes(digest[:_EPOCH_BYTES], "little")
+
+
+class Endpoint:
+    """The listeners of this process, for one epoch or for several in a row."""
+
+    # Addresses are abstract Unix sockets, and ports that the kernel chooses. So no files stay
+    # behind, and the listeners disappear with the process: forked children close their copies. A
+    # peer that dials between two epochs waits in a listener's queue until the next epoch begins
+    # here.
+
+    def __init__(
+        self, worker: WorkerEnvironment, own_host: str | None, agreed: Mapping[str, str]
+    ) -> None:
+        """Listen."""
+        # `own_host` is the IP address at which other hosts reach this one, unless `worker` has a
+        # `bind_address` or names an interface; None if all processes share this host.
+        if worker.bind_address is not None:
+            own_host = worker.bind_address
+        elif worker.interfaces:
+            own_host = interface_address(worker.interfaces)
+        self.elastic = worker.elastic  # whether the process is a worker of an elastic job
+        self._listeners = [listen(fresh_unix_address())]
+        try:
+            self._listeners.append(listen(f"{own_host}:0") if own_host else listen_on_loopback())
+            # This says what others need to connect to this process, and to check that it fits; it
+            # can be written as JSON.
+            self.description = self._describe(worker, agreed)
+        except BaseException:
+            self.close()
+            raise
+        descriptors.leave_to_parent(self)
+
+    def _describe(self, worker: WorkerEnvironment, agreed: Mapping[str, str]) -> dict[str, Any]:
+        # The number of ranks on a host changes from epoch to epoch, so there it is counted.
+        local_size = None if worker.elastic else worker.local_size
+        said = (worker.local_rank, local_size, worker.node)
+        return {
+            "host": host_identity(worker.host_id),
+            # With HVDLITE_HOST_ID, a rank acts as another host than the one its launcher knows.
+            "said": said if worker.host_id is None else (),
+            "unix": address_of(self._listeners[0]),
+            "tcp": address_of(self._listeners[1]),
+            "agreed": dict(agreed),
+        }
+
+    def listeners(self) -> list[socket.socket]:
+        """Return duplicates of the listeners, for one epoch; the caller owns them."""
+        return [listener.dup() for listener in self._listeners]
+
+    def close(self) -> None:
+        """Stop listening."""
+        for listener in self._listeners:
+            listener.close()
+
+    def close_in_child(self) -> None:
+        """Close the copies of a forked child."""
+        self.close()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def host_identity(override: str | None) -> str:
+    """Return a text that identifies this host; ranks with equal texts share memory."""
+    # A host name alone is not enough. The text also depends on the network namespace (containers),
+    # the user, and the boot. `override` stands for all of these, so that tests can let one machine
+    # act as several hosts.
+    if override is not None:
+        return "override:" + override
+    parts = [socket.gethostname(), str(os.getuid()), str(Path("/proc/self/ns/net").stat().st_ino)]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
 
 class Mesh:
@@ -75,7 +230,7 @@ class Mesh:
         deadline: Deadline,
         answer_seconds: float = 0.0,
     ) -> None:
-        check_agreed([peer["agreed"] for peer in peers])
+        _check_agreed([peer["agreed"] for peer in peers])
         self._endpoint = endpoint
         self._rank = rank
         self._peers = peers
@@ -102,7 +257,7 @@ class Mesh:
 
     def connect(self, meet: Callable[[Any], list[Any]]) -> Connection:
         """Make all connections, and call `meet`; see `connect.connect_members`."""
-        forked.leave_to_parent(self)
+        descriptors.leave_to_parent(self)
         try:
             if self._links:
                 # The launcher may take one host with two names for two hosts, and count less.
@@ -119,7 +274,7 @@ class Mesh:
             self._close()
             raise
         finally:
-            forked.forget(self)
+            descriptors.forget(self)
 
     def close_in_child(self) -> None:
         """Close the copies of a forked child."""
@@ -322,3 +477,18 @@ class Mesh:
 
 def _is_silence(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _SILENCE
+
+
+def _check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
+    """Check that all ranks have equal settings: otherwise they cut equal tensors differently."""
+    # Raises BootstrapError if two ranks differ.
+    for rank, own in enumerate(settings):
+        if own == settings[0]:
+            continue
+        for name, value in own.items():
+            first = settings[0].get(name)
+            if value != first:
+                raise BootstrapError(
+                    f"rank 0 has {name}={first}, rank {rank} has {name}={value}; every rank needs "
+                    "the same value"
+                )

@@ -26,14 +26,14 @@ from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.process import Ending, inherited_environment, start_worker
 from hvdlite.launch.report import CAUSE_WINDOW, Failure
 from hvdlite.launch.supervisor import AnyRank, Desk, FixedRanks, Next, Supervisor
-from hvdlite.rendezvous.acceptor import Acceptor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
+from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.dial import reach
-from hvdlite.rendezvous.endpoint import host_identity
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, assign_rank
 from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake
+from hvdlite.rendezvous.mesh import host_identity
+from hvdlite.rendezvous.service import Acceptor
 
 
 @dataclass(frozen=True)

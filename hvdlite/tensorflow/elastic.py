@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from hvdlite import elastic
 from hvdlite.elastic import history
-from hvdlite.elastic.tensor_state import VariableState
+from hvdlite.elastic.state import VariableState
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.tensorflow.errors import collective_errors
 from hvdlite.tensorflow.functions import broadcast_variables

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hvdlite.errors import ArgumentError, ForkedError
-from hvdlite.rendezvous.clock import ClockOffset
+from hvdlite.rendezvous.connection import ClockOffset
 
 Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]
 

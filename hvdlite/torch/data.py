@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from hvdlite import basics
-from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, UnrecordedSamplesWarning
+from hvdlite.rendezvous import epochs
 
 _VERSION = 1
 _KEYS = {"version", "epoch", "consumed", "length", "seed", "shuffle"}
@@ -405,7 +405,7 @@ class ElasticSampler(DistributedSampler):
         workers = tuple(range(basics.size())) if now is None else now.workers
         self._closed = closed
         samples = left_over(len(self.dataset) - len(self._excluded), closed)
-        self._segment = Segment(samples, workers, steps.progress().ended)
+        self._segment = Segment(samples, workers, epochs.progress().ended)
         self._distributed = None
         self._loop_began = False
         self._checked = now  # This epoch was checked for joiners.
@@ -442,7 +442,7 @@ class ElasticSampler(DistributedSampler):
         if now is None:
             self._segment.count(samples)
         else:
-            self._segment.record(samples, steps.progress(), now.number)
+            self._segment.record(samples, epochs.progress(), now.number)
             self._settle()
             self._warn_of_joiners(now)
 
@@ -456,7 +456,7 @@ class ElasticSampler(DistributedSampler):
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank; the sampler distributes the same ones until `reset`."""
-        self._segment.begin(steps.progress().ended)
+        self._segment.begin(epochs.progress().ended)
         self._loop_began = True
         return iter(take(self._indices(), self.num_replicas, self.rank))
 
@@ -565,7 +565,7 @@ class ElasticSampler(DistributedSampler):
         return self._distributed
 
     def _settle(self) -> None:
-        self._segment.settle(steps.progress().announced, steps.epoch_of, _workers_in)
+        self._segment.settle(epochs.progress().announced, epochs.epoch_of_step, _workers_in)
 
     def _warn_of_missed(self, epoch: int) -> None:
         now = epochs.current()

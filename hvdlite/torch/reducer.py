@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from hvdlite import _core, basics, ops
-from hvdlite.elastic import steps
 from hvdlite.errors import CollectiveError, HvdliteError, UnreducedGradientsWarning
 from hvdlite.optimizers import check_finite, check_passes, finite_level
 from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.rendezvous import epochs
 from hvdlite.torch.bucket_memory import differs, explain, meet_without_parameters
 from hvdlite.torch.buckets import Bucket, GradientExchange, Weight
 from hvdlite.torch.collectives.submit import Reduction
@@ -495,12 +495,12 @@ class StepTransaction:
         self._process_set = process_set
         self._commit: _core.Handle | None = None
         self.begun = False  # It says whether a step has gradients that are not used yet.
-        steps.announced()
+        epochs.announce_steps()
 
     def begin(self) -> None:
         """Note the first gradient of a step."""
         self.begun = True
-        steps.begun()
+        epochs.begin_step()
 
     def end(self) -> None:
         """Submit the commit behind the step's collectives, or raise; later calls do nothing."""
@@ -517,19 +517,19 @@ class StepTransaction:
         try:
             commit.wait()
         except HvdliteError as error:
-            steps.dropped()
+            epochs.drop_step()
             failure: HvdliteError = error
             return failure
         if dropped:
-            steps.dropped()
+            epochs.drop_step()
         else:
-            steps.committed(commit.epoch)
+            epochs.commit_step(commit.epoch)
         return None
 
     def drop(self) -> None:
         """Forget a step that was not finished."""
         self._commit, self.begun = None, False
-        steps.dropped()
+        epochs.drop_step()
 
 
 def step_transaction(name: str, process_set: ProcessSet) -> StepTransaction | None:

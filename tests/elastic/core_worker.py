@@ -26,9 +26,9 @@ from plans import (
 
 import hvdlite
 from hvdlite import _core, basics
-from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.state import State
 from hvdlite.errors import HvdliteError
+from hvdlite.rendezvous import epochs
 
 _SUM = _core.REDUCE_OPS["sum"]
 _INT64 = _core.DTYPES["int64"]
@@ -125,7 +125,7 @@ class Trainer:
         come_to("barrier", step)
         basics.engine().barrier("barrier").wait()
         come_to("before backward", step)
-        steps.begun()
+        epochs.begin_step()
         buckets, handles = [], []
         for number in range(BUCKETS):
             value = contribution(this_worker(), step, number, state.values[number])
@@ -140,9 +140,9 @@ class Trainer:
             for handle in (*handles, commit):
                 handle.wait()
         except HvdliteError:
-            steps.dropped()
+            epochs.drop_step()
             raise
-        steps.committed(commit.epoch)
+        epochs.commit_step(commit.epoch)
         come_to("before step", step)
         self.apply(state, buckets, commit.epoch)
         come_to("after step", step)

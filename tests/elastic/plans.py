@@ -115,7 +115,7 @@ class Journal:
 
     def await_others(self, kind: str) -> None:
         """Wait until all other workers of the epoch have written a line of this kind."""
-        from hvdlite.elastic import epochs
+        from hvdlite.rendezvous import epochs
 
         epoch = epochs.current()
         assert epoch is not None
@@ -167,7 +167,7 @@ def _kill_after(seconds: float) -> None:
 
 def watch_membership_thread(faults: Faults) -> None:
     """Add points to the membership thread: while an epoch forms, and behind its last connection."""
-    from hvdlite.elastic.membership_thread import MembershipThread
+    from hvdlite.rendezvous.membership import MembershipThread
 
     connect, await_go = MembershipThread._connect, MembershipThread._await_go
 

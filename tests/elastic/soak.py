@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdlite import _core, basics
-from hvdlite.elastic import ObjectState, epochs, run, steps
+from hvdlite.elastic import ObjectState, run
 from hvdlite.launch.elastic.job import elastic_variables
 from hvdlite.launch.elastic.messages import EpochFormed, Event, Evict, Failed, Limits
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.hosts import Start, place
 from hvdlite.launch.process import job_environment
 from hvdlite.objects import broadcast_object
+from hvdlite.rendezvous import epochs
 from hvdlite.rendezvous.handshake import Job
 
 HEARTBEAT = 1.5
@@ -84,7 +85,7 @@ def _raise(*_: object) -> NoReturn:
 
 def _make_step(worker: int, step: int) -> tuple[int, int]:
     """Return the epoch of a step, and the sum of its gradients."""
-    steps.begun()
+    epochs.begin_step()
     cells = array("q", [worker + 1 + step]) * ELEMENTS
     address = cells.buffer_info()[0]
     tensor = _core.Tensor("g", _core.DTYPES["int64"], [ELEMENTS], address, address)
@@ -93,7 +94,7 @@ def _make_step(worker: int, step: int) -> tuple[int, int]:
     commit = basics.engine().commit("c", "s")
     handle.wait()
     commit.wait()
-    steps.committed(commit.epoch)
+    epochs.commit_step(commit.epoch)
     assert cells.count(cells[0]) == ELEMENTS, "torn"
     return commit.epoch, cells[0]
 

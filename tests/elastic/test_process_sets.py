@@ -10,7 +10,7 @@ from pythons import python_with
 SCRIPT = """
 import os, signal, time, torch
 import hvdlite.torch as hvd
-from hvdlite.elastic import epochs
+from hvdlite.rendezvous import epochs
 
 PAIR, OUTER = hvd.ProcessSet([0, 1]), hvd.ProcessSet([0, 2])
 torch.set_num_threads(1)

@@ -11,8 +11,9 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from hvdlite import basics
-from hvdlite.elastic import ObjectState, membership_thread, run
+from hvdlite.elastic import ObjectState, run
 from hvdlite.objects import broadcast_object
+from hvdlite.rendezvous import membership
 
 folder, where, worker = Path(sys.argv[1]), sys.argv[2], os.environ["HVDLITE_WORKER"]
 
@@ -33,7 +34,7 @@ def train(state):
         state.commit()
 
 if worker == "1" and where == "while it connects":
-    membership_thread.connect_members = die
+    membership.connect_members = die
 basics.init()
 train(ObjectState(broadcast_object, basics.rank, step=0))
 print("size", basics.size(), flush=True)

@@ -10,7 +10,8 @@ from launcher import run_launcher
 SCRIPT = """
 import os, shutil, signal, time
 from hvdlite import basics
-from hvdlite.elastic import ObjectState, epochs, run
+from hvdlite.elastic import ObjectState, run
+from hvdlite.rendezvous import epochs
 from hvdlite.objects import broadcast_object
 
 @run

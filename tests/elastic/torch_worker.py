@@ -15,8 +15,8 @@ import torch
 from plans import Faults, Journal, Plan, read_plan, watch_membership_thread, watch_notices
 
 import hvdlite.torch as hvd
-from hvdlite.elastic import epochs, steps
 from hvdlite.errors import UnreducedGradientsWarning
+from hvdlite.rendezvous import epochs
 from hvdlite.torch import adasum
 from hvdlite.torch.local_sgd import _Mean as Mean
 
@@ -190,7 +190,7 @@ class Trainer:
     def check_step(self, state: Any, own: int, changes: list[torch.Tensor]) -> None:
         """Check that the ranks of one epoch, and only they, have made this step."""
         assert all(torch.equal(change, changes[0]) for change in changes), "mixed ranks"
-        epoch = steps.progress().epoch
+        epoch = epochs.progress().epoch
         assert epoch is not None
         ranks = epochs.find(epoch).size
         if self.plan.op == "adasum":  # It adds up what different samples give, and nearly so else.

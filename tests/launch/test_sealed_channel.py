@@ -14,7 +14,7 @@ import pytest
 
 from hvdlite.launch import sealed
 from hvdlite.launch.sealed import SealedChannel
-from hvdlite.rendezvous.frames import FrameWriter
+from hvdlite.rendezvous.handshake import FrameWriter
 from patience import wait_until
 
 KEYS = (secrets.token_bytes(32), secrets.token_bytes(32))

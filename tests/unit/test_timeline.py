@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdlite.errors import ArgumentError, ForkedError
-from hvdlite.rendezvous.clock import ROUNDS, ClockOffset, measure_offset
+from hvdlite.rendezvous.connection import ROUNDS, ClockOffset, measure_offset
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import timeline_parts
 from hvdlite.timeline import recorder

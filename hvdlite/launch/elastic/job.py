@@ -53,8 +53,8 @@ from hvdlite.launch.slots import Fleet
 from hvdlite.launch.supervisor import AnyRank, Control, Next, Policy, Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import interface_address
+from hvdlite.rendezvous.client import PATIENCE
 from hvdlite.rendezvous.deadline import is_never
-from hvdlite.rendezvous.registrar_client import PATIENCE
 from hvdlite.rendezvous.service import Service
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it

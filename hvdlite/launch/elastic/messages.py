@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hvdlite.rendezvous.registrar_client import MAX_MESSAGE_BYTES
+from hvdlite.rendezvous.client import MAX_MESSAGE_BYTES
 
 Message: TypeAlias = dict[str, Any]
 

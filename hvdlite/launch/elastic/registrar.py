@@ -34,11 +34,10 @@ from hvdlite.launch.elastic.messages import (
     parse,
 )
 from hvdlite.rendezvous.address import fresh_unix_address, listen
+from hvdlite.rendezvous.client import MAX_MESSAGE_BYTES
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import Job, Role
-from hvdlite.rendezvous.peer import BacklogError, Peer
-from hvdlite.rendezvous.registrar_client import MAX_MESSAGE_BYTES
-from hvdlite.rendezvous.service import Service
+from hvdlite.rendezvous.service import BacklogError, Peer, Service
 
 __all__ = [
     "Entered",

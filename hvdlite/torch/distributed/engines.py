@@ -35,12 +35,11 @@ from hvdlite.basics import describe_error, make_world, tell_also
 from hvdlite.errors import BootstrapError
 from hvdlite.live import observed
 from hvdlite.rendezvous.address import fresh_unix_address, interface_address, resolve
-from hvdlite.rendezvous.connect import connect
 from hvdlite.rendezvous.connection import Connection
 from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline
-from hvdlite.rendezvous.endpoint import host_identity
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
 from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.mesh import connect, host_identity
 from hvdlite.rendezvous.store import Store
 from hvdlite.torch.distributed.work import stop_waiter
 

@@ -24,7 +24,6 @@ import torch
 from torch import distributed
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous import forked
 from hvdlite.rendezvous.address import (
     UNIX,
     address_of,
@@ -35,12 +34,11 @@ from hvdlite.rendezvous.address import (
     split_host,
 )
 from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline, is_never, seconds_of
+from hvdlite.rendezvous.descriptors import leave_to_parent
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect
 from hvdlite.rendezvous.handshake import Job, Role
-from hvdlite.rendezvous.peer import BacklogError, Peer
-from hvdlite.rendezvous.service import Service
-from hvdlite.rendezvous.serving import serve_store
-from hvdlite.rendezvous.store import StoreClient
+from hvdlite.rendezvous.service import BacklogError, Peer, Service
+from hvdlite.rendezvous.store import StoreClient, serve_store
 
 # The store's Unix address ends with it, so that a hvd.init() meanwhile has its own.
 _SUFFIX = "-torch"
@@ -134,7 +132,7 @@ class KeyServer(Service):
         super().__init__(job, size, self._listener)
         self._values: dict[str, str] = {}
         self._waiting: list[tuple[float, Peer, list[str]]] = []
-        forked.leave_to_parent(self)
+        leave_to_parent(self)
         self._start()
 
     def close_in_child(self) -> None:
@@ -212,7 +210,7 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         self._server = server
         self._client = StoreClient(address, job, rank, Deadline(timeout.total_seconds()))
         self._lock = threading.Lock()
-        forked.leave_to_parent(self)
+        leave_to_parent(self)
 
     def close_in_child(self) -> None:
         """Close the child's copy of the connection."""

@@ -11,10 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from hvdlite import basics
-from hvdlite.elastic.epochs import current
-from hvdlite.elastic.state import check_name
-from hvdlite.elastic.tensor_state import TensorState
+from hvdlite.elastic.state import TensorState, check_name
 from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.rendezvous.epochs import current
 from hvdlite.torch.adasum import DistributedAdasum
 from hvdlite.torch.collectives.tensors import bytes_of
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from harness import run_world
 from hvdlite import basics, elastic
-from hvdlite.elastic.membership import Decision, install_membership
 from hvdlite.errors import MismatchError
 from hvdlite.objects import broadcast_object
+from hvdlite.rendezvous.membership import Decision, install_membership
 
 PRELOAD = ("numpy",)
 

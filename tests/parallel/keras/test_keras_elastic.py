@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import hvdlite.errors
-from hvdlite.elastic.membership import Decision, install_membership
-from hvdlite.elastic.run import notify
+from hvdlite.rendezvous.membership import Decision, install_membership, notify
 from parallel.keras.keras_worlds import (
     data,
     dense_model,

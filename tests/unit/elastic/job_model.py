@@ -13,8 +13,8 @@ from collections import Counter
 from types import TracebackType
 from typing import Any
 
-from hvdlite.elastic import epochs, steps
-from hvdlite.elastic.epochs import Epoch
+from hvdlite.rendezvous import epochs
+from hvdlite.rendezvous.epochs import Epoch
 from hvdlite.torch.data import ElasticSampler
 
 STYLES = ("top", "pass", "pass, late commit", "step", "step, late commit")
@@ -25,7 +25,7 @@ class Process:
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
-        self.progress = steps.Progress(announced=True)
+        self.progress = epochs.Progress(announced=True)
         self.step_epochs: list[tuple[int, int]] = []
         self.history: list[Epoch] = []
         self.sampler: Any = None
@@ -33,16 +33,16 @@ class Process:
         self.batches: list[list[tuple[int, bool]]] = []
 
     def __enter__(self) -> Process:
-        steps._progress = self.progress
-        steps._epochs[:] = self.step_epochs
+        epochs._progress = self.progress
+        epochs._steps[:] = self.step_epochs
         epochs._history[:] = self.history
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None
     ) -> None:
-        self.progress = steps._progress
-        self.step_epochs = list(steps._epochs)
+        self.progress = epochs._progress
+        self.step_epochs = list(epochs._steps)
         self.history = list(epochs._history)
 
 
@@ -135,7 +135,7 @@ class Job:
         self.form("a boundary")
         for one in self.alive:
             with one:
-                steps.dropped()
+                epochs.drop_step()
                 if one in joiners:
                     one.sampler = self.make_sampler()
                 else:
@@ -157,8 +157,8 @@ class Job:
         for one in self.alive:
             with one:
                 for _ in range(others):
-                    steps.begun()
-                    steps.committed(self.epoch)
+                    epochs.begin_step()
+                    epochs.commit_step(self.epoch)
                 states.append(one.sampler.state_dict())
                 own = list(one.sampler)
                 assert own == list(one.sampler)
@@ -190,7 +190,7 @@ class Job:
                 self.fail()
             for one in self.alive:
                 with one:
-                    steps.begun()
+                    epochs.begin_step()
             self.deaths()
             if last and not late:
                 self.end_step(numbers)
@@ -212,10 +212,10 @@ class Job:
             samples = [x for number in numbers for x in one.batches[number]]
             with one:
                 if dropped:
-                    steps.dropped()
+                    epochs.drop_step()
                     self.skipped.update(x for x, _ in samples)
                     continue
-                steps.committed(self.epoch)
+                epochs.commit_step(self.epoch)
             self.trained.update(x for x, is_padding in samples if not is_padding)
             self.repeated += sum(is_padding for _, is_padding in samples)
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from hvdlite import _core
-from hvdlite.elastic import epochs
-from hvdlite.elastic.membership_thread import MembershipThread
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.connect import Connection
+from hvdlite.rendezvous import epochs
+from hvdlite.rendezvous.connection import Connection
 from hvdlite.rendezvous.environment import WorkerEnvironment
+from hvdlite.rendezvous.membership import MembershipThread
 
 
 def test_training_thread_is_told_when_the_membership_thread_fails() -> None:
@@ -24,7 +24,8 @@ def test_training_thread_is_told_when_the_membership_thread_fails() -> None:
     ) -> _core.Engine | None:
         raise OSError("no memory for a segment")
 
-    member = MembershipThread(WorkerEnvironment(elastic=True, joiner=True), {}, follow)
+    worker = WorkerEnvironment(elastic=True, joiner=True)
+    member = MembershipThread(worker, {}, follow, stay=lambda: None)
     member._connect = lambda message, members: Connection()  # type: ignore[method-assign]
     member._inbox.put(
         {"kind": "epoch", "epoch": 1, "members": [[0, {}]], "mode": "boundary", "reason": ""}

@@ -28,10 +28,9 @@ from hvdlite.launch.elastic.messages import (
 )
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.rendezvous.address import dial
+from hvdlite.rendezvous.client import introduce
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.dial import introduce
-from hvdlite.rendezvous.frames import FrameReader, FrameWriter
-from hvdlite.rendezvous.handshake import Job, Role, session_keys
+from hvdlite.rendezvous.handshake import FrameReader, FrameWriter, Job, Role, session_keys
 from patience import HANG
 
 JOB = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)

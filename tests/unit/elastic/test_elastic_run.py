@@ -11,8 +11,6 @@ import pytest
 
 from hvdlite import basics, ops
 from hvdlite.elastic import State, run
-from hvdlite.elastic.membership import Decision, Membership, install_membership
-from hvdlite.elastic.run import notify
 from hvdlite.errors import (
     ArgumentError,
     CollectiveError,
@@ -21,6 +19,7 @@ from hvdlite.errors import (
     MismatchError,
     RankFailedError,
 )
+from hvdlite.rendezvous.membership import Decision, Membership, install_membership, notify
 
 START = Decision(leave=False, sync=True, changed=False)
 GROWN = Decision(leave=False, sync=True, changed=True)

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdlite import basics
-from hvdlite.elastic import epochs, sampling, steps
-from hvdlite.elastic.epochs import MOST_KEPT, Epoch
+from hvdlite.elastic import sampling
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, NotInitializedError
+from hvdlite.rendezvous import epochs
+from hvdlite.rendezvous.epochs import MOST_KEPT, Epoch
 from hvdlite.torch.data import ElasticSampler
 from unit.elastic.job_model import STYLES, Job, Process
 
@@ -28,10 +29,8 @@ FREQUENT = settings(max_examples=250, database=None)
 def fresh() -> Iterator[None]:
     """Begin and end with a process that is not in an elastic job."""
     epochs.forget()
-    steps.forget()
     yield
     epochs.forget()
-    steps.forget()
 
 
 # The pure rules.
@@ -77,32 +76,32 @@ def test_closing_keeps_what_remains_and_says_it_shortly(
 
 
 def test_steps_know_their_epochs() -> None:
-    assert not steps.progress().announced
-    steps.begun()
-    steps.begun()
-    steps.committed(0)
-    steps.committed(2)
-    steps.begun()
-    steps.dropped()
-    steps.dropped()
-    steps.committed(2)
-    progress = steps.progress()
+    assert not epochs.progress().announced
+    epochs.begin_step()
+    epochs.begin_step()
+    epochs.commit_step(0)
+    epochs.commit_step(2)
+    epochs.begin_step()
+    epochs.drop_step()
+    epochs.drop_step()
+    epochs.commit_step(2)
+    progress = epochs.progress()
     assert (progress.committed, progress.ended, progress.under_way) == (3, 4, False)
-    assert [steps.epoch_of(step) for step in range(5)] == [None, 0, 2, 2, None]
+    assert [epochs.epoch_of_step(step) for step in range(5)] == [None, 0, 2, 2, None]
 
 
 def test_steps_are_counted_from_any_thread() -> None:
     def commit() -> None:
         for _ in range(200):
-            steps.begun()
-            steps.committed(1)
+            epochs.begin_step()
+            epochs.commit_step(1)
 
     threads = [threading.Thread(target=commit) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert steps.progress().committed == steps.progress().ended == 800
+    assert epochs.progress().committed == epochs.progress().ended == 800
 
 
 def test_an_unknown_epoch_is_an_error() -> None:
@@ -126,15 +125,17 @@ def test_steps_of_long_ago_take_no_memory_and_have_no_known_epoch() -> None:
     last = 3 * MOST_KEPT
     for number in range(last + 1):
         epochs.record(Epoch(number, workers=(0,), worker=0, reason="a test"))
-        steps.committed(number)
-        steps.committed(number)
-    assert len(steps._epochs) == MOST_KEPT + 1
+        epochs.commit_step(number)
+        epochs.commit_step(number)
+    assert len(epochs._steps) == MOST_KEPT + 1
     oldest = last - MOST_KEPT + 1
     for number in (oldest, last):
-        assert {steps.epoch_of(2 * number + 1), steps.epoch_of(2 * number + 2)} == {number}
-    assert steps.epoch_of(2 * last + 3) is None
+        assert {epochs.epoch_of_step(2 * number + 1), epochs.epoch_of_step(2 * number + 2)} == {
+            number
+        }
+    assert epochs.epoch_of_step(2 * last + 3) is None
     for step in (1, 2 * oldest):
-        found = steps.epoch_of(step)
+        found = epochs.epoch_of_step(step)
         assert found is not None
         with pytest.raises(ArgumentError, match="was not a member of epoch"):
             epochs.find(found)
@@ -148,7 +149,6 @@ def test_steps_of_long_ago_take_no_memory_and_have_no_known_epoch() -> None:
 @given(samples=st.integers(0, 120), seed=st.integers(0, 2**32))
 def test_every_sample_is_seen_once_in_any_history(style: str, samples: int, seed: int) -> None:
     epochs.forget()
-    steps.forget()
     job = Job(random.Random(seed), style, samples)
     job.train()
     assert set(job.trained.values()) <= {1}
@@ -188,8 +188,8 @@ class Workers:
     def step(self, size: int) -> None:
         for one in self.alive:
             with one:
-                steps.begun()
-                steps.committed(self.epoch)
+                epochs.begin_step()
+                epochs.commit_step(self.epoch)
                 one.sampler.record_batch(0, size)
 
     def lose(self, rank: int, reason: str) -> None:
@@ -249,7 +249,7 @@ def test_a_sampler_that_was_not_distributed_anew_tells_of_joiners() -> None:
     job.alive.append(joiner)
     job.form("worker 1 joined")
     with job.alive[0] as one:
-        steps.committed(1)
+        epochs.commit_step(1)
         with pytest.warns(ElasticSamplerWarning, match=r"workers \[1\] have joined"):
             one.sampler.record_batch(0, 2)
         with warnings.catch_warnings():

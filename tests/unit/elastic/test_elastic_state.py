@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from hvdlite.elastic import ObjectState
-from hvdlite.elastic.state import ADDED, REMOVED
-from hvdlite.elastic.tensor_state import check_layout
+from hvdlite.elastic.state import ADDED, REMOVED, check_layout
 from hvdlite.errors import ArgumentError, HostsUpdatedInterrupt, MismatchError
 from hvdlite.torch.elastic import TorchState
 from hvdlite.torch.elastic import state as torch_state

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdlite.rendezvous import acceptor
+from hvdlite.rendezvous import service
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import ClientHandshake, Job, Role, ServerHandshake
 from hvdlite.rendezvous.store import Store, StoreClient
@@ -24,7 +24,7 @@ JOB = Job(token=b"t" * 32, job_id=b"j" * 16, epoch=3)
 def test_strangers_do_not_push_out_a_rank_that_has_named_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(acceptor, "_LEAST_ROOM", 2)
+    monkeypatch.setattr(service, "_LEAST_ROOM", 2)
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         listener = socket.create_server(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ def test_strangers_do_not_push_out_a_rank_that_has_named_the_job(
             stack.enter_context(connection)
             welcomed.append(handshake.rank)
 
-        door = acceptor.Acceptor(listener, JOB, 1, selector, welcome)
+        door = service.Acceptor(listener, JOB, 1, selector, welcome)
         stack.callback(door.close)
 
         def dial() -> socket.socket:
@@ -60,11 +60,11 @@ def test_strangers_do_not_push_out_a_rank_that_has_named_the_job(
 def test_stranger_may_hang_up_in_the_moment_in_which_it_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(acceptor, "_LEAST_ROOM", 1)
+    monkeypatch.setattr(service, "_LEAST_ROOM", 1)
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         listener = socket.create_server(("127.0.0.1", 0))
-        door = acceptor.Acceptor(listener, JOB, 0, selector, lambda *_: None)
+        door = service.Acceptor(listener, JOB, 0, selector, lambda *_: None)
         stack.callback(door.close)
         first = socket.create_connection(listener.getsockname(), HANG)
         for key, _ in selector.select(HANG):
@@ -156,7 +156,7 @@ def test_rank_is_served_while_strangers_never_stop_to_come() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         welcomed: list[socket.socket] = []
-        door = acceptor.Acceptor(listener, JOB, 1, selector, lambda *one: welcomed.append(one[0]))
+        door = service.Acceptor(listener, JOB, 1, selector, lambda *one: welcomed.append(one[0]))
         stack.callback(door.close)
         client = ClientHandshake(JOB, 0, Role.STORE)
         rank, _waiting = (
@@ -191,11 +191,11 @@ def test_acceptor_without_a_file_rests_says_so_once_and_goes_on(
         listener = FullTable()
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        door = acceptor.Acceptor(listener, JOB, 1, selector, lambda *_: None)
+        door = service.Acceptor(listener, JOB, 1, selector, lambda *_: None)
         stack.callback(door.close)
         stack.enter_context(socket.create_connection(listener.getsockname(), HANG))
         for _ in range(2):
-            monkeypatch.setattr(acceptor, "_REST_SECONDS", HANG)
+            monkeypatch.setattr(service, "_REST_SECONDS", HANG)
             for key, _ in selector.select(HANG):
                 key.data()
             door.expire()

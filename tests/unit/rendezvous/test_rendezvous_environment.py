@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.connection import LauncherNumbers, find_topology
 from hvdlite.rendezvous.environment import detect
-from hvdlite.rendezvous.topology import LauncherNumbers, find_topology
 
 OWN = {
     "HVDLITE_RANK": "1",

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.frames import FrameReader, FrameWriter
 from hvdlite.rendezvous.handshake import (
     PROTOCOL_VERSION,
     ClientHandshake,
+    FrameReader,
+    FrameWriter,
     Job,
     RefusedError,
     Role,

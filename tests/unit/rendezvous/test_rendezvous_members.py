@@ -30,12 +30,13 @@ import pytest
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous import mesh
 from hvdlite.rendezvous.address import address_of, listen
-from hvdlite.rendezvous.connect import Connection, Endpoint, UnreachableError, connect_members
+from hvdlite.rendezvous.client import introducing
+from hvdlite.rendezvous.connection import Connection, UnreachableError
 from hvdlite.rendezvous.deadline import Deadline, GivenUpError
 from hvdlite.rendezvous.descriptors import make_room
-from hvdlite.rendezvous.dial import introducing
 from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.mesh import Endpoint, connect_members
 from patience import HANG, Stopwatch, wait_until
 
 TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
@@ -397,7 +398,7 @@ def test_an_error_of_the_meeting_ends_the_attempt() -> None:
 DIES_WITH_A_CHILD = """
 import json, os, sys, time
 from hvdlite.rendezvous.environment import WorkerEnvironment
-from hvdlite.rendezvous.endpoint import Endpoint
+from hvdlite.rendezvous.mesh import Endpoint
 endpoint = Endpoint(WorkerEnvironment(host_id=sys.argv[1], elastic=True), None, {})
 child = os.fork()
 if child == 0:

@@ -22,13 +22,19 @@ from typing import Any
 import pytest
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous import registrar_client
-from hvdlite.rendezvous.acceptor import Acceptor
+from hvdlite.rendezvous import client
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
+from hvdlite.rendezvous.client import MAX_MESSAGE_BYTES, RegistrarClient
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.frames import FrameReader, FrameWriter
-from hvdlite.rendezvous.handshake import Job, Role, ServerHandshake, session_keys
-from hvdlite.rendezvous.registrar_client import MAX_MESSAGE_BYTES, RegistrarClient
+from hvdlite.rendezvous.handshake import (
+    FrameReader,
+    FrameWriter,
+    Job,
+    Role,
+    ServerHandshake,
+    session_keys,
+)
+from hvdlite.rendezvous.service import Acceptor
 from patience import HANG, wait_until
 
 JOB = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
@@ -167,7 +173,7 @@ def test_a_silent_registrar_is_lost(server: Server) -> None:
 def test_a_worker_that_was_late_itself_does_not_call_the_registrar_silent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrar_client, "PATIENCE", 5)
+    monkeypatch.setattr(client, "PATIENCE", 5)
     worker = Worker(server, heartbeat=0.1)
     released = threading.Event()
     worker.client._on_message = lambda _: assert_true(released.wait(LIMIT))
@@ -197,12 +203,12 @@ class PollerWithoutTheLock:
 def test_a_worker_that_waited_for_the_lock_does_not_call_the_registrar_silent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrar_client, "PATIENCE", 5)
+    monkeypatch.setattr(client, "PATIENCE", 5)
     poller = PollerWithoutTheLock()
     pollers = [select.poll(), poller]
     kinds = {"POLLIN": select.POLLIN, "POLLOUT": select.POLLOUT}
     fake = SimpleNamespace(poll=pollers.pop, **kinds)
-    monkeypatch.setattr(registrar_client, "select", fake)
+    monkeypatch.setattr(client, "select", fake)
     worker = Worker(server, heartbeat=0.1)
     assert poller.waits.wait(LIMIT)
     time.sleep(0.7)  # Longer than the worker waits for a word.
@@ -302,7 +308,7 @@ FORKS = """
 import os, sys, time
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.registrar_client import RegistrarClient
+from hvdlite.rendezvous.client import RegistrarClient
 job = Job(bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3]), 0)
 client = RegistrarClient(sys.argv[1], job, 7, Deadline(60), print, print)
 child = os.fork()

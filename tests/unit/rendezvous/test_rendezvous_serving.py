@@ -11,14 +11,13 @@ import pytest
 
 from faults.ports import free_port
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous import dial, serving
+from hvdlite.rendezvous import client, store
 from hvdlite.rendezvous.address import address_of, listen
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.endpoint import Endpoint
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.serving import serve_store
-from hvdlite.rendezvous.store import Store, StoreClient
+from hvdlite.rendezvous.mesh import Endpoint
+from hvdlite.rendezvous.store import Store, StoreClient, serve_store
 from patience import HANG
 
 TOKEN = secrets.token_hex(32)
@@ -78,7 +77,7 @@ def test_name_that_resolves_late_does_not_end_rank_0(
 def test_name_that_never_resolves_ends_rank_0_at_the_start_timeout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serving, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(store, "_QUIET_SECONDS", 0.0)
     Names(monkeypatch, late=1 << 30, before=None)
     worker = by_hand(0, f"{POD}:23456")
     with pytest.raises(BootstrapError, match=f"rank 0 cannot listen at {POD}:23456: Name or"):
@@ -120,7 +119,7 @@ def test_ranks_look_the_name_up_again_when_its_host_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until the record of a new pod is there, its name leads to a pod that has gone."""
-    monkeypatch.setattr(dial, "_LOOK_UP_SECONDS", 0.3)
+    monkeypatch.setattr(client, "_LOOK_UP_SECONDS", 0.3)
     silent = socket.socket()
     port = free_port()
     silent.bind(("127.0.0.3", port))

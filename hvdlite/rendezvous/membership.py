@@ -14,36 +14,121 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import select
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from hvdlite import _core, process_sets
-from hvdlite.elastic import epochs, steps
-from hvdlite.elastic.epochs import Epoch
-from hvdlite.elastic.inbox import Inbox, Message
-from hvdlite.elastic.membership import Decision, has_state, install_membership, last_error
-from hvdlite.elastic.run import notify
+from hvdlite import _core
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.clock import SAME_CLOCK
-from hvdlite.rendezvous.connect import Connection, Endpoint, UnreachableError, connect_members
+from hvdlite.rendezvous import epochs
+from hvdlite.rendezvous.client import RegistrarClient
+from hvdlite.rendezvous.connection import SAME_CLOCK, Connection, UnreachableError
 from hvdlite.rendezvous.deadline import Deadline, GivenUpError
 from hvdlite.rendezvous.environment import WorkerEnvironment, tell_scripts
+from hvdlite.rendezvous.epochs import Epoch
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.registrar_client import RegistrarClient
+from hvdlite.rendezvous.mesh import Endpoint, connect_members
+
+Message = dict[str, Any]
+# `hvdlite.basics.follow`, which replaces this process's world by the next one.
+Follow = Callable[
+    [Connection, int, _core.PendingOperations, Sequence[int], bool], "_core.Engine | None"
+]
+Listener = Callable[[int, bool], None]
 
 _NO_EPOCH = -1
 # How long another host's kernel may take to answer, at least: it repeats what was lost after 1 s.
 _LEAST_ANSWER_SECONDS = 2.0
 _MOST_TOLD = 300  # The line about an epoch shows so many characters of an exception.
+_MOST_SHOWN = 200  # The line about an epoch shows so many characters of an error.
+_LOST: Message = {"kind": "lost"}  # This worker's world has ended by a failure.
 _AT_BOUNDARY: Message = {"kind": "at boundary"}
 _END: Message = {"kind": "end"}
 
 
-# This is the type of `hvdlite.basics.follow`.
-Follow = Callable[
-    [Connection, int, _core.PendingOperations, Sequence[int], bool], "_core.Engine | None"
-]
+@dataclass(frozen=True)
+class Decision:
+    """What a rank does after a boundary; all ranks get the same `sync` and `changed`."""
+
+    leave: bool  # This rank ends here, without an error.
+    sync: bool  # The ranks receive the state of rank 0.
+    changed: bool  # The world is a new one.
+
+
+class Membership(Protocol):
+    """The side of the membership thread that the training function meets."""
+
+    def enter(self, restored: bool) -> Decision:
+        """Wait at the boundary until a world has been formed."""
+        # `restored` says that a HorovodInternalError led this rank here.
+
+    def first_joins(self) -> bool:
+        """Return whether this rank joined a job that was running already."""
+
+
+_membership: Membership | None = None
+_listeners: list[Listener] = []
+_lock = threading.Lock()  # It guards _listeners: the membership thread notifies.
+_received = False  # It is set when this process has received the state of the training.
+_error = ""  # For this reason the rank has restored its state the last time.
+
+
+def current_membership() -> Membership | None:
+    """Return the membership of this process; None outside elastic jobs."""
+    return _membership
+
+
+def install_membership(one: Membership | None) -> None:
+    """Set the membership of this process, or remove it."""
+    global _membership, _received
+    _membership, _received = one, False
+
+
+def has_state() -> bool:
+    """Return whether this rank has the state of the training: it began with it, or received it."""
+    return _received or _membership is None or not _membership.first_joins()
+
+
+def note_state() -> None:
+    """Note that this rank has the state of the training from now on."""
+    global _received
+    _received = True
+
+
+def note_error(error: BaseException) -> None:
+    """Note the error for which this rank restores its state."""
+    global _error
+    lines = str(error).splitlines()
+    _error = f"{type(error).__name__}: {lines[0][:_MOST_SHOWN]}" if lines else type(error).__name__
+
+
+def last_error() -> str:
+    """Return, in one line, the error that `note_error` was given last."""
+    return _error
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Call `listener` for each update of the job: with its number, and whether ranks only leave."""
+    with _lock:
+        _listeners.append(listener)
+    try:
+        yield
+    finally:
+        with _lock:
+            _listeners.remove(listener)
+
+
+def notify(version: int, removed: bool) -> None:
+    """Tell the listeners that an update waits for the next boundary; any thread may call it."""
+    with _lock:
+        for listener in _listeners:
+            listener(version, removed)
 
 
 class MembershipThread:
@@ -53,15 +138,21 @@ class MembershipThread:
     # membership thread.
 
     def __init__(
-        self, worker: WorkerEnvironment, agreed: Mapping[str, str], follow: Follow
+        self,
+        worker: WorkerEnvironment,
+        agreed: Mapping[str, str],
+        follow: Follow,
+        stay: Callable[[], None],
     ) -> None:
         """Prepare; `begin` starts the thread."""
-        # `agreed` has, by variable, the settings that must be equal on every rank.
+        # `agreed` has, by variable, the settings that must be equal on every rank. `stay` is called
+        # at a boundary where the world stays as it is.
         self.pending = _core.PendingOperations()
         self._worker = worker
         self._agreed = dict(agreed)
         self._follow = follow
-        self._inbox = Inbox(self.pending.lost_fd)
+        self._stay = stay
+        self._inbox = _Inbox(self.pending.lost_fd)
         self._thread = threading.Thread(target=self._run, name="hvdlite-membership", daemon=True)
         self._endpoint: Endpoint | None = None
         self._client: RegistrarClient | None = None
@@ -258,7 +349,7 @@ class MembershipThread:
         ranks = [rank for rank, worker in enumerate(self._members) if worker in gone]
         report = self.pending.report(ranks) if self._suspended else None
         commits = report["commits"] if report else self._commits()
-        progress = steps.progress()
+        progress = epochs.progress()
         # Where nobody reports steps, the registrar counts commits.
         made = {"steps": progress.committed - self._steps_before} if progress.announced else {}
         self._send(
@@ -363,7 +454,7 @@ class MembershipThread:
         rank_of = [members.index(one) if one in members else -1 for one in self._members]
         self._epoch, self._members, self._suspended = epoch.number, members, False
         epochs.record(epoch)
-        self._steps_before = steps.progress().committed
+        self._steps_before = epochs.progress().committed
         if message["mode"] == "start":
             with self._changed:
                 self._first = connection
@@ -385,7 +476,7 @@ class MembershipThread:
             self._decide(Decision(leave=False, sync=message["sync"], changed=True))
 
     def _on_continue(self, message: Message) -> None:
-        process_sets.drop_broken()
+        self._stay()
         self._decide(Decision(leave=False, sync=message["sync"], changed=False))
 
     def _decide(self, decision: Decision) -> None:
@@ -416,3 +507,41 @@ def _as_text(counts: Mapping[int, int]) -> dict[str, int]:
 
 def _as_numbers(counts: Mapping[str, int]) -> dict[int, int]:
     return {int(process_set): count for process_set, count in counts.items()}
+
+
+class _Inbox:
+    """A queue of messages from any thread to the membership thread."""
+
+    def __init__(self, lost_fd: int) -> None:
+        """Make an empty inbox; it brings `_LOST` when the borrowed eventfd `lost_fd` is written."""
+        self._messages: deque[Message] = deque()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lost_fd = lost_fd
+
+    def put(self, message: Message) -> None:
+        """Add a message behind the others; any thread may call it."""
+        self._messages.append(message)
+        os.eventfd_write(self._event, 1)
+
+    def put_back(self, message: Message) -> None:
+        """Add a message before the others, which the membership thread has taken too early."""
+        self._messages.appendleft(message)
+        os.eventfd_write(self._event, 1)
+
+    def take(self, timeout: float | None = None) -> Message | None:
+        """Wait for the next message and return it; None if `timeout` seconds have passed first."""
+        while True:
+            with contextlib.suppress(IndexError):
+                return self._messages.popleft()
+            milliseconds = None if timeout is None else 1000 * timeout
+            poller = select.poll()
+            poller.register(self._event, select.POLLIN)
+            poller.register(self._lost_fd, select.POLLIN)
+            ready = [fd for fd, _ in poller.poll(milliseconds)]
+            if not ready:
+                return None
+            for fd in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+            if self._lost_fd in ready:
+                self._messages.append(_LOST)

@@ -1,0 +1,461 @@
+"""Recognise other launchers (torchrun, mpirun, mpiexec, srun) by the variables that they set.
+
+The last rule is that for TF_CONFIG, which cluster software sets for TensorFlow. Where no launcher
+is recognised, `refuse_to_be_alone` refuses to train alone if a variable says that this process is
+one of several. This module does not read the environment itself: `environment.py` passes it.
+
+Rank and local rank are taken from the launcher's variables and never guessed, because the order of
+ranks over hosts is the launcher's choice: Open MPI may put ranks 0 and 2 on one host, and ranks 1
+and 3 on another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.address import UNIX, split_host
+from hvdlite.rendezvous.tf_config import ranks_of
+
+
+class Variables:
+    """A mapping of variables, in which an empty value counts as not set."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._values.get(name))
+
+    def has(self, *names: str) -> bool:
+        """Return whether all of these variables are set."""
+        return all(name in self for name in names)
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a variable; None if it is not set."""
+        return self._values.get(name) or None
+
+    def text(self, name: str) -> str:
+        """Return the value of a variable that must be set."""
+        # Raises BootstrapError if the variable is not set.
+        value = self.get(name)
+        if value is None:
+            raise BootstrapError(
+                f"{name} is not set, although other variables say that a launcher started this "
+                "process; start it with hvdlite-run, or clear all HVDLITE_ variables"
+            )
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a number of at least 0; without a default, the variable must be set."""
+        # Raises BootstrapError if the variable is not set, or is not such a number.
+        if default is not None and name not in self:
+            return default
+        value = self.text(name)
+        try:
+            number = int(value)
+        except ValueError:
+            number = -1
+        if number < 0:
+            raise BootstrapError(f"{name}={value} is not a number from 0")
+        return number
+
+    def optional_number(self, name: str) -> int | None:
+        """Return a number of at least 0; None if the variable is not set."""
+        return self.number(name) if name in self else None
+
+    def flag(self, name: str) -> bool:
+        """Return whether a variable is 1; it may also be 0 or not be set."""
+        # Raises BootstrapError if the variable is something else.
+        value = self.get(name)
+        if value not in (None, "0", "1"):
+            raise BootstrapError(f"{name}={value} cannot be used: give 1 or 0")
+        return value == "1"
+
+    def seconds(self, name: str, default: float) -> float:
+        """Return a time in seconds of at least 0; `deadline.Deadline` takes 0 for "no limit"."""
+        # Raises BootstrapError if the variable is not such a number.
+        value = self.get(name)
+        if value is None:
+            return default
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not seconds >= 0:
+            raise BootstrapError(
+                f"{name}={value} cannot be used: give a number of seconds, or 0 for no limit"
+            )
+        return seconds
+
+    def address(self, name: str) -> str | None:
+        """Return "unix:NAME" or "host:port"; None if the variable is not set."""
+        # Raises BootstrapError if the variable is not an address.
+        value = self.get(name)
+        if value is not None and not value.startswith(UNIX):
+            try:
+                split_host(value)
+            except BootstrapError as error:
+                raise BootstrapError(f"{name} cannot be used: {error}") from None
+        return value
+
+    def secret(self, name: str, value: str | None, length: int) -> bytes:
+        """Decode `value`, the text of the variable `name`: `length` bytes as hexadecimal digits."""
+        # Raises BootstrapError if `value` is missing, or is something else.
+        try:
+            secret = bytes.fromhex(value or "")
+        except ValueError:
+            secret = b""
+        if len(secret) != length:
+            raise BootstrapError(f"{name} is missing or is not {2 * length} hexadecimal digits")
+        return secret
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class LauncherEnvironment:
+    """What a launcher tells one process by environment variables."""
+
+    launcher: str  # the name of the launcher, for messages
+    names: tuple[str, str]  # the names of the variables for rank and size, for messages
+    rank: int
+    size: int
+    job: str  # a text that is equal on all ranks of this job, and different in other jobs
+    # The number of the rank within its host; None if the launcher does not tell.
+    local_rank: int | None = None
+    # This says how many ranks this host has; None if the launcher does not tell.
+    local_size: int | None = None
+    # The launcher's number of this host; None if the launcher does not tell.
+    node: int | None = None
+    first_host: str | None = None  # the host of rank 0; None if the launcher does not tell
+    # This says how often the launcher has started this job again, if it keeps the job's number.
+    epoch: int = 0
+    # "host:port", at which rank 0 is to serve the store if the ranks have several hosts; None if
+    # the launcher does not tell.
+    address: str | None = None
+    servers: int = 0  # how many of the first ranks are parameter servers
+
+    @property
+    def on_one_host(self) -> bool:
+        """Return whether all ranks of the job share this host."""
+        if self.local_size is not None:
+            return self.local_size == self.size
+        return self.size == 1 or self.first_host is None or self.first_host in _LOOPBACK
+
+
+def detect_launcher(variables: Variables, with_servers: bool = False) -> LauncherEnvironment | None:
+    """Recognise the launcher that started this process; None if no launcher did."""
+    # The order matters: srun may have started torchrun or mpirun. Then the variables of srun are
+    # also set, but describe the process of torchrun or mpirun.
+    # `with_servers` says whether the parameter servers of TF_CONFIG are ranks, too.
+    for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
+        found = recognise(variables)
+        if found is not None:
+            return checked(found)
+    found = _tf_config(variables, with_servers)
+    return None if found is None else checked(found)
+
+
+def checked(found: LauncherEnvironment) -> LauncherEnvironment:
+    """Check that rank < size, and return the argument."""
+    # Raises BootstrapError if rank and size contradict each other.
+    if found.size < 1 or found.rank >= found.size:
+        rank, size = found.names
+        raise BootstrapError(f"{rank}={found.rank} and {size}={found.size} contradict each other")
+    return found
+
+
+def _torchrun(variables: Variables) -> LauncherEnvironment | None:
+    return _rank_and_world_size(variables) if "TORCHELASTIC_RUN_ID" in variables else None
+
+
+def _rank_and_world_size(variables: Variables) -> LauncherEnvironment | None:
+    """Read torchrun's variables, which others (Kubernetes operators, scripts) set as well."""
+    if not variables.has("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        return None
+    parts = [variables.text("MASTER_ADDR"), variables.text("MASTER_PORT")]
+    parts += [variables.get("TORCHELASTIC_RUN_ID") or "", variables.text("WORLD_SIZE")]
+    parts += [variables.get("TORCHELASTIC_RESTART_COUNT") or "0"]
+    return LauncherEnvironment(
+        launcher="torchrun",
+        names=("RANK", "WORLD_SIZE"),
+        rank=variables.number("RANK"),
+        size=variables.number("WORLD_SIZE"),
+        job="|".join(parts),
+        local_rank=variables.optional_number("LOCAL_RANK"),
+        local_size=variables.optional_number("LOCAL_WORLD_SIZE"),
+        node=variables.optional_number("GROUP_RANK"),
+        first_host=variables.get("MASTER_ADDR"),
+    )
+
+
+def _open_mpi(variables: Variables) -> LauncherEnvironment | None:
+    if not variables.has("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+        return None
+    # Open MPI 4 sets the number of the job; version 5 sets a name with mpirun's host and pid.
+    job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid")
+    return LauncherEnvironment(
+        launcher="Open MPI",
+        names=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        rank=variables.number("OMPI_COMM_WORLD_RANK"),
+        size=variables.number("OMPI_COMM_WORLD_SIZE"),
+        job=job or _starter("OMPI_COMM_WORLD_RANK"),
+        local_rank=variables.optional_number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_size=variables.optional_number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    )
+
+
+def _hydra(variables: Variables) -> LauncherEnvironment | None:
+    """Recognise Hydra, the launcher of MPICH and Intel MPI."""
+    return _pmi(variables) if "MPI_LOCALRANKID" in variables else None
+
+
+def _pmi(variables: Variables) -> LauncherEnvironment | None:
+    if not variables.has("PMI_RANK", "PMI_SIZE"):
+        return None
+    own = "MPI_LOCALRANKID" in variables
+    local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS") if own else ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+    return LauncherEnvironment(
+        launcher="MPICH",
+        names=("PMI_RANK", "PMI_SIZE"),
+        rank=variables.number("PMI_RANK"),
+        size=variables.number("PMI_SIZE"),
+        job=_starter("PMI_RANK"),
+        local_rank=variables.optional_number(local[0]),
+        local_size=variables.optional_number(local[1]),
+    )
+
+
+def _slurm(variables: Variables) -> LauncherEnvironment | None:
+    # A batch script has SLURM_PROCID too, but is not a task of a step. SLURM_NTASKS counts the
+    # tasks of the allocation, which may be more than those of an interactive step.
+    if not variables.has("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+        return None
+    node = variables.number("SLURM_NODEID", 0)
+    return LauncherEnvironment(
+        launcher="Slurm",
+        names=("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        rank=variables.number("SLURM_PROCID"),
+        size=variables.number("SLURM_STEP_NUM_TASKS"),
+        job=f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}",
+        local_rank=variables.number("SLURM_LOCALID"),
+        local_size=tasks_of_node(variables.text("SLURM_STEP_TASKS_PER_NODE"), node),
+        node=node,
+        first_host=first_of_node_list(variables.text("SLURM_STEP_NODELIST")),
+        epoch=variables.number("SLURM_RESTART_COUNT", 0),
+    )
+
+
+def _tf_config(variables: Variables, with_servers: bool) -> LauncherEnvironment | None:
+    text = variables.get("TF_CONFIG")
+    found = None if text is None else ranks_of(text, with_servers)
+    if found is None:
+        return None
+    hosts = found.hosts
+    own = hosts[found.rank]
+    return LauncherEnvironment(
+        launcher="the software that set TF_CONFIG",
+        names=("the index in TF_CONFIG", "its number of tasks"),
+        rank=found.rank,
+        size=len(hosts),
+        job=",".join(found.addresses),
+        local_rank=hosts[: found.rank].count(own),
+        local_size=hosts.count(own),
+        node=list(dict.fromkeys(hosts)).index(own),
+        first_host=hosts[0],
+        address=found.addresses[0],
+        servers=found.servers,
+    )
+
+
+def tasks_of_node(text: str, node: int) -> int:
+    """Return the number of tasks of one node, from Slurm's list of tasks per node.
+
+    Example:
+        >>> [tasks_of_node("2(x3),1", node) for node in range(4)]
+        [2, 2, 2, 1]
+    """
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            break
+        node -= int(match[2] or 1)
+        if node < 0:
+            return int(match[1])
+    raise BootstrapError(f"SLURM_STEP_TASKS_PER_NODE={text} cannot be read")
+
+
+def first_of_node_list(text: str) -> str:
+    """Return the first host of Slurm's list of hosts.
+
+    Example:
+        >>> first_of_node_list("rack[2-3]n[07,09-12],login")
+        'rack2n07'
+    """
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", text)
+    assert first is not None  # The pattern matches the empty text, too.
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
+
+
+def _starter(variable: str) -> str:
+    """Name the process that started this host's ranks, as a name of the job."""
+    # MPICH does not name its jobs. But the ranks of one host have a common parent, which is the
+    # nearest ancestor without the variable, and thus not a rank itself.
+    wanted = variable.encode() + b"="
+    pid = os.getpid()
+    while pid > 1:
+        pid = _parent(pid)
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            break  # The process belongs to another user, so it is not a rank of this job.
+        if not any(entry.startswith(wanted) for entry in environ.split(b"\0")):
+            break
+    return f"pid {pid}"
+
+
+def _parent(pid: int) -> int:
+    """Read the parent of a process; the name that stands before it may have spaces and brackets."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# Cluster software describes its processes by variables, from which hvdlite does not always learn a
+# rank. Each process would then make a world of one, and all of them would succeed: N models are
+# trained where one was wanted. So `refuse_to_be_alone` reads the variables that only processes with
+# others beside them have. HVDLITE_SIZE=1 insists on a world of one.
+
+_SHOWN = 80  # characters of a value that the message shows
+_AS_TORCHRUN = "give every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does"
+_BY_HAND = "give every process HVDLITE_RANK, HVDLITE_SIZE, HVDLITE_RENDEZVOUS and HVDLITE_TOKEN"
+
+
+def _number(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        return 0
+
+
+def _index(value: str) -> int:
+    """Return how many processes there are at least, from the number of one of them, from 0."""
+    return _number(value) + 1
+
+
+def _most_nodes(value: str) -> int:
+    """Read torchrun's number of nodes, which may be a range: "1:4"."""
+    return _number(value.rpartition(":")[2])
+
+
+def _length(value: str) -> int:
+    try:
+        hosts = json.loads(value)
+    except ValueError:
+        return 0
+    return len(hosts) if isinstance(hosts, list) else 0
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """A variable that says how many processes there are."""
+
+    name: str
+    count: Callable[[str], int]  # returns, from its value, how many processes there are at least
+    remedy: str = _BY_HAND  # what to do, so that hvdlite learns the ranks
+
+
+# No other process has these variables with more than one: a batch script has SLURM_NTASKS=4 but
+# SLURM_PROCID=0, and the first pod of an indexed Job cannot know of the others.
+_SIGNS = (
+    _Sign("HOROVOD_SIZE", _number, "start the script with hvdlite-run instead of horovodrun"),
+    _Sign("WORLD_SIZE", _number, _AS_TORCHRUN),
+    _Sign("OMPI_COMM_WORLD_SIZE", _number),
+    _Sign("MV2_COMM_WORLD_SIZE", _number),
+    _Sign("MVP_COMM_WORLD_SIZE", _number),
+    _Sign("PMIX_RANK", _index),
+    _Sign("SLURM_PROCID", _index),
+    _Sign("PET_NNODES", _most_nodes, "start the script with `hvdlite-run --nodes auto`"),
+    _Sign("SM_HOSTS", _length),
+    _Sign("VC_TASK_INDEX", _index),
+    _Sign(
+        "JOB_COMPLETION_INDEX",
+        _index,
+        f"start the script with `hvdlite-run --nodes N --meet HOST:PORT`, or {_BY_HAND}",
+    ),
+)
+
+
+# Ranks, and what is missing beside them: a rank alone is half of what a launcher says.
+_RANKS = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
+
+
+def refuse_to_be_alone(variables: Variables) -> None:
+    """Check that no variable says that this process, whose rank nobody has told, has others."""
+    # Raises BootstrapError if one does; the message names it, and says what to set.
+    for rank, size in _RANKS.items():
+        if rank in variables and size not in variables:
+            raise BootstrapError(
+                f"{rank}={variables.get(rank)} is set, and {size} is not, so nobody knows how many "
+                f"processes there are; {_AS_TORCHRUN}; if it is to train alone, set HVDLITE_SIZE=1"
+            )
+    for sign in _SIGNS:
+        value = variables.get(sign.name)
+        if value is None:
+            continue
+        count = sign.count(value)
+        if count > 1:
+            shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
+            raise BootstrapError(
+                f"{sign.name}={shown} says that this is one of at least {count} processes, but no "
+                "variable tells hvdlite its rank, so every process would train alone; "
+                f"{sign.remedy}; if it is to train alone, set HVDLITE_SIZE=1"
+            )
+
+
+# Parameter servers are the first ranks of a job. hvdlite-run sets HVDLITE_SERVERS, HVDLITE_WORKER
+# and HVDLITE_JOINER. Under other launchers users set HVDLITE_SERVERS in every process, except under
+# TF_CONFIG, which names its servers itself.
+
+
+def service_numbers(variables: Variables, rank: int, size: int, named: int = 0) -> dict[str, Any]:
+    """Return the fields of a `WorkerEnvironment` that concern parameter servers."""
+    # `named` says how many servers the launcher itself names, if the variables do not.
+    # Raises BootstrapError if no rank is left for workers, or a variable is not a number.
+    servers = variables.number("HVDLITE_SERVERS", named)
+    if servers == 0:
+        return {}
+    if servers >= size:
+        raise BootstrapError(
+            f"HVDLITE_SERVERS={servers} leaves none of the {size} ranks to train; give fewer "
+            "servers, or start more ranks"
+        )
+    return {
+        "servers": servers,
+        "process": variables.number("HVDLITE_WORKER", rank),
+        "joiner": variables.flag("HVDLITE_JOINER"),
+    }
+
+
+def refuse_other_kind(servers: int, rank: int, with_servers: bool) -> None:
+    """Refuse a script that asks for another kind of job than the launcher has started."""
+    # `with_servers` says whether the script asks for parameter servers.
+    # Raises BootstrapError if it does not get what it asks for.
+    if servers and not with_servers:
+        kind = "server" if rank < servers else "worker"
+        raise BootstrapError(
+            f"rank {rank} is a {kind} of a job with parameter servers, which has no world of "
+            "ranks: call hvd.parameter_server.connect() instead of hvd.init(), or start the "
+            "script without servers"
+        )
+    if with_servers and not servers:
+        raise BootstrapError(
+            "this job has no parameter servers; start it with hvdlite-run --servers N, or set "
+            "HVDLITE_SERVERS=N in every process under another launcher"
+        )

@@ -1,1 +1,0 @@
-"""Which rank a launcher has made of this process, by the variables that it sets."""
