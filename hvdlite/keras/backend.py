@@ -1,8 +1,7 @@
 """Finds the module of this package that knows the framework with which Keras computes.
 
-There is one such module for each backend, `on_torch` and `on_tensorflow`, and `keras2` for Keras 2.
-They are imported by name at first use, so that hvdlite imports no framework that Keras has not
-imported already.
+There is one for each backend, `on_torch` and `on_tensorflow`, and `keras2` for Keras 2. They are
+imported by name at first use, so that hvdlite imports no framework that Keras has not imported.
 """
 
 from __future__ import annotations
@@ -36,9 +35,17 @@ def backend_adapter() -> Any:
     return importlib.import_module(f"hvdlite.keras.on_{backend}")
 
 
-def optimizer_variables(model: Any) -> list[Any]:
-    """List the variables of a model's optimizer, which it makes if it has none yet."""
-    optimizer = model.optimizer
+def keras_2(thing: Any) -> Any:
+    """Return the module for `tf_keras` if the class of an object comes from there, else None."""
+    # `tf_keras` is Keras 2, which works with TensorFlow only. A script that has an object of it has
+    # imported it already; other scripts never import it.
+    if any(each.__module__.partition(".")[0] == "tf_keras" for each in type(thing).__mro__):
+        return importlib.import_module("hvdlite.keras.keras2")
+    return None
+
+
+def optimizer_variables(optimizer: Any, model: Any) -> list[Any]:
+    """List the variables of a model's optimizer, which may be None; build it first."""
     older = keras_2(optimizer)
     if older is not None:
         return list(older.optimizer_variables(optimizer, model.trainable_variables))
@@ -47,12 +54,3 @@ def optimizer_variables(model: Any) -> list[Any]:
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     return list(optimizer.variables)
-
-
-def keras_2(thing: Any) -> Any:
-    """Return the module for `tf_keras` if the class of an object comes from there, else None."""
-    # `tf_keras` is Keras 2, which works with TensorFlow only. A script that has an object of it has
-    # imported it already; other scripts never import it.
-    if any(each.__module__.partition(".")[0] == "tf_keras" for each in type(thing).__mro__):
-        return importlib.import_module("hvdlite.keras.keras2")
-    return None

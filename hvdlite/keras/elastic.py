@@ -38,7 +38,7 @@ from hvdlite.elastic import history
 from hvdlite.elastic.state import State, VariableState
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.arrays import broadcast_variables
-from hvdlite.keras.backend import backend_adapter, keras_2
+from hvdlite.keras.backend import backend_adapter, keras_2, optimizer_variables
 from hvdlite.keras.fit import Callback, Logs
 from hvdlite.keras.gradients import Accumulator, distributed_part
 from hvdlite.objects import broadcast_object
@@ -131,28 +131,19 @@ class KerasState(VariableState):
                 self._accumulator.clear(count)
 
     def _parts(self) -> dict[str, list[Any]]:
-        weights = list(self.model.weights)
-        return {"weight": weights, "optimizer variable": self._optimizer_variables()}
+        return {
+            "weight": list(self.model.weights),
+            "optimizer variable": optimizer_variables(self.optimizer, self.model),
+        }
 
     def _variables(self) -> list[Any]:
         sums = [] if self._accumulator is None else self._accumulator.variables
-        return [*self.model.variables, *self._optimizer_variables(), *sums]
+        return [*self.model.variables, *optimizer_variables(self.optimizer, self.model), *sums]
 
     @property
     def _accumulator(self) -> Accumulator | None:
         part = distributed_part(self.optimizer)
-        return None if part is None else part._distribution.accumulator
-
-    def _optimizer_variables(self) -> list[Any]:
-        """List the optimizer's variables; build it first if necessary."""
-        if self.optimizer is None:
-            return []
-        older = keras_2(self.optimizer)
-        if older is not None:
-            return list(older.optimizer_variables(self.optimizer, self.model.trainable_variables))
-        if not self.optimizer.built:
-            self.optimizer.build(self.model.trainable_variables)
-        return list(self.optimizer.variables)
+        return None if part is None else part._reduction.accumulator
 
 
 class TensorFlowKerasState(KerasState):
@@ -206,7 +197,7 @@ class CommitStateCallback(Callback):
             )
         self.state = state
         self.batches_per_commit = batches_per_commit
-        self._batches = 0  # It counts since the last commit.
+        self._batches = 0  # since the last commit
         self._epoch_ended = False
 
     def commit(self) -> None:
@@ -214,28 +205,22 @@ class CommitStateCallback(Callback):
         self.state.commit()
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Count from zero, on all ranks alike."""
         self._batches = 0
         self._epoch_ended = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Commit what the last epoch has left."""
         self._commit_if_due()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Commit what the last batches have left, if they are enough."""
         self._commit_if_due()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Count the batch."""
         self._batches += 1
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Note the end of the epoch."""
         self._epoch_ended = True
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Commit what the last epoch has left."""
         self._commit_if_due()
 
     def _commit_if_due(self) -> None:
@@ -265,18 +250,15 @@ class UpdateBatchStateCallback(Callback):
         """
         super().__init__()
         self.state: Any = _with_attribute(state, "batch", self)
-        self._before = 0  # The epoch had these batches before `fit`.
+        self._before = 0  # batches of the epoch before `fit`
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Go on counting where the last call of the function ended."""
-        self._before = self.state.batch
+        self._before = self.state.batch  # The function was called before.
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Count the batch."""
         self.state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Begin another epoch."""
         self.state.batch = self._before = 0
 
 
@@ -302,7 +284,6 @@ class UpdateEpochStateCallback(Callback):
         self.state: Any = _with_attribute(state, "epoch", self)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Count the epoch."""
         self.state.epoch += 1
 
 

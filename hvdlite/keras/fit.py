@@ -1,8 +1,8 @@
-"""Ranks that train in one `fit` end it after the same batch.
+"""One `fit` on several ranks: the ranks begin alike, reduce each gradient, and end together.
 
-Callbacks of Keras decide by what their own rank sees. A rank that stops alone would leave the
-others waiting in a step. So a callback of hvdlite adds `FitEnd`, which sees what all other
-callbacks have done.
+The callbacks of hvdlite call `begin_fit` when training begins. Callbacks of Keras decide by what
+their own rank sees, and a rank that stops alone would leave the others waiting in a step. So
+`begin_fit` adds a callback that comes after all others and ends the `fit` on all ranks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hvdlite.errors import (
     MismatchError,
     ReplicasDifferWarning,
 )
-from hvdlite.keras.arrays import allreduce, describe_by_rank, exchange, word_sum
+from hvdlite.keras.arrays import allreduce, describe_by_rank, exchange
 from hvdlite.keras.backend import keras_2
-from hvdlite.keras.gradients import distributed_part, first_wire_name
+from hvdlite.keras.gradients import distributed_part, first_wire_name, wire_name_over
 from hvdlite.live.observed import observe_fit
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, member_id
@@ -37,6 +37,7 @@ from hvdlite.replicas import (
     SILENCE,
     Comparison,
     Exchange,
+    array_word_sum,
     check_interval,
     check_name,
     divergence_of,
@@ -65,14 +66,64 @@ class Callback(HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
     """A callback for models of Keras 3 and of Keras 2."""
 
 
+_COMPARED = {
+    "steps": (
+        "batches per epoch",
+        "give every rank the same number of samples, or set steps_per_epoch={least} on all",
+    ),
+    "epochs": ("epochs", "give epochs={least} on all"),
+}
+
+
+def begin_fit(
+    callback: Any, epochs: bool = False, every: int = 0, **facts: Any
+) -> list[dict[str, Any]]:
+    """Compare what ranks are about to do in `fit`; return the facts of each, by rank.
+
+    Args:
+        callback: calls this in its `on_train_begin`.
+        epochs: whether the ranks meet in each epoch, whatever their optimizers are.
+        every: after how many batches the ranks meet; 0 if the optimizer decides.
+        facts: what JSON can represent.
+
+    Raises:
+        ArgumentError: on every rank, if known numbers of batches or epochs differ: the others
+            would wait in the middle of a step for a rank that ran out of batches.
+    """
+    process_set, params = callback.process_set, callback.params or {}
+    last = _last_callbacks(callback)
+    if last is not None and not any(isinstance(one, _Observer) for one in last):
+        last.append(_Observer(callback))
+    facts = {**{key: params.get(key) for key in _COMPARED}, **facts, "in_fit": last is not None}
+    everyone = exchange(facts, next_name("keras.fit", member_id(process_set)), process_set)
+    for key, (what, advice) in _COMPARED.items():
+        values = [one[key] for one in everyone]
+        known = {value for value in values if value is not None}
+        if len(known) > 1:
+            raise ArgumentError(
+                f"rank {basics.rank()}: fit() would run different numbers of {what} "
+                f"({describe_by_rank(values, process_set)}), but every step needs every rank; "
+                + advice.format(least=min(known))
+            )
+    name = wire_name_over(callback.model.optimizer, process_set)
+    every = every if name is None else 1
+    if (every or epochs) and last is not None and all(one["in_fit"] for one in everyone):
+        for one in last:
+            if isinstance(one, _FitEnd) and one.process_set is process_set:
+                one.every = one.every or every
+                break
+        else:
+            last.append(_FitEnd(callback, name, every))
+    return everyone
+
+
 _HOOKS = ("on_epoch_begin", "on_train_batch_end", "on_test_begin", "on_epoch_end")
 
 
-def last_callbacks(callback: Any) -> list[Any] | None:
+def _last_callbacks(callback: Any) -> list[Any] | None:
     """Return callbacks that `fit` calls after all of the user's, to add to; None outside of `fit`.
 
-    Of their hooks it calls those for the begin and the end of epochs, the end of training batches
-    and the begin of validation, until the training ends.
+    Of their hooks it calls `_HOOKS`, until the training ends.
     """
     # `fit` puts its History, which it keeps in `model.history`, behind the user's callbacks. The
     # hooks of this object call the others.
@@ -104,39 +155,21 @@ def _end(history: Any, logs: Logs = None) -> None:
     history.on_train_end(logs)
 
 
-def begin_fit(
-    callback: Any, epochs: bool = False, every: int = 0, **facts: Any
-) -> list[dict[str, Any]]:
-    """Compare what ranks are about to do in `fit`; return the facts of each, by rank, or raise."""
-    # A callback calls this in its `on_train_begin`. `epochs` says that the ranks meet in each
-    # epoch, `every` that they meet after so many batches, whatever their optimizers are. The
-    # numbers of batches and epochs must not differ; if they do, every rank raises.
-    process_set = callback.process_set
-    observe_this_fit(callback)
-    last = last_callbacks(callback)
-    everyone = agree_on_fit(callback.params or {}, process_set, **facts, in_fit=last is not None)
-    first = first_wire_name(callback.model.optimizer)
-    name = None
-    if first is not None and first[1] == member_id(process_set):
-        name, every = first[0], 1
-    if (every or epochs) and last is not None and all(one["in_fit"] for one in everyone):
-        _add_end(last, callback, name, every)
-    return everyone
-
-
-class FitEnd(Callback):
+class _FitEnd(Callback):
     """Comes last in a `fit`: when a rank stops, all ranks stop."""
 
-    def __init__(self, process_set: ProcessSet, name: str | None, every: int) -> None:
+    def __init__(self, callback: Any, name: str | None, every: int) -> None:
         super().__init__()
-        self.process_set = process_set
-        self._name = name  # It is None if these gradients are not reduced.
+        self.set_params(callback.params)
+        self.set_model(callback.model)
+        self.process_set: ProcessSet = callback.process_set
+        self._name = name  # of the first gradient; None if these ranks do not reduce gradients
         self.every = every  # Ranks stop after a multiple of so many batches; 0: after an epoch.
         self._wants = False  # This rank is to stop when the ranks meet next.
         self._begun = False
         self._epoch = 0
-        self._batches = 0  # It counts those of the epoch.
-        self._met = 0  # It counts all batches of the `fit`.
+        self._batches = 0  # of the epoch
+        self._met = 0  # batches of the whole `fit`
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Compare the numbers of the first epochs; raise an ArgumentError if they differ."""
@@ -155,7 +188,6 @@ class FitEnd(Callback):
             )
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Stop if a rank stops here."""
         self._batches = batch + 1
         self._met += 1
         if not self.every:
@@ -172,7 +204,7 @@ class FitEnd(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Stop if a rank stops here; raise if another rank's epoch goes on."""
         name = self._name or "#keras.end_of_fit"
-        with end_of_epoch(self._batches):
+        with _end_of_epoch(self._batches):
             numbers = Exchange(name, [self._stops()], self.process_set, blocking=True).finish()
         if any(stops for (stops,) in numbers.values()):
             self._stop(numbers, f"epoch {epoch}")
@@ -193,92 +225,18 @@ class FitEnd(Callback):
             )
 
 
-def _add_end(last: list[Any], callback: Any, name: str | None, every: int) -> None:
-    """Add a `FitEnd` to the last callbacks, unless they have one for the same ranks."""
-    for one in last:
-        if isinstance(one, FitEnd) and one.process_set is callback.process_set:
-            one.every = one.every or every
-            return
-    end = FitEnd(callback.process_set, name, every)
-    end.set_params(callback.params)
-    end.set_model(callback.model)
-    last.append(end)
-
-
-_COMPARED = {
-    "steps": (
-        "batches per epoch",
-        "give every rank the same number of samples, or set steps_per_epoch={least} on all",
-    ),
-    "epochs": ("epochs", "give epochs={least} on all"),
-}
-
-
-def agree_on_fit(
-    params: dict[str, Any], process_set: ProcessSet, **facts: Any
-) -> list[dict[str, Any]]:
-    """Return every rank's facts, by rank; raise if known numbers of batches or epochs differ."""
-    # The others would wait in the middle of a step for a rank that ran out of batches.
-    mine = {"steps": params.get("steps"), "epochs": params.get("epochs"), **facts}
-    everyone = exchange(mine, next_name("keras.fit", member_id(process_set)), process_set)
-    for key, (what, advice) in _COMPARED.items():
-        values = [one[key] for one in everyone]
-        known = {value for value in values if value is not None}
-        if len(known) > 1:
-            raise ArgumentError(
-                f"rank {basics.rank()}: fit() would run different numbers of {what} "
-                f"({describe_by_rank(values, process_set)}), but every step needs every rank; "
-                + advice.format(least=min(known))
-            )
-    return everyone
-
-
-class ReductionCheck:
-    """Notices an update of the variables whose gradients were not reduced."""
-
-    # A compiler may call the update and skip the reduction; the ranks' models then diverge. If each
-    # step runs Python (on PyTorch), each step needs a reduction; if steps are traced, a reduction
-    # must have been traced.
-
-    def __init__(self, optimizer: Any) -> None:
-        """Read the counts before a step; nothing is checked unless the optimizer is distributed."""
-        self._part = distributed_part(optimizer)
-        self._updates, self._reductions = self._counts()
-        if keras.backend.backend() != "torch" or keras_2(self._part) is not None:
-            self._reductions = 0
-
-    def _counts(self) -> tuple[int, int]:
-        if self._part is None:
-            return 0, 0
-        return int(self._part.iterations), self._part._distribution.reductions
-
-    def check(self, steps: int) -> None:
-        """Raise if, after `steps` steps so far, variables were updated by this rank's gradients."""
-        updates, reductions = self._counts()
-        # If the optimizer counts more steps, the script has set the count, and nothing is checked.
-        if 0 < updates - self._updates <= steps and reductions == self._reductions:
-            raise HvdliteError(
-                f"rank {basics.rank()}: {type(self._part).__name__} has updated variables without "
-                "a reduction of their gradients, so that the ranks' models would diverge; in a "
-                "custom train_step call its apply() or apply_gradients(), and otherwise use "
-                "jit_compile=False in compile(), and report this"
-            )
-
-
 def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
     """Wait until every rank's epoch has ended, or raise if another rank's epoch goes on."""
     # The barrier has the wire name of the optimizer's first gradient. If another rank goes on with
     # a step, its allreduce and this barrier have the same name, and the core reports the mismatch.
     first = first_wire_name(optimizer)
-    if first is None:
-        return
-    name, process_set = first
-    with end_of_epoch(batches):
-        basics.engine().barrier(name, process_set, blocking=True).wait()
+    if first is not None:
+        with _end_of_epoch(batches):
+            basics.engine().barrier(*first, blocking=True).wait()
 
 
 @contextlib.contextmanager
-def end_of_epoch(batches: int) -> Iterator[None]:
+def _end_of_epoch(batches: int) -> Iterator[None]:
     """Explain the mismatch of an operation that meets another rank's gradient."""
     try:
         yield
@@ -292,56 +250,140 @@ def end_of_epoch(batches: int) -> Iterator[None]:
         ) from error
 
 
-_looked_at: Any = None  # `warn_of_own_models` has checked the fit() of these params last.
+class CheckingCallback(Callback):
+    """Raises if `fit` updates variables without a reduction, or ranks have different weights."""
+
+    process_set: ProcessSet
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        checks_of(self.params).begin_batch(self, batch)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        checks_of(self.params).end_batch(self, batch)
 
 
-def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: int) -> None:
-    """Warn, once in each `fit`, if ranks are about to train models that differ."""
-    # Either the optimizer is not distributed, or its variables are not the same on all ranks, for
-    # example because no broadcast was made. Callbacks have broadcast before the first batch if
-    # every rank's model was built by then, and otherwise after it. The first rank warns. All
-    # callbacks of one `fit` share its `params`. Variables are compared only if the optimizer has
-    # the callback's process set, because then every rank that takes steps calls this function.
-    global _looked_at
-    if params is _looked_at:
-        return
-    first = first_wire_name(model.optimizer)
-    if first is not None:
-        if first[1] == member_id(process_set) and process_set.size() != 1:
-            complete, text = _compare(model, first[0], process_set)
+class _Checks:
+    """Checks of one `fit`: that gradients are reduced, and that ranks have the same weights.
+
+    The callbacks of a `fit` share its `params`. The first callback whose hooks check does it for
+    all of them.
+    """
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+        self.warns = True  # once in a `fit`, of ranks that are about to train different models
+        self._owner: Any = lambda: None  # This callback's hooks count.
+        self._every = check_interval()  # HVDLITE_CHECK_REPLICAS; 0 never compares.
+        self._batches = 0
+        self._comparison: Comparison | None = None
+        self._counts: tuple[int, int] | None = None  # before the first step of the epoch
+
+    def begin_batch(self, callback: Any, batch: int) -> None:
+        if self._owner() is None:
+            self._owner = weakref.ref(callback)
+        if self.params is None or self._owner() is not callback:
+            return  # Without `params` the script calls the hooks itself.
+        model, process_set = callback.model, callback.process_set
+        # Variables are compared only if the optimizer has the callback's process set, because then
+        # every rank that takes steps calls this method.
+        name = wire_name_over(model.optimizer, process_set)
+        compares = name is not None and process_set.size() != 1
+        if self.warns:
+            self._warn(model, process_set, batch, name if compares else None)
+        # The comparison ends after the batch, so that no rank waits for it. The first batch is left
+        # out, because callbacks may broadcast after it.
+        self._batches += 1
+        if compares and self._every > 0 and self._batches > 1 and not self._batches % self._every:
+            name = next_name("keras.replicas", member_id(process_set))
+            self._comparison = Comparison(name, *_replicas(model), process_set, blocking=False)
+        # The check of reductions waits for the GPU, so it is made in the first step of each epoch.
+        if batch == 0:
+            self._counts = _counts(model.optimizer)
+
+    def end_batch(self, callback: Any, batch: int) -> None:
+        """Raise if variables were updated without a reduction, or differ between ranks."""
+        if self._owner() is not callback:
+            return
+        if self._counts is not None:
+            _check_reductions(callback.model.optimizer, self._counts, steps=batch + 1)
+            self._counts = None
+        comparison, self._comparison = self._comparison, None
+        divergence = None if comparison is None else comparison.finish()
+        if divergence is not None:
+            where = check_name(f"batch {self._batches} of fit()")
+            refuse(divergence, where, callback.process_set)
+
+    def _warn(self, model: Any, process_set: ProcessSet, batch: int, name: str | None) -> None:
+        """Warn on the first rank if ranks are about to train models that differ."""
+        # Either the optimizer is not distributed, or its variables are not the same on all ranks,
+        # for example because no broadcast was made. Callbacks have broadcast before the first batch
+        # if every rank's model was built by then, and otherwise after it.
+        if name is None:
+            text = _text_if_not_distributed(model, process_set)
+        else:
+            names, sums = _replicas(model) if model.built else ([], [])
+            # `agree_on_end_of_epoch` uses this name: a rank whose epoch is over gets an error.
+            numbers = Exchange(name, sums, process_set, blocking=True).finish()
+            complete = bool(names) and len(numbers) == process_set.size()
             if not complete and batch == 0:
                 return
-        else:
-            text = None
-    else:
-        text = _not_distributed(model, process_set)
-    _looked_at = params
-    if text is not None:
-        warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
+            root = process_set.ranks[0]
+            divergence = divergence_of(names, numbers)
+            advice = (
+                f"add hvd.callbacks.BroadcastGlobalVariablesCallback({root}) to the callbacks of "
+                "fit()"
+            )
+            text = None if divergence is None else divergence.warning("fit()", advice)
+        self.warns = False
+        if text is not None:
+            warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
 
 
-def expect_own_models(params: Any) -> None:
-    """Do not warn in the `fit` of these `params`: ranks train and average models of their own."""
-    global _looked_at
-    _looked_at = params
+_checks: _Checks | None = None  # of the last `fit`
 
 
-def _compare(model: Any, name: str, process_set: ProcessSet) -> tuple[bool, str | None]:
-    """Return whether every rank has variables, and the text of this rank's warning, or None."""
+def checks_of(params: Any) -> _Checks:
+    """Return the checks of the `fit` that has these `params`."""
+    global _checks
+    if _checks is None or _checks.params is not params:
+        _checks = _Checks(params)
+    return _checks
+
+
+def _counts(optimizer: Any) -> tuple[int, int]:
+    """Return the updates and the reductions so far; 0 of an optimizer that is not distributed."""
+    part = distributed_part(optimizer)
+    return (0, 0) if part is None else (int(part.iterations), part._distribution.reductions)
+
+
+def _check_reductions(optimizer: Any, before: tuple[int, int], steps: int) -> None:
+    """Raise if, after `steps` steps of the epoch, variables were updated by own gradients alone."""
+    # A compiler may call the update and skip the reduction; the ranks' models then diverge. If each
+    # step runs Python (on PyTorch), each step needs a reduction; if steps are traced, a reduction
+    # must have been traced.
+    part = distributed_part(optimizer)
+    updates, reductions = _counts(optimizer)
+    runs_python = keras.backend.backend() == "torch" and keras_2(part) is None
+    # If the optimizer counts more steps, the script has set the count, and nothing is checked.
+    if 0 < updates - before[0] <= steps and reductions == (before[1] if runs_python else 0):
+        raise HvdliteError(
+            f"rank {basics.rank()}: {type(part).__name__} has updated variables without "
+            "a reduction of their gradients, so that the ranks' models would diverge; in a "
+            "custom train_step call its apply() or apply_gradients(), and otherwise use "
+            "jit_compile=False in compile(), and report this"
+        )
+
+
+def _replicas(model: Any) -> tuple[list[str], list[int]]:
+    """Return the names of the trained variables that all ranks share, and the sums of words."""
     local = distributed_part(model.optimizer)._distribution.is_local
-    variables = [one for one in model.trainable_variables if not local(one)] if model.built else []
-    sums = [word_sum(one) for one in variables]
-    # `agree_on_end_of_epoch` uses this name, so that a rank whose epoch is over gets an error.
-    numbers = Exchange(name, sums, process_set, blocking=True).finish()
+    variables = [one for one in model.trainable_variables if not local(one)]
+    arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(one)) for one in variables]
     names = [str(getattr(one, "path", one.name)) for one in variables]
-    root = process_set.ranks[0]
-    advice = f"add hvd.callbacks.BroadcastGlobalVariablesCallback({root}) to the callbacks of fit()"
-    divergence = divergence_of(names, numbers)
-    complete = bool(variables) and len(numbers) == process_set.size()
-    return complete, None if divergence is None else divergence.warning("fit()", advice)
+    return names, [array_word_sum(array) for array in arrays]
 
 
-def _not_distributed(model: Any, process_set: ProcessSet) -> str | None:
+def _text_if_not_distributed(model: Any, process_set: ProcessSet) -> str | None:
     """Return the text of this rank's warning if the model's optimizer is not distributed."""
     optimizer = model.optimizer
     if optimizer is None or distributed_part(optimizer) is not None:
@@ -359,99 +401,28 @@ def _not_distributed(model: Any, process_set: ProcessSet) -> str | None:
     )
 
 
-class ReplicaCheck:
-    """Compares the trained variables of all ranks, in every so many batches of one `fit`."""
-
-    # The comparison begins before a batch and ends after it, so that no rank waits for it. The
-    # first batch is left out, because callbacks may broadcast after it.
-
-    def __init__(self, params: Any, owner: Any) -> None:
-        self.params = params
-        self.owner = weakref.ref(owner)  # Only this callback's hooks count in a `fit`.
-        self._every = check_interval()
-        self._batches = 0  # This counts batches that have begun.
-        self._comparison: Comparison | None = None
-
-    def begin_batch(self, model: Any, process_set: ProcessSet) -> None:
-        """Count a batch, and send this rank's sums if ranks compare in it."""
-        self._batches += 1
-        due = self._every > 0 and self._batches > 1 and self._batches % self._every == 0
-        if not due or not process_set.included() or process_set.size() == 1:
-            return
-        # Variables are compared only if the optimizer has the callback's process set, because then
-        # every rank that takes steps calls this method.
-        first = first_wire_name(model.optimizer)
-        if first is None or first[1] != member_id(process_set):
-            return
-        names, variables = named_replicas(model)
-        numbers = [word_sum(one) for one in variables]
-        name = next_name("keras.replicas", member_id(process_set))
-        self._comparison = Comparison(name, names, numbers, process_set, blocking=False)
-
-    def end_batch(self, process_set: ProcessSet) -> None:
-        """Look at what the ranks have sent; raise on every rank if variables differed."""
-        comparison, self._comparison = self._comparison, None
-        divergence = None if comparison is None else comparison.finish()
-        if divergence is not None:
-            refuse(divergence, check_name(f"batch {self._batches} of fit()"), process_set)
-
-
-_check: ReplicaCheck | None = None  # This is the check of the last fit().
-
-
-def check_of(callback: Any) -> ReplicaCheck | None:
-    """Return the check of the `fit` that has this callback, if the callback's hooks call it."""
-    global _check
-    if callback.params is None:
-        return None  # The script calls the hooks itself.
-    if _check is None or _check.params is not callback.params:
-        _check = ReplicaCheck(callback.params, callback)
-    return _check if _check.owner() is callback else None
-
-
-def named_replicas(model: Any) -> tuple[list[str], list[Any]]:
-    """Return the trained variables of a model that are the same on all ranks, after their names."""
-    part = distributed_part(model.optimizer)
-    variables = [
-        one
-        for one in model.trainable_variables
-        if part is None or not part._distribution.is_local(one)
-    ]
-    return [str(getattr(one, "path", one.name)) for one in variables], variables
-
-
-_APART = 0.5  # Two looks at the model, which wait for a GPU, are so many seconds apart.
-_MOST = 32  # So many numbers of the logs are kept at most.
-
-
-def observe_this_fit(callback: Any) -> None:
-    """Observe the `fit` that has this callback from now on, if it is not observed already."""
-    last = last_callbacks(callback)
-    if last is not None and not any(isinstance(one, _Observer) for one in last):
-        observer = _Observer()
-        observer.set_model(callback.model)
-        last.append(observer)
+_LOOK_SECONDS = 0.5  # between two looks at the model, which wait for a GPU
+_MOST_NUMBERS = 32  # of the logs
 
 
 class _Observer(Callback):
-    """Tells how many samples were trained on, and the numbers of the logs."""
+    """Tells the live view and the report how many samples `fit` has done, and what it logs."""
 
     # Samples are those that the model's loss has counted: without a loss, in a custom `train_step`,
-    # there are only the logs. It looks twice a second, and at the end of each epoch.
+    # there are only the logs.
 
-    def __init__(self) -> None:
+    def __init__(self, callback: Any) -> None:
         super().__init__()
-        self._looked = 0.0  # It looked last at this time.
-        self._seen = 0  # So many samples of this epoch were reported.
+        self.set_model(callback.model)
+        self._looked = 0.0
+        self._told = 0  # samples of this epoch
         self._trains = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Count anew, as the model's metrics do."""
-        self._trains, self._seen = True, 0
+        self._trains, self._told = True, 0  # The model's metrics begin anew, too.
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Tell what has happened, if it is time."""
-        if time.monotonic() - self._looked >= _APART:
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
             self._tell(logs)
 
     def on_test_begin(self, logs: Logs = None) -> None:
@@ -462,17 +433,17 @@ class _Observer(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Tell the rest of the epoch, if there was no validation, and the epoch's numbers."""
-        if not self._trains:
-            observe_fit(0, _numbers(logs))
-        else:
+        if self._trains:
             self._tell(logs)
+        else:
+            observe_fit(0, _numbers(logs))
         self._trains = False
 
     def _tell(self, logs: Logs) -> None:
         count = _samples_of(self.model)
         self._looked = time.monotonic()
-        observe_fit(max(0, count - self._seen), _numbers(logs))
-        self._seen = count
+        observe_fit(max(0, count - self._told), _numbers(logs))
+        self._told = count
 
 
 def _samples_of(model: Any) -> int:
@@ -484,10 +455,9 @@ def _samples_of(model: Any) -> int:
 
 
 def _numbers(logs: Logs) -> dict[str, float]:
-    """Pick the numbers of the logs."""
     found = {
         name: float(value)
         for name, value in (logs or {}).items()
         if isinstance(value, int | float) or getattr(value, "shape", None) == ()
     }
-    return dict(list(found.items())[:_MOST])
+    return dict(list(found.items())[:_MOST_NUMBERS])

@@ -1,8 +1,8 @@
-"""How an optimizer becomes distributed, for Keras 3 and Keras 2.
+"""How the gradients of one optimizer, of Keras 3 or Keras 2, are reduced over all ranks.
 
-`distribute` makes a subclass of the optimizer's class that overrides the method that receives the
-gradients, and turns the optimizer into an instance of that subclass. The optimizer stays the same
-object with the same variables. Its `__class__`, which Keras reads when it saves, is still the
+`make_distributed` makes a subclass of the optimizer's class that overrides the method that receives
+the gradients, and turns the optimizer into an instance of that subclass. The optimizer stays the
+same object with the same variables. Its `__class__`, which Keras reads when it saves, is still the
 wrapped class, so files contain a plain optimizer.
 """
 
@@ -17,11 +17,11 @@ import keras
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import Compressor, next_object
 from hvdlite.optimizers import become, subclass_in_place
-from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.process_sets import ProcessSet, member_id, registered_id
 
 
 @dataclass
-class Distribution:
+class GradientReduction:
     """The settings and the state of the reduction of one optimizer's gradients."""
 
     # The wire name of a gradient is the prefix and the index of its variable. Wire names must not
@@ -29,32 +29,28 @@ class Distribution:
     # name gets its number when it first reduces, because ranks may make optimizers that they never
     # use.
 
+    framework: Any  # `on_tensorflow`, `on_torch` or `keras2`
     prefix: str | None
     op: int
     compression: type[Compressor] | Compressor
     prescale: float
     postscale: float
     sparse_as_dense: bool
-    accumulator: Accumulator | None  # It is None if each batch is an update.
-    allreduce: Callable[..., list[Any]]
-    scale: Callable[[Any, float], Any]
-    scales_local: bool = True
-    process_set: ProcessSet = global_process_set
-    local: list[Any] = field(default_factory=list)  # Gradients of these variables are not reduced.
-    first_index: int = 0  # This is the index of the first variable whose gradient is reduced.
-    reductions: int = 0  # This counts the calls of `reduce`, or its traces.
+    accumulator: Accumulator | None  # None if each batch is an update
+    scales_local: bool
+    process_set: ProcessSet
+    local: list[Any] = field(default_factory=list)  # variables whose gradients are not reduced
+    first_index: int = 0  # of the first variable whose gradient is reduced
+    reductions: int = 0  # calls of `reduce`, or its traces
+    seen: dict[Any, int] = field(default_factory=dict)  # Keras 2: indices of variables by `ref()`
 
     def wire_name(self, index: int) -> str:
-        """Name the gradient of the variable of this index."""
         if self.prefix is None:
-            self.prefix = f"keras.{self._number()}"
+            number = next_object("keras.DistributedOptimizer", registered_id(self.process_set))
+            self.prefix = f"keras.{number}"
         return f"{self.prefix}.{index}"
 
-    def _number(self) -> int:
-        return next_object("keras.DistributedOptimizer", registered_id(self.process_set))
-
     def is_local(self, variable: Any) -> bool:
-        """Return whether a variable is local, so that its gradient is not reduced."""
         return any(variable is one for one in self.local)
 
     def reduce(
@@ -62,17 +58,18 @@ class Distribution:
     ) -> list[Any]:
         """Reduce the gradients of these variables over all ranks; None stays None."""
         self.reductions += 1
+        results = list(gradients)
         if not self.process_set.included():
-            return list(gradients)
+            return results
         shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
         if shared:
             self.first_index = indices[shared[0]]
         # Gradients of local variables are not reduced, but divided by the number of ranks.
         factor = 1.0 / (self.process_set.size() or 1) if self.scales_local else 1.0
-        results: list[Any] = [None] * len(gradients)
-        for i in set(range(len(gradients))).difference(shared):
-            results[i] = None if gradients[i] is None else self.scale(gradients[i], factor)
-        reduced = self.allreduce(
+        for i in set(range(len(results))).difference(shared):
+            if results[i] is not None:
+                results[i] = self.framework.scale_gradient(results[i], factor)
+        reduced = self.framework.allreduce_gradients(
             [gradients[i] for i in shared],
             [self.wire_name(indices[i]) for i in shared],
             op=self.op,
@@ -85,79 +82,6 @@ class Distribution:
         for i, gradient in zip(shared, reduced, strict=True):
             results[i] = gradient
         return results
-
-
-class Distributed:
-    """Base of the subclasses: marks a distributed optimizer, and keeps the wrapped class."""
-
-    _wrapped_class: Any
-    _distribution: Distribution | None = None
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """The wrapped class, which saved files name."""
-        return self._wrapped_class
-
-    def register_local_var(self, variable: Any) -> None:
-        """Make a variable local to this rank: its gradient is not reduced.
-
-        Every rank registers the same variables before the first step.
-
-        Example:
-            >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-            >>> optimizer.register_local_var(head.kernel)
-        """
-        self._require_distribution().local.append(variable)
-
-    def _require_distribution(self) -> Distribution:
-        if self._distribution is None:
-            raise ArgumentError(
-                f"this {type(self).__name__} was made from the class of a DistributedOptimizer, "
-                "and reduces nothing; wrap it in hvd.DistributedOptimizer"
-            )
-        return self._distribution
-
-
-def distribute(optimizer: Any, mixin: Any, distribution: Distribution) -> None:
-    """Make an optimizer distributed by a mixin that overrides what receives the gradients."""
-    subclass_in_place(optimizer, mixin)
-    vars(optimizer)["_distribution"] = distribution  # Keras would track an attribute.
-
-
-def give_up(optimizer: Any) -> Distribution:
-    """Make a distributed optimizer a plain one again; return its `Distribution`."""
-    distribution: Distribution = vars(optimizer).pop("_distribution")
-    become(optimizer, optimizer._wrapped_class)
-    vars(optimizer).pop("apply", None)  # A backend's `keep_apply` may have set it.
-    return distribution
-
-
-def is_distributed(optimizer: Any) -> bool:
-    """Return whether an optimizer applies the gradients of all ranks."""
-    return isinstance(optimizer, Distributed) and optimizer._distribution is not None
-
-
-def first_wire_name(optimizer: Any) -> tuple[str, int] | None:
-    """Return a step's first wire name and its set's number; None if this rank does not reduce."""
-    part = distributed_part(optimizer)
-    if part is None:
-        return None
-    distribution: Distribution = part._distribution
-    if not distribution.process_set.included():
-        return None
-    number = registered_id(distribution.process_set)
-    return distribution.wire_name(distribution.first_index), number
-
-
-def distributed_part(optimizer: Any) -> Any:
-    """Return the distributed optimizer: this one, one that it contains, or None."""
-    return next((part for part in with_inner(optimizer) if is_distributed(part)), None)
-
-
-def with_inner(optimizer: Any) -> list[Any]:
-    """List an optimizer and the optimizers that it contains."""
-    contained = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
-    return [optimizer, *(part for one in contained if one is not None for part in with_inner(one))]
 
 
 class Accumulator:
@@ -177,7 +101,6 @@ class Accumulator:
 
     @property
     def built(self) -> bool:
-        """Whether it has its variables."""
         return self._count is not None
 
     @property
@@ -221,10 +144,7 @@ class Accumulator:
             self._count.assign(count)
 
     def add(
-        self,
-        gradients: Sequence[Any],
-        indices: Sequence[int],
-        then: Callable[[list[Any]], None],
+        self, gradients: Sequence[Any], indices: Sequence[int], then: Callable[[list[Any]], None]
     ) -> None:
         """Add the gradients of one batch; after the last batch call `then` with the sums."""
         for gradient, index in zip(gradients, indices, strict=True):
@@ -249,3 +169,77 @@ class Accumulator:
         if index not in self._have_gradients:
             return None
         return keras.ops.multiply(self._sums[index], self._scale)
+
+
+class Distributed:
+    """Base of the subclasses: marks a distributed optimizer, and keeps the wrapped class."""
+
+    _wrapped_class: Any
+    _reduction: GradientReduction | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._wrapped_class
+
+    def register_local_var(self, variable: Any) -> None:
+        """Make a variable local to this rank: its gradient is not reduced.
+
+        Every rank registers the same variables before the first step.
+
+        Example:
+            >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            >>> optimizer.register_local_var(head.kernel)
+        """
+        self._require_reduction().local.append(variable)
+
+    def _require_reduction(self) -> GradientReduction:
+        if self._reduction is None:
+            raise ArgumentError(
+                f"this {type(self).__name__} was made from the class of a DistributedOptimizer, "
+                "and reduces nothing; wrap it in hvd.DistributedOptimizer"
+            )
+        return self._reduction
+
+
+def make_distributed(optimizer: Any, mixin: Any, reduction: GradientReduction) -> None:
+    """Make an optimizer distributed by a mixin that overrides what receives the gradients."""
+    subclass_in_place(optimizer, mixin)
+    vars(optimizer)["_reduction"] = reduction  # Keras would track an attribute.
+
+
+def make_plain(optimizer: Any) -> GradientReduction:
+    """Make a distributed optimizer a plain one again; return its `GradientReduction`."""
+    reduction: GradientReduction = vars(optimizer).pop("_reduction")
+    become(optimizer, optimizer._wrapped_class)
+    vars(optimizer).pop("apply", None)  # A backend's `keep_apply` may have set it.
+    return reduction
+
+
+def is_distributed(optimizer: Any) -> bool:
+    return isinstance(optimizer, Distributed) and optimizer._reduction is not None
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """Return the distributed optimizer: this one, one that it contains, or None."""
+    return next((part for part in with_inner(optimizer) if is_distributed(part)), None)
+
+
+def with_inner(optimizer: Any) -> list[Any]:
+    """List an optimizer and the optimizers that it contains."""
+    contained = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(part for one in contained if one is not None for part in with_inner(one))]
+
+
+def first_wire_name(optimizer: Any) -> tuple[str, int] | None:
+    """Return a step's first wire name and its set's number; None if this rank does not reduce."""
+    part = distributed_part(optimizer)
+    if part is None or not part._reduction.process_set.included():
+        return None
+    reduction: GradientReduction = part._reduction
+    return reduction.wire_name(reduction.first_index), registered_id(reduction.process_set)
+
+
+def wire_name_over(optimizer: Any, process_set: ProcessSet) -> str | None:
+    """Return a step's first wire name; None unless the gradients are reduced over these ranks."""
+    first = first_wire_name(optimizer)
+    return None if first is None or first[1] != member_id(process_set) else first[0]

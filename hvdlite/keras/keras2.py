@@ -1,6 +1,6 @@
-"""The adapter of hvdlite.keras for objects of Keras 2, the package `tf_keras`.
+"""What is different for objects of Keras 2, the package `tf_keras`.
 
-`hvdlite.keras.backend` imports it when the first object of that package turns up, never before.
+`backend` imports this module when the first object of that package turns up, never before.
 
 Keras 2 has two families of optimizers. In both, one method receives the gradients before they are
 clipped. `LossScaleOptimizer` calls that method of its inner optimizer before it looks for
@@ -17,59 +17,29 @@ import tensorflow as tf
 import tf_keras
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.gradients import Distributed, Distribution, distribute
-from hvdlite.keras.on_tensorflow import (
-    allreduce_gradients,
-    collective_errors,
-    refuse_strategy,
-    scale_gradient,
-)
+from hvdlite.keras.gradients import Distributed, GradientReduction, make_distributed
+from hvdlite.keras.on_tensorflow import allreduce_gradients as allreduce_gradients
+from hvdlite.keras.on_tensorflow import collective_errors as collective_errors
+from hvdlite.keras.on_tensorflow import refuse_strategy as refuse_strategy
+from hvdlite.keras.on_tensorflow import scale_gradient as scale_gradient
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
-__all__ = [
-    "Optimizer",
-    "allreduce_gradients",
-    "collective_errors",
-    "refuse_strategy",
-    "scale_gradient",
-]
-
 _Legacy: Any = tf_keras.optimizers.legacy.Optimizer
-_LossScaling: Any = tf_keras.mixed_precision.LossScaleOptimizer
 _Schedule: Any = tf_keras.optimizers.schedules.LearningRateSchedule
 
 # Objects of these classes can be distributed.
 Optimizer: Any = (tf_keras.optimizers.Optimizer, _Legacy)
 
 
-class _Positions:
-    """Numbers variables in the order in which they are first seen."""
-
-    def __init__(self) -> None:
-        self._index_of: dict[Any, int] = {}
-        self.variables: list[Any] = []
-
-    def of(self, variables: Iterable[Any]) -> list[int]:
-        """Return the indices of variables; a new variable gets the next index."""
-        indices = []
-        for variable in variables:
-            key = variable.ref()
-            if key not in self._index_of:
-                self._index_of[key] = len(self.variables)
-                self.variables.append(variable)
-            indices.append(self._index_of[key])
-        return indices
-
-
 class _Reduces(Distributed):
-    """The code that both families share."""
-
-    _positions: _Positions
+    """The methods that `DistributedOptimizer` adds to the class of an optimizer of Keras 2."""
 
     @traced_as_it_is
-    def _reduce(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        distribution = self._require_distribution()
-        accumulator = distribution.accumulator
+    def aggregate_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]]
+    ) -> list[tuple[Any, Any]]:
+        reduction = self._require_reduction()
+        accumulator = reduction.accumulator
         if accumulator is not None and not accumulator.built:
             raise ArgumentError(
                 f"backward_passes_per_step={accumulator.passes} does not work with the loss "
@@ -77,32 +47,32 @@ class _Reduces(Distributed):
             )
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        indices = self._positions.of(variables)
         gradients = [gradient for gradient, _ in pairs]
-        reduced = distribution.reduce(gradients, indices, variables)
+        reduced = reduction.reduce(gradients, _indices(reduction, variables), variables)
         return list(zip(reduced, variables, strict=True))
+
+    _aggregate_gradients = aggregate_gradients  # its name in `tf_keras.optimizers.legacy`
 
     @traced_as_it_is
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any
     ) -> Any:
-        """Reduce the gradients over all ranks, then update the variables with them."""
         # Options that skip Keras' own aggregation of gradients also skip the reduction over ranks.
-        distribution = self._require_distribution()
+        reduction = self._require_reduction()
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        known = len(self._positions.variables)
-        indices = self._positions.of(variables)  # Variables without a gradient have one, too.
+        known = len(reduction.seen)
+        indices = _indices(reduction, variables)  # Variables without a gradient have one, too.
         apply_plain = super().apply_gradients  # type: ignore[misc]
-        accumulator = distribution.accumulator
+        accumulator = reduction.accumulator
         if accumulator is None:
             return apply_plain(pairs, *args, **options)
-        if accumulator.built and len(self._positions.variables) > known:
+        if accumulator.built and len(reduction.seen) > known:
             raise ArgumentError(
                 "with backward_passes_per_step an optimizer of tf_keras accumulates gradients for "
                 "the variables of its first step only; use another optimizer for the others"
             )
-        accumulator.build(self._positions.variables)
+        accumulator.build([key.deref() for key in reduction.seen])
 
         def apply_sums(sums: list[Any]) -> None:
             apply_plain(list(zip(sums, variables, strict=True)), *args, **options)
@@ -111,33 +81,20 @@ class _Reduces(Distributed):
         return self.iterations  # type: ignore[attr-defined]
 
 
-class _New(_Reduces):
-    """The optimizers of `tf_keras.optimizers`."""
-
-    def aggregate_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        """Reduce over all ranks."""
-        return self._reduce(grads_and_vars)
+def _indices(reduction: GradientReduction, variables: Iterable[Any]) -> list[int]:
+    """Number variables in the order in which they are first seen."""
+    return [reduction.seen.setdefault(one.ref(), len(reduction.seen)) for one in variables]
 
 
-class _Old(_Reduces):
-    """The optimizers of `tf_keras.optimizers.legacy`."""
-
-    def _aggregate_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        return self._reduce(grads_and_vars)
-
-
-def distribute_optimizer(optimizer: Any, distribution: Distribution) -> None:
+def distribute_optimizer(optimizer: Any, reduction: GradientReduction) -> None:
     """Make an optimizer of Keras 2 distributed; a `LossScaleOptimizer` around it still scales."""
-    accumulator = distribution.accumulator
+    accumulator = reduction.accumulator
     if accumulator is not None and keras.backend.backend() != "tensorflow":
         raise ArgumentError(
             f"backward_passes_per_step={accumulator.passes} with an optimizer of tf_keras needs "
             "KERAS_BACKEND=tensorflow"
         )
-    if isinstance(optimizer, _LossScaling):
-        optimizer = optimizer.inner_optimizer
-    vars(optimizer)["_positions"] = _Positions()
-    distribute(optimizer, _Old if isinstance(optimizer, _Legacy) else _New, distribution)
+    make_distributed(getattr(optimizer, "inner_optimizer", optimizer), _Reduces, reduction)
 
 
 def optimizer_variables(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:

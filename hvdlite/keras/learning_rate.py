@@ -1,36 +1,155 @@
-"""Changes the learning rate of an optimizer from batch to batch: a number or a schedule."""
+"""Callbacks that change the learning rate from batch to batch: a number or a schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.backend import keras_2
+from hvdlite.keras.fit import Callback, Logs
 from hvdlite.optimizers import subclass_in_place
 
-Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
+_Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 
 
-class _Scaled(Schedule):  # type: ignore[misc]
-    """Put before the class of a schedule, to multiply the rate that it returns."""
+class LearningRateScheduleCallback(Callback):
+    """Multiplies the learning rate during some epochs.
 
-    # As with optimizers, the schedule's `__class__` stays the class that files name.
+    If the optimizer has a `LearningRateSchedule`, that is multiplied instead of `initial_lr`.
 
-    _wrapped_class: Any
-    _factor: Any
+    Example:
+        >>> rate = 0.01 * hvd.size()
+        >>> decay = hvd.callbacks.LearningRateScheduleCallback(rate, lambda epoch: 0.9**epoch)
+    """
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self._wrapped_class
+    def __init__(
+        self,
+        initial_lr: float | None,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Choose the epochs and the multiplier.
 
-    def __call__(self, step: Any) -> Any:
-        rate = super().__call__(step)
-        return keras.ops.multiply(rate, keras.ops.cast(self._factor, rate.dtype))
+        Args:
+            initial_lr: the learning rate that is multiplied.
+            multiplier: a number, or a function that maps the epoch (with a fraction, unless
+                `staircase`) to a number.
+            start_epoch: the first epoch in which this callback acts.
+            end_epoch: the first epoch in which it no longer acts.
+            staircase: set the rate once per epoch, rather than before each batch.
+            momentum_correction: scale the velocities of SGD along with the rate.
+            steps_per_epoch: batches per epoch; needed without `staircase` if Keras does not
+                know their number.
+        """
+        super().__init__()
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.staircase = staircase
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            constant = float(multiplier)
+            self.multiplier = lambda epoch: constant
+            self.staircase = True
+        self.current_epoch = 0
+        self._rate: _LearningRate | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Prepare the optimizer's learning rate, before `fit` traces the optimizer."""
+        super().set_model(model)
+        if model is not None and model.optimizer is not None:
+            self._rate = _LearningRate(model, self.initial_lr)
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        if self.staircase or self.steps_per_epoch is not None:
+            return
+        self.steps_per_epoch = self.params.get("steps")
+        if self.steps_per_epoch is None:
+            raise ArgumentError(
+                f"{type(self).__name__} needs steps_per_epoch: this data does not tell how many "
+                "batches it has"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        begun = self.current_epoch >= self.start_epoch
+        over = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self._rate is None or not begun or over or (self.staircase and batch > 0):
+            return
+        fraction = 0.0 if self.staircase else batch / (self.steps_per_epoch or 1)
+        multiplier = self.multiplier(self.current_epoch + fraction)
+        self._rate.multiply(multiplier, self.momentum_correction)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if logs is not None and self._rate is not None:
+            logs["learning_rate"] = self._rate.value()
 
 
-class LearningRate:
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from that of one rank to that of all, over the first epochs.
+
+    The rate grows linearly from `initial_lr / size` to `initial_lr`, as in Goyal et al. 2017,
+    "Accurate, Large Minibatch SGD", section 2.2.
+
+    Example:
+        >>> rate = 0.01 * hvd.size()
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=3)
+    """
+
+    def __init__(
+        self,
+        initial_lr: float | None,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """Choose the length of the warm-up.
+
+        Args:
+            initial_lr: the learning rate after the warm-up, that of all ranks.
+            warmup_epochs: the number of epochs that the warm-up takes.
+            momentum_correction: scale the velocities of SGD along with the rate.
+            steps_per_epoch: batches per epoch, if Keras does not know their number.
+            verbose: 1 prints a line when the warm-up is over.
+        """
+
+        def multiplier(epoch: float) -> float:
+            # It is one batch ahead, so that the last batch of the last epoch has the whole rate.
+            done = (epoch + 1 / (self.steps_per_epoch or 1)) / warmup_epochs
+            return (1 + done * (basics.size() - 1)) / basics.size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and self._rate is not None and epoch + 1 == self.end_epoch:
+            print(f"epoch {epoch + 1}: warmed up; the learning rate is {self._rate.value():g}")
+
+
+class _LearningRate:
     """The learning rate of a model's optimizer, multiplied."""
 
     def __init__(self, model: Any, initial_rate: float | None) -> None:
@@ -43,7 +162,7 @@ class LearningRate:
         decides = getattr(self._optimizer, "_learning_rate", None)
         # A schedule is multiplied itself; `initial_rate` then does not count.
         self._factor: Any = None
-        if isinstance(decides, Schedule):
+        if isinstance(decides, _Schedule):
             self._factor = self._factor_of(decides, model)
         elif self._older is not None:
             self._older.check_rate(self._optimizer)
@@ -87,3 +206,20 @@ class LearningRate:
     def value(self) -> float:
         """Return the rate that the next batch gets."""
         return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+
+
+class _Scaled(_Schedule):  # type: ignore[misc]
+    """Put before the class of a schedule, to multiply the rate that it returns."""
+
+    # As with optimizers, the schedule's `__class__` stays the class that files name.
+
+    _wrapped_class: Any
+    _factor: Any
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._wrapped_class
+
+    def __call__(self, step: Any) -> Any:
+        rate = super().__call__(step)
+        return keras.ops.multiply(rate, keras.ops.cast(self._factor, rate.dtype))

@@ -9,8 +9,8 @@ import numpy as np
 
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.arrays import broadcast_variables
-from hvdlite.keras.fit import Callback, Logs, begin_fit, expect_own_models
-from hvdlite.keras.gradients import first_wire_name
+from hvdlite.keras.fit import Callback, Logs, begin_fit, checks_of
+from hvdlite.keras.gradients import wire_name_over
 from hvdlite.numpy import mean_of_arrays
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
@@ -62,20 +62,19 @@ class LocalSGDCallback(Callback):
         self.process_set = process_set
         self._batches = 0
         self._fits = False
-        self._moved = False  # It says whether the ranks' variables may differ.
+        self._moved = False  # whether the ranks' variables may differ
         self._anchors: list[Any] = []
         self._momenta: list[Any] = []
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Begin anew; raise if the optimizer is distributed over the same ranks."""
-        first = first_wire_name(self.model.optimizer)
-        if first is not None and first[1] == member_id(self.process_set):
+        if wire_name_over(self.model.optimizer, self.process_set) is not None:
             raise ArgumentError(
                 "LocalSGDCallback takes a plain optimizer: a DistributedOptimizer averages the "
                 "gradients of the same ranks in every batch; leave one of them out"
             )
         begin_fit(self, every=self.every)
-        expect_own_models(self.params)
+        checks_of(self.params).warns = False  # Ranks train and average models of their own.
         self._batches, self._fits, self._moved, self._anchors = 0, True, False, []
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -93,23 +92,19 @@ class LocalSGDCallback(Callback):
         self._momenta = [np.zeros_like(anchor) for anchor in self._anchors]
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Average if it is time."""
         self._batches += 1
         self._moved = True
         if self._batches % self.every == 0:
             self._average()
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Average before validation."""
         if self._fits:
             self._average()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Average before the model is saved."""
         self._average()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Forget the anchors."""
         self._fits, self._anchors, self._momenta = False, [], []
 
     def _average(self) -> None:

@@ -1,20 +1,121 @@
-"""The metrics of all ranks together, each rank weighted by its number of samples."""
+"""`MetricAverageCallback`: the metrics of all ranks, each weighted by its number of samples."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
-from hvdlite.keras.arrays import exchange
+from hvdlite.keras.arrays import allreduce_buffers, exchange
+from hvdlite.keras.fit import CheckingCallback, Logs, agree_on_end_of_epoch, begin_fit
 from hvdlite.ops import next_name
-from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 
-class MetricAverage:
+class MetricAverageCallback(CheckingCallback):
+    """Replaces each epoch's metrics by those of all ranks together.
+
+    Put it first: callbacks after it (and the history) see the averages. It also raises an error in
+    `fit` if a rank's epoch has fewer batches than another's. Each rank is weighted by its number of
+    samples, also for metrics that are not means over samples (an AUC, for example). As a callback
+    of `evaluate`, it makes `evaluate` return the averages; then every rank must call `evaluate`.
+
+    Example:
+        >>> model.fit(data, callbacks=[hvd.callbacks.MetricAverageCallback(), early_stopping])
+        >>> model.evaluate(test_data, callbacks=[hvd.callbacks.MetricAverageCallback()])
+    """
+
+    def __init__(
+        self,
+        device: str = "",
+        process_set: ProcessSet = global_process_set,
+        average_buffers: bool = False,
+    ) -> None:
+        """Choose the ranks whose metrics are averaged.
+
+        Args:
+            device: ignored; scripts written for Horovod may pass it.
+            process_set: the metrics of its members are averaged; by default all ranks.
+            average_buffers: also call `hvd.allreduce_buffers(model)` when the batches of an epoch
+                are done, before validation: batch normalization then has the same moving
+                statistics on every rank, in validation and in saved models.
+        """
+        super().__init__()
+        self.process_set = process_set
+        self.average_buffers = average_buffers
+        self._metrics = _MetricAverage(process_set)
+        self._prefix = ""  # of the metrics that are counted
+        self._batches = 0
+        self._fits = False
+        self._evaluate: _AveragedEvaluate | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Prepare for a call of `fit` or `evaluate`, which may follow one that raised."""
+        super().set_model(model)
+        self._fits = False
+        self._end_evaluate()
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Compare the numbers of batches and epochs; raise if they differ."""
+        self._fits = True
+        begin_fit(self, epochs=True)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._metrics.forget()
+        self._prefix = ""
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        super().on_train_batch_end(batch, logs)
+        self._batches = batch + 1
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Keep the counts of training: validation starts over with the same metrics."""
+        if self._fits:
+            self._end_of_batches()
+            self._prefix = "val_"
+        else:
+            self._evaluate = _AveragedEvaluate(self.model, self.process_set)
+
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        if self._evaluate is not None:
+            self._evaluate.in_batch = True
+
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if self._evaluate is not None:
+            self._evaluate.in_batch = False  # The metrics that are read from here on are averages.
+
+    def on_test_end(self, logs: Logs = None) -> None:
+        if self._fits:
+            self._metrics.count(self.model, self._prefix)
+        self._end_evaluate()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Average the logs, in place; raise if another rank's epoch has not ended."""
+        if not self._prefix:
+            self._end_of_batches()
+        if logs is not None:
+            self._metrics.average(logs, f"#keras.end_of_epoch.{epoch}")
+
+    def _end_of_batches(self) -> None:
+        """Compare, count and average after the last batch of training, before any validation."""
+        agree_on_end_of_epoch(self.model.optimizer, self._batches)
+        self._metrics.count(self.model)
+        if self.average_buffers:
+            allreduce_buffers(self.model, self.process_set)
+
+    def _end_evaluate(self) -> None:
+        if self._evaluate is not None:
+            self._evaluate.end()
+            self._evaluate = None
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return True
+
+
+class _MetricAverage:
     """Averages logs over the ranks, weighted by the number of samples of each rank's metrics."""
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -22,7 +123,6 @@ class MetricAverage:
         self._weights: dict[str, float] = {}
 
     def forget(self) -> None:
-        """Drop the sample counts."""
         self._weights = {}
 
     def count(self, model: Any, prefix: str = "") -> None:
@@ -49,7 +149,7 @@ class MetricAverage:
         return self._weights.get(key, self._weights.get(loss, 1.0))
 
 
-class AveragedEvaluate:
+class _AveragedEvaluate:
     """Makes one call of `evaluate` return the metrics of all ranks together."""
 
     # Callbacks see a copy of the metrics that `evaluate` returns, so they cannot change these. But
@@ -60,17 +160,9 @@ class AveragedEvaluate:
     def __init__(self, model: Any, process_set: ProcessSet) -> None:
         self._model = model
         self._process_set = process_set
-        self._in_batch = False
+        self.in_batch = False
         self._own: Callable[[], dict[str, Any]] = model.get_metrics_result
         model.get_metrics_result = self._result
-
-    def enter_batch(self) -> None:
-        """Note that a batch begins."""
-        self._in_batch = True
-
-    def leave_batch(self) -> None:
-        """Note that the batch has ended."""
-        self._in_batch = False
 
     def end(self) -> None:
         """Give the model its own method back."""
@@ -79,16 +171,15 @@ class AveragedEvaluate:
 
     def _result(self) -> dict[str, Any]:
         logs = self._own()
-        if not self._in_batch:
+        if not self.in_batch:
             logs = dict(logs)
-            average = MetricAverage(self._process_set)
+            average = _MetricAverage(self._process_set)
             average.count(self._model)
             average.average(logs, next_name("keras.evaluate", member_id(self._process_set)))
         return logs
 
 
 def _named_metrics(model: Any) -> Iterator[tuple[str, Any]]:
-    """List the metrics of a model with their names in the logs."""
     for metric in model.metrics:
         if type(metric).__name__ == "CompileMetrics" and metric.built:
             yield from _names_in(metric).items()
@@ -103,15 +194,11 @@ def _names_in(compiled: Any) -> dict[str, Any]:
     try:
         # Several metrics may have one name. So each is made to answer with itself for a moment.
         for metric in metrics:
-            vars(metric)["result"] = functools.partial(_itself, metric)
+            vars(metric)["result"] = lambda metric=metric: metric
         return dict(compiled.result())
     finally:
         for metric in metrics:
             vars(metric).pop("result", None)
-
-
-def _itself(metric: Any) -> Any:
-    return metric
 
 
 def _average(parts: list[list[float]]) -> float:

@@ -1,4 +1,4 @@
-"""The adapter of hvdlite.keras for the TensorFlow backend."""
+"""What Keras needs of its TensorFlow backend."""
 
 from __future__ import annotations
 
@@ -11,22 +11,11 @@ from hvdlite.errors import ArgumentError
 from hvdlite.ops import Compressor
 from hvdlite.process_sets import ProcessSet
 from hvdlite.tensorflow import xla
-from hvdlite.tensorflow.errors import collective_errors
-from hvdlite.tensorflow.ops import Compression
+from hvdlite.tensorflow.errors import collective_errors as collective_errors
+from hvdlite.tensorflow.ops import Compression as Compression
 from hvdlite.tensorflow.requests import Reduction
 from hvdlite.tensorflow.tape import reduce_gradients
 from hvdlite.tensorflow.tracing import traced_as_it_is
-
-__all__ = [
-    "Compression",
-    "allreduce_gradients",
-    "call_with_arrays",
-    "collective_errors",
-    "keep_apply",
-    "outside_of_graphs",
-    "refuse_strategy",
-    "scale_gradient",
-]
 
 
 @traced_as_it_is
@@ -42,7 +31,6 @@ def allreduce_gradients(
     process_set: ProcessSet,
 ) -> list[Any]:
     """Reduce tensors, tf.IndexedSlices or None, which stays None, also in compiled functions."""
-    # A gradient has the same wire name in every step and at every trace.
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return reduce_gradients(
         gradients, names, reduction, compression, sparse_as_dense, process_set=process_set

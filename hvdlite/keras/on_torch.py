@@ -1,4 +1,4 @@
-"""The adapter of hvdlite.keras for the PyTorch backend."""
+"""What Keras needs of its PyTorch backend."""
 
 from __future__ import annotations
 
@@ -14,21 +14,10 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import Named, is_finite, readable
-from hvdlite.torch.compression import Compression
+from hvdlite.torch.compression import Compression as Compression
 
-__all__ = [
-    "Compression",
-    "allreduce_gradients",
-    "call_with_arrays",
-    "collective_errors",
-    "keep_apply",
-    "outside_of_graphs",
-    "refuse_strategy",
-    "scale_gradient",
-]
-
-# PyTorch raises the errors of collectives as they are.
-collective_errors = contextlib.nullcontext
+collective_errors = contextlib.nullcontext  # PyTorch raises the errors as they are,
+outside_of_graphs = contextlib.nullcontext  # and runs what it is told at once.
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -45,8 +34,8 @@ def allreduce_gradients(
     process_set: ProcessSet,
 ) -> list[Any]:
     """Reduce tensors or None, which stays None, over all ranks; the tensors keep their values."""
-    # One tensor may stand for several variables. A gradient has the same wire name in every step.
-    # Sparse gradients without `sparse_as_dense` are an error.
+    # One tensor may stand for several variables. Sparse gradients without `sparse_as_dense` are an
+    # error.
     if finite_level():
         check_finite(names[0], zip(names, map(is_finite, gradients), strict=True))
     cast, compression = cast_in_core(compression, op)
@@ -66,10 +55,6 @@ def allreduce_gradients(
     return [
         None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started
     ]
-
-
-# PyTorch runs what it is told at once.
-outside_of_graphs = contextlib.nullcontext
 
 
 def call_with_arrays(
@@ -93,5 +78,4 @@ def keep_apply(optimizer: Any) -> None:
 
 
 def scale_gradient(gradient: Any, factor: float) -> Any:
-    """Multiply a tensor."""
     return gradient * factor

@@ -1,7 +1,7 @@
 """`DistributedOptimizer`: a Keras optimizer that applies the gradients of all ranks.
 
 `fit` of Keras 3 calls the public `apply` of an optimizer, on every backend; this module overrides
-`apply`. For optimizers of Keras 2 (`tf_keras`), `_keras2` overrides other methods.
+`apply`. For optimizers of Keras 2 (`tf_keras`), `keras2` overrides other methods.
 """
 
 from __future__ import annotations
@@ -18,60 +18,15 @@ from hvdlite.keras.backend import backend_adapter, keras_2
 from hvdlite.keras.gradients import (
     Accumulator,
     Distributed,
-    Distribution,
-    distribute,
-    give_up,
+    GradientReduction,
     is_distributed,
+    make_distributed,
+    make_plain,
     with_inner,
 )
 from hvdlite.ops import Compressor, NoneCompressor
 from hvdlite.optimizers import check_gradient_op, check_passes, local_layer_variables
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-
-
-class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
-    """The methods that `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduce the gradients over all ranks, then update the variables with them."""
-        gradients = list(grads)
-        given = None if trainable_variables is None else list(trainable_variables)
-        if given is not None and not self.built:
-            self.build(given)
-        # Without variables the gradients are those of what the optimizer was built with.
-        variables = self._trainable_variables if given is None else given
-        indices = self._indices_of(variables)
-        if indices is None or len(indices) != len(gradients):
-            super().apply(gradients, given)  # This raises Keras's own error.
-            return
-        distribution = self._require_distribution()
-        if distribution.local and isinstance(self, keras.optimizers.LossScaleOptimizer):
-            raise ArgumentError(
-                "local variables do not work with loss scaling: an infinite local gradient would "
-                "skip the step on its own rank only; use bfloat16, or no local layers"
-            )
-        accumulator = distribution.accumulator
-        if accumulator is None:
-            super().apply(distribution.reduce(gradients, indices, variables), given)
-            return
-        accumulator.build(self._trainable_variables)
-        apply_plain = super().apply
-        accumulator.add(
-            gradients,
-            indices,
-            then=lambda sums: apply_plain(distribution.reduce(sums, indices, variables), given),
-        )
-
-    def __reduce__(self) -> Any:
-        """Pickle a plain optimizer, as Keras pickles them: by its configuration."""
-        make, arguments = super().__reduce__()
-        return getattr(self._wrapped_class, make.__name__), arguments
-
-    def _indices_of(self, variables: Sequence[Any]) -> list[int] | None:
-        try:
-            return [self._get_variable_index(variable) for variable in variables]
-        except KeyError:
-            return None
 
 
 def DistributedOptimizer(
@@ -132,10 +87,10 @@ def DistributedOptimizer(
     """
     registered_id(process_set)  # Without init() this raises, rather than the first batch.
     older = keras_2(optimizer)
-    framework = older or backend_adapter()
     _check(optimizer, op, gradient_predivide_factor)
     passes = check_passes(backward_passes_per_step)
-    distribution = Distribution(
+    reduction = GradientReduction(
+        framework=older or backend_adapter(),
         prefix=name,
         op=op,
         compression=compression,
@@ -143,22 +98,15 @@ def DistributedOptimizer(
         postscale=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
         accumulator=Accumulator(passes, average_aggregated_gradients) if passes > 1 else None,
-        allreduce=framework.allreduce_gradients,
-        scale=framework.scale_gradient,
         scales_local=scale_local_gradients,
         process_set=process_set,
     )
     if older is not None:
-        older.distribute_optimizer(optimizer, distribution)
+        older.distribute_optimizer(optimizer, reduction)
     else:
         _let_loss_scaling_adopt()
-        _distribute(optimizer, distribution)
+        _make_distributed(optimizer, reduction)
     return optimizer
-
-
-def _distribute(optimizer: Any, distribution: Distribution) -> None:
-    distribute(optimizer, _Applies, distribution)
-    backend_adapter().keep_apply(optimizer)
 
 
 def PartialDistributedOptimizer(
@@ -188,49 +136,6 @@ def PartialDistributedOptimizer(
     for variable in local_layer_variables(local_layers):
         distributed.register_local_var(variable)
     return distributed
-
-
-def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
-    older = keras_2(optimizer)
-    (older or backend_adapter()).refuse_strategy()
-    accepted = (older or keras.optimizers).Optimizer
-    if not isinstance(optimizer, accepted):
-        raise ArgumentError(
-            "DistributedOptimizer takes an optimizer, such as keras.optimizers.Adam() or one of "
-            f"tf_keras, not {optimizer!r}"
-        )
-    parts = with_inner(optimizer)
-    if any(is_distributed(part) for part in parts):
-        raise ArgumentError("this optimizer is a DistributedOptimizer already")
-    check_gradient_op(op, predivide_factor)
-    for part in parts:
-        steps = getattr(part, "gradient_accumulation_steps", None)
-        if steps:
-            raise ArgumentError(
-                f"gradient_accumulation_steps={steps} would send gradients in every batch; leave "
-                f"it out of {type(part).__name__}(), and use hvd.DistributedOptimizer(..., "
-                f"backward_passes_per_step={steps}, average_aggregated_gradients=True)"
-            )
-
-
-@functools.cache
-def _let_loss_scaling_adopt() -> None:
-    """Make a LossScaleOptimizer around a distributed optimizer the distributed one itself."""
-    # `compile()` makes one under "mixed_float16". A LossScaleOptimizer skips the step of its inner
-    # optimizer if a gradient is infinite. If it judged the gradients of its own rank, the other
-    # ranks would wait for a rank that skips. When it is the one that reduces, it judges the reduced
-    # gradients, and all ranks decide alike.
-    loss_scaling = keras.optimizers.LossScaleOptimizer
-    construct = loss_scaling.__init__
-
-    @functools.wraps(construct)
-    def construct_and_adopt(self: Any, *args: Any, **options: Any) -> None:
-        construct(self, *args, **options)
-        inner = self.inner_optimizer
-        if is_distributed(inner):
-            _distribute(self, give_up(inner))
-
-    loss_scaling.__init__ = construct_and_adopt
 
 
 def load_model(
@@ -274,3 +179,94 @@ def load_model(
     if optimizer is not None and not is_distributed(optimizer):
         DistributedOptimizer(optimizer, compression=compression, **options)
     return model
+
+
+def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
+    older = keras_2(optimizer)
+    (older or backend_adapter()).refuse_strategy()
+    if not isinstance(optimizer, (older or keras.optimizers).Optimizer):
+        raise ArgumentError(
+            "DistributedOptimizer takes an optimizer, such as keras.optimizers.Adam() or one of "
+            f"tf_keras, not {optimizer!r}"
+        )
+    parts = with_inner(optimizer)
+    if any(is_distributed(part) for part in parts):
+        raise ArgumentError("this optimizer is a DistributedOptimizer already")
+    check_gradient_op(op, predivide_factor)
+    for part in parts:
+        steps = getattr(part, "gradient_accumulation_steps", None)
+        if steps:
+            raise ArgumentError(
+                f"gradient_accumulation_steps={steps} would send gradients in every batch; leave "
+                f"it out of {type(part).__name__}(), and use hvd.DistributedOptimizer(..., "
+                f"backward_passes_per_step={steps}, average_aggregated_gradients=True)"
+            )
+
+
+class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
+    """The methods that `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        gradients = list(grads)
+        given = None if trainable_variables is None else list(trainable_variables)
+        if given is not None and not self.built:
+            self.build(given)
+        # Without variables the gradients are those of what the optimizer was built with.
+        variables = self._trainable_variables if given is None else given
+        indices = self._indices_of(variables)
+        if indices is None or len(indices) != len(gradients):
+            super().apply(gradients, given)  # This raises Keras's own error.
+            return
+        reduction = self._require_reduction()
+        if reduction.local and isinstance(self, keras.optimizers.LossScaleOptimizer):
+            raise ArgumentError(
+                "local variables do not work with loss scaling: an infinite local gradient would "
+                "skip the step on its own rank only; use bfloat16, or no local layers"
+            )
+        accumulator = reduction.accumulator
+        if accumulator is None:
+            super().apply(reduction.reduce(gradients, indices, variables), given)
+            return
+        accumulator.build(self._trainable_variables)
+        apply_plain = super().apply
+        accumulator.add(
+            gradients,
+            indices,
+            then=lambda sums: apply_plain(reduction.reduce(sums, indices, variables), given),
+        )
+
+    def __reduce__(self) -> Any:
+        """Pickle a plain optimizer, as Keras pickles them: by its configuration."""
+        make, arguments = super().__reduce__()
+        return getattr(self._wrapped_class, make.__name__), arguments
+
+    def _indices_of(self, variables: Sequence[Any]) -> list[int] | None:
+        try:
+            return [self._get_variable_index(variable) for variable in variables]
+        except KeyError:
+            return None
+
+
+def _make_distributed(optimizer: Any, reduction: GradientReduction) -> None:
+    make_distributed(optimizer, _Applies, reduction)
+    backend_adapter().keep_apply(optimizer)
+
+
+@functools.cache
+def _let_loss_scaling_adopt() -> None:
+    """Make a LossScaleOptimizer around a distributed optimizer the distributed one itself."""
+    # `compile()` makes one under "mixed_float16". A LossScaleOptimizer skips the step of its inner
+    # optimizer if a gradient is infinite. If it judged the gradients of its own rank, the other
+    # ranks would wait for a rank that skips. When it is the one that reduces, it judges the reduced
+    # gradients, and all ranks decide alike.
+    loss_scaling = keras.optimizers.LossScaleOptimizer
+    construct = loss_scaling.__init__
+
+    @functools.wraps(construct)
+    def construct_and_adopt(self: Any, *args: Any, **options: Any) -> None:
+        construct(self, *args, **options)
+        inner = self.inner_optimizer
+        if is_distributed(inner):
+            _make_distributed(self, make_plain(inner))
+
+    loss_scaling.__init__ = construct_and_adopt

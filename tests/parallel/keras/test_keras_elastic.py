@@ -205,9 +205,9 @@ def scenario_a_failed_update_leaves_no_sums() -> None:
             apply_ones(state, saved)
             state.save()
             apply_ones(state, 2 - saved)
-            distribution = vars(state.optimizer)["_distribution"]
+            framework = vars(state.optimizer)["_reduction"].framework
             with (
-                mock.patch.object(distribution, "allreduce", side_effect=LOST),
+                mock.patch.object(framework, "allreduce_gradients", side_effect=LOST),
                 pytest.raises(hvd.HorovodInternalError),
             ):
                 apply_ones(state, 1)
