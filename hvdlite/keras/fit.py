@@ -353,7 +353,7 @@ def checks_of(params: Any) -> _Checks:
 def _counts(optimizer: Any) -> tuple[int, int]:
     """Return the updates and the reductions so far; 0 of an optimizer that is not distributed."""
     part = distributed_part(optimizer)
-    return (0, 0) if part is None else (int(part.iterations), part._distribution.reductions)
+    return (0, 0) if part is None else (int(part.iterations), part._reduction.reductions)
 
 
 def _check_reductions(optimizer: Any, before: tuple[int, int], steps: int) -> None:
@@ -376,7 +376,7 @@ def _check_reductions(optimizer: Any, before: tuple[int, int], steps: int) -> No
 
 def _replicas(model: Any) -> tuple[list[str], list[int]]:
     """Return the names of the trained variables that all ranks share, and the sums of words."""
-    local = distributed_part(model.optimizer)._distribution.is_local
+    local = distributed_part(model.optimizer)._reduction.is_local
     variables = [one for one in model.trainable_variables if not local(one)]
     arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(one)) for one in variables]
     names = [str(getattr(one, "path", one.name)) for one in variables]

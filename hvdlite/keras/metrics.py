@@ -45,8 +45,8 @@ class MetricAverageCallback(CheckingCallback):
         super().__init__()
         self.process_set = process_set
         self.average_buffers = average_buffers
-        self._metrics = _MetricAverage(process_set)
-        self._prefix = ""  # of the metrics that are counted
+        self._weights: dict[str, float] = {}  # samples, by the names of metrics in the logs
+        self._prefix = ""  # of these names: "val_" in validation
         self._batches = 0
         self._fits = False
         self._evaluate: _AveragedEvaluate | None = None
@@ -63,9 +63,7 @@ class MetricAverageCallback(CheckingCallback):
         begin_fit(self, epochs=True)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._metrics.forget()
-        self._prefix = ""
-        self._batches = 0
+        self._weights, self._prefix, self._batches = {}, "", 0
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         super().on_train_batch_end(batch, logs)
@@ -89,7 +87,7 @@ class MetricAverageCallback(CheckingCallback):
 
     def on_test_end(self, logs: Logs = None) -> None:
         if self._fits:
-            self._metrics.count(self.model, self._prefix)
+            self._weights |= _samples_counted(self.model, self._prefix)
         self._end_evaluate()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -97,12 +95,13 @@ class MetricAverageCallback(CheckingCallback):
         if not self._prefix:
             self._end_of_batches()
         if logs is not None:
-            self._metrics.average(logs, f"#keras.end_of_epoch.{epoch}")
+            name = f"#keras.end_of_epoch.{epoch}"
+            _average_logs(logs, self._weights, name, self.process_set)
 
     def _end_of_batches(self) -> None:
         """Compare, count and average after the last batch of training, before any validation."""
         agree_on_end_of_epoch(self.model.optimizer, self._batches)
-        self._metrics.count(self.model)
+        self._weights |= _samples_counted(self.model, "")
         if self.average_buffers:
             allreduce_buffers(self.model, self.process_set)
 
@@ -113,40 +112,6 @@ class MetricAverageCallback(CheckingCallback):
 
     def _implements_test_batch_hooks(self) -> bool:
         return True
-
-
-class _MetricAverage:
-    """Averages logs over the ranks, weighted by the number of samples of each rank's metrics."""
-
-    def __init__(self, process_set: ProcessSet) -> None:
-        self._process_set = process_set
-        self._weights: dict[str, float] = {}
-
-    def forget(self) -> None:
-        self._weights = {}
-
-    def count(self, model: Any, prefix: str = "") -> None:
-        """Keep the sample counts of the model's metrics, before it resets them."""
-        for name, metric in _named_metrics(model):
-            if hasattr(metric, "total") and hasattr(metric, "count"):
-                count = float(keras.ops.convert_to_numpy(metric.count))
-                # The logs have this prefix, "val_", after validation.
-                self._weights[prefix + name] = count
-
-    def average(self, logs: dict[str, Any], name: str) -> None:
-        """Average numbers, in place; all members call it, and get metrics that only others have."""
-        mine = {
-            key: [float(value), self._weight_of(key)]
-            for key, value in logs.items()
-            if isinstance(value, int | float) or getattr(value, "shape", None) == ()
-        }
-        everyone = exchange(mine, name, self._process_set)
-        for key in sorted({key for one in everyone for key in one}):
-            logs[key] = _average([one[key] for one in everyone if key in one])
-
-    def _weight_of(self, key: str) -> float:
-        loss = "val_loss" if key.startswith("val_") else "loss"
-        return self._weights.get(key, self._weights.get(loss, 1.0))
 
 
 class _AveragedEvaluate:
@@ -173,9 +138,8 @@ class _AveragedEvaluate:
         logs = self._own()
         if not self.in_batch:
             logs = dict(logs)
-            average = _MetricAverage(self._process_set)
-            average.count(self._model)
-            average.average(logs, next_name("keras.evaluate", member_id(self._process_set)))
+            name = next_name("keras.evaluate", member_id(self._process_set))
+            _average_logs(logs, _samples_counted(self._model, ""), name, self._process_set)
         return logs
 
 
@@ -199,6 +163,34 @@ def _names_in(compiled: Any) -> dict[str, Any]:
     finally:
         for metric in metrics:
             vars(metric).pop("result", None)
+
+
+def _samples_counted(model: Any, prefix: str) -> dict[str, float]:
+    """Return the sample counts of the model's metrics, by their names in the logs."""
+    return {
+        prefix + name: float(keras.ops.convert_to_numpy(metric.count))
+        for name, metric in _named_metrics(model)
+        if hasattr(metric, "total") and hasattr(metric, "count")
+    }
+
+
+def _average_logs(
+    logs: dict[str, Any], weights: dict[str, float], name: str, process_set: ProcessSet
+) -> None:
+    """Average numbers, in place; all members call it, and get metrics that only others have."""
+
+    def weight_of(key: str) -> float:
+        loss = "val_loss" if key.startswith("val_") else "loss"
+        return weights.get(key, weights.get(loss, 1.0))
+
+    mine = {
+        key: [float(value), weight_of(key)]
+        for key, value in logs.items()
+        if isinstance(value, int | float) or getattr(value, "shape", None) == ()
+    }
+    everyone = exchange(mine, name, process_set)
+    for key in sorted({key for one in everyone for key in one}):
+        logs[key] = _average([one[key] for one in everyone if key in one])
 
 
 def _average(parts: list[list[float]]) -> float:

@@ -19,7 +19,6 @@ from hvdlite.tensorflow.requests import (
     as_dtypes_of,
     check_differentiable,
     query,
-    query_set,
     take_turns,
 )
 from hvdlite.tensorflow.tracing import WireName
@@ -36,9 +35,7 @@ def _reduce(
     wire = _wire_of(operation).derived("gradient")
     dense = as_dtypes_of(operation.outputs, gradients)
     names = [f"{wire.text}.{index}" for index in range(len(dense))]
-    results = allreduce_with(operation.inputs[-1], dense, wire, names, op, cast)
-    take_turns(wire, results)
-    return results
+    return take_turns(wire, allreduce_with(operation.inputs[-1], dense, wire, names, op, cast))
 
 
 @tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
@@ -54,7 +51,7 @@ def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
 def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
     """Average the ranks' gradients and take the rows that this rank gave."""
     means = _reduce(operation, gradients[:-1], ops.Average)  # The last output has the sizes.
-    rank = query_set("rank", _wire_of(operation).process_set)
+    rank = query("rank", _wire_of(operation).process_set)
     results = []
     for index, mean in enumerate(means):
         sizes = operation.outputs[-1][index]
@@ -74,13 +71,12 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
     last = operation.inputs[-1]
     factor = last[1] * last[2]
     if op == ops.Sum:
-        factor *= tf.cast(query_set("size", wire.process_set), tf.float64)
+        factor *= tf.cast(query("size", wire.process_set), tf.float64)
     back = wire.derived("gradient")
     names = [f"{back.text}.{index}" for index in range(len(gradients))]
     dense = as_dtypes_of(operation.outputs, gradients)
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
-    results = allgather_with(last, scaled, back, names)
-    take_turns(back, results)
+    results = take_turns(back, allgather_with(last, scaled, back, names)[0])
     for result, tensor in zip(results, operation.inputs, strict=False):
         result.set_shape(tensor.shape)
     return [*results, None]

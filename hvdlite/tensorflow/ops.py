@@ -1,4 +1,4 @@
-"""The collectives on TensorFlow tensors that keep the shape; `rows` has the others.
+"""The collectives on TensorFlow tensors.
 
 They work eagerly and in `tf.function`, and are differentiable. `name` identifies the operation on
 all ranks. Eager calls without a name are numbered, so every rank must make them in the same order;
@@ -17,7 +17,8 @@ from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import CastCompressor, NoneCompressor, send_compressed
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
-from hvdlite.tensorflow import autodiff, requests
+from hvdlite.tensorflow import autodiff as autodiff  # It registers gradients.
+from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.requests import Reduction, check
 from hvdlite.tensorflow.sparse import allreduce_slices
 from hvdlite.tensorflow.tracing import WireName, traced_as_it_is, wire_name
@@ -60,23 +61,6 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-
-
-__all__ = [
-    "allreduce",
-    "autodiff",  # This import registers gradients.
-    "barrier",
-    "broadcast",
-    "cross_rank_op",
-    "cross_size_op",
-    "grouped_allreduce",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "size_op",
-]
 
 
 @traced_as_it_is
@@ -196,185 +180,6 @@ def _allreduce(
 ) -> list[tf.Tensor]:
     checked = [check(one, name, reduction.op) for one, name in zip(tensors, names, strict=True)]
     return requests.allreduce_compressed(checked, wire, names, reduction, compression)
-
-
-@traced_as_it_is
-def broadcast(
-    tensor: Any,
-    root_rank: int,
-    name: str | None = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> tf.Tensor:
-    """Copy one rank's tensor to all ranks.
-
-    Args:
-        tensor: of the same shape and dtype on all ranks; only the root's values matter.
-        root_rank: the rank whose values all receive.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        process_set: its members take part; by default all ranks.
-
-    Returns:
-        A tensor with the root's values.
-
-    Raises:
-        ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
-        tf.errors.FailedPreconditionError: the ranks' tensors differ in shape or dtype, or they name
-            different roots.
-        tf.errors.AbortedError: the world is over.
-
-    Example:
-        >>> shared = hvd.broadcast(tf.random.normal([3]), root_rank=0)
-    """
-    check_root(root_rank, process_set)
-    wire = wire_name("broadcast", name, process_set)
-    return requests.broadcast([check(tensor, wire.text)], wire, [wire.text], root_rank)[0]
-
-
-@traced_as_it_is
-def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Wait until every rank, or every member of a process set, has called it.
-
-    In a function, the barrier waits for everything that was traced before it, and the function does
-    not return before the barrier; operations traced after it do not wait for it.
-
-    Args:
-        process_set: its members wait for each other; by default all ranks.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-
-    Raises:
-        HorovodInternalError: the world is over, for example because a rank died.
-
-    Example:
-        >>> hvd.barrier()
-    """
-    wire = wire_name("barrier", name, process_set)
-    if tf.executing_eagerly():
-        text = wire.text if wire.number < 0 else f"{wire.text}.{wire.number}"
-        basics.engine().barrier(text, wire.process_set, blocking=True).wait()
-        return
-    before = tf.compat.v1.get_default_graph().get_operations()
-    with tf.control_dependencies(before):
-        token = tf.identity(tf.constant(1, tf.int32))
-    reduction = Reduction(neutral.Sum)
-    met = requests.allreduce([token], wire, [wire.text], reduction)
-    requests.take_turns(wire, met)
-    # It is stateful, so a function runs it, and takes a value, for which the ranks must have met:
-    # an operation that is only waited for may be pruned.
-    tf.raw_ops.Assert(condition=met[0] > 0, data=met)
-
-
-def join(device: int = -1) -> int:
-    """Wait until all ranks have joined, while the others train; see `hvdlite.objects.join`.
-
-    Args:
-        device: accepted for scripts written for Horovod; without effect.
-
-    Returns:
-        The rank that joined last.
-
-    Raises:
-        ArgumentError: the call is in a function, which would run it once, while it is traced.
-
-    Example:
-        >>> last = hvd.join()
-    """
-    if not tf.executing_eagerly():
-        raise ArgumentError("join() waits for the ends of loops: call it outside of tf.function")
-    return objects.join(device)
-
-
-@traced_as_it_is
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's rank when the operation runs, for functions kept across worlds.
-
-    Args:
-        name: the name of the operation in a graph.
-
-    Example:
-        >>> int(hvd.rank_op())
-        0
-    """
-    return requests.query("rank", name)
-
-
-@traced_as_it_is
-def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return the size of a process set when the operation runs.
-
-    Args:
-        process_set_id: the number of the process set; 0 is that of all ranks.
-        name: the name of the operation in a graph.
-
-    Example:
-        >>> int(hvd.size_op())
-        1
-    """
-    return requests.query_set("size", process_set_id, name)
-
-
-@traced_as_it_is
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return 1 if this rank is a member of a process set when the operation runs, else 0.
-
-    Args:
-        process_set_id: the number of the process set; 0 is that of all ranks.
-        name: the name of the operation in a graph.
-
-    Example:
-        >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
-        1
-    """
-    return requests.query_set("included", process_set_id, name)
-
-
-@traced_as_it_is
-def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's local rank when the operation runs; arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.local_rank_op())
-        0
-    """
-    return requests.query("local_rank", name)
-
-
-@traced_as_it_is
-def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks on this host when the operation runs; arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.local_size_op())
-        1
-    """
-    return requests.query("local_size", name)
-
-
-@traced_as_it_is
-def cross_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this host's number among hosts with this `local_rank`, when the operation runs.
-
-    Arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.cross_rank_op())
-        0
-    """
-    return requests.query("cross_rank", name)
-
-
-@traced_as_it_is
-def cross_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of hosts with this `local_rank`, when the operation runs.
-
-    Arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.cross_size_op())
-        1
-    """
-    return requests.query("cross_size", name)
 
 
 @traced_as_it_is
@@ -570,3 +375,181 @@ def alltoall(
         )
     output, received = requests.alltoall(checked, tf.cast(numbers, tf.int64), wire)
     return output, tf.cast(received, numbers.dtype)
+
+
+@traced_as_it_is
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Copy one rank's tensor to all ranks.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks; only the root's values matter.
+        root_rank: the rank whose values all receive.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
+        process_set: its members take part; by default all ranks.
+
+    Returns:
+        A tensor with the root's values.
+
+    Raises:
+        ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
+        tf.errors.FailedPreconditionError: the ranks' tensors differ in shape or dtype, or they name
+            different roots.
+        tf.errors.AbortedError: the world is over.
+
+    Example:
+        >>> shared = hvd.broadcast(tf.random.normal([3]), root_rank=0)
+    """
+    check_root(root_rank, process_set)
+    wire = wire_name("broadcast", name, process_set)
+    return requests.broadcast([check(tensor, wire.text)], wire, [wire.text], root_rank)[0]
+
+
+@traced_as_it_is
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Wait until every rank, or every member of a process set, has called it.
+
+    In a function, the barrier waits for everything that was traced before it, and the function does
+    not return before the barrier; operations traced after it do not wait for it.
+
+    Args:
+        process_set: its members wait for each other; by default all ranks.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+
+    Raises:
+        HorovodInternalError: the world is over, for example because a rank died.
+
+    Example:
+        >>> hvd.barrier()
+    """
+    wire = wire_name("barrier", name, process_set)
+    if tf.executing_eagerly():
+        text = wire.text if wire.number < 0 else f"{wire.text}.{wire.number}"
+        basics.engine().barrier(text, wire.process_set, blocking=True).wait()
+        return
+    before = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies(before):
+        token = tf.identity(tf.constant(1, tf.int32))
+    met = requests.allreduce([token], wire, [wire.text], Reduction(neutral.Sum))
+    requests.take_turns(wire, met)
+    # It is stateful, so a function runs it, and takes a value, for which the ranks must have met:
+    # an operation that is only waited for may be pruned.
+    tf.raw_ops.Assert(condition=met[0] > 0, data=met)
+
+
+def join(device: int = -1) -> int:
+    """Wait until all ranks have joined, while the others train; see `hvdlite.objects.join`.
+
+    Args:
+        device: accepted for scripts written for Horovod; without effect.
+
+    Returns:
+        The rank that joined last.
+
+    Raises:
+        ArgumentError: the call is in a function, which would run it once, while it is traced.
+
+    Example:
+        >>> last = hvd.join()
+    """
+    if not tf.executing_eagerly():
+        raise ArgumentError("join() waits for the ends of loops: call it outside of tf.function")
+    return objects.join(device)
+
+
+@traced_as_it_is
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's rank when the operation runs, for functions kept across worlds.
+
+    Args:
+        name: the name of the operation in a graph.
+
+    Example:
+        >>> int(hvd.rank_op())
+        0
+    """
+    return requests.query("rank", name=name)
+
+
+@traced_as_it_is
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return the size of a process set when the operation runs.
+
+    Args:
+        process_set_id: the number of the process set; 0 is that of all ranks.
+        name: the name of the operation in a graph.
+
+    Example:
+        >>> int(hvd.size_op())
+        1
+    """
+    return requests.query("size", process_set_id, name)
+
+
+@traced_as_it_is
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return 1 if this rank is a member of a process set when the operation runs, else 0.
+
+    Args:
+        process_set_id: the number of the process set; 0 is that of all ranks.
+        name: the name of the operation in a graph.
+
+    Example:
+        >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
+        1
+    """
+    return requests.query("included", process_set_id, name)
+
+
+@traced_as_it_is
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's local rank when the operation runs; arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.local_rank_op())
+        0
+    """
+    return requests.query("local_rank", name=name)
+
+
+@traced_as_it_is
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Return the number of ranks on this host when the operation runs; arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.local_size_op())
+        1
+    """
+    return requests.query("local_size", name=name)
+
+
+@traced_as_it_is
+def cross_rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this host's number among hosts with this `local_rank`, when the operation runs.
+
+    Arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.cross_rank_op())
+        0
+    """
+    return requests.query("cross_rank", name=name)
+
+
+@traced_as_it_is
+def cross_size_op(name: str | None = None) -> tf.Tensor:
+    """Return the number of hosts with this `local_rank`, when the operation runs.
+
+    Arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.cross_size_op())
+        1
+    """
+    return requests.query("cross_size", name=name)

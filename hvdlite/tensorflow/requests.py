@@ -53,44 +53,6 @@ def check(tensor: Any, name: str, op: int | None = None) -> tf.Tensor:
     return tensor
 
 
-def by_dtype(tensors: Sequence[tf.Tensor]) -> dict[tf.DType, list[int]]:
-    """Group the positions of tensors by dtype: an operation takes tensors of one dtype."""
-    positions: dict[tf.DType, list[int]] = {}
-    for position, tensor in enumerate(tensors):
-        positions.setdefault(tensor.dtype, []).append(position)
-    return positions
-
-
-def per_dtype(
-    tensors: Sequence[tf.Tensor],
-    wire: WireName,
-    names: Sequence[str],
-    call: Callable[[list[tf.Tensor], WireName, list[str]], Sequence[tf.Tensor]],
-) -> list[tf.Tensor]:
-    """Call once for each dtype, with the tensors of that dtype; return all results in order."""
-    groups = by_dtype(tensors)
-    results: list[Any] = [None] * len(tensors)
-    for dtype, positions in groups.items():
-        part = wire if len(groups) == 1 else wire.plus(dtype.name)
-        outputs = call([tensors[i] for i in positions], part, [names[i] for i in positions])
-        for position, output in zip(positions, outputs, strict=True):
-            results[position] = output
-    return results
-
-
-def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
-    """Keep the runs of a loop's body or of an inner function from overlapping."""
-    # Each run uses the same names, and two operations of one name cannot be in flight together.
-    # TensorFlow runs operations that touch one variable in the order of the program. So each run
-    # ends with a write to a variable of that name and process set, when all of `results` are ready.
-    # Calls that XLA compiles order themselves.
-    if not is_nested() or xla.in_xla_context():
-        return
-    with tf.control_dependencies(results):
-        handle = turn(f"{wire.text}@{wire.process_set}")
-        tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.constant(1, tf.int64))
-
-
 def allreduce(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
@@ -116,13 +78,9 @@ def allreduce_compressed(
     """Compress checked tensors, reduce and decompress them; calls `take_turns` itself."""
     cast, by_hand = cast_in_core(compression, reduction.op)
     reduction = reduction._replace(wire=cast)
-
-    def send(sent: list[Any]) -> list[tf.Tensor]:
-        results = allreduce(sent, wire, names, reduction)
-        take_turns(wire, results)
-        return results
-
-    return send_compressed(send, tensors, by_hand)
+    return send_compressed(
+        lambda sent: take_turns(wire, allreduce(sent, wire, names, reduction)), tensors, by_hand
+    )
 
 
 def _allreduce(
@@ -130,38 +88,10 @@ def _allreduce(
 ) -> list[tf.Tensor]:
     last = call_scalars(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
 
-    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
+    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> list[tf.Tensor]:
         return allreduce_with(last, part, wire, names, reduction.op, reduction.wire)
 
-    return per_dtype(tensors, wire, names, call)
-
-
-def attributes(wire: WireName) -> dict[str, Any]:
-    """Return the attributes of an operation with this wire name."""
-    return {"tensor_name": wire.text, "process_set": wire.process_set}
-
-
-def allreduce_with(
-    last: tf.Tensor,
-    tensors: Sequence[tf.Tensor],
-    wire: WireName,
-    names: Sequence[str],
-    op: int,
-    cast: int | None = None,
-) -> list[tf.Tensor]:
-    """Reduce tensors of one dtype; `last` is `call_scalars`, `cast` the dtype while they travel."""
-    travels = travels_as(cast, tensors[0].dtype.name)
-    number = -1 if travels is None else travels
-    outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
-        tensors, last, **attributes(wire), tensor_names=list(names), op=op, wire=number
-    )
-    return outputs
-
-
-def as_dtypes_of(outputs: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """Return dense gradients of the outputs' dtypes, because all ranks need the same dtype."""
-    pairs = zip(gradients, outputs, strict=False)
-    return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
+    return _per_dtype(call, tensors, wire, names)
 
 
 def _allreduce_weighted(
@@ -202,19 +132,167 @@ def _allreduce_in_xla(
             back = wire.derived("gradient")
             return _allreduce_in_xla(as_dtypes_of(tensors, upstream), back, names, reduction)
 
-        outputs = xla.allreduce_group(
-            list(tensors),
-            wire,
-            list(names),
-            op=reduction.op,
-            prescale=reduction.prescale,
-            postscale=reduction.postscale,
-            cast=reduction.wire,
-        )
-        return list(outputs), gradient
+        op, prescale, postscale, _, cast = reduction
+        return xla.allreduce_group(tensors, wire, names, op, prescale, postscale, cast), gradient
 
     results: list[tf.Tensor] = reduce(*tensors)
     return results
+
+
+def broadcast(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], root_rank: int
+) -> list[tf.Tensor]:
+    """Return the root's tensors; those of one dtype travel together."""
+    _refuse_xla("broadcast", wire.text)
+    last = call_scalars(wire.number)
+
+    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> list[tf.Tensor]:
+        return raw_ops().hvdlite_broadcast(  # type: ignore[no-any-return]
+            part, last, **_attributes(wire), tensor_names=names, root=root_rank
+        )
+
+    return take_turns(wire, _per_dtype(call, tensors, wire, names))
+
+
+def allgather(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
+) -> list[tf.Tensor]:
+    """Gather checked tensors; those of one dtype complete together."""
+    _check_rows("allgather", tensors, names)
+    last = call_scalars(wire.number)
+    outputs = _per_dtype(lambda *part: allgather_with(last, *part)[0], tensors, wire, names)
+    return take_turns(wire, outputs)
+
+
+def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gather one checked tensor; return also the number of rows of each rank (int64)."""
+    _check_rows("allgather", [tensor], [wire.text])
+    outputs, sizes = allgather_with(call_scalars(wire.number), [tensor], wire, [wire.text])
+    return take_turns(wire, outputs)[0], tf.reshape(sizes, [-1])
+
+
+def reducescatter(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce checked tensors and return this rank's rows; those of one dtype complete together."""
+    _check_rows("reducescatter", tensors, names)
+    last = call_scalars(wire.number, reduction.prescale, reduction.postscale)
+
+    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> list[tf.Tensor]:
+        return raw_ops().hvdlite_reducescatter(  # type: ignore[no-any-return]
+            part, last, **_attributes(wire), tensor_names=names, op=reduction.op
+        )
+
+    return take_turns(wire, _per_dtype(call, tensors, wire, names))
+
+
+def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
+    """Send rows to each rank; return the rows from all, and how many came from each."""
+    # `splits` and the second result are int64. Empty splits give each rank the same number of rows.
+    _check_rows("alltoall", [tensor], [wire.text])
+    output, received = alltoall_with(call_scalars(wire.number), tensor, splits, wire)
+    take_turns(wire, [output])
+    return output, received
+
+
+def query(what: str, process_set: int | None = None, name: str | None = None) -> tf.Tensor:
+    """Return a property of the world ("rank", "size"...) or of a process set, an int32 scalar.
+
+    A set has "rank" (-1 if this rank is not a member), "size", and "included" (0 or 1).
+    """
+    if xla.in_xla_context():
+        # A compiled function contains the value of the time of tracing; a graph reads it when it
+        # runs.
+        if process_set is None:
+            return tf.constant(getattr(basics, what)(), tf.int32)
+        known = process_set_by_id(process_set)
+        value = getattr(known, what)() if known.included() or what != "rank" else -1
+        return tf.constant(int(value), tf.int32)
+    if tf.executing_eagerly():
+        basics.engine()
+    if process_set is not None and what != "included":
+        what = f"set_{what}"
+    last = call_scalars()
+    return raw_ops().hvdlite_query(last, what=what, process_set=process_set or 0, name=name)
+
+
+def take_turns(wire: WireName, results: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Keep the runs of a loop's body or of an inner function from overlapping; return `results`."""
+    # Each run uses the same names, and two operations of one name cannot be in flight together.
+    # TensorFlow runs operations that touch one variable in the order of the program. So each run
+    # ends with a write to a variable of that name and process set, when all of `results` are ready.
+    # Calls that XLA compiles order themselves.
+    if is_nested() and not xla.in_xla_context():
+        with tf.control_dependencies(results):
+            handle = turn(f"{wire.text}@{wire.process_set}")
+            tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.constant(1, tf.int64))
+    return results
+
+
+# The operations on tensors of one dtype. `last` is the `call_scalars` of the operation; gradients
+# use that of the operation whose gradient they are (see `autodiff`).
+
+
+def allreduce_with(
+    last: tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    op: int,
+    cast: int | None = None,
+) -> list[tf.Tensor]:
+    """Reduce tensors; `cast` is the core's dtype while they travel."""
+    travels = travels_as(cast, tensors[0].dtype.name)
+    number = -1 if travels is None else travels
+    return raw_ops().hvdlite_allreduce(  # type: ignore[no-any-return]
+        tensors, last, **_attributes(wire), tensor_names=list(names), op=op, wire=number
+    )
+
+
+def allgather_with(
+    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Gather tensors; return them and how many rows each rank had, by tensor and rank."""
+    outputs, sizes = raw_ops().hvdlite_allgather(
+        tensors, last, **_attributes(wire), tensor_names=list(names)
+    )
+    return outputs, sizes
+
+
+def alltoall_with(
+    last: tf.Tensor, tensor: tf.Tensor, splits: tf.Tensor, wire: WireName
+) -> tuple[tf.Tensor, tf.Tensor]:
+    output, received = raw_ops().hvdlite_alltoall(tensor, splits, last, **_attributes(wire))
+    return output, received
+
+
+def _attributes(wire: WireName) -> dict[str, Any]:
+    return {"tensor_name": wire.text, "process_set": wire.process_set}
+
+
+def _per_dtype(
+    call: Callable[[list[tf.Tensor], WireName, list[str]], Sequence[tf.Tensor]],
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+) -> list[tf.Tensor]:
+    """Call once for each dtype, with the tensors of that dtype; return all results in order."""
+    groups: dict[tf.DType, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype, []).append(position)
+    results: list[Any] = [None] * len(tensors)
+    for dtype, positions in groups.items():
+        part = wire if len(groups) == 1 else wire.plus(dtype.name)
+        outputs = call([tensors[i] for i in positions], part, [names[i] for i in positions])
+        for position, output in zip(positions, outputs, strict=True):
+            results[position] = output
+    return results
+
+
+def as_dtypes_of(outputs: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Return dense gradients of the outputs' dtypes, because all ranks need the same dtype."""
+    pairs = zip(gradients, outputs, strict=False)
+    return [tf.cast(tf.convert_to_tensor(one), output.dtype) for one, output in pairs]
 
 
 def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
@@ -226,128 +304,13 @@ def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
         )
 
 
-def refuse_xla(verb: str, name: str) -> None:
-    """Raise an ArgumentError if XLA, which cannot compile this collective, is compiling it."""
+def _refuse_xla(verb: str, name: str) -> None:
     if xla.in_xla_context():
         raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
 
 
-def broadcast(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], root_rank: int
-) -> list[tf.Tensor]:
-    """Return the root's tensors; those of one dtype travel together."""
-    refuse_xla("broadcast", wire.text)
-    last = call_scalars(wire.number)
-
-    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
-        outputs: list[tf.Tensor] = raw_ops().hvdlite_broadcast(
-            part, last, **attributes(wire), tensor_names=names, root=root_rank
-        )
-        return outputs
-
-    outputs = per_dtype(tensors, wire, names, call)
-    take_turns(wire, outputs)
-    return outputs
-
-
-def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor:
-    """Return a set's "rank" (-1 if not a member), "size", or "included" (0 or 1); see `query`."""
-    if xla.in_xla_context():
-        known = process_set_by_id(process_set)
-        value = getattr(known, what)() if known.included() or what != "rank" else -1
-        return tf.constant(int(value), tf.int32)
-    if tf.executing_eagerly():
-        basics.engine()
-    what = what if what == "included" else f"set_{what}"
-    last = call_scalars()
-    return raw_ops().hvdlite_query(last, what=what, process_set=process_set, name=name)
-
-
-def query(what: str, name: str | None = None) -> tf.Tensor:
-    """Return a property of the world ("rank", "size"...) as an int32 scalar."""
-    if xla.in_xla_context():
-        # A compiled function contains the value of the time of tracing; a graph reads it when it
-        # runs.
-        return tf.constant(getattr(basics, what)(), tf.int32)
-    if tf.executing_eagerly():
-        basics.engine()
-    last = call_scalars()
-    return raw_ops().hvdlite_query(last, what=what, name=name)
-
-
-def _check(verb: str, tensors: Sequence[tf.Tensor], names: Sequence[str]) -> None:
+def _check_rows(verb: str, tensors: Sequence[tf.Tensor], names: Sequence[str]) -> None:
     for tensor, name in zip(tensors, names, strict=True):
-        refuse_xla(verb, name)
+        _refuse_xla(verb, name)
         if tensor.shape.rank == 0:
             raise ArgumentError(f"{verb} '{name}' of a scalar; use tf.reshape(tensor, [1])")
-
-
-def allgather(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
-) -> list[tf.Tensor]:
-    """Gather checked tensors; those of one dtype complete together."""
-    _check("allgather", tensors, names)
-    last = call_scalars(wire.number)
-
-    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
-        return allgather_with(last, part, wire, names)
-
-    outputs = per_dtype(tensors, wire, names, call)
-    take_turns(wire, outputs)
-    return outputs
-
-
-def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gather one checked tensor; return also the number of rows of each rank (int64)."""
-    _check("allgather", [tensor], [wire.text])
-    (output,), sizes = raw_ops().hvdlite_allgather(
-        [tensor], call_scalars(wire.number), **attributes(wire), tensor_names=[wire.text]
-    )
-    take_turns(wire, [output])
-    return output, tf.reshape(sizes, [-1])
-
-
-def allgather_with(
-    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
-) -> list[tf.Tensor]:
-    """Gather tensors of one dtype; `last` is the `call_scalars` of the operation."""
-    outputs: list[tf.Tensor]
-    outputs, _ = raw_ops().hvdlite_allgather(
-        tensors, last, **attributes(wire), tensor_names=list(names)
-    )
-    return outputs
-
-
-def reducescatter(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
-) -> list[tf.Tensor]:
-    """Reduce checked tensors and return this rank's rows; those of one dtype complete together."""
-    _check("reducescatter", tensors, names)
-    last = call_scalars(wire.number, reduction.prescale, reduction.postscale)
-
-    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
-        outputs: list[tf.Tensor] = raw_ops().hvdlite_reducescatter(
-            part, last, **attributes(wire), tensor_names=names, op=reduction.op
-        )
-        return outputs
-
-    outputs = per_dtype(tensors, wire, names, call)
-    take_turns(wire, outputs)
-    return outputs
-
-
-def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to each rank; return the rows from all, and how many came from each."""
-    # `splits` and the second result are int64. Empty splits give each rank the same number of rows.
-    _check("alltoall", [tensor], [wire.text])
-    output, received = alltoall_with(call_scalars(wire.number), tensor, splits, wire)
-    take_turns(wire, [output])
-    return output, received
-
-
-def alltoall_with(
-    last: tf.Tensor, tensor: tf.Tensor, splits: tf.Tensor, wire: WireName
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to each rank; `last` is the `call_scalars` of the operation."""
-    output, received = raw_ops().hvdlite_alltoall(tensor, splits, last, **attributes(wire))
-    return output, received

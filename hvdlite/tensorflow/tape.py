@@ -36,54 +36,6 @@ from hvdlite.tensorflow.sparse import reduce_sparse_gradients
 from hvdlite.tensorflow.tracing import WireName, graph_name, set_number, traced_as_it_is
 
 
-class _Distributed:
-    """Put before the class of a tape; shares all state with the tape that it wraps."""
-
-    _hvdlite: SourceGradients  # Each tape has a class of its own.
-
-    @traced_as_it_is
-    def gradient(
-        self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        use_generic_names: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Compute the gradients as tf.GradientTape does, and reduce them over all ranks.
-
-        Every rank calls it with the same sources in the same order. `use_generic_names` is accepted
-        for scripts written for Horovod: wire names are never those of variables.
-        """
-        gradients = self._plain().gradient(target, sources, output_gradients, **options)
-        flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
-        return tf.nest.pack_sequence_as(gradients, self._hvdlite.reduce(flat, flat_sources))
-
-    def register_local_source(self, source: Any) -> None:
-        """Make a source local: its gradient is not reduced. All ranks register the same sources.
-
-        Example:
-            >>> tape = hvd.DistributedGradientTape(tape)
-            >>> tape.register_local_source(table)
-        """
-        self._hvdlite.local.append(source)
-
-    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute this rank's Jacobian: it is not reduced."""
-        return self._plain().jacobian(*args, **kwargs)
-
-    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute this rank's Jacobians by sample: they are not reduced."""
-        return self._plain().batch_jacobian(*args, **kwargs)
-
-    def _plain(self) -> Any:
-        """Return the same tape with its original class, whose methods do not call these."""
-        kind: Any = type(self).__mro__[2]
-        plain = kind.__new__(kind)
-        plain.__dict__ = self.__dict__
-        return plain
-
-
 def DistributedGradientTape(
     gradtape: Any = None,
     device_dense: str = "",
@@ -137,19 +89,21 @@ def DistributedGradientTape(
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
     warn_of_no_check()
-    settings = source_gradients(
+    check_gradient_op(op, gradient_predivide_factor)
+    check_weight(weight, op)
+    if process_set is not global_process_set:
+        registered_id(process_set)
+    groups = num_groups if groups is None else groups
+    settings = _SourceGradients(
+        Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, weight),
         compression,
         sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups if groups is None else groups,
-        process_set,
-        scale_local_gradients,
-        weight,
+        check_groups(groups, "source", none="each gradient alone"),
         name,
+        scale_local_gradients,
+        process_set,
     )
-    if gradtape is None:
-        gradtape = tf.GradientTape()
+    gradtape = tf.GradientTape() if gradtape is None else gradtape
     if isinstance(gradtape, _Distributed):
         raise ArgumentError("this tape is a DistributedGradientTape already")
     kind: Any = type(gradtape)
@@ -181,9 +135,57 @@ def PartialDistributedGradientTape(
     return tape
 
 
+class _Distributed:
+    """Put before the class of a tape; shares all state with the tape that it wraps."""
+
+    _hvdlite: _SourceGradients  # Each tape has a class of its own.
+
+    @traced_as_it_is
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Compute the gradients as tf.GradientTape does, and reduce them over all ranks.
+
+        Every rank calls it with the same sources in the same order. `use_generic_names` is accepted
+        for scripts written for Horovod: wire names are never those of variables.
+        """
+        gradients = self._plain().gradient(target, sources, output_gradients, **options)
+        flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        return tf.nest.pack_sequence_as(gradients, self._hvdlite.reduce(flat, flat_sources))
+
+    def register_local_source(self, source: Any) -> None:
+        """Make a source local: its gradient is not reduced. All ranks register the same sources.
+
+        Example:
+            >>> tape = hvd.DistributedGradientTape(tape)
+            >>> tape.register_local_source(table)
+        """
+        self._hvdlite.local.append(source)
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute this rank's Jacobian: it is not reduced."""
+        return self._plain().jacobian(*args, **kwargs)
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute this rank's Jacobians by sample: they are not reduced."""
+        return self._plain().batch_jacobian(*args, **kwargs)
+
+    def _plain(self) -> Any:
+        """Return the same tape with its original class, whose methods do not call these."""
+        kind: Any = type(self).__mro__[2]
+        plain = kind.__new__(kind)
+        plain.__dict__ = self.__dict__
+        return plain
+
+
 @dataclass(frozen=True)
-class SourceGradients:
-    """How the gradients of some sources are reduced; those of `local` sources are not."""
+class _SourceGradients:
+    """How a tape's gradients are reduced; those of `local` sources are not."""
 
     reduction: Reduction
     compression: Any
@@ -196,7 +198,7 @@ class SourceGradients:
 
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """Reduce the gradients of sources that are not local; every rank has the same sources."""
-        own = [self._is_local(source) for source in sources]
+        own = [any(source is one for one in self.local) for source in sources]
         members = self.process_set.size() or 1
         factor = 1.0 / members if self.scales_local else 1.0
         reduced = reduce_gradients(
@@ -213,9 +215,6 @@ class SourceGradients:
                 reduced[i] = tf.math.scalar_mul(factor, gradients[i])
         return reduced
 
-    def _is_local(self, source: Any) -> bool:
-        return any(source is one for one in self.local)
-
     def _names(self, count: int) -> list[str]:
         prefix = self.name
         if prefix is None:
@@ -224,33 +223,6 @@ class SourceGradients:
             if takes_part and not tf.executing_eagerly():
                 prefix = graph_name(prefix, set_number(self.process_set))
         return [f"{prefix}.{i}" for i in range(count)]
-
-
-def source_gradients(
-    compression: Any,
-    sparse_as_dense: bool,
-    op: int,
-    predivide_factor: float,
-    groups: Groups,
-    process_set: ProcessSet,
-    scales_local: bool,
-    weight: Any,
-    name: str | None,
-) -> SourceGradients:
-    """Check the user's arguments for the reduction of gradients, and whether they fit together."""
-    check_gradient_op(op, predivide_factor)
-    check_weight(weight, op)
-    if process_set is not global_process_set:
-        registered_id(process_set)
-    return SourceGradients(
-        reduction=Reduction(op, 1.0 / predivide_factor, predivide_factor, weight),
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        groups=check_groups(groups, "source", none="each gradient alone"),
-        name=name,
-        scales_local=scales_local,
-        process_set=process_set,
-    )
 
 
 def _positions(groups: Groups, sources: Sequence[Any]) -> list[list[int]]:
@@ -273,11 +245,13 @@ def reduce_gradients(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Reduce tensors, tf.IndexedSlices or None, which stays None, over a process set's members."""
-    # In a function the gradients at the positions of one group travel together, the others alone.
+    # In a function each gradient is an operation of its own, which starts as soon as the gradient
+    # is ready; those of one group travel together. Eagerly an operation blocks, and under XLA it
+    # cannot overlap, so all gradients travel in one request.
     if process_set is not global_process_set and not process_set.included():
         return list(gradients)
     number = set_number(process_set)
-    results: list[Any] = _checked(gradients, names) if finite_level() else list(gradients)
+    results: list[Any] = _once_finite(gradients, names) if finite_level() else list(gradients)
     cast, by_hand = cast_in_core(compression, reduction.op)
     contexts: dict[int, Any] = {}
     received: list[tf.Tensor] = []
@@ -308,7 +282,7 @@ def reduce_gradients(
     return results
 
 
-def _checked(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
+def _once_finite(gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
     """Return the gradients, which wait for the check of HVDLITE_CHECK_FINITE."""
     if xla.in_xla_context():
         raise ArgumentError("HVDLITE_CHECK_FINITE does not work in XLA; use jit_compile=False")
