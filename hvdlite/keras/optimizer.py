@@ -57,8 +57,7 @@ def DistributedOptimizer(
             the distributed one.
         name: the prefix of the gradients' names; optimizers without a name are numbered in the
             order of their first use.
-        device_dense: ignored, as is device_sparse; scripts written for Horovod may pass them.
-        device_sparse: ignored.
+        device_dense, device_sparse: accepted for scripts written for Horovod; without effect.
         compression: how gradients are compressed while they travel, see `Compression`.
         sparse_as_dense: makes sparse gradients (of embeddings, on TensorFlow) dense; without it
             they stay sparse, and the rows of all ranks are gathered.
@@ -68,8 +67,7 @@ def DistributedOptimizer(
         backward_passes_per_step: the number of batches that accumulate on this rank before
             gradients are reduced and variables updated; `optimizer.iterations` counts updates.
         average_aggregated_gradients: divides the accumulated gradients by that number.
-        num_groups: ignored, as is groups: the core fuses gradients that are ready together.
-        groups: ignored.
+        num_groups, groups: ignored; the core fuses gradients that are ready together.
         process_set: gradients are reduced over its members; other ranks apply their own.
         scale_local_gradients: divides the gradients of local variables (see `register_local_var`)
             by the number of ranks, as averaging does with those of the others.
@@ -117,10 +115,8 @@ def PartialDistributedOptimizer(
     Each rank trains its own local layers: experts, or the tables of this rank's part of the data.
 
     Args:
-        optimizer: as for `DistributedOptimizer`.
-        args: as for `DistributedOptimizer`.
+        optimizer, args, options: as for `DistributedOptimizer`.
         local_layers: a layer or several whose weights stay local; built already.
-        options: as for `DistributedOptimizer`.
 
     Returns:
         The optimizer, as `DistributedOptimizer` returns it.

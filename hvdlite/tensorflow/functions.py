@@ -103,11 +103,8 @@ def broadcast_object(
     """Send any picklable object of one rank to all ranks; see `hvdlite.objects.broadcast_object`.
 
     Args:
-        obj: the object; only the root's matters.
-        root_rank: the rank that sends.
+        obj, root_rank, name, process_set: as there.
         session: accepted for scripts written for Horovod; without effect.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
 
     Returns:
         A copy of the root's object; on the root, the object itself.
@@ -146,10 +143,8 @@ def allgather_object(
     """Collect an object of every rank on all ranks; see `hvdlite.objects.allgather_object`.
 
     Args:
-        obj: this rank's object.
+        obj, name, process_set: as there.
         session: accepted for scripts written for Horovod; without effect.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
 
     Returns:
         The objects, in rank order.

@@ -87,8 +87,7 @@ def allreduce(
             integers are rounded towards zero. tf.IndexedSlices may have any number of rows: those
             of all ranks are gathered, and averages of integer rows are floats.
         average: the older form of `op`: True for `Average`, False for `Sum`.
-        device_dense: accepted for scripts written for Horovod; without effect.
-        device_sparse: likewise.
+        device_dense, device_sparse: accepted for scripts written for Horovod; without effect.
         compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         prescale_factor: multiplies this rank's input.
@@ -156,19 +155,21 @@ def grouped_allreduce(
     op = neutral.choose_op(average, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
     wire = wire_name("grouped_allreduce", name, process_set)
-    names = [f"{wire.text}.{index}" for index in range(len(tensors))]
-    is_sparse = [isinstance(one, tf.IndexedSlices) for one in tensors]
-    dense = [i for i, sparse in enumerate(is_sparse) if not sparse]
-    slices = {
-        i: allreduce_slices(tensors[i], wire._replace(text=names[i]), reduction, compression)
-        for i, sparse in enumerate(is_sparse)
-        if sparse
-    }
+    names = _names(wire, len(tensors))
+    results = list(tensors)
+    dense = []
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            part = wire._replace(text=names[i])
+            results[i] = allreduce_slices(tensor, part, reduction, compression)
+        else:
+            dense.append(i)
     reduced = _allreduce(
         [tensors[i] for i in dense], wire, [names[i] for i in dense], reduction, compression
     )
-    results = {**slices, **dict(zip(dense, reduced, strict=True))}
-    return [results[i] for i in range(len(tensors))]
+    for i, tensor in zip(dense, reduced, strict=True):
+        results[i] = tensor
+    return results
 
 
 def _allreduce(
@@ -194,9 +195,7 @@ def allgather(
     Args:
         tensor: at least one dimension; the first may differ between ranks, and may be 0; the others
             must be the same.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        process_set: its members take part; by default all ranks.
+        name, ignore_name_scope, process_set: as for `allreduce`.
 
     Returns:
         A new tensor, the same on every rank.
@@ -263,11 +262,8 @@ def reducescatter(
         device_dense: accepted for scripts written for Horovod; without effect.
         compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
-        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        prescale_factor: multiplies this rank's input.
-        postscale_factor: multiplies the result.
+        name, process_set, ignore_name_scope: as for `allreduce`.
+        prescale_factor, postscale_factor: multiply this rank's input, and the result.
 
     Returns:
         A new tensor: this rank's rows.
@@ -343,9 +339,7 @@ def alltoall(
             same. The rows for rank 0 come first, then those for rank 1, and so on.
         splits: the number of rows for each rank, zero or more; they add up to the first dimension.
             Without `splits` every rank gets the same number.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        process_set: its members take part; by default all ranks.
+        name, ignore_name_scope, process_set: as for `allreduce`.
 
     Returns:
         A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and the number
@@ -390,9 +384,7 @@ def broadcast(
     Args:
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
         root_rank: the rank whose values all receive.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        process_set: its members take part; by default all ranks.
+        name, ignore_name_scope, process_set: as for `allreduce`.
 
     Returns:
         A tensor with the root's values.
@@ -469,10 +461,6 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
     Args:
         name: the name of the operation in a graph.
-
-    Example:
-        >>> int(hvd.rank_op())
-        0
     """
     return requests.query("rank", name=name)
 
@@ -484,72 +472,35 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     Args:
         process_set_id: the number of the process set; 0 is that of all ranks.
         name: the name of the operation in a graph.
-
-    Example:
-        >>> int(hvd.size_op())
-        1
     """
     return requests.query("size", process_set_id, name)
 
 
 @traced_as_it_is
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return 1 if this rank is a member of a process set when the operation runs, else 0.
-
-    Args:
-        process_set_id: the number of the process set; 0 is that of all ranks.
-        name: the name of the operation in a graph.
-
-    Example:
-        >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
-        1
-    """
+    """Return 1 if this rank is a member of a process set, else 0; arguments as for `size_op`."""
     return requests.query("included", process_set_id, name)
 
 
 @traced_as_it_is
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's local rank when the operation runs; arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.local_rank_op())
-        0
-    """
+    """Return this process's local rank when the operation runs; arguments as for `rank_op`."""
     return requests.query("local_rank", name=name)
 
 
 @traced_as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks on this host when the operation runs; arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.local_size_op())
-        1
-    """
+    """Return the number of ranks on this host when the operation runs; arguments as for `rank_op`."""
     return requests.query("local_size", name=name)
 
 
 @traced_as_it_is
 def cross_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this host's number among hosts with this `local_rank`, when the operation runs.
-
-    Arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.cross_rank_op())
-        0
-    """
+    """Return this host's number among hosts with this `local_rank`; arguments as for `rank_op`."""
     return requests.query("cross_rank", name=name)
 
 
 @traced_as_it_is
 def cross_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of hosts with this `local_rank`, when the operation runs.
-
-    Arguments as for `rank_op`.
-
-    Example:
-        >>> int(hvd.cross_size_op())
-        1
-    """
+    """Return the number of hosts with this `local_rank`; arguments as for `rank_op`."""
     return requests.query("cross_size", name=name)

@@ -29,24 +29,12 @@ def DistributedOptimizer(
 ) -> Any:
     """Make an optimizer of Keras apply the gradients of all ranks.
 
-    It passes its arguments to `hvdlite.keras.DistributedOptimizer`, which describes them.
-
     Args:
         optimizer: of Keras 3 or of `tf_keras`.
-        name: the prefix of the gradients' names.
-        use_locking: accepted for scripts written for Horovod; without effect.
-        device_dense: likewise.
-        device_sparse: likewise.
-        compression: as for `hvdlite.keras.DistributedOptimizer`.
-        sparse_as_dense: likewise.
-        backward_passes_per_step: likewise.
-        op: likewise.
-        gradient_predivide_factor: likewise.
-        average_aggregated_gradients: likewise.
-        num_groups: likewise.
-        groups: likewise.
-        process_set: likewise.
-        scale_local_gradients: likewise.
+        use_locking, device_dense, device_sparse: without effect, for scripts written for Horovod.
+        name, compression, op, process_set: as for `hvdlite.keras.DistributedOptimizer`.
+        sparse_as_dense, backward_passes_per_step, average_aggregated_gradients: likewise.
+        gradient_predivide_factor, num_groups, groups, scale_local_gradients: likewise.
 
     Returns:
         The optimizer itself.

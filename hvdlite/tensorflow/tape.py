@@ -59,8 +59,7 @@ def DistributedGradientTape(
 
     Args:
         gradtape: a tf.GradientTape, before or after its `with` block; a new one without.
-        device_dense: accepted for scripts written for Horovod; without effect.
-        device_sparse: likewise.
+        device_dense, device_sparse: accepted for scripts written for Horovod; without effect.
         compression: how gradients are compressed while they travel, see `Compression`.
         sparse_as_dense: makes tf.IndexedSlices dense; without it they stay tf.IndexedSlices, except
             in XLA, and travel as rows.
@@ -120,10 +119,8 @@ def PartialDistributedGradientTape(
     """Make a tape's `gradient` return the gradients of all ranks, except for some local layers.
 
     Args:
-        gradtape: as for `DistributedGradientTape`.
-        args: as for `DistributedGradientTape`.
+        gradtape, args, options: as for `DistributedGradientTape`.
         local_layers: a Keras layer or several, built already, whose weights are local to each rank.
-        options: as for `DistributedGradientTape`.
 
     Example:
         >>> expert = model.get_layer("expert")
