@@ -13,9 +13,8 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.errors import collective_errors as collective_errors
 from hvdlite.tensorflow.ops import Compression as Compression
-from hvdlite.tensorflow.requests import Reduction
 from hvdlite.tensorflow.tape import reduce_gradients
-from hvdlite.tensorflow.tracing import traced_as_it_is
+from hvdlite.tensorflow.tracing import Reduction, traced_as_it_is
 
 
 @traced_as_it_is

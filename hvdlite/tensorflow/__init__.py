@@ -25,14 +25,16 @@ instead (`xla`).
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 from typing import Any
 
-from hvdlite import api, basics
+import tensorflow as tf
+
+from hvdlite import _core, api, basics
 from hvdlite.api import *
 from hvdlite.tensorflow import elastic
-from hvdlite.tensorflow.device import take_own_gpu
 from hvdlite.tensorflow.functions import (
     allgather_object,
     broadcast_,
@@ -101,7 +103,23 @@ __all__ = [
 ]
 __all__ += api.__all__
 
-basics.watch(take_own_gpu)
+
+def _take_own_gpu(engine: _core.Engine | None) -> None:
+    """Make only the GPU of `local_rank` visible to TensorFlow, which takes memory on all it sees.
+
+    A script has chosen by using TensorFlow before `init`, or by `tf.config.set_visible_devices`. A
+    rank that is alone on its host keeps all GPUs. Without a world the engine is None.
+    """
+    if engine is None or basics.local_size() == 1:
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    if len(gpus) < 2 or tf.config.get_visible_devices("GPU") != gpus:
+        return
+    with contextlib.suppress(RuntimeError):  # It is raised if TensorFlow is in use already.
+        tf.config.set_visible_devices(gpus[basics.local_rank() % len(gpus)], "GPU")
+
+
+basics.watch(_take_own_gpu)
 
 # An exception that a script has caught leaves the datasets of that `fit` in reference cycles. To
 # destroy one, TensorFlow waits until Python code that loads its next batch has returned, which

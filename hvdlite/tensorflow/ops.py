@@ -19,9 +19,9 @@ from hvdlite.ops import CastCompressor, NoneCompressor, send_compressed
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import autodiff as autodiff  # It registers gradients.
 from hvdlite.tensorflow import requests
-from hvdlite.tensorflow.requests import Reduction, check
+from hvdlite.tensorflow.requests import check
 from hvdlite.tensorflow.sparse import allreduce_slices
-from hvdlite.tensorflow.tracing import WireName, traced_as_it_is, wire_name
+from hvdlite.tensorflow.tracing import Reduction, WireName, traced_as_it_is, wire_name
 
 
 class _Cast(CastCompressor):
@@ -484,13 +484,13 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 @traced_as_it_is
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's local rank when the operation runs; arguments as for `rank_op`."""
+    """Return this process's local rank; arguments as for `rank_op`."""
     return requests.query("local_rank", name=name)
 
 
 @traced_as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks on this host when the operation runs; arguments as for `rank_op`."""
+    """Return the number of ranks on this host; arguments as for `rank_op`."""
     return requests.query("local_size", name=name)
 
 

@@ -7,7 +7,7 @@ compiles, as one custom call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,18 +17,7 @@ from hvdlite.ops import cast_in_core, dtype_number, send_compressed, travels_as
 from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import raw_ops
-from hvdlite.tensorflow.tracing import WireName, call_scalars, is_nested, turn
-
-
-class Reduction(NamedTuple):
-    """How to reduce."""
-
-    op: int
-    prescale: float = 1.0
-    postscale: float = 1.0
-    weight: Any = None  # A number or a scalar tensor makes the average a weighted one.
-    wire: int | None = None  # The core's dtype as which tensors travel, see `travels_as`.
-
+from hvdlite.tensorflow.tracing import Reduction, WireName, call_scalars, is_nested, turn
 
 _SUM = Reduction(ops.Sum)
 
@@ -132,8 +121,7 @@ def _allreduce_in_xla(
             back = wire.derived("gradient")
             return _allreduce_in_xla(as_dtypes_of(tensors, upstream), back, names, reduction)
 
-        op, prescale, postscale, _, cast = reduction
-        return xla.allreduce_group(tensors, wire, names, op, prescale, postscale, cast), gradient
+        return xla.allreduce_group(tensors, wire, names, reduction), gradient
 
     results: list[tf.Tensor] = reduce(*tensors)
     return results

@@ -7,7 +7,6 @@ it in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +14,8 @@ import tensorflow as tf
 from hvdlite import _core, ops
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.tensorflow import requests, xla
-from hvdlite.tensorflow.requests import Reduction, allgather, allgather_sizes, check
-from hvdlite.tensorflow.tracing import WireName
+from hvdlite.tensorflow.requests import allgather, allgather_sizes, check
+from hvdlite.tensorflow.tracing import Reduction, WireName
 
 
 def allreduce_slices(
@@ -38,26 +37,20 @@ def allreduce_slices(
     return tf.IndexedSlices(values, indices, dense_shape=merged.dense_shape)
 
 
-def reduce_sparse_gradients(
-    gradients: Sequence[tf.IndexedSlices],
-    wires: Sequence[WireName],
-    reduction: Reduction,
-    compression: Any,
-) -> list[tf.IndexedSlices]:
-    """Reduce gradients as rows, where the operation can; not for XLA."""
-    reduced = []
-    for gradient, wire in zip(gradients, wires, strict=True):
-        merged = _merge(gradient, wire.text)
-        if _can_gather(reduction):
-            values, indices = _gather(merged, wire, reduction, compression)
-            # Ranks may have the same index. Keras' optimizers square each row of a gradient alone.
-            rows = _merge(tf.IndexedSlices(values, indices), wire.text)
-            values, indices = tf.cast(rows.values, merged.values.dtype), rows.indices
-        else:
-            # Only rows of averages and sums can be gathered; all other gradients travel dense.
-            values, indices = _reduce_dense(merged, wire, reduction, compression)
-        reduced.append(tf.IndexedSlices(values, indices, dense_shape=merged.dense_shape))
-    return reduced
+def reduce_sparse_gradient(
+    gradient: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
+) -> tf.IndexedSlices:
+    """Reduce a gradient as rows, where the operation can; not for XLA."""
+    merged = _merge(gradient, wire.text)
+    if _can_gather(reduction):
+        values, indices = _gather(merged, wire, reduction, compression)
+        # Ranks may have the same index. Keras' optimizers square each row of a gradient alone.
+        rows = _merge(tf.IndexedSlices(values, indices), wire.text)
+        values, indices = tf.cast(rows.values, merged.values.dtype), rows.indices
+    else:
+        # Only rows of averages and sums can be gathered; all other gradients travel dense.
+        values, indices = _reduce_dense(merged, wire, reduction, compression)
+    return tf.IndexedSlices(values, indices, dense_shape=merged.dense_shape)
 
 
 def _can_gather(reduction: Reduction) -> bool:
@@ -86,8 +79,8 @@ def _gather(
     if reduction.weight is not None:
         weight = tf.cast(reduction.weight, tf.float64)
         part = wire.plus("weight")
-        (total,) = requests.allreduce([weight], part, [part.text], Reduction(ops.Sum))
-        requests.take_turns(part, [total])
+        sums = requests.allreduce([weight], part, [part.text], Reduction(ops.Sum))
+        (total,) = requests.take_turns(part, sums)
         factor *= tf.math.divide_no_nan(weight, total)
     sent, context = compression.compress(_scaled(values, factor))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")

@@ -11,8 +11,7 @@ from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import requests
-from hvdlite.tensorflow.requests import Reduction
-from hvdlite.tensorflow.tracing import traced_as_it_is, wire_name
+from hvdlite.tensorflow.tracing import Reduction, traced_as_it_is, wire_name
 
 
 @keras.saving.register_keras_serializable(package="hvdlite")
@@ -81,9 +80,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         n, mean, variance = (tf.cast(one, tf.float64) for one in (count, mean, variance))
         sums = tf.stack([n, n * mean, n * (variance + tf.square(mean))])
         wire = wire_name("sync_batch_norm", None, self._process_set)
-        (sums,) = requests.allreduce([sums], wire, [self.path], Reduction(ops.Sum))
-        requests.take_turns(wire, [sums])
-        total, mean, square = tf.unstack(sums)
+        reduced = requests.allreduce([sums], wire, [self.path], Reduction(ops.Sum))
+        total, mean, square = tf.unstack(requests.take_turns(wire, reduced)[0])
         mean = tf.math.divide_no_nan(mean, total)
         variance = tf.maximum(tf.math.divide_no_nan(square, total) - tf.square(mean), 0.0)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

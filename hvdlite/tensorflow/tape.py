@@ -31,9 +31,9 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.replicas import warn_of_no_check
 from hvdlite.tensorflow import requests, xla
 from hvdlite.tensorflow.ops import Compression
-from hvdlite.tensorflow.requests import Reduction, check
-from hvdlite.tensorflow.sparse import reduce_sparse_gradients
-from hvdlite.tensorflow.tracing import WireName, graph_name, set_number, traced_as_it_is
+from hvdlite.tensorflow.requests import check
+from hvdlite.tensorflow.sparse import reduce_sparse_gradient
+from hvdlite.tensorflow.tracing import Reduction, WireName, graph_name, set_number, traced_as_it_is
 
 
 def DistributedGradientTape(
@@ -262,10 +262,9 @@ def reduce_gradients(
         gradient = check(gradient, names[i], reduction.op)
         results[i], contexts[i] = by_hand.compress(gradient)
     sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
-    wires = [WireName(names[i], process_set=number) for i in sparse]
-    rows = reduce_sparse_gradients([results[i] for i in sparse], wires, reduction, compression)
-    for i, gradient in zip(sparse, rows, strict=True):
-        results[i] = gradient
+    for i in sparse:
+        wire = WireName(names[i], process_set=number)
+        results[i] = reduce_sparse_gradient(results[i], wire, reduction, compression)
     reduction = reduction._replace(wire=cast)
     for positions, name in _parts(names, contexts, sparse, groups):
         tensors = [results[i] for i in positions]

@@ -1,10 +1,10 @@
-"""Wire names of TensorFlow's collectives, and the `call_scalars` of each call.
+"""What a call is given, eagerly and while TensorFlow traces a function: wire name, scalars, turn.
 
-The words: the *wire name* identifies a collective on all ranks. An eager call without a name
-is *numbered*: its operation has a constant name as attribute, so that TensorFlow's cache of eager
-kernels stays small, and the number travels in `call_scalars`. In a graph, calls without a name are
-counted per process set and outermost function: every trace of that function gives the same names,
-whatever was traced before it on this rank or on others.
+The *wire name* identifies a collective on all ranks. An eager call without a name is *numbered*:
+its operation has a constant name as attribute, so that TensorFlow's cache of eager kernels stays
+small, and the number travels in `call_scalars`. In a graph, calls without a name are counted per
+process set and outermost function: every trace of that function gives the same names, whatever was
+traced before it on this rank or on others.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from hvdlite.errors import ArgumentError
 from hvdlite.ops import next_number
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id, registered_id
 
-Function = TypeVar("Function", bound=Callable[..., object])
-
-
-def traced_as_it_is(function: Function) -> Function:
-    """Keep AutoGraph from rewriting this function and the functions that it calls."""
-    # Their branches and loops are decided while tracing, and rewriting them would cost more than
-    # tracing.
-    kept: Function = tf.autograph.experimental.do_not_convert(function)
-    return kept
-
-
 _used: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
+
+
+class Reduction(NamedTuple):
+    """How to reduce."""
+
+    op: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+    weight: Any = None  # A number or a scalar tensor makes the average a weighted one.
+    wire: int | None = None  # The core's dtype as which tensors travel, see `travels_as`.
 
 
 class WireName(NamedTuple):
@@ -41,7 +40,7 @@ class WireName(NamedTuple):
 
     text: str
     number: int = -1
-    process_set: int = 0  # This is the set's number; each process set has its own names.
+    process_set: int = 0  # its number; each process set has its own names
 
     def plus(self, suffix: str) -> WireName:
         """Return the name of a part of this operation."""
@@ -113,7 +112,13 @@ def call_scalars(
     # constants of the graph, TensorFlow's graph optimizer would run the operation once and fold it
     # away. The number is -1 for a call without one; the weight, a number or a scalar tensor, None
     # for a plain average.
-    _refuse_session_graph()
+    if not tf.executing_eagerly():
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise ArgumentError(
+                    "a graph that a session runs cannot call hvdlite; call it eagerly, or in a "
+                    "tf.function"
+                )
     if weight is None or isinstance(weight, int | float):
         make = _make_call_scalars if number >= 0 else _kept_call_scalars
         constant = math.nan if weight is None else float(weight)
@@ -130,29 +135,27 @@ def _make_call_scalars(*values: float) -> tf.Tensor:
 _kept_call_scalars = functools.lru_cache(maxsize=256)(_make_call_scalars)
 
 
-def _refuse_session_graph() -> None:
-    if tf.executing_eagerly():
-        return
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            raise ArgumentError(
-                "a graph that a session runs cannot call hvdlite; call it eagerly, or in a "
-                "tf.function"
-            )
-
-
-# They are kept permanently, because traced functions refer to them.
-_turns: dict[str, tf.Tensor] = {}
-
-
+@functools.cache  # They are kept permanently, because traced functions refer to them.
 def turn(name: str) -> tf.Tensor:
-    """Return the handle of the turn of that name, an int64."""
-    if name not in _turns:
-        with tf.init_scope(), tf.device("CPU:0"):
-            # A tf.function does not allow a tf.Variable to be created after its first call.
-            handle = tf.raw_ops.VarHandleOp(
-                dtype=tf.int64, shape=[], shared_name=f"hvdlite.turn.{name}"
-            )
-            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
-        _turns[name] = handle
-    return _turns[name]
+    """Return the handle of the turn of that name, an int64 variable whose value means nothing.
+
+    TensorFlow and XLA run operations that touch one variable in the order of the program.
+    """
+    with tf.init_scope(), tf.device("CPU:0"):
+        # A tf.function does not allow a tf.Variable to be created after its first call.
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tf.int64, shape=[], shared_name=f"hvdlite.turn.{name}"
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
+    return handle
+
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def traced_as_it_is(function: Function) -> Function:
+    """Keep AutoGraph from rewriting this function and the functions that it calls."""
+    # Their branches and loops are decided while tracing, and rewriting them would cost more than
+    # tracing.
+    kept: Function = tf.autograph.experimental.do_not_convert(function)
+    return kept

@@ -23,9 +23,7 @@ import tensorflow as tf
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number, travels_as
 from hvdlite.tensorflow import library
-from hvdlite.tensorflow.tracing import WireName, outermost_graph, turn
-
-_TARGET = "hvdlite_allreduce"
+from hvdlite.tensorflow.tracing import Reduction, WireName, outermost_graph, turn
 
 
 def in_xla_context() -> bool:
@@ -41,17 +39,16 @@ def allreduce_group(
     tensors: Sequence[tf.Tensor],
     wire: WireName,
     tensor_names: Sequence[str],
-    op: int,
-    prescale: float,
-    postscale: float,
-    cast: int | None,
+    reduction: Reduction,
 ) -> list[tf.Tensor]:
     """Reduce tensors, which complete together, in one custom call; refuse unknown shapes."""
-    # `cast` is the core's number of the dtype as which tensors travel, see `travels_as`.
-    if not tensors:
-        return []
     _register()
-    _check_platform(wire.text)
+    platform = _platform()
+    if platform != "CPU":
+        raise ArgumentError(
+            f"allreduce '{wire.text}' cannot be compiled by XLA for {platform}, only for CPU; "
+            "use jit_compile=False"
+        )
     for tensor, name in zip(tensors, tensor_names, strict=True):
         if not tensor.shape.is_fully_defined():
             raise ArgumentError(
@@ -66,24 +63,14 @@ def allreduce_group(
     before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
     operands = [*tensors, before]
     results: list[tf.Tensor] = xla.custom_call_v2(
-        _TARGET,
+        "hvdlite_allreduce",
         operands,
         [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in operands],
-        backend_config=_describe(tensors, wire, tensor_names, op, prescale, postscale, cast),
+        backend_config=_describe(tensors, wire, tensor_names, reduction),
         has_side_effect=True,
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=results[-1])
     return results[:-1]
-
-
-def _check_platform(name: str) -> None:
-    """Refuse to be compiled for a GPU, with a clearer message than XLA's."""
-    platform = _platform()
-    if platform != "CPU":
-        raise ArgumentError(
-            f"allreduce '{name}' cannot be compiled by XLA for {platform}, only for CPU; "
-            "use jit_compile=False"
-        )
 
 
 def _platform() -> str:
@@ -97,17 +84,14 @@ def _describe(
     tensors: Sequence[tf.Tensor],
     wire: WireName,
     tensor_names: Sequence[str],
-    op: int,
-    prescale: float,
-    postscale: float,
-    cast: int | None,
+    reduction: Reduction,
 ) -> str:
     """Write the request as text for the C++ side."""
-    scales = (struct.pack(">d", scale).hex() for scale in (prescale, postscale))
-    parts = [str(op), str(wire.process_set), *scales, quote(wire.text, safe="")]
+    scales = (struct.pack(">d", scale).hex() for scale in (reduction.prescale, reduction.postscale))
+    parts = [str(reduction.op), str(wire.process_set), *scales, quote(wire.text, safe="")]
     for tensor, name in zip(tensors, tensor_names, strict=True):
         dtype = dtype_number(tensor.dtype.name)
-        travels = travels_as(cast, tensor.dtype.name)
+        travels = travels_as(reduction.wire, tensor.dtype.name)
         travels = dtype if travels is None else travels
         fields = [dtype, travels, quote(name, safe=""), *tensor.shape.as_list()]
         parts.append(",".join(map(str, fields)))

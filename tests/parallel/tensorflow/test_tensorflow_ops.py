@@ -418,7 +418,7 @@ def scenario_misuse_says_what_to_do() -> None:
 
 def scenario_each_rank_takes_its_own_gpu() -> None:
     """Replace the devices that TensorFlow sees by fakes."""
-    from hvdlite.tensorflow.device import take_own_gpu
+    from hvdlite.tensorflow import _take_own_gpu as take_own_gpu
 
     gpus = ["GPU:0", "GPU:1"]
 
