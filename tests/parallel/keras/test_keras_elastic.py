@@ -51,7 +51,7 @@ def values(variables: Any) -> list[Any]:
 
 
 def everything(state: Any) -> list[Any]:
-    return values([*state.model.weights, *state._optimizer_variables()])
+    return values([*state.model.weights, *state._parts()["optimizer variable"]])
 
 
 def fit(model: Any, **how: Any) -> None:
@@ -66,7 +66,7 @@ def scenario_all_get_the_state_of_rank_0() -> None:
         if hvd.rank() == 0:
             # As in a job that trains, which the other ranks join: their optimizer is not built.
             state = hvd.elastic.KerasState(model, epoch=2)
-            for variable in [*model.weights, *state._optimizer_variables()]:
+            for variable in [*model.weights, *state._parts()["optimizer variable"]]:
                 variable.assign(variable + 1)
         else:
             state = hvd.elastic.KerasState(model, epoch=0)
