@@ -25,14 +25,6 @@ from hvdlite.ops import (
     send_compressed,
 )
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
-from hvdlite.replicas import array_word_sum
-
-
-def _array(value: Any, name: str) -> Any:
-    """Copy a number, an array, a tensor or a variable into a new array."""
-    if not isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
-        value = keras.ops.convert_to_numpy(value)
-    return copied(value, name)
 
 
 def allreduce(
@@ -51,8 +43,7 @@ def allreduce(
         value: a number, an array, a tensor or a variable of the same shape on all ranks.
         name: identifies the operation on all ranks; a call without a name is numbered.
         average: the older form of `op`: True for `Average`, False for `Sum`.
-        prescale_factor: multiplies this rank's input.
-        postscale_factor: multiplies the result.
+        prescale_factor, postscale_factor: multiply this rank's input, and the result.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         compression: how the value is compressed while it travels; see `Compression`.
         process_set: its members take part; by default all ranks.
@@ -96,8 +87,7 @@ def allgather(
 
     Args:
         value: an array, a tensor or a variable of at least one dimension.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
+        name, process_set: as for `allreduce`.
 
     Returns:
         A NumPy array.
@@ -126,9 +116,8 @@ def reducescatter(
     Args:
         value: an array, a tensor or a variable of at least one dimension, of the same shape on all
             ranks.
-        name: identifies the operation on all ranks; a call without a name is numbered.
+        name, process_set: as for `allreduce`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        process_set: its members take part; by default all ranks.
 
     Returns:
         A NumPy array.
@@ -155,8 +144,7 @@ def broadcast(
     Args:
         value: a number, an array, a tensor or a variable of the same shape on all ranks.
         root_rank: the rank whose values all receive.
-        name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
+        name, process_set: as for `allreduce`.
 
     Returns:
         A NumPy array.
@@ -247,6 +235,13 @@ def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) 
         variable.assign(array.astype(keras.backend.standardize_dtype(variable.dtype)))
 
 
+def _array(value: Any, name: str) -> Any:
+    """Copy a number, an array, a tensor or a variable into a new array."""
+    if not isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
+        value = keras.ops.convert_to_numpy(value)
+    return copied(value, name)
+
+
 def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
     """Gather one value of each member, which JSON can represent, in the order of the members."""
     text = json.dumps(value).encode()
@@ -254,20 +249,14 @@ def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
     return [json.loads(bytes(block)) for block in blocks]
 
 
-def word_sum(variable: Any) -> int:
-    """Sum the eight-byte words of a variable, with its bytes at the end, modulo 2^64."""
-    return array_word_sum(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)))
-
-
 def describe_by_rank(values: Sequence[Any], process_set: ProcessSet) -> str:
     """List the values with their ranks: "12 on rank 0, 11 on ranks 1 and 2"."""
     ranks_of: dict[Any, list[str]] = {}
     for rank, value in zip(process_set.ranks, values, strict=True):
         ranks_of.setdefault(value, []).append(str(rank))
-    parts = []
-    for value, ranks in ranks_of.items():
-        if len(ranks) == 1:
-            parts.append(f"{value} on rank {ranks[0]}")
-        else:
-            parts.append(f"{value} on ranks {', '.join(ranks[:-1])} and {ranks[-1]}")
-    return ", ".join(parts)
+    return ", ".join(
+        f"{value} on rank {ranks[0]}"
+        if len(ranks) == 1
+        else f"{value} on ranks {', '.join(ranks[:-1])} and {ranks[-1]}"
+        for value, ranks in ranks_of.items()
+    )

@@ -43,6 +43,12 @@ class BroadcastGlobalVariablesCallback(CheckingCallback):
     it. Each rank keeps its own states of random seeds. The callback also compares the numbers of
     batches and epochs, if they are known beforehand, and raises on every rank if they differ.
 
+    Args:
+        root_rank: the rank whose values all receive.
+        device: ignored; scripts written for Horovod may pass it.
+        local_variables: variables of the model that each rank keeps as they are.
+        process_set: its members get the same values; by default all ranks.
+
     Example:
         >>> model.fit(data, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
@@ -54,14 +60,6 @@ class BroadcastGlobalVariablesCallback(CheckingCallback):
         local_variables: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """Choose the rank.
-
-        Args:
-            root_rank: the rank whose values all receive.
-            device: ignored; scripts written for Horovod may pass it.
-            local_variables: variables of the model that each rank keeps as they are.
-            process_set: its members get the same values; by default all ranks.
-        """
         super().__init__()
         self.local_variables = [] if local_variables is None else list(local_variables)
         self.process_set = process_set
@@ -98,6 +96,14 @@ class BestModelCheckpoint(HasBatchHooks, keras.callbacks.ModelCheckpoint):  # ty
 
     After `MetricAverageCallback` in the list of callbacks, it judges the metrics of all ranks.
 
+    Args:
+        filepath: as for `keras.callbacks.ModelCheckpoint`, like all other arguments.
+        monitor: the metric.
+        verbose: 1 prints a line for each file.
+        mode: "min", "max" or "auto".
+        save_freq: "epoch", or a number of batches.
+        options: further arguments of `keras.callbacks.ModelCheckpoint`.
+
     Example:
         >>> best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_accuracy")
     """
@@ -111,16 +117,6 @@ class BestModelCheckpoint(HasBatchHooks, keras.callbacks.ModelCheckpoint):  # ty
         save_freq: Any = "epoch",
         **options: Any,
     ) -> None:
-        """Choose the file, and the metric that decides.
-
-        Args:
-            filepath: as for `keras.callbacks.ModelCheckpoint`, like all other arguments.
-            monitor: the metric.
-            verbose: 1 prints a line for each file.
-            mode: "min", "max" or "auto".
-            save_freq: "epoch", or a number of batches.
-            options: further arguments of `keras.callbacks.ModelCheckpoint`.
-        """
         options.setdefault("save_best_only", True)
         super().__init__(
             filepath, monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq, **options
@@ -142,6 +138,10 @@ class StopCallback(Callback):
     SIGUSR1 unless the script has called `hvd.stop_on` itself. Put it last: what comes before it has
     seen the batch.
 
+    Args:
+        save: a function without arguments; every rank calls it after the same batch.
+        every: ask after so many batches; see `hvd.stop_requested`.
+
     Example:
         >>> def save():
         ...     if hvd.rank() == 0:
@@ -150,12 +150,6 @@ class StopCallback(Callback):
     """
 
     def __init__(self, save: Callable[[], object], every: int = 1) -> None:
-        """Choose what to do before the end.
-
-        Args:
-            save: a function without arguments; every rank calls it after the same batch.
-            every: ask after so many batches; see `hvd.stop_requested`.
-        """
         super().__init__()
         self.save = save
         self.every = every

@@ -81,22 +81,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 class KerasState(VariableState):
     """A model, its optimizer and plain objects of an elastic job.
 
+    Args:
+        model: a built model of Keras 3 or of Keras 2.
+        optimizer: its optimizer, if it is not the one of `compile`. It is built here, so that
+            a rank that joins has all variables that the other ranks have.
+        kwargs: further attributes; they travel pickled.
+
+    Raises:
+        ArgumentError: the model is not built, or a value cannot be pickled.
+
     Example:
         >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Save model and optimizer, and make the attributes.
-
-        Args:
-            model: a built model of Keras 3 or of Keras 2.
-            optimizer: its optimizer, if it is not the one of `compile`. It is built here, so that
-                a rank that joins has all variables that the other ranks have.
-            kwargs: further attributes; they travel pickled.
-
-        Raises:
-            ArgumentError: the model is not built, or a value cannot be pickled.
-        """
         if not getattr(model, "built", True):
             raise ArgumentError(
                 f"{type(self).__name__} saves a model's weights, and this model has none yet; "
@@ -149,6 +147,8 @@ class KerasState(VariableState):
 class TensorFlowKerasState(KerasState):
     """`KerasState` under the name that Horovod has for it in `horovod.tensorflow.elastic`.
 
+    Arguments as for `KerasState`; `backend` has no effect.
+
     Example:
         >>> state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
     """
@@ -156,14 +156,6 @@ class TensorFlowKerasState(KerasState):
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
     ) -> None:
-        """Save model and optimizer, and make the attributes.
-
-        Args:
-            model: as for `KerasState`, like all other arguments.
-            optimizer: its optimizer.
-            backend: accepted for scripts written for Horovod; without effect.
-            kwargs: further attributes.
-        """
         super().__init__(model, optimizer, **kwargs)
 
 
@@ -173,22 +165,20 @@ class CommitStateCallback(Callback):
     It commits before the next batch (or epoch) begins, when all other callbacks have seen the end
     of the last one. So the order of the callbacks does not matter.
 
+    Args:
+        state: what is committed.
+        batches_per_commit: how many batches there are from one commit to the next. A commit
+            copies model and optimizer; what is not committed is lost only in a failure that
+            the remaining ranks cannot redo.
+
+    Raises:
+        ArgumentError: `batches_per_commit` is not a positive number.
+
     Example:
         >>> model.fit(data, callbacks=[hvd.elastic.CommitStateCallback(state, 10)])
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
-        """Choose the state.
-
-        Args:
-            state: what is committed.
-            batches_per_commit: how many batches there are from one commit to the next. A commit
-                copies model and optimizer; what is not committed is lost only in a failure that
-                the remaining ranks cannot redo.
-
-        Raises:
-            ArgumentError: `batches_per_commit` is not a positive number.
-        """
         super().__init__()
         if batches_per_commit < 1:
             raise ArgumentError(
@@ -237,17 +227,15 @@ class UpdateBatchStateCallback(Callback):
     the epoch in which a function is called again. Give `fit` what is left:
     `steps_per_epoch=steps - state.batch`.
 
+    Args:
+        state: has an attribute `batch`.
+
     Example:
         >>> state = hvd.elastic.KerasState(model, batch=0)
         >>> model.fit(data, callbacks=[hvd.elastic.UpdateBatchStateCallback(state)])
     """
 
     def __init__(self, state: State) -> None:
-        """Choose the state.
-
-        Args:
-            state: has an attribute `batch`.
-        """
         super().__init__()
         self.state: Any = _with_attribute(state, "batch", self)
         self._before = 0  # batches of the epoch before `fit`
@@ -265,6 +253,9 @@ class UpdateBatchStateCallback(Callback):
 class UpdateEpochStateCallback(Callback):
     """Keeps in `state.epoch` how many epochs are done, in all calls of `fit` together.
 
+    Args:
+        state: has an attribute `epoch`.
+
     Example:
         >>> state = hvd.elastic.KerasState(model, epoch=0)
         >>> model.fit(
@@ -275,11 +266,6 @@ class UpdateEpochStateCallback(Callback):
     """
 
     def __init__(self, state: State) -> None:
-        """Choose the state.
-
-        Args:
-            state: has an attribute `epoch`.
-        """
         super().__init__()
         self.state: Any = _with_attribute(state, "epoch", self)
 

@@ -21,6 +21,17 @@ class LearningRateScheduleCallback(Callback):
 
     If the optimizer has a `LearningRateSchedule`, that is multiplied instead of `initial_lr`.
 
+    Args:
+        initial_lr: the learning rate that is multiplied.
+        multiplier: a number, or a function that maps the epoch (with a fraction, unless
+            `staircase`) to a number.
+        start_epoch: the first epoch in which this callback acts.
+        end_epoch: the first epoch in which it no longer acts.
+        staircase: set the rate once per epoch, rather than before each batch.
+        momentum_correction: scale the velocities of SGD along with the rate.
+        steps_per_epoch: batches per epoch; needed without `staircase` if Keras does not
+            know their number.
+
     Example:
         >>> rate = 0.01 * hvd.size()
         >>> decay = hvd.callbacks.LearningRateScheduleCallback(rate, lambda epoch: 0.9**epoch)
@@ -36,33 +47,17 @@ class LearningRateScheduleCallback(Callback):
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """Choose the epochs and the multiplier.
-
-        Args:
-            initial_lr: the learning rate that is multiplied.
-            multiplier: a number, or a function that maps the epoch (with a fraction, unless
-                `staircase`) to a number.
-            start_epoch: the first epoch in which this callback acts.
-            end_epoch: the first epoch in which it no longer acts.
-            staircase: set the rate once per epoch, rather than before each batch.
-            momentum_correction: scale the velocities of SGD along with the rate.
-            steps_per_epoch: batches per epoch; needed without `staircase` if Keras does not
-                know their number.
-        """
         super().__init__()
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.staircase = staircase
-        self.multiplier: Callable[[float], float]
-        if callable(multiplier):
-            self.multiplier = multiplier
-        else:
+        if not callable(multiplier):
             constant = float(multiplier)
-            self.multiplier = lambda epoch: constant
-            self.staircase = True
+            staircase, multiplier = True, lambda epoch: constant
+        self.staircase = staircase
+        self.multiplier = multiplier
         self.current_epoch = 0
         self._rate: _LearningRate | None = None
 
@@ -105,6 +100,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     The rate grows linearly from `initial_lr / size` to `initial_lr`, as in Goyal et al. 2017,
     "Accurate, Large Minibatch SGD", section 2.2.
 
+    Args:
+        initial_lr: the learning rate after the warm-up, that of all ranks.
+        warmup_epochs: the number of epochs that the warm-up takes.
+        momentum_correction: scale the velocities of SGD along with the rate.
+        steps_per_epoch: batches per epoch, if Keras does not know their number.
+        verbose: 1 prints a line when the warm-up is over.
+
     Example:
         >>> rate = 0.01 * hvd.size()
         >>> warmup = hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=3)
@@ -118,15 +120,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Choose the length of the warm-up.
-
-        Args:
-            initial_lr: the learning rate after the warm-up, that of all ranks.
-            warmup_epochs: the number of epochs that the warm-up takes.
-            momentum_correction: scale the velocities of SGD along with the rate.
-            steps_per_epoch: batches per epoch, if Keras does not know their number.
-            verbose: 1 prints a line when the warm-up is over.
-        """
 
         def multiplier(epoch: float) -> float:
             # It is one batch ahead, so that the last batch of the last epoch has the whole rate.
@@ -160,10 +153,15 @@ class _LearningRate:
         self._model = model
         self._older = keras_2(self._optimizer)
         decides = getattr(self._optimizer, "_learning_rate", None)
-        # A schedule is multiplied itself; `initial_rate` then does not count.
         self._factor: Any = None
-        if isinstance(decides, _Schedule):
-            self._factor = self._factor_of(decides, model)
+        if isinstance(decides, _Schedule):  # It is multiplied itself; `initial_rate` has no effect.
+            if not isinstance(decides, _Scaled):
+                decides._factor = keras.Variable(
+                    1.0, trainable=False, name="hvdlite_learning_rate_factor"
+                )
+                subclass_in_place(decides, _Scaled)
+                model.train_function = None  # It may have been traced without the factor.
+            self._factor = decides._factor
         elif self._older is not None:
             self._older.check_rate(self._optimizer)
         elif not isinstance(decides, keras.Variable):
@@ -173,15 +171,6 @@ class _LearningRate:
             )
         if self._factor is None and initial_rate is None:
             raise ArgumentError("give initial_lr, the learning rate that is multiplied")
-
-    @staticmethod
-    def _factor_of(schedule: Any, model: Any) -> Any:
-        if not isinstance(schedule, _Scaled):
-            factor = keras.Variable(1.0, trainable=False, name="hvdlite_learning_rate_factor")
-            schedule._factor = factor
-            subclass_in_place(schedule, _Scaled)
-            model.train_function = None  # It may have been traced without the factor.
-        return schedule._factor
 
     def multiply(self, multiplier: float, correct_momentum: bool) -> None:
         """Set the rate to `multiplier` times the initial rate, or the schedule's rate."""
@@ -204,7 +193,6 @@ class _LearningRate:
         return [one for one in getattr(self._optimizer, "momentums", ()) if one is not None]
 
     def value(self) -> float:
-        """Return the rate that the next batch gets."""
         return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
 

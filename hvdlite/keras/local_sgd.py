@@ -25,6 +25,16 @@ class LocalSGDCallback(Callback):
     Local SGD: Stich, ICLR 2019; with outer_lr=0.7 and outer_momentum=0.9 it is DiLoCo (Douillard et
     al., 2023).
 
+    Args:
+        every: the number of batches between two averages; of executions if the model is
+            compiled with steps_per_execution.
+        outer_lr: the learning rate of the outer optimizer; 1 makes a plain average.
+        outer_momentum: its Nesterov momentum.
+        process_set: its members average; by default all ranks.
+
+    Raises:
+        ArgumentError: a number cannot be used.
+
     Example:
         >>> model.compile(optimizer="sgd", loss="mse")
         >>> model.fit(data, callbacks=[hvd.callbacks.LocalSGDCallback(every=16)])
@@ -37,18 +47,6 @@ class LocalSGDCallback(Callback):
         outer_momentum: float = 0.0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """Choose how often.
-
-        Args:
-            every: the number of batches between two averages; of executions if the model is
-                compiled with steps_per_execution.
-            outer_lr: the learning rate of the outer optimizer; 1 makes a plain average.
-            outer_momentum: its Nesterov momentum.
-            process_set: its members average; by default all ranks.
-
-        Raises:
-            ArgumentError: a number cannot be used.
-        """
         super().__init__()
         if not (every >= 1 and outer_lr > 0.0 and 0.0 <= outer_momentum < 1.0):
             raise ArgumentError(

@@ -22,6 +22,13 @@ class MetricAverageCallback(CheckingCallback):
     samples, also for metrics that are not means over samples (an AUC, for example). As a callback
     of `evaluate`, it makes `evaluate` return the averages; then every rank must call `evaluate`.
 
+    Args:
+        device: ignored; scripts written for Horovod may pass it.
+        process_set: the metrics of its members are averaged; by default all ranks.
+        average_buffers: also call `hvd.allreduce_buffers(model)` when the batches of an epoch
+            are done, before validation: batch normalization then has the same moving
+            statistics on every rank, in validation and in saved models.
+
     Example:
         >>> model.fit(data, callbacks=[hvd.callbacks.MetricAverageCallback(), early_stopping])
         >>> model.evaluate(test_data, callbacks=[hvd.callbacks.MetricAverageCallback()])
@@ -33,15 +40,6 @@ class MetricAverageCallback(CheckingCallback):
         process_set: ProcessSet = global_process_set,
         average_buffers: bool = False,
     ) -> None:
-        """Choose the ranks whose metrics are averaged.
-
-        Args:
-            device: ignored; scripts written for Horovod may pass it.
-            process_set: the metrics of its members are averaged; by default all ranks.
-            average_buffers: also call `hvd.allreduce_buffers(model)` when the batches of an epoch
-                are done, before validation: batch normalization then has the same moving
-                statistics on every rank, in validation and in saved models.
-        """
         super().__init__()
         self.process_set = process_set
         self.average_buffers = average_buffers

@@ -113,16 +113,14 @@ def PartialDistributedOptimizer(
     """Make a Keras optimizer apply the gradients of all ranks, except for some local layers.
 
     Each rank trains its own local layers: experts, or the tables of this rank's part of the data.
+    Otherwise as `DistributedOptimizer`.
 
     Args:
-        optimizer, args, options: as for `DistributedOptimizer`.
+        args, options: those of `DistributedOptimizer`.
         local_layers: a layer or several whose weights stay local; built already.
 
     Returns:
-        The optimizer, as `DistributedOptimizer` returns it.
-
-    Raises:
-        ArgumentError: as for `DistributedOptimizer`, or a layer has no weights yet.
+        The optimizer.
 
     Example:
         >>> optimizer = hvd.PartialDistributedOptimizer(

@@ -17,7 +17,6 @@ Example:
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -48,17 +47,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         >>> @hvd.elastic.run
         ... def train(state): ...
     """
-
-    @functools.wraps(func)
-    def translated(*args: Any, **kwargs: Any) -> Any:
-        with collective_errors():
-            return func(*args, **kwargs)
-
-    return elastic.run(translated)
+    return elastic.run(collective_errors()(func))
 
 
 class TensorFlowState(VariableState):
     """Variables and plain objects of an elastic job.
+
+    Args:
+        variables: the same ones in the same order on all ranks.
+        session: only None is accepted: states work eagerly.
+        kwargs: further attributes; they travel pickled.
+
+    Raises:
+        UnsupportedError: a session, or it is made in a function.
+        ArgumentError: no variables; or a value cannot be pickled.
 
     Example:
         >>> state = hvd.elastic.TensorFlowState([*model.weights, *optimizer.variables], step=0)
@@ -67,17 +69,6 @@ class TensorFlowState(VariableState):
     def __init__(
         self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any
     ) -> None:
-        """Save the variables and make the attributes.
-
-        Args:
-            variables: the same ones in the same order on all ranks.
-            session: only None is accepted: states work eagerly.
-            kwargs: further attributes; they travel pickled.
-
-        Raises:
-            UnsupportedError: a session, or it is made in a function.
-            ArgumentError: no variables; or a value cannot be pickled.
-        """
         if session is not None or not tf.executing_eagerly():
             raise UnsupportedError("TensorFlowState works eagerly, without a session")
         if variables is None:

@@ -53,20 +53,13 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Overwrite variables with one rank's values, and return the variables.
+    """Overwrite variables and return them. Otherwise as `broadcast_variables`.
 
     Args:
-        variables: as for `broadcast_variables`.
-        root_rank: the rank whose values all receive.
         name: identifies the operation on all ranks; a call without a name is numbered.
-        process_set: its members take part; by default all ranks.
 
     Returns:
         The variables.
-
-    Raises:
-        ArgumentError: as for `broadcast_variables`.
-        tf.errors.FailedPreconditionError: as for `broadcast_variables`.
 
     Example:
         >>> hvd.broadcast_([variable], root_rank=0)
