@@ -80,15 +80,10 @@ def begin_fit(
 ) -> list[dict[str, Any]]:
     """Compare what ranks are about to do in `fit`; return the facts of each, by rank.
 
-    Args:
-        callback: calls this in its `on_train_begin`.
-        epochs: whether the ranks meet in each epoch, whatever their optimizers are.
-        every: after how many batches the ranks meet; 0 if the optimizer decides.
-        facts: what JSON can represent.
-
-    Raises:
-        ArgumentError: on every rank, if known numbers of batches or epochs differ: the others
-            would wait in the middle of a step for a rank that ran out of batches.
+    A callback calls this in its `on_train_begin`. The ranks meet after so many batches (`every`)
+    or in each epoch (`epochs`), and in each batch if the optimizer reduces gradients over them.
+    Every rank raises an ArgumentError if known numbers of batches or epochs differ, because the
+    others would wait in the middle of a step for a rank that ran out of batches.
     """
     process_set, params = callback.process_set, callback.params or {}
     last = _last_callbacks(callback)

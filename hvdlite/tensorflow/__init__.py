@@ -10,18 +10,13 @@ Example:
     ...     loss = tf.reduce_sum(variable**2)
     >>> gradients = hvd.DistributedGradientTape(tape).gradient(loss, [variable])
 
-A gradient reaches the engine without Python. Each one is an asynchronous operation of a library
-(`csrc/tensorflow`, loaded by `library`): TensorFlow starts the operation when the gradient is
-ready, and the operation ends when the core's completion calls its continuation. The library is
-built on TensorFlow's C API alone, so that one binary serves all releases. It is not linked with the
-core: `basics.watch` passes the address of the core's table of C functions to the library in
-`init`, and takes it back in `shutdown`.
-
-The operations are stateless, because TensorFlow would run stateful ones one at a time. Their last
-input, `call_scalars`, keeps TensorFlow from folding them as constants (`tracing`). GPU kernels
-find TensorFlow's stream (`csrc/tensorflow/gpu_stream.h`), and the core makes that stream wait for a
-result before it calls the continuation. A function that XLA compiles makes one grouped custom call
-instead (`xla`).
+A gradient reaches the engine without Python: it is an asynchronous operation of a library
+(`library`, `csrc/tensorflow`), which TensorFlow starts when the gradient is ready, and which ends
+when the core's completion calls its continuation. GPU kernels find TensorFlow's stream
+(`csrc/tensorflow/gpu_stream.h`), and the core makes that stream wait for a result before it calls
+the continuation. The operations are stateless, because TensorFlow would run stateful ones one at a
+time; their last input, `call_scalars` (`tracing`), keeps TensorFlow from folding them as constants.
+A function that XLA compiles makes one grouped custom call instead (`xla`).
 """
 
 import atexit

@@ -32,10 +32,9 @@ def _wire_of(operation: Any) -> WireName:
 def _reduce(
     operation: Any, gradients: tuple[Any, ...], op: int, cast: int | None = None
 ) -> list[tf.Tensor]:
-    wire = _wire_of(operation).derived("gradient")
     dense = as_dtypes_of(operation.outputs, gradients)
-    names = [f"{wire.text}.{index}" for index in range(len(dense))]
-    return take_turns(wire, allreduce_with(operation.inputs[-1], dense, wire, names, op, cast))
+    wire = _wire_of(operation).derived("gradient").grouped(len(dense))
+    return take_turns(wire, allreduce_with(operation.inputs[-1], dense, wire, op, cast))
 
 
 @tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
@@ -72,11 +71,10 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
     factor = last[1] * last[2]
     if op == ops.Sum:
         factor *= tf.cast(query("size", wire.process_set), tf.float64)
-    back = wire.derived("gradient")
-    names = [f"{back.text}.{index}" for index in range(len(gradients))]
+    back = wire.derived("gradient").grouped(len(gradients))
     dense = as_dtypes_of(operation.outputs, gradients)
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
-    results = take_turns(back, allgather_with(last, scaled, back, names)[0])
+    results = take_turns(back, allgather_with(last, scaled, back)[0])
     for result, tensor in zip(results, operation.inputs, strict=False):
         result.set_shape(tensor.shape)
     return [*results, None]

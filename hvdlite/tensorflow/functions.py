@@ -81,7 +81,8 @@ def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> None:
         if not hasattr(variable, "assign"):
             raise ArgumentError(f"'{name}' is a {type(variable).__name__}, not a variable")
         tensors.append(requests.check(variable, name))
-    received = requests.broadcast(tensors, wire, names, root_rank) if tensors else []
+    wire = wire._replace(tensors=names)
+    received = requests.broadcast(tensors, wire, root_rank) if tensors else []
     for variable, tensor in zip(targets, received, strict=True):
         variable.assign(tensor)
 

@@ -1,8 +1,8 @@
 """The library of TensorFlow operations: loaded once, and connected to the engine of each world.
 
-The library has no engine of its own. In `init`, `basics.watch` passes the engine's table of C
-functions to it, and takes the table back after `shutdown`. So operations in graphs reach the engine
-without Python.
+It is built on TensorFlow's C API alone, so that one binary serves all releases, and it is not
+linked with the core: in `init`, `basics.watch` passes the engine's table of C functions to it, and
+takes the table back after `shutdown`.
 """
 
 from __future__ import annotations

@@ -33,14 +33,10 @@ class _Cast(CastCompressor):
 
 
 class FP16Compressor(_Cast):
-    """Sends float16: three more digits than bfloat16, but values beyond 65504 overflow."""
-
     wire = "float16"
 
 
 class BF16Compressor(_Cast):
-    """Sends bfloat16: the range of float32 with two to three decimal digits."""
-
     wire = "bfloat16"
 
 
@@ -121,7 +117,7 @@ def allreduce(
         return allreduce_slices(tensor, wire, reduction, compression)
     if isinstance(tensor, tf.IndexedSlices):
         tensor = tf.convert_to_tensor(tensor)
-    return _allreduce([tensor], wire, [wire.text], reduction, compression)[0]
+    return _allreduce([tensor], wire, reduction, compression)[0]
 
 
 @traced_as_it_is
@@ -154,33 +150,27 @@ def grouped_allreduce(
     """
     op = neutral.choose_op(average, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
-    wire = wire_name("grouped_allreduce", name, process_set)
-    names = _names(wire, len(tensors))
+    wire = wire_name("grouped_allreduce", name, process_set).grouped(len(tensors))
     results = list(tensors)
     dense = []
     for i, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
-            part = wire._replace(text=names[i])
-            results[i] = allreduce_slices(tensor, part, reduction, compression)
+            own = wire._replace(text=wire.names[i], tensors=None)
+            results[i] = allreduce_slices(tensor, own, reduction, compression)
         else:
             dense.append(i)
-    reduced = _allreduce(
-        [tensors[i] for i in dense], wire, [names[i] for i in dense], reduction, compression
-    )
+    wire = wire._replace(tensors=[wire.names[i] for i in dense])
+    reduced = _allreduce([tensors[i] for i in dense], wire, reduction, compression)
     for i, tensor in zip(dense, reduced, strict=True):
         results[i] = tensor
     return results
 
 
 def _allreduce(
-    tensors: Sequence[Any],
-    wire: WireName,
-    names: Sequence[str],
-    reduction: Reduction,
-    compression: Any,
+    tensors: Sequence[Any], wire: WireName, reduction: Reduction, compression: Any
 ) -> list[tf.Tensor]:
-    checked = [check(one, name, reduction.op) for one, name in zip(tensors, names, strict=True)]
-    return requests.allreduce_compressed(checked, wire, names, reduction, compression)
+    checked = [check(*each, reduction.op) for each in zip(tensors, wire.names, strict=True)]
+    return requests.allreduce_compressed(checked, wire, reduction, compression)
 
 
 @traced_as_it_is
@@ -210,7 +200,7 @@ def allgather(
         >>> every_prediction = hvd.allgather(predictions)
     """
     wire = wire_name("allgather", name, process_set)
-    return requests.allgather([check(tensor, wire.text)], wire, [wire.text])[0]
+    return requests.allgather([check(tensor, wire.text)], wire)[0]
 
 
 @traced_as_it_is
@@ -230,14 +220,9 @@ def grouped_allgather(
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
-    wire = wire_name("grouped_allgather", name, process_set)
-    names = _names(wire, len(tensors))
-    checked = [check(one, name) for one, name in zip(tensors, names, strict=True)]
-    return requests.allgather(checked, wire, names)
-
-
-def _names(wire: WireName, count: int) -> list[str]:
-    return [f"{wire.text}.{index}" for index in range(count)]
+    wire = wire_name("grouped_allgather", name, process_set).grouped(len(tensors))
+    checked = [check(*each) for each in zip(tensors, wire.names, strict=True)]
+    return requests.allgather(checked, wire)
 
 
 @traced_as_it_is
@@ -279,7 +264,7 @@ def reducescatter(
     """
     wire = wire_name("reducescatter", name, process_set)
     reduction = Reduction(neutral.choose_op(None, op), prescale_factor, postscale_factor)
-    return _reducescatter([tensor], wire, [wire.text], reduction, compression)[0]
+    return _reducescatter([tensor], wire, reduction, compression)[0]
 
 
 @traced_as_it_is
@@ -306,21 +291,17 @@ def grouped_reducescatter(
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([tf.ones([5, 3]), tf.ones([5])])
     """
-    wire = wire_name("grouped_reducescatter", name, process_set)
+    wire = wire_name("grouped_reducescatter", name, process_set).grouped(len(tensors))
     reduction = Reduction(neutral.choose_op(None, op), prescale_factor, postscale_factor)
-    return _reducescatter(tensors, wire, _names(wire, len(tensors)), reduction, compression)
+    return _reducescatter(tensors, wire, reduction, compression)
 
 
 def _reducescatter(
-    tensors: Sequence[Any],
-    wire: WireName,
-    names: Sequence[str],
-    reduction: Reduction,
-    compression: Any,
+    tensors: Sequence[Any], wire: WireName, reduction: Reduction, compression: Any
 ) -> list[tf.Tensor]:
-    checked = [check(one, name, reduction.op) for one, name in zip(tensors, names, strict=True)]
+    checked = [check(*each, reduction.op) for each in zip(tensors, wire.names, strict=True)]
     return send_compressed(
-        lambda sent: requests.reducescatter(sent, wire, names, reduction), checked, compression
+        lambda sent: requests.reducescatter(sent, wire, reduction), checked, compression
     )
 
 
@@ -400,7 +381,7 @@ def broadcast(
     """
     check_root(root_rank, process_set)
     wire = wire_name("broadcast", name, process_set)
-    return requests.broadcast([check(tensor, wire.text)], wire, [wire.text], root_rank)[0]
+    return requests.broadcast([check(tensor, wire.text)], wire, root_rank)[0]
 
 
 @traced_as_it_is
@@ -428,7 +409,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     before = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies(before):
         token = tf.identity(tf.constant(1, tf.int32))
-    met = requests.allreduce([token], wire, [wire.text], Reduction(neutral.Sum))
+    met = requests.allreduce([token], wire, Reduction(neutral.Sum))
     requests.take_turns(wire, met)
     # It is stateful, so a function runs it, and takes a value, for which the ranks must have met:
     # an operation that is only waited for may be pruned.

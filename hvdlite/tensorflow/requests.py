@@ -43,7 +43,7 @@ def check(tensor: Any, name: str, op: int | None = None) -> tf.Tensor:
 
 
 def allreduce(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     """Reduce checked tensors; those of one dtype complete together. Callers call `take_turns`."""
     if reduction.weight is not None and reduction.op != ops.Average:
@@ -51,40 +51,36 @@ def allreduce(
     if not tensors:
         return []
     if xla.in_xla_context():
-        return _allreduce_in_xla(tensors, wire, names, reduction)
+        return _allreduce_in_xla(tensors, wire, reduction)
     if reduction.weight is not None:
-        return _allreduce_weighted(tensors, wire, names, reduction)
-    return _allreduce(tensors, wire, names, reduction)
+        return _allreduce_weighted(tensors, wire, reduction)
+    return _allreduce(tensors, wire, reduction)
 
 
 def allreduce_compressed(
-    tensors: Sequence[tf.Tensor],
-    wire: WireName,
-    names: Sequence[str],
-    reduction: Reduction,
-    compression: Any,
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction, compression: Any
 ) -> list[tf.Tensor]:
     """Compress checked tensors, reduce and decompress them; calls `take_turns` itself."""
     cast, by_hand = cast_in_core(compression, reduction.op)
     reduction = reduction._replace(wire=cast)
     return send_compressed(
-        lambda sent: take_turns(wire, allreduce(sent, wire, names, reduction)), tensors, by_hand
+        lambda sent: take_turns(wire, allreduce(sent, wire, reduction)), tensors, by_hand
     )
 
 
 def _allreduce(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     last = call_scalars(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
 
-    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> list[tf.Tensor]:
-        return allreduce_with(last, part, wire, names, reduction.op, reduction.wire)
+    def call(part: list[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
+        return allreduce_with(last, part, wire, reduction.op, reduction.wire)
 
-    return _per_dtype(call, tensors, wire, names)
+    return _per_dtype(call, tensors, wire)
 
 
 def _allreduce_weighted(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     """Reduce with a weight; in the gradient each rank takes its weight's share of the sum."""
 
@@ -92,21 +88,21 @@ def _allreduce_weighted(
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             weight = tf.cast(reduction.weight, tf.float64)
-            back = wire.derived("gradient")
-            (total,) = _allreduce([weight], back.plus("weight"), [f"{back.text}.weight"], _SUM)
+            back = wire.derived("gradient")._replace(tensors=wire.names)
+            (total,) = _allreduce([weight], back.plus("weight"), _SUM)
             share = tf.math.divide_no_nan(weight, total)
             plain = reduction._replace(op=ops.Sum, weight=None)
-            summed = _allreduce(as_dtypes_of(tensors, upstream), back, names, plain)
+            summed = _allreduce(as_dtypes_of(tensors, upstream), back, plain)
             return [one * tf.cast(share, one.dtype) for one in summed]
 
-        return _allreduce(tensors, wire, names, reduction), gradient
+        return _allreduce(tensors, wire, reduction), gradient
 
     results: list[tf.Tensor] = reduce(*tensors)
     return results
 
 
 def _allreduce_in_xla(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     """Reduce in one custom call; the gradient is another custom call."""
     if reduction.weight is not None:
@@ -118,66 +114,62 @@ def _allreduce_in_xla(
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             check_differentiable(wire.text, reduction.op)
-            back = wire.derived("gradient")
-            return _allreduce_in_xla(as_dtypes_of(tensors, upstream), back, names, reduction)
+            back = wire.derived("gradient")._replace(tensors=wire.names)
+            return _allreduce_in_xla(as_dtypes_of(tensors, upstream), back, reduction)
 
-        return xla.allreduce_group(tensors, wire, names, reduction), gradient
+        return xla.allreduce_group(tensors, wire, reduction), gradient
 
     results: list[tf.Tensor] = reduce(*tensors)
     return results
 
 
-def broadcast(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], root_rank: int
-) -> list[tf.Tensor]:
+def broadcast(tensors: Sequence[tf.Tensor], wire: WireName, root_rank: int) -> list[tf.Tensor]:
     """Return the root's tensors; those of one dtype travel together."""
     _refuse_xla("broadcast", wire.text)
     last = call_scalars(wire.number)
 
-    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> list[tf.Tensor]:
+    def call(part: list[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
         return raw_ops().hvdlite_broadcast(  # type: ignore[no-any-return]
-            part, last, **_attributes(wire), tensor_names=names, root=root_rank
+            part, last, **_attributes(wire), root=root_rank
         )
 
-    return take_turns(wire, _per_dtype(call, tensors, wire, names))
+    return take_turns(wire, _per_dtype(call, tensors, wire))
 
 
-def allgather(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
-) -> list[tf.Tensor]:
+def allgather(tensors: Sequence[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
     """Gather checked tensors; those of one dtype complete together."""
-    _check_rows("allgather", tensors, names)
+    _check_rows("allgather", tensors, wire)
     last = call_scalars(wire.number)
-    outputs = _per_dtype(lambda *part: allgather_with(last, *part)[0], tensors, wire, names)
+    outputs = _per_dtype(lambda *part: allgather_with(last, *part)[0], tensors, wire)
     return take_turns(wire, outputs)
 
 
 def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
     """Gather one checked tensor; return also the number of rows of each rank (int64)."""
-    _check_rows("allgather", [tensor], [wire.text])
-    outputs, sizes = allgather_with(call_scalars(wire.number), [tensor], wire, [wire.text])
+    _check_rows("allgather", [tensor], wire)
+    outputs, sizes = allgather_with(call_scalars(wire.number), [tensor], wire)
     return take_turns(wire, outputs)[0], tf.reshape(sizes, [-1])
 
 
 def reducescatter(
-    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     """Reduce checked tensors and return this rank's rows; those of one dtype complete together."""
-    _check_rows("reducescatter", tensors, names)
+    _check_rows("reducescatter", tensors, wire)
     last = call_scalars(wire.number, reduction.prescale, reduction.postscale)
 
-    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> list[tf.Tensor]:
+    def call(part: list[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
         return raw_ops().hvdlite_reducescatter(  # type: ignore[no-any-return]
-            part, last, **_attributes(wire), tensor_names=names, op=reduction.op
+            part, last, **_attributes(wire), op=reduction.op
         )
 
-    return take_turns(wire, _per_dtype(call, tensors, wire, names))
+    return take_turns(wire, _per_dtype(call, tensors, wire))
 
 
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
     """Send rows to each rank; return the rows from all, and how many came from each."""
     # `splits` and the second result are int64. Empty splits give each rank the same number of rows.
-    _check_rows("alltoall", [tensor], [wire.text])
+    _check_rows("alltoall", [tensor], wire)
     output, received = alltoall_with(call_scalars(wire.number), tensor, splits, wire)
     take_turns(wire, [output])
     return output, received
@@ -225,7 +217,6 @@ def allreduce_with(
     last: tf.Tensor,
     tensors: Sequence[tf.Tensor],
     wire: WireName,
-    names: Sequence[str],
     op: int,
     cast: int | None = None,
 ) -> list[tf.Tensor]:
@@ -233,36 +224,39 @@ def allreduce_with(
     travels = travels_as(cast, tensors[0].dtype.name)
     number = -1 if travels is None else travels
     return raw_ops().hvdlite_allreduce(  # type: ignore[no-any-return]
-        tensors, last, **_attributes(wire), tensor_names=list(names), op=op, wire=number
+        tensors, last, **_attributes(wire), op=op, wire=number
     )
 
 
 def allgather_with(
-    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
+    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Gather tensors; return them and how many rows each rank had, by tensor and rank."""
-    outputs, sizes = raw_ops().hvdlite_allgather(
-        tensors, last, **_attributes(wire), tensor_names=list(names)
-    )
+    outputs, sizes = raw_ops().hvdlite_allgather(tensors, last, **_attributes(wire))
     return outputs, sizes
 
 
 def alltoall_with(
     last: tf.Tensor, tensor: tf.Tensor, splits: tf.Tensor, wire: WireName
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    output, received = raw_ops().hvdlite_alltoall(tensor, splits, last, **_attributes(wire))
+    output, received = raw_ops().hvdlite_alltoall(
+        tensor, splits, last, tensor_name=wire.text, process_set=wire.process_set
+    )
     return output, received
 
 
 def _attributes(wire: WireName) -> dict[str, Any]:
-    return {"tensor_name": wire.text, "process_set": wire.process_set}
+    return {
+        "tensor_name": wire.text,
+        "process_set": wire.process_set,
+        "tensor_names": wire.names,
+    }
 
 
 def _per_dtype(
-    call: Callable[[list[tf.Tensor], WireName, list[str]], Sequence[tf.Tensor]],
+    call: Callable[[list[tf.Tensor], WireName], Sequence[tf.Tensor]],
     tensors: Sequence[tf.Tensor],
     wire: WireName,
-    names: Sequence[str],
 ) -> list[tf.Tensor]:
     """Call once for each dtype, with the tensors of that dtype; return all results in order."""
     groups: dict[tf.DType, list[int]] = {}
@@ -271,7 +265,8 @@ def _per_dtype(
     results: list[Any] = [None] * len(tensors)
     for dtype, positions in groups.items():
         part = wire if len(groups) == 1 else wire.plus(dtype.name)
-        outputs = call([tensors[i] for i in positions], part, [names[i] for i in positions])
+        part = part._replace(tensors=[wire.names[i] for i in positions])
+        outputs = call([tensors[i] for i in positions], part)
         for position, output in zip(positions, outputs, strict=True):
             results[position] = output
     return results
@@ -297,8 +292,8 @@ def _refuse_xla(verb: str, name: str) -> None:
         raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
 
 
-def _check_rows(verb: str, tensors: Sequence[tf.Tensor], names: Sequence[str]) -> None:
-    for tensor, name in zip(tensors, names, strict=True):
+def _check_rows(verb: str, tensors: Sequence[tf.Tensor], wire: WireName) -> None:
+    for tensor, name in zip(tensors, wire.names, strict=True):
         _refuse_xla(verb, name)
         if tensor.shape.rank == 0:
             raise ArgumentError(f"{verb} '{name}' of a scalar; use tf.reshape(tensor, [1])")

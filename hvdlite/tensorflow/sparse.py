@@ -79,12 +79,12 @@ def _gather(
     if reduction.weight is not None:
         weight = tf.cast(reduction.weight, tf.float64)
         part = wire.plus("weight")
-        sums = requests.allreduce([weight], part, [part.text], Reduction(ops.Sum))
+        sums = requests.allreduce([weight], part, Reduction(ops.Sum))
         (total,) = requests.take_turns(part, sums)
         factor *= tf.math.divide_no_nan(weight, total)
     sent, context = compression.compress(_scaled(values, factor))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
-    (gathered,) = allgather([sent], values_wire, [values_wire.text])
+    (gathered,) = allgather([sent], values_wire)
     # Each rank sends one extra index, so that the sizes show which ranks take part without rows.
     ends = tf.constant([-1], indices.dtype)
     indices, sizes = allgather_sizes(tf.concat([indices, ends], axis=0), indices_wire)
@@ -115,7 +115,7 @@ def _reduce_dense(
         )
     rows = merged.dense_shape[0]
     dense = tf.math.unsorted_segment_sum(merged.values, merged.indices, rows)
-    (total,) = requests.allreduce_compressed([dense], wire, [wire.text], reduction, compression)
+    (total,) = requests.allreduce_compressed([dense], wire, reduction, compression)
     touched = tf.reduce_any(tf.not_equal(total, 0), axis=tf.range(1, tf.rank(total)))
     indices = tf.reshape(tf.where(touched), [-1])
     return tf.gather(total, indices), tf.cast(indices, merged.indices.dtype)

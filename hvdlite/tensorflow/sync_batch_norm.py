@@ -79,8 +79,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         # N, variance = sum(n (variance + mean^2)) / N - mean^2.
         n, mean, variance = (tf.cast(one, tf.float64) for one in (count, mean, variance))
         sums = tf.stack([n, n * mean, n * (variance + tf.square(mean))])
-        wire = wire_name("sync_batch_norm", None, self._process_set)
-        reduced = requests.allreduce([sums], wire, [self.path], Reduction(ops.Sum))
+        wire = wire_name("sync_batch_norm", None, self._process_set)._replace(tensors=[self.path])
+        reduced = requests.allreduce([sums], wire, Reduction(ops.Sum))
         total, mean, square = tf.unstack(requests.take_turns(wire, reduced)[0])
         mean = tf.math.divide_no_nan(mean, total)
         variance = tf.maximum(tf.math.divide_no_nan(square, total) - tf.square(mean), 0.0)

@@ -268,8 +268,8 @@ def reduce_gradients(
     reduction = reduction._replace(wire=cast)
     for positions, name in _parts(names, contexts, sparse, groups):
         tensors = [results[i] for i in positions]
-        part = [names[i] for i in positions]
-        reduced = requests.allreduce(tensors, WireName(name, process_set=number), part, reduction)
+        wire = WireName(name, process_set=number, tensors=[names[i] for i in positions])
+        reduced = requests.allreduce(tensors, wire, reduction)
         received += reduced
         for i, tensor in zip(positions, reduced, strict=True):
             results[i] = by_hand.decompress(tensor, contexts[i])

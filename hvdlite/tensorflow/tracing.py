@@ -13,7 +13,7 @@ import functools
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
@@ -41,10 +41,20 @@ class WireName(NamedTuple):
     text: str
     number: int = -1
     process_set: int = 0  # its number; each process set has its own names
+    tensors: Sequence[str] | None = None  # their names; None: one has that of the operation
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tensors, for messages."""
+        return [self.text] if self.tensors is None else list(self.tensors)
+
+    def grouped(self, count: int) -> WireName:
+        """Return the name of an operation of so many numbered tensors."""
+        return self._replace(tensors=[f"{self.text}.{index}" for index in range(count)])
 
     def plus(self, suffix: str) -> WireName:
         """Return the name of a part of this operation."""
-        return self._replace(text=f"{self.text}.{suffix}")
+        return self._replace(text=f"{self.text}.{suffix}", tensors=None)
 
     def derived(self, suffix: str) -> WireName:
         """Return a name for an operation derived from this one, the same name at every trace."""

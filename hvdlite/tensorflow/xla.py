@@ -36,10 +36,7 @@ def in_xla_context() -> bool:
 
 
 def allreduce_group(
-    tensors: Sequence[tf.Tensor],
-    wire: WireName,
-    tensor_names: Sequence[str],
-    reduction: Reduction,
+    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     """Reduce tensors, which complete together, in one custom call; refuse unknown shapes."""
     _register()
@@ -49,7 +46,7 @@ def allreduce_group(
             f"allreduce '{wire.text}' cannot be compiled by XLA for {platform}, only for CPU; "
             "use jit_compile=False"
         )
-    for tensor, name in zip(tensors, tensor_names, strict=True):
+    for tensor, name in zip(tensors, wire.names, strict=True):
         if not tensor.shape.is_fully_defined():
             raise ArgumentError(
                 f"'{name}' has the shape {tensor.shape} while XLA compiles it; give the function "
@@ -66,7 +63,7 @@ def allreduce_group(
         "hvdlite_allreduce",
         operands,
         [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in operands],
-        backend_config=_describe(tensors, wire, tensor_names, reduction),
+        backend_config=_describe(tensors, wire, reduction),
         has_side_effect=True,
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=results[-1])
@@ -80,16 +77,11 @@ def _platform() -> str:
     return str(device.device_type or "CPU")
 
 
-def _describe(
-    tensors: Sequence[tf.Tensor],
-    wire: WireName,
-    tensor_names: Sequence[str],
-    reduction: Reduction,
-) -> str:
+def _describe(tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction) -> str:
     """Write the request as text for the C++ side."""
     scales = (struct.pack(">d", scale).hex() for scale in (reduction.prescale, reduction.postscale))
     parts = [str(reduction.op), str(wire.process_set), *scales, quote(wire.text, safe="")]
-    for tensor, name in zip(tensors, tensor_names, strict=True):
+    for tensor, name in zip(tensors, wire.names, strict=True):
         dtype = dtype_number(tensor.dtype.name)
         travels = travels_as(reduction.wire, tensor.dtype.name)
         travels = dtype if travels is None else travels
