@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import Compressor, next_object
+from hvdlite.ops import next_object
 from hvdlite.optimizers import become, subclass_in_place
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
 
@@ -30,15 +30,11 @@ class GradientReduction:
     # use.
 
     framework: Any  # `on_tensorflow`, `on_torch` or `keras2`
+    options: dict[str, Any]  # of its `allreduce_gradients`
+    process_set: ProcessSet
     prefix: str | None
-    op: int
-    compression: type[Compressor] | Compressor
-    prescale: float
-    postscale: float
-    sparse_as_dense: bool
     accumulator: Accumulator | None  # None if each batch is an update
     scales_local: bool
-    process_set: ProcessSet
     local: list[Any] = field(default_factory=list)  # variables whose gradients are not reduced
     first_index: int = 0  # of the first variable whose gradient is reduced
     reductions: int = 0  # calls of `reduce`, or its traces
@@ -72,12 +68,8 @@ class GradientReduction:
         reduced = self.framework.allreduce_gradients(
             [gradients[i] for i in shared],
             [self.wire_name(indices[i]) for i in shared],
-            op=self.op,
-            compression=self.compression,
-            prescale_factor=self.prescale,
-            postscale_factor=self.postscale,
-            sparse_as_dense=self.sparse_as_dense,
             process_set=self.process_set,
+            **self.options,
         )
         for i, gradient in zip(shared, reduced, strict=True):
             results[i] = gradient

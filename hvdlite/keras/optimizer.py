@@ -87,17 +87,17 @@ def DistributedOptimizer(
     older = keras_2(optimizer)
     _check(optimizer, op, gradient_predivide_factor)
     passes = check_passes(backward_passes_per_step)
+    options = {
+        "op": op,
+        "compression": compression,
+        "prescale_factor": 1.0 / gradient_predivide_factor,
+        "postscale_factor": gradient_predivide_factor,
+        "sparse_as_dense": sparse_as_dense,
+    }
+    accumulator = Accumulator(passes, average_aggregated_gradients) if passes > 1 else None
+    framework = older or backend_adapter()
     reduction = GradientReduction(
-        framework=older or backend_adapter(),
-        prefix=name,
-        op=op,
-        compression=compression,
-        prescale=1.0 / gradient_predivide_factor,
-        postscale=gradient_predivide_factor,
-        sparse_as_dense=sparse_as_dense,
-        accumulator=Accumulator(passes, average_aggregated_gradients) if passes > 1 else None,
-        scales_local=scale_local_gradients,
-        process_set=process_set,
+        framework, options, process_set, name, accumulator, scale_local_gradients
     )
     if older is not None:
         older.distribute_optimizer(optimizer, reduction)
