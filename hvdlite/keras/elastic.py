@@ -195,14 +195,7 @@ class CommitStateCallback(Callback):
         self.state.commit()
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self._batches = 0
-        self._epoch_ended = False
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._commit_if_due()
-
-    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        self._commit_if_due()
+        self._batches, self._epoch_ended = 0, False
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._batches += 1
@@ -210,14 +203,12 @@ class CommitStateCallback(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._epoch_ended = True
 
-    def on_train_end(self, logs: Logs = None) -> None:
-        self._commit_if_due()
-
-    def _commit_if_due(self) -> None:
+    def _commit_if_due(self, number: Any = None, logs: Logs = None) -> None:
         if self._epoch_ended or self._batches >= self.batches_per_commit:
-            self._batches = 0
-            self._epoch_ended = False
+            self._batches, self._epoch_ended = 0, False
             self.commit()
+
+    on_epoch_begin = on_train_batch_begin = on_train_end = _commit_if_due
 
 
 class UpdateBatchStateCallback(Callback):
@@ -241,7 +232,7 @@ class UpdateBatchStateCallback(Callback):
         self._before = 0  # batches of the epoch before `fit`
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self._before = self.state.batch  # The function was called before.
+        self._before = self.state.batch  # from an earlier call of the function
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self.state.batch = self._before + batch + 1

@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import Compressor
-from hvdlite.process_sets import ProcessSet
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.errors import collective_errors as collective_errors
 from hvdlite.tensorflow.ops import Compression as Compression
 from hvdlite.tensorflow.tape import reduce_gradients
 from hvdlite.tensorflow.tracing import Reduction, traced_as_it_is
+
+outside_of_graphs = tf.init_scope  # What follows runs at once, also in a function that is traced.
 
 
 @traced_as_it_is
@@ -23,21 +23,13 @@ def allreduce_gradients(
     names: Sequence[str],
     *,
     op: int,
-    compression: type[Compressor] | Compressor,
     prescale_factor: float,
     postscale_factor: float,
-    sparse_as_dense: bool,
-    process_set: ProcessSet,
+    **options: Any,
 ) -> list[Any]:
     """Reduce tensors, tf.IndexedSlices or None, which stays None, also in compiled functions."""
     reduction = Reduction(op, prescale_factor, postscale_factor)
-    return reduce_gradients(
-        gradients, names, reduction, compression, sparse_as_dense, process_set=process_set
-    )
-
-
-# This leaves a function that is being traced, so that what follows runs at once.
-outside_of_graphs = tf.init_scope
+    return reduce_gradients(gradients, names, reduction, **options)
 
 
 @traced_as_it_is

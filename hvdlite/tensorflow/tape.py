@@ -93,15 +93,15 @@ def DistributedGradientTape(
     if process_set is not global_process_set:
         registered_id(process_set)
     groups = num_groups if groups is None else groups
-    settings = _SourceGradients(
-        Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, weight),
-        compression,
-        sparse_as_dense,
-        check_groups(groups, "source", none="each gradient alone"),
-        name,
-        scale_local_gradients,
-        process_set,
-    )
+    groups = check_groups(groups, "source", none="each gradient alone")
+    options = {
+        "reduction": Reduction(
+            op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, weight
+        ),
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+    }
+    settings = _SourceGradients(options, groups, process_set, name, scale_local_gradients)
     gradtape = tf.GradientTape() if gradtape is None else gradtape
     if isinstance(gradtape, _Distributed):
         raise ArgumentError("this tape is a DistributedGradientTape already")
@@ -184,13 +184,11 @@ class _Distributed:
 class _SourceGradients:
     """How a tape's gradients are reduced; those of `local` sources are not."""
 
-    reduction: Reduction
-    compression: Any
-    sparse_as_dense: bool
+    options: dict[str, Any]  # of `reduce_gradients`
     groups: Groups
+    process_set: ProcessSet
     name: str | None
     scales_local: bool
-    process_set: ProcessSet
     local: list[Any] = field(default_factory=list)
 
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
@@ -201,11 +199,9 @@ class _SourceGradients:
         reduced = reduce_gradients(
             [None if skip else one for skip, one in zip(own, gradients, strict=True)],
             self._names(len(gradients)),
-            self.reduction,
-            self.compression,
-            self.sparse_as_dense,
-            _positions(self.groups, sources),
-            self.process_set,
+            groups=_positions(self.groups, sources),
+            process_set=self.process_set,
+            **self.options,
         )
         for i, skipped in enumerate(own):
             if skipped and gradients[i] is not None:
