@@ -18,7 +18,7 @@ import keras
 from hvdlite import basics, stop
 from hvdlite.keras.arrays import broadcast_variables
 from hvdlite.keras.backend import optimizer_variables
-from hvdlite.keras.fit import Callback, CheckingCallback, HasBatchHooks, Logs, begin_fit
+from hvdlite.keras.fit import Callback, HasBatchHooks, Logs, begin_fit
 from hvdlite.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import MetricAverageCallback
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(CheckingCallback):
+class BroadcastGlobalVariablesCallback(Callback):
     """Makes all ranks begin with one rank's weights and optimizer state.
 
     It broadcasts before the first batch if every rank's model is built by then, and otherwise after
@@ -75,9 +75,7 @@ class BroadcastGlobalVariablesCallback(CheckingCallback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Broadcast after the first batch, which has built the model."""
-        super().on_train_batch_end(batch, logs)
-        if not self.broadcast_done:
+        if not self.broadcast_done:  # The first batch has built the model.
             self._broadcast()
 
     def _broadcast(self) -> None:

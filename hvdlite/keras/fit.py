@@ -2,7 +2,8 @@
 
 The callbacks of hvdlite call `begin_fit` when training begins. Callbacks of Keras decide by what
 their own rank sees, and a rank that stops alone would leave the others waiting in a step. So
-`begin_fit` adds a callback that comes after all others and ends the `fit` on all ranks.
+`begin_fit` adds callbacks that come after all others: one ends the `fit` on all ranks, one checks
+that they train one model, and one tells the live view what `fit` does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import functools
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,19 +76,19 @@ _COMPARED = {
 
 
 def begin_fit(
-    callback: Any, epochs: bool = False, every: int = 0, **facts: Any
+    callback: Any, epochs: bool = False, every: int = 0, own_models: bool = False, **facts: Any
 ) -> list[dict[str, Any]]:
     """Compare what ranks are about to do in `fit`; return the facts of each, by rank.
 
     A callback calls this in its `on_train_begin`. The ranks meet after so many batches (`every`)
     or in each epoch (`epochs`), and in each batch if the optimizer reduces gradients over them.
+    With `own_models` ranks train different models on purpose.
+
     Every rank raises an ArgumentError if known numbers of batches or epochs differ, because the
     others would wait in the middle of a step for a rank that ran out of batches.
     """
     process_set, params = callback.process_set, callback.params or {}
     last = _last_callbacks(callback)
-    if last is not None and not any(isinstance(one, _Observer) for one in last):
-        last.append(_Observer(callback))
     facts = {**{key: params.get(key) for key in _COMPARED}, **facts, "in_fit": last is not None}
     everyone = exchange(facts, next_name("keras.fit", member_id(process_set)), process_set)
     for key, (what, advice) in _COMPARED.items():
@@ -102,6 +102,11 @@ def begin_fit(
             )
     name = wire_name_over(callback.model.optimizer, process_set)
     every = every if name is None else 1
+    if last is not None:
+        checks = last[1]
+        checks.warns = checks.warns and not own_models
+        if name is not None:
+            checks.process_set = process_set  # All ranks that take steps are its members.
     if (every or epochs) and last is not None and all(one["in_fit"] for one in everyone):
         for one in last:
             if isinstance(one, _FitEnd) and one.process_set is process_set:
@@ -112,7 +117,13 @@ def begin_fit(
     return everyone
 
 
-_HOOKS = ("on_epoch_begin", "on_train_batch_end", "on_test_begin", "on_epoch_end")
+_HOOKS = (
+    "on_epoch_begin",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_epoch_end",
+)
 
 
 def _last_callbacks(callback: Any) -> list[Any] | None:
@@ -129,7 +140,7 @@ def _last_callbacks(callback: Any) -> list[Any] | None:
     if kept is None or kept[0] is not callback.params:  # An earlier `fit` may have raised.
         for hook in _HOOKS:
             vars(history).pop(hook, None)
-        last: list[Any] = []
+        last: list[Any] = [_Observer(callback), _Checks(callback)]
         kept = vars(history)["_hvdlite_last"] = (callback.params, last)
         for hook in _HOOKS:
             vars(history)[hook] = functools.partial(_call_all, getattr(history, hook), last, hook)
@@ -150,14 +161,21 @@ def _end(history: Any, logs: Logs = None) -> None:
     history.on_train_end(logs)
 
 
-class _FitEnd(Callback):
-    """Comes last in a `fit`: when a rank stops, all ranks stop."""
+class _LastCallback(Callback):
+    """Comes after all others in the `fit` that has this callback."""
 
-    def __init__(self, callback: Any, name: str | None, every: int) -> None:
+    def __init__(self, callback: Any) -> None:
         super().__init__()
         self.set_params(callback.params)
         self.set_model(callback.model)
         self.process_set: ProcessSet = callback.process_set
+
+
+class _FitEnd(_LastCallback):
+    """When a rank stops, all ranks stop."""
+
+    def __init__(self, callback: Any, name: str | None, every: int) -> None:
+        super().__init__(callback)
         self._name = name  # of the first gradient; None if these ranks do not reduce gradients
         self.every = every  # Ranks stop after a multiple of so many batches; 0: after an epoch.
         self._wants = False  # This rank is to stop when the ranks meet next.
@@ -245,74 +263,52 @@ def _end_of_epoch(batches: int) -> Iterator[None]:
         ) from error
 
 
-class CheckingCallback(Callback):
-    """Raises if `fit` updates variables without a reduction, or ranks have different weights."""
+class _Checks(_LastCallback):
+    """Checks that gradients are reduced, and that ranks have the same weights."""
 
-    process_set: ProcessSet
-
-    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        checks_of(self.params).begin_batch(self, batch)
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        checks_of(self.params).end_batch(self, batch)
-
-
-class _Checks:
-    """Checks of one `fit`: that gradients are reduced, and that ranks have the same weights.
-
-    The callbacks of a `fit` share its `params`. The first callback whose hooks check does it for
-    all of them.
-    """
-
-    def __init__(self, params: Any) -> None:
-        self.params = params
+    def __init__(self, callback: Any) -> None:
+        super().__init__(callback)
         self.warns = True  # once in a `fit`, of ranks that are about to train different models
-        self._owner: Any = lambda: None  # This callback's hooks count.
         self._every = check_interval()  # HVDLITE_CHECK_REPLICAS; 0 never compares.
         self._batches = 0
         self._comparison: Comparison | None = None
         self._counts: tuple[int, int] | None = None  # before the first step of the epoch
 
-    def begin_batch(self, callback: Any, batch: int) -> None:
-        if self._owner() is None:
-            self._owner = weakref.ref(callback)
-        if self.params is None or self._owner() is not callback:
-            return  # Without `params` the script calls the hooks itself.
-        model, process_set = callback.model, callback.process_set
-        # Variables are compared only if the optimizer has the callback's process set, because then
-        # every rank that takes steps calls this method.
-        name = wire_name_over(model.optimizer, process_set)
-        compares = name is not None and process_set.size() != 1
-        if self.warns:
-            self._warn(model, process_set, batch, name if compares else None)
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         # The comparison ends after the batch, so that no rank waits for it. The first batch is left
-        # out, because callbacks may broadcast after it.
+        # out, because callbacks may broadcast after it. Variables are compared if the optimizer has
+        # a callback's process set: then every rank that takes steps calls this method.
         self._batches += 1
-        if compares and self._every > 0 and self._batches > 1 and not self._batches % self._every:
-            name = next_name("keras.replicas", member_id(process_set))
-            self._comparison = Comparison(name, *_replicas(model), process_set, blocking=False)
+        due = self._every > 0 and self._batches > 1 and not self._batches % self._every
+        name = None
+        if (self.warns or due) and self.process_set.size() != 1:
+            name = wire_name_over(self.model.optimizer, self.process_set)
+        if self.warns:
+            self._warn(batch, name)
+        if due and name is not None:
+            name = next_name("keras.replicas", member_id(self.process_set))
+            replicas = _replicas(self.model)
+            self._comparison = Comparison(name, *replicas, self.process_set, blocking=False)
         # The check of reductions waits for the GPU, so it is made in the first step of each epoch.
         if batch == 0:
-            self._counts = _counts(model.optimizer)
+            self._counts = _counts(self.model.optimizer)
 
-    def end_batch(self, callback: Any, batch: int) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Raise if variables were updated without a reduction, or differ between ranks."""
-        if self._owner() is not callback:
-            return
         if self._counts is not None:
-            _check_reductions(callback.model.optimizer, self._counts, steps=batch + 1)
+            _check_reductions(self.model.optimizer, self._counts, steps=batch + 1)
             self._counts = None
         comparison, self._comparison = self._comparison, None
         divergence = None if comparison is None else comparison.finish()
         if divergence is not None:
-            where = check_name(f"batch {self._batches} of fit()")
-            refuse(divergence, where, callback.process_set)
+            refuse(divergence, check_name(f"batch {self._batches} of fit()"), self.process_set)
 
-    def _warn(self, model: Any, process_set: ProcessSet, batch: int, name: str | None) -> None:
+    def _warn(self, batch: int, name: str | None) -> None:
         """Warn on the first rank if ranks are about to train models that differ."""
         # Either the optimizer is not distributed, or its variables are not the same on all ranks,
         # for example because no broadcast was made. Callbacks have broadcast before the first batch
         # if every rank's model was built by then, and otherwise after it.
+        model, process_set = self.model, self.process_set
         if name is None:
             text = _text_if_not_distributed(model, process_set)
         else:
@@ -332,17 +328,6 @@ class _Checks:
         self.warns = False
         if text is not None:
             warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
-
-
-_checks: _Checks | None = None  # of the last `fit`
-
-
-def checks_of(params: Any) -> _Checks:
-    """Return the checks of the `fit` that has these `params`."""
-    global _checks
-    if _checks is None or _checks.params is not params:
-        _checks = _Checks(params)
-    return _checks
 
 
 def _counts(optimizer: Any) -> tuple[int, int]:
@@ -400,15 +385,14 @@ _LOOK_SECONDS = 0.5  # between two looks at the model, which wait for a GPU
 _MOST_NUMBERS = 32  # of the logs
 
 
-class _Observer(Callback):
+class _Observer(_LastCallback):
     """Tells the live view and the report how many samples `fit` has done, and what it logs."""
 
     # Samples are those that the model's loss has counted: without a loss, in a custom `train_step`,
     # there are only the logs.
 
     def __init__(self, callback: Any) -> None:
-        super().__init__()
-        self.set_model(callback.model)
+        super().__init__(callback)
         self._looked = 0.0
         self._told = 0  # samples of this epoch
         self._trains = False

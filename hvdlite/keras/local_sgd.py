@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.arrays import broadcast_variables
-from hvdlite.keras.fit import Callback, Logs, begin_fit, checks_of
+from hvdlite.keras.fit import Callback, Logs, begin_fit
 from hvdlite.keras.gradients import wire_name_over
 from hvdlite.numpy import mean_of_arrays
 from hvdlite.ops import next_name
@@ -71,8 +71,7 @@ class LocalSGDCallback(Callback):
                 "LocalSGDCallback takes a plain optimizer: a DistributedOptimizer averages the "
                 "gradients of the same ranks in every batch; leave one of them out"
             )
-        begin_fit(self, every=self.every)
-        checks_of(self.params).warns = False  # Ranks train and average models of their own.
+        begin_fit(self, every=self.every, own_models=True)
         self._batches, self._fits, self._moved, self._anchors = 0, True, False, []
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 
 from hvdlite.keras.arrays import allreduce_buffers, exchange
-from hvdlite.keras.fit import CheckingCallback, Logs, agree_on_end_of_epoch, begin_fit
+from hvdlite.keras.fit import Callback, Logs, agree_on_end_of_epoch, begin_fit
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 
-class MetricAverageCallback(CheckingCallback):
+class MetricAverageCallback(Callback):
     """Replaces each epoch's metrics by those of all ranks together.
 
     Put it first: callbacks after it (and the history) see the averages. It also raises an error in
@@ -64,7 +64,6 @@ class MetricAverageCallback(CheckingCallback):
         self._weights, self._prefix, self._batches = {}, "", 0
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        super().on_train_batch_end(batch, logs)
         self._batches = batch + 1
 
     def on_test_begin(self, logs: Logs = None) -> None:
