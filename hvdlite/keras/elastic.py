@@ -57,11 +57,7 @@ __all__ = [
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Make a training function elastic; see `hvdlite.elastic.run`.
 
-    Args:
-        func: its first argument is a state.
-
-    Returns:
-        A function with the same arguments, which returns what `func` returns.
+    The first argument of `func` is a state. The result takes and returns the same.
 
     Example:
         >>> @hvd.elastic.run
@@ -214,12 +210,10 @@ class CommitStateCallback(Callback):
 class UpdateBatchStateCallback(Callback):
     """Keeps in `state.batch` how many batches of the epoch are done; 0 at the end of the epoch.
 
+    `state` has that attribute already.
     `fit` has fixed the number of steps before callbacks are called, so this callback cannot shorten
     the epoch in which a function is called again. Give `fit` what is left:
     `steps_per_epoch=steps - state.batch`.
-
-    Args:
-        state: has an attribute `batch`.
 
     Example:
         >>> state = hvd.elastic.KerasState(model, batch=0)
@@ -244,8 +238,7 @@ class UpdateBatchStateCallback(Callback):
 class UpdateEpochStateCallback(Callback):
     """Keeps in `state.epoch` how many epochs are done, in all calls of `fit` together.
 
-    Args:
-        state: has an attribute `epoch`.
+    `state` has that attribute already.
 
     Example:
         >>> state = hvd.elastic.KerasState(model, epoch=0)

@@ -37,11 +37,7 @@ __all__ = ["TensorFlowState", "history", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Make a training function elastic; see `hvdlite.elastic.run`.
 
-    Args:
-        func: its first argument is a state.
-
-    Returns:
-        A function with the same arguments, which returns what `func` returns.
+    The first argument of `func` is a state. The result takes and returns the same.
 
     Example:
         >>> @hvd.elastic.run

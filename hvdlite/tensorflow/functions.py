@@ -96,9 +96,7 @@ def broadcast_object(
 ) -> Any:
     """Send any picklable object of one rank to all ranks; see `hvdlite.objects.broadcast_object`.
 
-    Args:
-        obj, root_rank, name, process_set: as there.
-        session: accepted for scripts written for Horovod; without effect.
+    `obj`, `root_rank`, `name` and `process_set` are as there; `session` has no effect.
 
     Returns:
         A copy of the root's object; on the root, the object itself.
@@ -136,9 +134,7 @@ def allgather_object(
 ) -> list[Any]:
     """Collect an object of every rank on all ranks; see `hvdlite.objects.allgather_object`.
 
-    Args:
-        obj, name, process_set: as there.
-        session: accepted for scripts written for Horovod; without effect.
+    `obj`, `name` and `process_set` are as there; `session` has no effect.
 
     Returns:
         The objects, in rank order.
