@@ -18,7 +18,7 @@ from hvdlite.launch.process import Ending
 # Seconds after the first failure in which another one may still turn out to be its cause.
 CAUSE_WINDOW = 0.5
 # The same if the first failure is only a consequence: the rank that caused it is still ending.
-_PATIENCE = 1.5
+_CONSEQUENCE_WINDOW = 1.5
 _Failure = TypeVar("_Failure", bound=Any)  # It has `at`, `is_cause` and `window`, as `Failure`.
 _LINES = 20  # last lines of stderr that the report shows
 _LINES_OF_TRACEBACK = 60  # the same where they contain the start of a traceback
@@ -57,7 +57,7 @@ class Failure:
     @property
     def window(self) -> float:
         """The seconds in which another failure may still turn out to be the cause of this one."""
-        return CAUSE_WINDOW if self.is_cause else _PATIENCE
+        return CAUSE_WINDOW if self.is_cause else _CONSEQUENCE_WINDOW
 
 
 def is_consequence(stderr: bytes) -> bool:

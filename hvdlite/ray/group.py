@@ -69,30 +69,29 @@ class Group:
 
     def _meet(self, interfaces: Sequence[str]) -> None:
         """Number the workers, those of one node side by side, and give them their assignments."""
-        arrivals: list[Arrival] = self._get([one.arrive.remote() for one in self.actors])
-        nodes = list(dict.fromkeys(one.place.node for one in arrivals))
-        order = sorted(range(len(arrivals)), key=lambda i: nodes.index(arrivals[i].place.node))
+        workplaces: list[_Workplace] = self._get([one.describe.remote() for one in self.actors])
+        nodes = list(dict.fromkeys(one.place.node for one in workplaces))
+        order = sorted(range(len(workplaces)), key=lambda i: nodes.index(workplaces[i].place.node))
         self.actors = [self.actors[i] for i in order]
-        self._arrivals = [arrivals[i] for i in order]
-        places = [one.place for one in self._arrivals]
+        self._workplaces = [workplaces[i] for i in order]
+        places = [one.place for one in self._workplaces]
         token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
         (store,) = self._get([self.actors[0].serve.remote(places, token, job_id)])
         pending = []
-        for actor, assignment in zip(
-            self.actors, assignments(places, store, token, job_id, epoch=0), strict=True
-        ):
+        for assignment in assignments(places, store, token, job_id, epoch=0):
             own = replace(
                 assignment,
                 launcher="hvdlite.ray",
                 interfaces=tuple(interfaces),
                 start_timeout=self._meeting_timeout,
             )
-            pending.append(actor.sit.remote(own, self._gpus_of(places[assignment.rank].node)))
+            gpus = self._gpus_of(places[own.rank].node)
+            pending.append(self.actors[own.rank].assign.remote(own, gpus))
         self._get(pending)
 
     def _gpus_of(self, node: str) -> list[str]:
         """List the GPUs that workers of a node have, in order of local ranks."""
-        of_node = [one.gpus for one in self._arrivals if one.place.node == node]
+        of_node = [one.gpus for one in self._workplaces if one.place.node == node]
         return list(dict.fromkeys(gpu for gpus in of_node for gpu in gpus))
 
     def _get(self, pending: Sequence[Any], seconds: float | None = None) -> list[Any]:
@@ -143,14 +142,13 @@ class Group:
                 break
             rank = rank_of[done[0]]
             try:
-                answer: Answer = ray.get(done[0])
+                found[rank] = ray.get(done[0])
             except ray.exceptions.RayError as error:
                 failures.append(self._no_answer(rank, error))
             else:
-                found[rank] = answer.value
-                if answer.raised is None:
+                if not isinstance(found[rank], Returned):
                     continue
-                failures.append(_raised(rank, answer.raised))
+                failures.append(_raised(rank, found[rank]))
             until = min(until, failures[-1].at + failures[-1].window)
         if failures:
             self._recover(failures, bool(running))
@@ -162,9 +160,9 @@ class Group:
         ray = import_ray()
         if isinstance(error, ray.exceptions.RayTaskError):  # The result cannot be pickled.
             return Failure(rank, error, died=False)
-        arrival = self._arrivals[rank]
+        workplace = self._workplaces[rank]
         died = RankFailedError(
-            f"rank {rank} (pid {arrival.pid} on node {arrival.place.address}) ended before its "
+            f"rank {rank} (pid {workplace.pid} on node {workplace.place.address}) ended before its "
             f"function returned; {ray_says(error)}"
         )
         died.failed_rank = rank
@@ -229,20 +227,12 @@ def _raised(rank: int, returned: Returned) -> Failure:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class _Workplace:
     """What a worker says of itself when it has started."""
 
     place: Place
     pid: int
     gpus: tuple[str, ...]  # the numbers of the GPUs that Ray gave it
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a method of a worker returned, or raised."""
-
-    value: Any = None
-    raised: Returned | None = None
 
 
 class Worker:
@@ -253,16 +243,16 @@ class Worker:
         self._rank = 0
         self._object: Any = None
 
-    def arrive(self) -> Arrival:
+    def describe(self) -> _Workplace:
         gpus = tuple(str(one) for one in import_ray().get_gpu_ids())
-        return Arrival(own_place(), os.getpid(), gpus)
+        return _Workplace(own_place(), os.getpid(), gpus)
 
     def serve(self, places: Sequence[Place], token: bytes, job_id: bytes) -> str:
         """Serve the store until this worker ends; return its address."""
         self._store = start_store(places, token, job_id, epoch=0)
         return self._store.address
 
-    def sit(self, assignment: WorkerEnvironment, gpus: Sequence[str]) -> None:
+    def assign(self, assignment: WorkerEnvironment, gpus: Sequence[str]) -> None:
         """Take a rank, and see all GPUs of the workers of this node."""
         # Ray shows each worker its own alone. With those of its neighbours, local ranks number the
         # GPUs, as under any other launcher, and NCCL can use memory of the neighbours.
@@ -274,32 +264,31 @@ class Worker:
     def build(
         self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        with self._told():
+        with self._telling():
             self._object = cls(*args, **kwargs)
 
     def call(self, what: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]) -> Any:
         fn, args, kwargs = what
-        with self._told():
+        with self._telling():
             return fn(*args, **kwargs)
 
     def execute(self, fn: Callable[[Any], Any]) -> Any:
-        with self._told():
+        with self._telling():
             return fn(self._object)
 
-    def answer(self, method: str, *arguments: Any) -> Answer:
-        """Call a method of this worker, and pack what it raises together with its traceback."""
+    def answer(self, method: str, *arguments: Any) -> Any:
+        """Call a method of this worker; return what it raises as `Returned`, with its traceback."""
         try:
-            return Answer(getattr(self, method)(*arguments))
+            return getattr(self, method)(*arguments)
         except Exception as error:
-            text = "".join(traceback.format_exception(error))
-            return Answer(raised=Returned(error=pickled_error(error), text=text))
+            return Returned(error=pickled_error(error), text=traceback.format_exc())
 
     def leave(self) -> None:
         """Leave the world, so that the next `hvd.init()` makes a new one."""
         basics.shutdown()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _telling(self) -> Iterator[None]:
         """Tell the other ranks of an exception, as the end of a script would."""
         try:
             yield

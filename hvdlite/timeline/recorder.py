@@ -158,10 +158,10 @@ class Recorder:
                 self._end_across_hosts(part, own, gather)
         elif all(part.path(rank, complete=True).exists() for rank in range(self._size)):
             try:
-                claimed = _claim(part.folder)
+                taken = _take_over(part.folder)
             except FileNotFoundError:
                 return  # Another rank completed its part at the same time, and merges.
-            merge_session(claimed)
+            merge_session(taken)
 
     def _end_across_hosts(self, part: Part, own: Path, gather: Gather) -> None:
         sent = zlib.compress(own.read_bytes(), 1) if self._rank in self._remote else b""
@@ -169,16 +169,16 @@ class Recorder:
         if self._rank == 0:
             # Rank 0 renames the folder first. If the hosts share it, other ranks remove their parts
             # from it meanwhile.
-            claimed = _claim(part.folder)
+            taken = _take_over(part.folder)
             for rank in self._remote:
                 copy = part.path(rank, complete=True).name
-                (claimed / copy).write_bytes(zlib.decompress(parts[rank]))
-            merge_session(claimed)
+                (taken / copy).write_bytes(zlib.decompress(parts[rank]))
+            merge_session(taken)
         elif self._rank in self._remote:
             _remove(part, own)
 
 
-def _claim(folder: Path) -> Path:
+def _take_over(folder: Path) -> Path:
     return folder.rename(folder.with_name(folder.name + ".merging"))
 
 
