@@ -14,38 +14,10 @@ from hvdlite.launch.console import Console
 from hvdlite.live.run import About, End, Run, Viewer
 from hvdlite.live.sample import Event, Sample
 
-LONGEST_LINE = 256 << 10  # bytes; a sample of rank 0 takes some 70 for each rank
+_LONGEST_LINE = 256 << 10  # bytes; a sample of rank 0 takes some 70 for each rank
 
 
 MakeViewer: TypeAlias = Callable[[Console], Viewer]
-
-
-class LineSplitter:
-    """Cuts what comes through a pipe into lines; drops those that are too long."""
-
-    def __init__(self, longest: int = LONGEST_LINE) -> None:
-        self._longest = longest
-        self._rest = b""
-        self._drops = False  # whether the present line is too long
-        self.dropped = 0
-
-    def feed(self, block: bytes) -> list[bytes]:
-        first, *others = block.split(b"\n")
-        lines = []
-        self._append(first)
-        for part in others:
-            if not self._drops:
-                lines.append(self._rest)
-            self._rest, self._drops = b"", False
-            self._append(part)
-        return lines
-
-    def _append(self, part: bytes) -> None:
-        if self._drops or len(self._rest) + len(part) > self._longest:
-            self.dropped += not self._drops
-            self._rest, self._drops = b"", True
-        else:
-            self._rest += part
 
 
 class View:
@@ -58,7 +30,7 @@ class View:
         self.run = Run()  # what is known of the job; viewers read it
         self._console = console
         self._viewers: list[Viewer] = []
-        self._splitters: dict[int, LineSplitter] = {}
+        self._rests: dict[int, bytes] = {}  # by pipe, the beginning of a line
         # By pipe, the last epoch and its rank there, which is one: so the run stays bounded.
         self._ranks: dict[int, tuple[int, int]] = {}
         self._ahead = 0.0  # seconds that rank 0's clock is ahead
@@ -77,15 +49,14 @@ class View:
 
     def took(self, number: int, block: bytes) -> None:
         """Take bytes that came through the pipe of a rank, or of a worker of an elastic job."""
-        splitter = self._splitters.setdefault(number, LineSplitter())
-        dropped = splitter.dropped
-        for line in splitter.feed(block):
+        *lines, rest = (self._rests.get(number, b"") + block).split(b"\n")
+        for line in lines:
             self._add(number, line)
-        for _ in range(splitter.dropped - dropped):
-            self.run.lost += 1
+        self._rests[number] = rest[: _LONGEST_LINE + 1]  # The memory of an endless line is bounded.
 
     def closed(self, number: int) -> None:
-        self._splitters.pop(number, None)
+        if len(self._rests.pop(number, b"")) > _LONGEST_LINE:
+            self.run.lost += 1
         self._ranks.pop(number, None)
 
     def note(self, kind: str, rank: int, text: str) -> None:
@@ -95,6 +66,8 @@ class View:
     def _add(self, number: int, line: bytes) -> None:
         now = time.monotonic()
         try:
+            if len(line) > _LONGEST_LINE:
+                raise ValueError("this is not a sample: it is too long")
             sample = Sample.parse(line)
             epoch, rank = self._ranks.setdefault(number, (sample.epoch, sample.rank))
             if epoch < sample.epoch:

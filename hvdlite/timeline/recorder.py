@@ -22,27 +22,18 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hvdlite.errors import ArgumentError, ForkedError
 from hvdlite.rendezvous.connection import ClockOffset
 
+_HEADER, _END = "hvdlite", "hvdlite_end"  # the names of the first and the last event of a part
+_TIME = '{"ts":'
 Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]
 
 _sessions = 0  # that this process has begun, and every other rank, since each begins the same ones
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rank's part of one session."""
-
-    folder: Path
-    header: Header
-
-    def path(self, rank: int, complete: bool) -> Path:
-        return self.folder / f"rank.{rank}.{'json' if complete else 'part'}"
 
 
 class Recorder:
@@ -68,15 +59,22 @@ class Recorder:
         is None outside elastic jobs, whose workers have not begun equally many sessions.
         """
         self.target: Path | None = None  # as the user has named it; None while no part is written
-        self._epoch = epoch
-        self._rank = rank
-        self._size = len(host_of)
+        # What the headers of all parts have in common.
+        self._header = Header(
+            rank=rank,
+            size=len(host_of),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            target="",
+            started=0,
+            offset=clock.nanoseconds,
+            error=clock.error,
+        )
         self._remote = [other for other, host in enumerate(host_of) if host != host_of[0]]
-        self._clock = clock
         self._job = job_id.hex()[:8]
         self._folder = folder
-        self._part: Part | None = None
-        self._process = os.getpid()
+        self._epoch = epoch
+        self._part: _Part | None = None
 
     def begin_by_knob(self, path: str) -> int:
         """Begin this rank's part if the knob `timeline` names a file; otherwise return -1."""
@@ -93,7 +91,7 @@ class Recorder:
     def begin(self, path: str | Path) -> int:
         """Begin this rank's part; return the descriptor for its events, which the caller owns."""
         global _sessions
-        if os.getpid() != self._process:
+        if os.getpid() != self._header.pid:
             raise ForkedError("a timeline is for the process that called hvd.init(), not its child")
         if self._part is not None:
             raise ArgumentError(
@@ -105,12 +103,13 @@ class Recorder:
         _check_writable(target)
         folder = self._folder or target.with_name(target.name + ".parts")
         session = f"{_sessions}" if self._epoch is None else f"{asked.stem}.epoch{self._epoch}"
-        part = Part(folder / f"{self._job}.{session}", self._new_header(target))
+        header = replace(self._header, target=str(target), started=time.monotonic_ns())
+        part = _Part(folder / f"{self._job}.{session}", header)
         try:
-            fd = _open(part)
+            fd = part.open()
         except OSError as error:
             with contextlib.suppress(OSError):
-                _remove(part, part.path(self._rank, complete=False))
+                part.remove()
             raise ArgumentError(
                 f"the timeline {target} cannot be written: {part.folder}: {error.strerror}"
             ) from error
@@ -118,25 +117,13 @@ class Recorder:
         _sessions += 1
         return fd
 
-    def _new_header(self, target: Path) -> Header:
-        return Header(
-            rank=self._rank,
-            size=self._size,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            target=str(target),
-            started=time.monotonic_ns(),
-            offset=self._clock.nanoseconds,
-            error=self._clock.error,
-        )
-
     def cancel(self) -> None:
         """Remove the part that has begun, before any event was written."""
         part = self._take_part()
         if part is not None:
-            _remove(part, part.path(self._rank, complete=False))
+            part.remove()
 
-    def _take_part(self) -> Part | None:
+    def _take_part(self) -> _Part | None:
         part, self._part, self.target = self._part, None, None
         return part
 
@@ -149,53 +136,67 @@ class Recorder:
         whose parent writes the part, does nothing.
         """
         part = self._take_part()
-        if part is None or os.getpid() != self._process:
+        if part is None or os.getpid() != self._header.pid:
             return
-        own = part.path(self._rank, complete=True)
-        part.path(self._rank, complete=False).rename(own)
+        part.unfinished.rename(part.complete(self._header.rank))
         if self._remote:
             if gather is not None:
-                self._end_across_hosts(part, own, gather)
-        elif all(part.path(rank, complete=True).exists() for rank in range(self._size)):
+                self._end_across_hosts(part, gather)
+        elif all(part.complete(rank).exists() for rank in range(self._header.size)):
             try:
-                taken = _take_over(part.folder)
+                taken = part.take_over()
             except FileNotFoundError:
                 return  # Another rank completed its part at the same time, and merges.
             merge_session(taken)
 
-    def _end_across_hosts(self, part: Part, own: Path, gather: Gather) -> None:
-        sent = zlib.compress(own.read_bytes(), 1) if self._rank in self._remote else b""
+    def _end_across_hosts(self, part: _Part, gather: Gather) -> None:
+        own = self._header.rank
+        sent = b""
+        if own in self._remote:
+            sent = zlib.compress(part.complete(own).read_bytes(), 1)
         parts = gather(sent, f"#timeline.{part.folder.name}")
-        if self._rank == 0:
+        if own == 0:
             # Rank 0 renames the folder first. If the hosts share it, other ranks remove their parts
             # from it meanwhile.
-            taken = _take_over(part.folder)
+            taken = part.take_over()
             for rank in self._remote:
-                copy = part.path(rank, complete=True).name
-                (taken / copy).write_bytes(zlib.decompress(parts[rank]))
+                (taken / part.complete(rank).name).write_bytes(zlib.decompress(parts[rank]))
             merge_session(taken)
-        elif self._rank in self._remote:
-            _remove(part, own)
+        elif own in self._remote:
+            part.remove()
 
 
-def _take_over(folder: Path) -> Path:
-    return folder.rename(folder.with_name(folder.name + ".merging"))
+@dataclass(frozen=True)
+class _Part:
+    """This rank's part of one session, in the session's folder."""
 
+    folder: Path
+    header: Header
 
-def _remove(part: Part, file: Path) -> None:
-    file.unlink(missing_ok=True)
-    for folder in (part.folder, part.folder.parent):
-        with contextlib.suppress(OSError):  # It has other parts, or does not exist.
-            folder.rmdir()
+    @property
+    def unfinished(self) -> Path:
+        return self.folder / f"rank.{self.header.rank}.part"
 
+    def complete(self, rank: int) -> Path:
+        return self.folder / f"rank.{rank}.json"
 
-def _open(part: Part) -> int:
-    part.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # An earlier job with the same id may have left a complete part.
-    part.path(part.header.rank, complete=True).unlink(missing_ok=True)
-    path = part.path(part.header.rank, complete=False)
-    path.write_text("[\n" + "".join(opening_lines(part.header)), encoding="utf-8")
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    def open(self) -> int:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # An earlier job with the same id may have left a complete part.
+        self.complete(self.header.rank).unlink(missing_ok=True)
+        self.unfinished.write_text("[\n" + "".join(opening_lines(self.header)), encoding="utf-8")
+        return os.open(self.unfinished, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def remove(self) -> None:
+        self.unfinished.unlink(missing_ok=True)
+        self.complete(self.header.rank).unlink(missing_ok=True)
+        for folder in (self.folder, self.folder.parent):
+            with contextlib.suppress(OSError):  # It has other parts, or does not exist.
+                folder.rmdir()
+
+    def take_over(self) -> Path:
+        """Rename the folder, so that no other rank merges the session; return its new name."""
+        return self.folder.rename(self.folder.with_name(self.folder.name + ".merging"))
 
 
 def _check_writable(target: Path) -> None:
@@ -207,10 +208,6 @@ def _check_writable(target: Path) -> None:
         except OSError as error:
             reason = str(error.strerror)
     raise ArgumentError(f"the timeline {target} cannot be written: {reason}")
-
-
-_HEADER, _END = "hvdlite", "hvdlite_end"
-_TIME = '{"ts":'
 
 
 @dataclass(frozen=True)
