@@ -9,10 +9,9 @@ refused.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from hvdlite import basics, stop
@@ -72,9 +71,9 @@ class HvdliteConfig(BackendConfig):  # type: ignore[misc]
         return HvdliteBackend
 
     @property
-    def train_func_context(self) -> type[TrainingContext]:
+    def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
         """What is entered around the training function."""
-        return TrainingContext
+        return _training
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings, for what Ray shows of a run."""
@@ -180,23 +179,18 @@ def _leave() -> None:
         _store = None
 
 
-class TrainingContext(AbstractContextManager[None]):
-    """Is entered around the training function, in its thread."""
-
-    def __enter__(self) -> None:
-        """Have `hvd.stop_requested` also ask Ray whether a node is to be taken away."""
-        stop.ask_also(_is_preempted, "Ray: preemption")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Tell the other ranks of an exception: Python tells of those of the main thread alone."""
+@contextmanager
+def _training() -> Iterator[None]:
+    """Have `hvd.stop_requested` also ask Ray, and tell the other ranks of an exception."""
+    # Python tells of those of the main thread alone, and Ray Train calls the function in another.
+    stop.ask_also(_is_preempted, "Ray: preemption")
+    try:
+        yield
+    except BaseException as error:
+        basics.tell_peers(error)
+        raise
+    finally:
         stop.ask_also(None)
-        if error is not None:
-            basics.tell_peers(error)
 
 
 def _is_preempted() -> bool:

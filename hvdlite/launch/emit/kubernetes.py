@@ -201,7 +201,7 @@ def _check(kind: str, request: EmitRequest) -> None:
 def _text_of(kind: str, request: EmitRequest, notes: Sequence[str], parts: Sequence[Part]) -> str:
     """Write the parts as YAML, below a comment that says how to use them."""
     first = f"A training job with {request.ranks} ranks, from `hvdlite-run --emit {kind}`."
-    secret = _notes_on_secret(request.name) if _asks_for_token(parts) else []
+    secret = _notes_on_secret(request.name) if request.nodes > 1 else []
     comment = "".join(f"# {line}\n" for line in "\n".join([first, *secret, *notes]).splitlines())
     return comment + "---\n".join(
         yaml.dump(part, Dumper=_Plain, sort_keys=False, width=1000) for part in parts
@@ -213,12 +213,6 @@ class _Plain(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-
-def _asks_for_token(part: Any) -> bool:
-    if isinstance(part, dict):
-        return part.get("name") == "HVDLITE_TOKEN" or any(map(_asks_for_token, part.values()))
-    return isinstance(part, list | tuple) and any(map(_asks_for_token, part))
 
 
 def _notes_on_secret(name: str) -> list[str]:
