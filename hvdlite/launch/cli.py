@@ -27,9 +27,9 @@ from hvdlite.launch.description import Description, Elastic, Servers
 from hvdlite.launch.emit import EmitRequest, emit
 from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.node import this_node
+from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
 from hvdlite.launch.run import run_job
-from hvdlite.launch.view import MakeViewer
 from hvdlite.live.run import Viewer
 from hvdlite.rendezvous.descriptors import explained
 

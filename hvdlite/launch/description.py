@@ -10,9 +10,9 @@ from pathlib import Path
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.channels import RemoteLauncher, Ssh
 from hvdlite.launch.hosts import Host, HostProvider, threads_per_rank
+from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import kept_memory, thread_caps
 from hvdlite.launch.report import Failure
-from hvdlite.launch.view import MakeViewer
 from hvdlite.rendezvous.environment import JOB_ID_BYTES
 from hvdlite.rendezvous.handshake import Job
 

@@ -23,6 +23,7 @@ from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome, share_cores
 from hvdlite.launch.hosts import Host, Placement, Start, is_here, place_as, spread
 from hvdlite.launch.loop import GRACE, SignalInbox
+from hvdlite.launch.output import View
 from hvdlite.launch.process import (
     job_environment,
     output_files,
@@ -34,7 +35,6 @@ from hvdlite.launch.process import (
 from hvdlite.launch.remote_host import RemoteHost, more_sinks
 from hvdlite.launch.resources import available_cores
 from hvdlite.launch.supervisor import AnyRank, Desk, FixedRanks, Policy, Supervisor
-from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import split_host
 from hvdlite.rendezvous.descriptors import room_for_processes
 from hvdlite.rendezvous.handshake import Job
@@ -234,7 +234,6 @@ def _merge_timeline(folder: Path, console: Console) -> None:
         merge_leftovers(folder)
     except (OSError, ArgumentError) as error:
         console.say(f"no timeline: {error}; its parts are in {folder}")
-
 
 
 _TEXT = (

@@ -10,9 +10,9 @@ from hvdlite.launch.description import Description, Outcome
 from hvdlite.launch.elastic.job import ElasticRun
 from hvdlite.launch.job import FixedRun
 from hvdlite.launch.loop import SignalInbox
+from hvdlite.launch.output import View
 from hvdlite.launch.report import verdict
 from hvdlite.launch.servers import ServersRun, kind_of
-from hvdlite.launch.view import View
 from hvdlite.live.run import About, End
 
 

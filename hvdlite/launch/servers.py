@@ -20,11 +20,11 @@ from hvdlite.launch.description import Description, Outcome, Servers
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.job import FixedRun
 from hvdlite.launch.loop import SignalInbox
+from hvdlite.launch.output import View
 from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
 from hvdlite.launch.slots import Fleet
 from hvdlite.launch.supervisor import AnyRank, Next, Policy, Supervisor
-from hvdlite.launch.view import View
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 from hvdlite.rendezvous.service import Service
 

@@ -29,12 +29,11 @@ from hvdlite.launch.console import Console
 from hvdlite.launch.description import counted
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.loop import GRACE, PASSED_ON, JobLoop, SignalInbox, Stop
-from hvdlite.launch.output import OutputPump
+from hvdlite.launch.output import OutputPump, View
 from hvdlite.launch.process import STDERR, STDOUT, Ending, Worker
 from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure
 from hvdlite.launch.resources import oom_kills
-from hvdlite.launch.view import View
 from hvdlite.rendezvous.descriptors import explained
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from hvdlite.launch.console import Console
-from hvdlite.launch.view import View
+from hvdlite.launch.output import View
 from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import RankSteps, Sample, Steps
 
