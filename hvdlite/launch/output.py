@@ -153,17 +153,18 @@ class StreamReader:
     def finish(self) -> None:
         """Read what is left in every pipe, and close all pipes."""
         for stream in self._streams:
-            while not stream.at_end and self._read_block(stream):
-                pass
-            self._end(stream)
+            self._finish(stream)
 
     def release(self, rank: int) -> None:
         """Read what is left in the pipes of a rank whose processes have ended, and forget them."""
         for stream in [stream for stream in self._streams if stream.rank == rank]:
-            while not stream.at_end and self._read_block(stream):
-                pass
-            self._end(stream)
+            self._finish(stream)
             self._streams.remove(stream)
+
+    def _finish(self, stream: Stream) -> None:
+        while not stream.at_end and self._read_block(stream):
+            pass
+        self._end(stream)
 
     def last_words(self, rank: int) -> bytes:
         """Return the last bytes that a rank wrote to stderr."""
@@ -226,13 +227,13 @@ class OutputPump(StreamReader):
             return
         if stream.file is not None:
             self._console.write(stream.file, block)
-        had_rest = stream.cutter.rest_size > 0
+        had_rest = bool(stream.cutter.rest)
         lines = stream.cutter.feed(block, self._prefix(stream))
         if lines:
             self._show(stream, lines)
-        if stream.cutter.rest_size and (lines or not had_rest):
+        if stream.cutter.rest and (lines or not had_rest):
             stream.rest_since = time.monotonic()
-        if stream.cutter.rest_size > _LONGEST_REST:
+        if len(stream.cutter.rest) > _LONGEST_REST:
             self._show_rest(stream)
 
     def _show(self, stream: ShownStream, text: bytes) -> None:
@@ -252,10 +253,10 @@ class OutputPump(StreamReader):
         """Show rests that have waited long enough, on terminals; return when the next is due."""
         due = super().due(now)
         for stream in self._streams:
-            if not isinstance(stream, ShownStream) or not stream.cutter.rest_size:
+            if not isinstance(stream, ShownStream) or not stream.cutter.rest:
                 continue
             on_terminal = self._console.is_terminal(stream.sink)
-            if not on_terminal and not stream.cutter.has_state:
+            if not on_terminal and b"\r" not in stream.cutter.rest:
                 continue
             when = stream.rest_since + (_REST_SHOWN_AFTER if on_terminal else _STATE_SHOWN_AFTER)
             if when <= now and not on_terminal:
@@ -298,19 +299,9 @@ class LineCutter:
 
     def __init__(self, on_terminal: bool = True) -> None:
         self._on_terminal = on_terminal
-        self._rest = b""
+        self.rest = b""  # of an unfinished line, which is held back
         self._mid_line = False  # whether the start of the current line is on the console already
         self._after_return = False
-
-    @property
-    def rest_size(self) -> int:
-        """The number of bytes of an unfinished line that are held back."""
-        return len(self._rest)
-
-    @property
-    def has_state(self) -> bool:
-        """Whether a progress bar has been drawn in the unfinished line."""
-        return b"\r" in self._rest
 
     @property
     def mid_line(self) -> bool:
@@ -323,14 +314,13 @@ class LineCutter:
 
     def feed(self, block: bytes, prefix: bytes) -> bytes:
         """Take bytes of the stream; return the lines that they complete, each with the prefix."""
-        text = self._rest + block
-        if not self._on_terminal:
+        text = self.rest + block
+        if self._on_terminal:
+            end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        else:
             text = last_states(text)
             end = text.rfind(b"\n") + 1
-            self._rest = text[end:]
-            return self._with(prefix, text[:end])
-        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-        self._rest = text[end:]
+        self.rest = text[end:]
         return self._with(prefix, text[:end])
 
     def _with(self, prefix: bytes, text: bytes) -> bytes:
@@ -344,7 +334,7 @@ class LineCutter:
 
     def flush(self, prefix: bytes) -> bytes:
         """Return the rest, with the prefix if it begins a line, although its line is incomplete."""
-        text, self._rest = self._rest, b""
+        text, self.rest = self.rest, b""
         if not self._on_terminal:
             text = last_states(text + b"\n")[:-1]
         if not text:
