@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import hvdlite
 from hvdlite.launch.output import last_states
 from hvdlite.launch.process import Ending
 
@@ -23,7 +22,7 @@ _Failure = TypeVar("_Failure", bound=Any)  # It has `at`, `is_cause` and `window
 _LINES = 20  # last lines of stderr that the report shows
 _LINES_OF_TRACEBACK = 60  # the same where they contain the start of a traceback
 _FRAME = re.compile(r'\s+File "([^"]+)", line \d+, in ')
-_OURS = str(Path(hvdlite.__file__).parent) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 # Several ranks get these errors at once, and who ends first is chance.
 _SHARED = (
     b"hvdlite.errors.DeadlockError",
