@@ -185,11 +185,8 @@ class PendingOperations:
     def fail(self, reason: str) -> None:
         """Let all that waits raise RankFailedError."""
 
-class Terms:
-    """Terms on which an operation does not wait for all ranks; see `LateTerms`."""
-
 @final
-class LateTerms(Terms):
+class LateTerms:
     """Terms of an "average" of floating-point host tensors where ranks may be late.
 
     All names of a step with one key share one decision. Every rank submits each name in each step.
@@ -260,7 +257,7 @@ class Engine:
         blocking: bool = False,
         stream: int = 0,
         transaction: str = "",
-        terms: Terms | None = None,
+        terms: LateTerms | None = None,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 

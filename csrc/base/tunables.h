@@ -1,4 +1,4 @@
-// The knobs that may change while a world runs (RankExtension::retune). Ranks plan batches, chunks
+// The knobs that may change while a world runs (Autotune::retune). Ranks plan batches, chunks
 // and paths from them, so all ranks change them between the same two rounds. Plain values.
 #pragma once
 

@@ -7,10 +7,9 @@
 // a defender: both are sampled again and again, next to each other in time, so that what disturbs
 // the machine disturbs both.
 //
-// The engine shows every round to Autotune, an extension (engine/rank_extension.h), and lets the
-// coordinator tell all ranks what it asks for, in band with the responses, so that every rank
-// changes between the same two rounds (Round::tunables). docs/autotune.md has the rules of the
-// search, and the fields of the log.
+// The engine shows every round to Autotune, and lets the coordinator tell all ranks what it asks
+// for, in band with the responses, so that every rank changes between the same two rounds
+// (Round::tunables). docs/autotune.md has the rules of the search, and the fields of the log.
 //
 // Rank 0's engine has it while no earlier world has found settings; only the runner calls it.
 // StepSampler and TuningSearch are pure: they have no clock and no I/O.
@@ -26,7 +25,6 @@
 
 #include "base/config.h"
 #include "engine/entry.h"
-#include "engine/rank_extension.h"
 
 namespace hvdlite {
 
@@ -144,17 +142,19 @@ class TuningSearch {
   std::size_t settled_ = 0;  // axes in a row that did not move
 };
 
-class Autotune : public RankExtension {
+class Autotune {
  public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
   // `spans_hosts`: whether the world does. `buffer_bytes`: of a staging buffer, which bounds a
   // chunk. A log that cannot be written is warned of; what was in the file is overwritten.
   Autotune(const Config& config, bool spans_hosts, std::uint64_t buffer_bytes);
 
-  bool tunes() const override { return true; }
-  // Settles when the search is over.
-  std::optional<NewTunables> retune(const Round& round, TimePoint now) override;
+  // The round runs next. Returns settings that all ranks are to change to; for good when the
+  // search is over.
+  std::optional<NewTunables> retune(const Round& round, TimePoint now);
   // Says what was found so far, where the search is not over.
-  void world_ended() override;
+  void world_ended();
 
  private:
   std::optional<NewTunables> weigh(const Sample& sample);

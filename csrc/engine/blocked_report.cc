@@ -4,14 +4,15 @@ namespace hvdlite {
 
 void BlockedReport::note(std::vector<EntryPtr> waits, std::vector<std::string> places) {
   places.resize(waits.size());
-  Noted noted{std::move(waits), std::move(places), submitted_()};
+  Noted noted{std::move(waits), std::move(places), queue_.pushed()};
   std::optional<Noted> dropped;  // once the lock is released
   {
     MutexLock lock(mutex_);
     if (ended_) return;
     dropped = std::exchange(noted_, std::move(noted));
   }
-  ask_();
+  asked_.store(true, std::memory_order_seq_cst);
+  if (wake_runner_) wake_runner_();
 }
 
 std::optional<Bytes> BlockedReport::report(const Submissions& own) {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "engine/entry.h"
-#include "engine/features.h"
 #include "engine/lone_world.h"
 #include "engine/peer_world.h"
 
@@ -16,7 +15,6 @@ thread_local bool has_waited = false;
 std::unique_ptr<World> make_world(EngineParts& parts, const PendingOperations* pending,
                                   Suspend suspend) {
   const auto settled = pending == nullptr ? std::nullopt : pending->settled();
-  add_features(parts, settled.has_value());
   if (parts.fabric == nullptr)
     return std::make_unique<LoneWorld>(parts, settled, std::move(suspend));
   return std::make_unique<PeerWorld>(parts, settled, std::move(suspend));
@@ -89,9 +87,7 @@ Status Engine::check(Entry& entry) {
                         "an elastic job takes no sends, which cannot be redone without the other "
                         "rank; use a broadcast, or start without --min-np and --max-np");
   }
-  if (const RankExtension* const decider = parts_.extensions.decider_of(request)) {
-    HVDLITE_RETURN_IF_ERROR(decider->check(entry, *group, elastic()));
-  }
+  if (request.late) HVDLITE_RETURN_IF_ERROR(parts_.late.check(entry, *group, elastic()));
   if (entry.request.kind == Kind::kRemoveProcessSet) {
     HVDLITE_RETURN_IF_ERROR(name_removed_ranks(entry));
   }

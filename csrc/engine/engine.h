@@ -126,11 +126,10 @@ class Engine {
   }
   // Nanoseconds from this host's monotonic clock to that of rank 0's host.
   std::int64_t clock_offset() const { return parts_.live.clock_offset; }
-  // The optional feature of this class, for what it does for any thread; null where there is none.
-  template <typename Feature>
-  Feature* find() const {
-    return parts_.extensions.find<Feature>();
-  }
+  // Where this process says that all its threads wait; null where there is no proof of deadlocks.
+  BlockedReport* blocked_report() { return parts_.blocked ? &*parts_.blocked : nullptr; }
+  // Who was late in late gradients.
+  const Attendance& attendance() const { return parts_.late.attendance(); }
   // The settings that this rank's collectives use now.
   Tunables tunables() const { return world_->tunables(); }
   // Those that a search for better ones has ended with, in this world or one before it.

@@ -303,6 +303,14 @@ EntryBuilder& EntryBuilder::weigh(std::optional<double> weight) {
   return *this;
 }
 
+EntryBuilder& EntryBuilder::late(LateTerms terms, bool skips) {
+  entry_->request.late = std::move(terms);
+  entry_->request.weighted = true;
+  entry_->skips = skips;
+  if (skips) entry_->weight = 0;
+  return *this;
+}
+
 EntryBuilder& EntryBuilder::tensor(TensorShape shape, const void* input, void* output, int gpu,
                                    CudaStream stream) {
   if (gpu != kHostMemory) {

@@ -150,11 +150,6 @@ struct KeptInput {
   bool valid() const { return data != nullptr || device.valid(); }
 };
 
-// What an optional feature keeps with an entry that is its (engine/rank_extension.h).
-struct Attachment {
-  virtual ~Attachment() = default;
-};
-
 struct Entry {
   Request request;
   std::string key;                  // request.key(), made once
@@ -168,11 +163,13 @@ struct Entry {
   std::int64_t submitted_at = 0;  // trace_now() at the call
   // The same, or earlier: when the program had the first gradient that it has submitted with this.
   std::int64_t began_at = 0;
-  bool after_wait = false;                 // as Arrival::after_wait
-  std::uint32_t removes = 0;               // a removal's process set; the engine adds its ranks
-  std::uint64_t order = UINT64_MAX;        // among the entries of its engine; the queue counts
-  std::vector<KeptInput> kept;             // It is empty, or each tensor has one.
-  std::unique_ptr<Attachment> attachment;  // It is null unless a feature has one.
+  bool after_wait = false;           // as Arrival::after_wait
+  std::uint32_t removes = 0;         // a removal's process set; the engine adds its ranks
+  std::uint64_t order = UINT64_MAX;  // among the entries of its engine; the queue counts
+  std::vector<KeptInput> kept;       // It is empty, or each tensor has one.
+  // Late gradients: the submitter gives nothing, now and where it is late; its weight is 0.
+  bool skips = false;
+  bool late = false;  // The result is that of the others. Read it after the entry's end.
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 
   std::uint64_t capacity(std::size_t tensor) const {
@@ -239,17 +236,8 @@ class EntryBuilder {
     entry_->request.root = rank;
     return *this;
   }
-  // Gives an average a weight of 1, unless it has one.
-  EntryBuilder& weighted() {
-    entry_->request.weighted = true;
-    return *this;
-  }
-  // For the extension that decides about entries with terms.
-  EntryBuilder& terms(TermsPtr terms, std::unique_ptr<Attachment> attachment) {
-    entry_->request.terms = std::move(terms);
-    entry_->attachment = std::move(attachment);
-    return *this;
-  }
+  // An average that goes on without late ranks. With `skips` this rank gives nothing to it.
+  EntryBuilder& late(LateTerms terms, bool skips);
   EntryBuilder& splits(std::vector<std::int64_t> rows) {
     entry_->request.splits = std::move(rows);
     return *this;

@@ -7,7 +7,6 @@
 
 #include "engine/entry.h"
 #include "kernels/fold.h"
-#include "wire/late_terms.h"
 
 namespace hvdlite {
 
@@ -88,7 +87,7 @@ std::vector<Attendance::Row> Attendance::rows(const std::string& key) const {
 
 Status LateResults::check(const Entry& entry, const Group& group, bool elastic) const {
   const Request& request = entry.request;
-  const LateTerms& terms = LateTerms::of(request.terms);
+  const LateTerms& terms = *request.late;
   if (request.kind != Kind::kAllreduce || !request.weighted) {
     return invalid_call(request, "late gradients are of an allreduce by average");
   }
@@ -133,18 +132,17 @@ void LateResults::give_back(Memory memory, std::uint64_t bytes) {
   spare_.emplace(bytes, std::move(memory));
 }
 
-EntryPtr LateResults::make_proxy(const Request& request) {
-  auto proxy = std::make_shared<Entry>();
-  proxy->request = request;
-  proxy->weight = 0;
-  std::vector<Memory>& memory = LateEntry::of(*proxy).memory;
+bool LateResults::make_proxy(const Request& request, Waiting& waiting) {
+  waiting.proxy = std::make_shared<Entry>();
+  waiting.proxy->request = request;
+  waiting.proxy->weight = 0;
   for (const TensorShape& tensor : request.tensors) {
-    memory.push_back(allocate(tensor.bytes()));
-    if (memory.back() == nullptr) return nullptr;
-    proxy->inputs.push_back(memory.back().get());
-    proxy->outputs.push_back(memory.back().get());
+    waiting.memory.push_back(allocate(tensor.bytes()));
+    if (waiting.memory.back() == nullptr) return false;
+    waiting.proxy->inputs.push_back(waiting.memory.back().get());
+    waiting.proxy->outputs.push_back(waiting.memory.back().get());
   }
-  return proxy;
+  return true;
 }
 
 bool LateResults::take(const EntryPtr& entry) {
@@ -158,13 +156,13 @@ bool LateResults::take(const EntryPtr& entry) {
 }
 
 void LateResults::attach(Name& name, const WaitingPtr& waiting, EntryPtr late) {
-  const LateTerms& call = LateTerms::of(late->request.terms);
+  const LateTerms& call = *late->request.late;
   const bool folds = call.fold && late->weight > 0;
-  attendance_.taken(call.key, late->request.name, waiting->step, LateEntry::of(*late).skips, folds);
+  attendance_.taken(call.key, late->request.name, waiting->step, late->skips, folds);
   waiting->late = std::move(late);
   if (folds) {
     if (Status status = stand(name, *waiting->late, waiting->number); !status.ok()) {
-      return finish_(std::exchange(waiting->late, nullptr), std::move(status));
+      return queue_.finish(std::exchange(waiting->late, nullptr), std::move(status));
     }
   }
   Completion& end = *waiting->proxy->completion;
@@ -205,7 +203,7 @@ Status LateResults::stand(Name& name, const Entry& late, std::uint64_t number) {
 
 void LateResults::answered(Entry& entry, const std::vector<int>& late) {
   Name& name = names_[entry.key];
-  (void)attendance_.answered(LateTerms::of(entry.request.terms).key, entry.request.name, late);
+  (void)attendance_.answered(entry.request.late->key, entry.request.name, late);
   merge(name, entry);
   ++name.answers;
 }
@@ -213,19 +211,18 @@ void LateResults::answered(Entry& entry, const std::vector<int>& late) {
 Result<EntryPtr> LateResults::answered_without(const Request& request, const std::vector<int>& late,
                                                EntryPtr crossed) {
   auto waiting = std::make_shared<Waiting>();
-  waiting->proxy = make_proxy(request);
-  if (waiting->proxy == nullptr) {
+  if (!make_proxy(request, *waiting)) {
     Status error(StatusCode::kInternal,
                  describe(request) + ": there is no memory for a result that waits for rank " +
                      std::to_string(rank_) + ", which is late",
                  rank_);
-    if (crossed != nullptr) finish_(crossed, error);
+    if (crossed != nullptr) queue_.finish(crossed, error);
     return error;
   }
   Name& name = names_[request.key()];
   merge(name, *waiting->proxy);
   waiting->number = name.answers++;
-  waiting->step = attendance_.answered(LateTerms::of(request.terms).key, request.name, late);
+  waiting->step = attendance_.answered(request.late->key, request.name, late);
   EntryPtr proxy = waiting->proxy;
   if (crossed != nullptr) {
     attach(name, waiting, std::move(crossed));
@@ -258,7 +255,7 @@ void LateResults::merge(Name& name, Entry& entry) {
     give_back(std::move(standing.sums[i]), tensors[i].count() * fold_size_of(tensors[i].dtype));
   }
   entry.weight = total;
-  attendance_.folded(LateTerms::of(entry.request.terms).key, name.answers - standing.oldest);
+  attendance_.folded(entry.request.late->key, name.answers - standing.oldest);
 }
 
 void LateResults::deliver(Waiting& waiting) {
@@ -281,13 +278,12 @@ void LateResults::deliver(Waiting& waiting) {
     }
     late->completion->members = proxy.completion->members;
     late->completion->epoch = proxy.completion->epoch;
-    LateEntry::of(*late).late = true;
+    late->late = true;
   }
-  std::vector<Memory>& memory = LateEntry::of(proxy).memory;
-  for (std::size_t i = 0; i < memory.size(); ++i) {
-    give_back(std::move(memory[i]), proxy.request.tensors[i].bytes());
+  for (std::size_t i = 0; i < waiting.memory.size(); ++i) {
+    give_back(std::move(waiting.memory[i]), proxy.request.tensors[i].bytes());
   }
-  finish_(late, std::move(status));
+  queue_.finish(late, std::move(status));
 }
 
 void LateResults::forget(std::uint32_t process_set) {

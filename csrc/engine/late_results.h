@@ -10,13 +10,12 @@
 // "drop" it is forgotten.
 //
 // A late entry may come before its answer (they cross), between the answer and the end of the
-// collective, or after it. Engine parts own it. Only the runner calls it, except check() and
+// collective, or after it. EngineParts own it. Only the runner calls it, except check() and
 // attendance(), which any thread calls.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,7 +26,7 @@
 
 #include "base/mutex.h"
 #include "engine/entry.h"
-#include "engine/rank_extension.h"
+#include "engine/tensor_queue.h"
 
 namespace hvdlite {
 
@@ -90,57 +89,46 @@ class Attendance {
   std::map<std::string, Key> keys_ HVDLITE_GUARDED_BY(mutex_);
 };
 
-// What an entry with late terms has besides.
-struct LateEntry : Attachment {
-  using Memory = std::unique_ptr<std::byte[]>;
-
-  bool skips = false;  // the submitter gives nothing, now and where it is late; its weight is 0
-  bool late = false;   // the result is that of the others. Read it after the entry's end
-  std::vector<Memory> memory;  // a proxy's, by tensor
-
-  static LateEntry& of(Entry& entry) {
-    if (entry.attachment == nullptr) entry.attachment = std::make_unique<LateEntry>();
-    return static_cast<LateEntry&>(*entry.attachment);
-  }
-};
-
-class LateResults : public RankExtension {
+class LateResults {
  public:
-  using Finish = std::function<void(const EntryPtr&, Status)>;  // as TensorQueue::finish()
+  // `queue` is borrowed, and ends entries.
+  LateResults(int rank, int size, TensorQueue& queue)
+      : rank_(rank), queue_(queue), attendance_(rank, size) {}
 
-  LateResults(int rank, int size, Finish finish)
-      : rank_(rank), finish_(std::move(finish)), attendance_(rank, size) {}
-
-  bool decides() const override { return true; }
-  Status check(const Entry& entry, const Group& group, bool elastic) const override;
+  // What is wrong with an entry of this process set, which has passed check_entry():
+  // kInvalidArgument.
+  Status check(const Entry& entry, const Group& group, bool elastic) const;
   // This rank has submitted an entry. True: it is late, and ends when its result is there.
-  bool take(const EntryPtr& entry) override;
+  bool take(const EntryPtr& entry);
   // The answer to an entry that participates: the standing gradient of its name goes into what the
   // entry gives.
-  void answered(Entry& entry, const std::vector<int>& late) override;
+  void answered(Entry& entry, const std::vector<int>& late);
   // The answer to a request that this rank is late with. `crossed`: its late entry, where that came
   // before, or null. Returns the proxy. kInternal: there is no memory for it.
   Result<EntryPtr> answered_without(const Request& request, const std::vector<int>& late,
-                                    EntryPtr crossed) override;
+                                    EntryPtr crossed);
   // This rank is late with what has ended with an error, before any collective: the error waits.
-  void failed_without(const std::string& key, const Status& error) override;
+  void failed_without(const std::string& key, const Status& error);
   // What waits and stands is dropped.
-  void forget(std::uint32_t process_set) override;
-  void all_joined() override;
+  void forget(std::uint32_t process_set);
+  void all_joined();
 
   const Attendance& attendance() const { return attendance_; }
 
  private:
+  using Memory = std::unique_ptr<std::byte[]>;
+
   // A result that waits.
   struct Waiting {
     EntryPtr proxy;
-    EntryPtr late;             // It is null until it comes.
-    std::uint64_t number = 0;  // The answers of a name are counted; this is the one.
-    std::uint64_t step = 0;    // as Attendance counts
+    std::vector<Memory> memory;  // the proxy's, by tensor
+    EntryPtr late;               // It is null until it comes.
+    std::uint64_t number = 0;    // The answers of a name are counted; this is the one.
+    std::uint64_t step = 0;      // as Attendance counts
   };
   using WaitingPtr = std::shared_ptr<Waiting>;
   struct Standing {
-    std::vector<std::unique_ptr<std::byte[]>> sums;  // Each is a tensor's sum of weight * gradient.
+    std::vector<Memory> sums;  // Each is a tensor's sum of weight * gradient.
     double weight = 0;         // All gradients in the sums have it; 0: there are none.
     std::uint64_t oldest = 0;  // the answer that the oldest of them was late for
   };
@@ -151,14 +139,12 @@ class LateResults : public RankExtension {
     std::uint64_t answers = 0;
   };
 
-  using Memory = LateEntry::Memory;
-
   // Memory of so many bytes, which is written already where it has been used before: fresh pages
   // would make all ranks wait. Null: there is none.
   Memory allocate(std::uint64_t bytes);
   void give_back(Memory memory, std::uint64_t bytes);
-  // An entry of the engine's own, with its results in its own memory. Null: there is none.
-  EntryPtr make_proxy(const Request& request);
+  // Makes an entry of the engine's own, with its results in its own memory. False: there is none.
+  bool make_proxy(const Request& request, Waiting& waiting);
   void attach(Name& name, const WaitingPtr& waiting, EntryPtr late);
   // Adds what the late entry would have given. kOutOfMemory: it is lost.
   Status stand(Name& name, const Entry& late, std::uint64_t number);
@@ -168,7 +154,7 @@ class LateResults : public RankExtension {
   void deliver(Waiting& waiting);
 
   const int rank_;
-  const Finish finish_;
+  TensorQueue& queue_;
   Attendance attendance_;
   std::unordered_map<std::string, Name> names_;           // The key is Request::key().
   std::unordered_multimap<std::uint64_t, Memory> spare_;  // The key is a number of bytes.

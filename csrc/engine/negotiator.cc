@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "engine/features.h"
 
 namespace hvdlite {
 namespace {
@@ -67,10 +66,6 @@ Status garbage(const Frame& frame) {
                 frame.from);
 }
 
-std::size_t cache_capacity(const Config& config) {
-  return static_cast<std::size_t>(std::clamp<std::int64_t>(config.cache_capacity, 0, kMaxCacheIds));
-}
-
 // How many of Response::first_dimensions an answer to this request brings.
 std::size_t rows_due(const Request& request, std::size_t members) {
   if (request.kind == Kind::kAllgather) return members * request.tensors.size();
@@ -94,20 +89,19 @@ Negotiator::Negotiator(EngineParts& parts, bool elastic)
       queue_(parts.queue),
       counters_(parts.counters),
       live_(parts.live),
-      extensions_(parts.extensions),
+      late_(parts.late),
+      blocked_(parts.blocked),
       waiter_(*parts.fabric->waiter),
       patience_(parts.config.collective_timeout),
       control_(*parts.fabric),
-      cache_(cache_capacity(parts.config)),
+      cache_(parts.config),
       answers_(parts.config),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ =
-      std::make_unique<Coordinator>(size_, cache_capacity(parts.config), &parts.timeline, elastic);
-  coordinator_->add_set(*sets_.get(0));
+  const CoordinatorViews views{parts.trace.get(), &live_.steps, &live_.stalls};
+  coordinator_ = std::make_unique<Coordinator>(size_, parts.config, views, elastic);
   for (const GroupPtr& set : sets_.others()) coordinator_->add_set(*set);
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets_.highest()));
-  features_ = add_features(*coordinator_, parts);
 }
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
@@ -116,8 +110,7 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
     answers_.begin(LiveFigures::time_of(entries.front()->submitted_at));
   }
   for (const EntryPtr& entry : entries) {
-    RankExtension* const decider = extensions_.decider_of(entry->request);
-    if (decider == nullptr || !decider->take(entry)) pending_[entry->key] = entry;
+    if (!entry->request.late || !late_.take(entry)) pending_[entry->key] = entry;
     const auto id = cache_.find(entry->key, entry->request);
     ++(id ? counters_.cache_hits : counters_.full_requests);
     if (coordinator_) {
@@ -142,9 +135,10 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
 }
 
 void Negotiator::report() {
+  if (!blocked_ || !blocked_->take_asked()) return;
   const std::uint64_t count = counters_.cache_hits.get() + counters_.full_requests.get();
   const bool quiet = served_.empty() && unhandled_.empty();
-  const auto body = extensions_.reporter()->report({pending_, count, quiet});
+  const auto body = blocked_->report({pending_, count, quiet});
   if (!body) return;
   if (coordinator_) {
     (void)coordinator_->reported(rank_, *body, Clock::now());  // Its own report can be read.
@@ -281,9 +275,11 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const std::vector<int>& out = response.left_out;
   const bool left_out = std::binary_search(out.begin(), out.end(), rank_);
   if (response.form == Response::Form::kError) {
-    RankExtension* const decider = left_out && entry == nullptr ? extensions_.decider() : nullptr;
-    if (decider != nullptr) decider->failed_without(key, response.error);
-    if (entry != nullptr) accept_error(entry, response.error);
+    if (entry != nullptr) {
+      accept_error(entry, response.error);
+    } else if (left_out) {
+      late_.failed_without(key, response.error);
+    }
     return sticky ? response.error : Status();
   }
   if (response.form == Response::Form::kFull) {
@@ -292,14 +288,12 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const std::vector<int>& absent = response.absent;
   const bool joined = std::binary_search(absent.begin(), absent.end(), rank_);
   if (joined && entry == nullptr) return Status();
-  RankExtension* const decider = request == nullptr ? nullptr : extensions_.decider_of(*request);
-  if (decider != nullptr && left_out) {
-    Result<EntryPtr> other = decider->answered_without(*request, out, std::move(entry));
+  if (left_out && request != nullptr && request->late) {
+    Result<EntryPtr> other = late_.answered_without(*request, out, std::move(entry));
     HVDLITE_RETURN_IF_ERROR(other.status());
     entry = std::move(other.value());
-  } else if (entry != nullptr) {
-    RankExtension* const own = extensions_.decider_of(entry->request);
-    if (own != nullptr) own->answered(*entry, out);
+  } else if (entry != nullptr && entry->request.late) {
+    late_.answered(*entry, out);
   }
   if (entry == nullptr) {
     return Status(StatusCode::kInternal,
@@ -315,9 +309,9 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   }
   if (request->kind == Kind::kRemoveProcessSet) {
     cache_.forget(entry->removes);
-    extensions_.forget(entry->removes);
+    late_.forget(entry->removes);
   }
-  if (request->kind == Kind::kJoin) extensions_.all_joined();
+  if (request->kind == Kind::kJoin) late_.all_joined();
   round.entries.push_back({std::move(entry), response.first_dimensions, absent, response.generation,
                            response.set_id, response.last_joined});
   return Status();
@@ -345,8 +339,7 @@ Deadline Negotiator::wake_at() const {
 Deadline Negotiator::must_wake_at() const {
   if (const auto held = control_.held_until()) return Deadline::after(*held - Clock::now());
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();
-  const auto due = coordinator_->due();
-  return due ? Deadline::after(*due - Clock::now()) : Deadline::never();
+  return Deadline::after(coordinator_->due() - Clock::now());
 }
 
 std::vector<EntryPtr> Negotiator::take_pending() {
@@ -409,7 +402,8 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 bool Negotiator::serves() const {
   if (control_.unsent() > 0) return true;
   if (!coordinator_) return control_.passes_on() && !sets_.others().empty();
-  return !coordinator_->for_all_ranks() || coordinator_->decides() || coordinator_->joins();
+  return !coordinator_->for_all_ranks() || coordinator_->late_gradients().used() ||
+         coordinator_->joins();
 }
 
 void Negotiator::serve() {
@@ -417,11 +411,12 @@ void Negotiator::serve() {
     control_.poll();
     return;
   }
-  const auto due = coordinator_->decision_due();
+  LateGradients& late = coordinator_->late_gradients();
+  const auto due = late.due();
   const auto now = Clock::now();
   const bool is_due = due && now >= *due;
   if (!control_.poll() && !is_due) return;
-  if (is_due) coordinator_->decide(now);
+  if (is_due) late.tick(now);
   for (Frame& frame : control_.take_frames()) {
     if (!is_for_coordinator(frame.type)) {
       unhandled_.push_back(std::move(frame));

@@ -18,10 +18,8 @@
 #include "base/status.h"
 #include "engine/entry.h"
 #include "engine/parts.h"
-#include "engine/rank_extension.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
-#include "negotiation/extension.h"
 #include "negotiation/process_set.h"
 
 namespace hvdlite {
@@ -74,12 +72,12 @@ class Negotiator {
   Negotiator(EngineParts& parts, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
-  // Tells rank 0 what an extension of this rank has to report.
+  // Tells rank 0 what the threads of this rank wait for, where that was asked for.
   void report();
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
     return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok() ||
-           extensions_.report_asked();
+           (blocked_ && blocked_->asked());
   }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
   // status ends the world: it is the root cause, as far as any peer told it; `rounds` then holds
@@ -135,7 +133,7 @@ class Negotiator {
   void hear_cause(Status cause);
   // Rank 0's answers.
   Status coordinate(std::vector<Round>& rounds);
-  void log_notices();  // Extensions have written them.
+  void log_notices();  // of the coordinator
   // Waits until all that is on its way has left; kTimeout when nothing of it did for the patience.
   // Only who reads makes room, and ranks in a collective need not read: where one of them may wait
   // for this rank, it must not wait for room.
@@ -159,7 +157,8 @@ class Negotiator {
   TensorQueue& queue_;
   Counters& counters_;
   LiveFigures& live_;
-  RankExtensions& extensions_;
+  LateResults& late_;
+  std::optional<BlockedReport>& blocked_;
   Waiter& waiter_;
   const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;
@@ -168,7 +167,6 @@ class Negotiator {
   bool slept_ = false;  // since look_at_rank_0() was called last
 
   std::unique_ptr<Coordinator> coordinator_;           // rank 0 only
-  std::vector<std::unique_ptr<Extension>> features_;   // The coordinator borrows them.
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // The rank has left cleanly after so many.
   Status told_;                                        // the first abort that a peer sent

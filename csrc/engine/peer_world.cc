@@ -39,7 +39,11 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
       settled_(settled) {
   if (settled && parts.rank == 0) negotiator_.tune(*settled, /*settled=*/true);
   watch_peers();
-  parts_.extensions.set_wake_runner([this] { wake_runner(); });
+  if (parts.blocked) parts.blocked->set_wake_runner([this] { wake_runner(); });
+  if (parts.rank == 0 && !settled && parts.config.autotune != 0) {
+    autotune_ = std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
+                                           parts.fabric->own_segment->layout().buffer_bytes);
+  }
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
 
@@ -172,7 +176,7 @@ bool PeerWorld::run_once() {
   return unless_out_of_memory([this] {
     taken_ = parts_.queue.take();
     if (!taken_.empty()) negotiator_.submit(taken_);
-    if (parts_.extensions.take_report_asked()) negotiator_.report();
+    negotiator_.report();
     if (Status status = negotiator_.receive(rounds_); !status.ok()) request_end(std::move(status));
     run_rounds();
     look_at_gpus();
@@ -220,9 +224,8 @@ void PeerWorld::tune(const Round& round) {
       parts_.live.events.add("tuned", -1, "", "all ranks use " + describe(tunables_));
     }
   }
-  RankExtension* const tuner = parts_.extensions.tuner();
-  if (tuner == nullptr || parts_.rank != 0) return;
-  const auto wanted = tuner->retune(round, std::chrono::steady_clock::now());
+  if (autotune_ == nullptr) return;
+  const auto wanted = autotune_->retune(round, std::chrono::steady_clock::now());
   if (wanted) negotiator_.tune(wanted->tunables, wanted->settled);
 }
 
@@ -278,7 +281,8 @@ void PeerWorld::sleep(Deadline deadline, Sleeper sleeper) {
 void PeerWorld::end_world() {
   Status cause = status();
   const bool clean = cause.ok();
-  parts_.extensions.world_ended();
+  if (parts_.blocked) parts_.blocked->world_ended();
+  if (autotune_ != nullptr) autotune_->world_ended();
   if (clean) {
     cause = Status(StatusCode::kShutdown,
                    "hvdlite was shut down on rank " + std::to_string(parts_.rank));

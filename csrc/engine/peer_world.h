@@ -12,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "base/thread.h"
+#include "engine/autotune.h"
 #include "engine/executor.h"
 #include "engine/negotiator.h"
 #include "engine/parts.h"
@@ -81,6 +82,7 @@ class PeerWorld : public World {
   // The runner's, guarded by the token.
   Negotiator negotiator_;
   Executor executor_;
+  std::unique_ptr<Autotune> autotune_;  // rank 0, while no earlier world has found settings
   Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
   std::vector<EntryPtr> taken_;    // The turn under way has taken them.

@@ -5,24 +5,8 @@
 namespace hvdlite {
 namespace {
 
-constexpr std::size_t kLongestLabel = 4096;
-
 // A literal.
 const char* label_of(Kind kind) { return name_of(kind).data(); }
-
-// Its name, and after a NUL the names of its tensors, where there are several.
-std::string label_of(const Request& request) {
-  std::string label = request.name;
-  if (request.tensors.size() < 2) return label;
-  char separator = '\0';
-  for (const TensorShape& tensor : request.tensors) {
-    if (label.size() + tensor.name.size() > kLongestLabel) return label + " ...";
-    label += separator;
-    label += tensor.name;
-    separator = ' ';
-  }
-  return label;
-}
 
 }  // namespace
 
@@ -32,7 +16,7 @@ void Timeline::write_taken(const std::vector<EntryPtr>& entries) const {
     const Request& request = entry->request;
     const TraceTime since = entry->submitted_at;
     const std::uint64_t id = id_of(*entry);
-    trace_.open(TaskGroup::kTensors, id, label_of(request), since, label_of(request.kind),
+    trace_.open(TaskGroup::kTensors, id, trace_label(request), since, label_of(request.kind),
                 request.wire_bytes());
     trace_.phase(TaskGroup::kTensors, id, "queue", since);
     trace_.phase(TaskGroup::kTensors, id, "negotiate", now);
@@ -45,15 +29,6 @@ void Timeline::write_agreed(const std::vector<Agreed>& round) const {
     trace_.phase(TaskGroup::kTensors, id_of(*agreed.entry), "wait for batch", now);
   }
   trace_.round(Backend::kTraceRow, static_cast<std::int64_t>(round.size()));
-}
-
-void Timeline::write_arrived(std::uint64_t number, const Request& request, int rank,
-                             bool first) const {
-  if (first) {
-    trace_.open(TaskGroup::kNegotiations, number, label_of(request), trace_now(),
-                label_of(request.kind), request.wire_bytes());
-  }
-  trace_.mark(TaskGroup::kNegotiations, number, "rank", rank);
 }
 
 std::string Timeline::write_batch(const Batch& batch, const std::vector<Agreed>& round,

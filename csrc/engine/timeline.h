@@ -3,9 +3,8 @@
 // An entry is a task: "queue" from the call to the runner, "negotiate" until all ranks have asked
 // for it, "wait for batch" until its first one begins, then the name of the collective until the
 // entry ends. The row "engine" holds the batches, and the backend's parts within; the row of a GPU
-// what the device itself did for them. On rank 0, what the coordinator waits for are tasks of their
-// own, with a mark for each rank that came. Each call costs one load while the trace is off
-// (trace/trace.h). Only the runner calls it.
+// what the device itself did for them. (On rank 0 the coordinator adds what it waits for.) Each
+// call costs one load while the trace is off (trace/trace.h). Only the runner calls it.
 #pragma once
 
 #include <string>
@@ -15,12 +14,11 @@
 #include "engine/fusion_plan.h"
 #include "gpu/device_trace.h"
 #include "host/backend.h"
-#include "negotiation/observer.h"
 #include "trace/trace.h"
 
 namespace hvdlite {
 
-class Timeline : public NegotiationObserver {
+class Timeline {
  public:
   explicit Timeline(Trace& trace) : trace_(trace), devices_(trace) {}  // borrowed
 
@@ -33,14 +31,6 @@ class Timeline : public NegotiationObserver {
   void finished(const Entry& entry, const Status& status) const {
     if (trace_.on()) trace_.close(TaskGroup::kTensors, id_of(entry), status.message());
   }
-  // The coordinator's: `number` is the pending tensor's, `request` as the rank submitted it.
-  void arrived(std::uint64_t number, const Request& request, int rank, bool first) const override {
-    if (trace_.on()) write_arrived(number, request, rank, first);
-  }
-  void answered(std::uint64_t number, const Status& error) const override {
-    if (trace_.on()) trace_.close(TaskGroup::kNegotiations, number, error.message());
-  }
-
   // Spans of devices come later than the calls that caused them.
   bool waits_for_devices() const { return devices_.waits(); }
   void write_devices() { devices_.write(); }
@@ -76,7 +66,6 @@ class Timeline : public NegotiationObserver {
 
   void write_taken(const std::vector<EntryPtr>& entries) const;
   void write_agreed(const std::vector<Agreed>& round) const;
-  void write_arrived(std::uint64_t number, const Request& request, int rank, bool first) const;
   // Returns the batch's name.
   std::string write_batch(const Batch& batch, const std::vector<Agreed>& round,
                           std::uint64_t number) const;

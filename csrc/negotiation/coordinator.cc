@@ -76,6 +76,22 @@ Status left_early(int rank, std::uint64_t collectives, const std::string& missin
                 rank);
 }
 
+Coordinator::Coordinator(int size, const Config& config, const CoordinatorViews& views,
+                         bool cuts_at_changes)
+    : size_(size),
+      views_(views),
+      cuts_at_changes_(cuts_at_changes),
+      late_(*this),
+      deadlock_(config.deadlock_grace, *this),
+      stalls_(config, *this, views.stalls),
+      cache_(config),
+      activity_(size),
+      left_(size),
+      joined_(size) {
+  std::vector<int>& world = tables_[0].group.ranks;
+  for (int rank = 0; rank < size; ++rank) world.push_back(rank);
+}
+
 void Coordinator::add_set(const Group& group) {
   tables_[static_cast<std::uint32_t>(group.id)].group = group;
   skip_ids(static_cast<std::uint32_t>(group.id));
@@ -102,9 +118,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
   activity_[rank] = {request.name, now, activity_[rank].submissions + 1};
   if (request.kind == Kind::kJoin) join(rank, now);
   const auto member = static_cast<std::size_t>(index);
-  if (Extension* const decider = decider_of(request)) {
-    if (decider->take(table, member, request, now)) return Status();
-  }
+  if (request.late && late_.take(table, member, request, now)) return Status();
   sends_ = sends_ || request.is_send();
   if (fail_late_change(rank, request)) return Status();
   const std::uint64_t opened = opened_;
@@ -113,7 +127,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
     return Status(StatusCode::kInternal,
                   "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
   }
-  if (observer_ != nullptr) observer_->arrived(pending.number, request, rank, opened_ > opened);
+  trace_arrival(pending, request, rank, opened_ > opened);
   pending.submitted[index] = true;
   if (!pending.arrivals.empty()) pending.arrivals[index] = sent;
   --pending.missing;
@@ -123,24 +137,16 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
   }
   if (request.rows_differ() && pending.refusal.ok()) pending.differing[index] = request;
   if (fail_removal(rank, request, table)) return Status();
-  Extension* const decider = decider_of(pending.request);
-  if (decider == nullptr && pending.missing == 0) {
+  const bool late = pending.request.late.has_value();
+  if (!late && pending.missing == 0) {
     answer(table, request.key(), now);
   } else if (fail_if_left(table, pending)) {
     table.tensors.erase(request.key());
     --waiting_;
-  } else if (decider != nullptr) {
-    decides_ = true;
-    decider->submitted(table, pending, member, request, now);
+  } else if (late) {
+    late_.submitted(table, pending, member, request, now);
   }
   return Status();
-}
-
-void Coordinator::add(Extension& extension) {
-  extensions_.push_back(&extension);
-  if (extension.decides()) decider_ = &extension;
-  if (extension.reads_reports()) report_reader_ = &extension;
-  if (extension.reads_arrivals()) readers_.push_back(&extension);
 }
 
 void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint now) {
@@ -151,24 +157,16 @@ void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint 
 
 void Coordinator::tick(TimePoint now) {
   waited_ = !idle();
-  for (Extension* extension : extensions_) extension->tick(now, notices_);
+  deadlock_.tick(now);
+  stalls_.tick(now, notices_);
+  late_.tick(now);
 }
 
-std::optional<Coordinator::TimePoint> Coordinator::due() const {
-  std::optional<TimePoint> first;
-  for (const Extension* extension : extensions_) {
-    const auto due = extension->due();
-    if (due && (!first || *due < *first)) first = due;
-  }
+Coordinator::TimePoint Coordinator::due() const {
+  TimePoint first = stalls_.due();
+  for (const auto& due : {deadlock_.due(), late_.due()})
+    first = std::min(first, due.value_or(first));
   return first;
-}
-
-void Coordinator::decide(TimePoint now) {
-  if (decides_) decider_->tick(now, notices_);
-}
-
-std::optional<Coordinator::TimePoint> Coordinator::decision_due() const {
-  return decides_ ? decider_->due() : std::nullopt;
 }
 
 PendingTensor& Coordinator::open(PendingTable& table, int rank, const Request& request,
@@ -184,7 +182,7 @@ PendingTensor& Coordinator::open(PendingTable& table, int rank, const Request& r
   pending.missing = static_cast<std::size_t>(std::count_if(
       members.begin(), members.end(), [&](int member) { return awaits(pending, member); }));
   if (request.rows_differ()) pending.differing.resize(members.size());
-  if (!readers_.empty() && request.of_a_step()) pending.arrivals.resize(size_);
+  if (views_.steps != nullptr && request.of_a_step()) pending.arrivals.resize(size_);
   pending.since = now;
   ++waiting_;
   return pending;
@@ -205,12 +203,12 @@ std::vector<int> Coordinator::submitters(const PendingTable& table, const Pendin
 
 std::vector<int> Coordinator::missing_ranks(const PendingTable& table,
                                             const PendingTensor& pending) const {
-  const Extension* const decider = decider_of(pending.request);
+  const bool late = pending.request.late.has_value();
   std::vector<int> ranks;
   for (std::size_t i = 0; i < table.group.ranks.size(); ++i) {
     const int rank = table.group.ranks[i];
     if (pending.submitted[i] || !awaits(pending, rank)) continue;
-    if (decider == nullptr || decider->awaits(table, pending, i)) ranks.push_back(rank);
+    if (!late || late_.awaits(table, pending, i)) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -219,15 +217,14 @@ void Coordinator::join(int rank, TimePoint now) {
   joined_[rank] = true;
   joins_ = true;
   last_joined_ = rank;
-  for (Extension* extension : extensions_) extension->joined(rank, now);
+  late_.joined(rank, now);
   for (auto& [id, table] : tables_) {
     const int index = table.group.index_of(rank);
     for (auto at = table.tensors.begin(); index >= 0 && at != table.tensors.end();) {
       const auto current = at++;
       PendingTensor& pending = current->second;
       const Request& request = pending.request;
-      const bool awaited =
-          request.kind != Kind::kJoin && request.concerns(rank) && decider_of(request) == nullptr;
+      const bool awaited = request.kind != Kind::kJoin && request.concerns(rank) && !request.late;
       if (!awaited || pending.submitted[index] || --pending.missing > 0) continue;
       auto node = table.tensors.extract(current);
       --waiting_;
@@ -394,9 +391,7 @@ void Coordinator::cut_round() {
 void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint now) {
   if (pending.refusal.ok()) pending.refusal = refuse(table, pending);
   Response response;
-  if (Extension* const decider = decider_of(pending.request)) {
-    decider->complete(table, pending, response);
-  }
+  if (pending.request.late) late_.complete(table, pending, response);
   if (!pending.refusal.ok()) {
     return respond_error(pending, std::move(pending.refusal), std::move(response.left_out));
   }
@@ -404,11 +399,9 @@ void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint 
   // Who has joined is nothing to the two ranks of a send.
   Status noted = pending.request.is_send() ? Status() : note_absent(table, pending, response);
   if (!noted.ok()) return respond_error(pending, std::move(noted), std::move(response.left_out));
-  if (observer_ != nullptr) observer_->answered(pending.number, Status());
+  trace_answer(pending, Status());
   const std::string key = pending.request.key();
-  if (!pending.arrivals.empty()) {
-    for (Extension* reader : readers_) reader->answered(pending, response, now, notices_);
-  }
+  if (!pending.arrivals.empty()) note_step(pending, response, now);
   if (const auto id = cache_.find(key, pending.request)) {
     response.form = Response::Form::kCached;
     response.cache_id = *id;
@@ -426,10 +419,37 @@ void Coordinator::respond(PendingTable& table, PendingTensor pending, TimePoint 
     response.last_joined = last_joined_;
     joined_.assign(joined_.size(), false);
     joins_ = false;
-    for (Extension* extension : extensions_) extension->all_joined();
+    late_.all_joined();
     failed_.clear();  // who has not made such a change has joined instead
   }
   responses_.push_back(std::move(response));
+}
+
+// A rank whose gradient is late has the moment of the answer.
+void Coordinator::note_step(PendingTensor& pending, const Response& response, TimePoint now) {
+  for (const int rank : response.left_out) {
+    Arrival& arrival = pending.arrivals[rank];
+    if (!arrival.came()) arrival = {now, now, /*after_wait=*/false};
+  }
+  views_.steps->arrived(pending.request.name, pending.arrivals,
+                        response.absent.empty() && response.left_out.empty());
+  const auto line = views_.steps->lateness().take_line();
+  if (line) notices_.push_back({"late", line->rank, "", line->text});
+}
+
+void Coordinator::trace_arrival(const PendingTensor& pending, const Request& request, int rank,
+                                bool first) {
+  if (views_.trace == nullptr || !views_.trace->on()) return;
+  if (first) {
+    views_.trace->open(TaskGroup::kNegotiations, pending.number, trace_label(request), trace_now(),
+                       name_of(request.kind).data(), request.wire_bytes());
+  }
+  views_.trace->mark(TaskGroup::kNegotiations, pending.number, "rank", rank);
+}
+
+void Coordinator::trace_answer(const PendingTensor& pending, const Status& error) {
+  if (views_.trace == nullptr || !views_.trace->on()) return;
+  views_.trace->close(TaskGroup::kNegotiations, pending.number, error.message());
 }
 
 void Coordinator::respond_error(const PendingTensor& pending, Status error,
@@ -437,7 +457,7 @@ void Coordinator::respond_error(const PendingTensor& pending, Status error,
   if (pending.request.changes_process_sets()) {
     for (auto& [id, table] : tables_) table.removing.clear();
   }
-  if (observer_ != nullptr) observer_->answered(pending.number, error);
+  trace_answer(pending, error);
   Response response;
   response.form = Response::Form::kError;
   response.request = named(pending.request);
@@ -463,7 +483,7 @@ void Coordinator::tune(const Tunables& tunables, bool settled) {
 std::vector<Response> Coordinator::take_responses() {
   const auto named = removed_.begin() + static_cast<std::ptrdiff_t>(taken_removals_);
   for (auto set = removed_.begin(); set != named; ++set) {
-    for (Extension* extension : extensions_) extension->forget(*set);
+    late_.forget(*set);
     tables_.erase(*set);
   }
   removed_.erase(removed_.begin(), named);
@@ -524,7 +544,7 @@ void Coordinator::respond_change(PendingTensor pending) {
   if (Status noted = note_absent(tables_.at(0), pending, response); !noted.ok()) {
     return respond_error(pending, std::move(noted));
   }
-  if (observer_ != nullptr) observer_->answered(pending.number, Status());
+  trace_answer(pending, Status());
   response.form = Response::Form::kFull;
   std::uint32_t set = 0;
   if (pending.request.kind == Kind::kAddProcessSet) {
@@ -558,7 +578,7 @@ bool Coordinator::fail_late_change(int rank, const Request& request) {
   PendingTensor pending;
   pending.number = ++opened_;
   pending.request = request;
-  if (observer_ != nullptr) observer_->arrived(pending.number, request, rank, /*first=*/true);
+  trace_arrival(pending, request, rank, /*first=*/true);
   respond_error(pending, failed->second.error);
   if (--failed->second.missing == 0) failed_.erase(failed);
   return true;

@@ -6,8 +6,7 @@
 // all members get, in one order for all sets: so two ranks can never wait for each other in
 // collectives of two different sets. Ranks that submit different things all get the same error
 // instead. The coordinator does not wait for a rank that has joined: responses name it absent,
-// until all ranks have joined. An extension may decide that a tensor does not wait for all members
-// (extension.h).
+// until all ranks have joined. Late gradients do not wait for all members (late_gradients.h).
 //
 // Rank 0's negotiator owns it, and only the runner calls it. It does no I/O and has no clock.
 #pragma once
@@ -22,9 +21,13 @@
 #include <utility>
 #include <vector>
 
-#include "negotiation/extension.h"
-#include "negotiation/observer.h"
+#include "base/config.h"
+#include "negotiation/deadlock_watch.h"
+#include "negotiation/late_gradients.h"
 #include "negotiation/pending_table.h"
+#include "negotiation/stall_monitor.h"
+#include "negotiation/step_clock.h"
+#include "trace/trace.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -37,7 +40,9 @@ namespace hvdlite {
 // the runner calls it.
 class ResponseCache {
  public:
-  explicit ResponseCache(std::size_t capacity) : capacity_(capacity) {}
+  explicit ResponseCache(const Config& config)
+      : capacity_(static_cast<std::size_t>(
+            std::clamp<std::int64_t>(config.cache_capacity, 0, kMaxCacheIds))) {}
 
   // The id of exactly this request, if every member knows it.
   std::optional<std::uint32_t> find(const std::string& key, const Request& request) const {
@@ -72,7 +77,7 @@ class ResponseCache {
   }
 
  private:
-  std::size_t capacity_;
+  const std::size_t capacity_;
   std::unordered_map<std::string, std::uint32_t> ids_;
   std::vector<Request> requests_;  // Each id has one, default-made where this rank is not a member.
   // Ids of removed sets that this rank has not seen again. Only the coordinator, which sees all of
@@ -93,6 +98,13 @@ inline constexpr const char* kJoinAtTheEnd =
 Status left_early(int rank, std::uint64_t collectives, const std::string& missing,
                   const std::string& advice = kSameSteps);
 
+// What others read of a coordinator. All are borrowed, and may be null.
+struct CoordinatorViews {
+  Trace* trace = nullptr;
+  StepClock* steps = nullptr;
+  Stalls* stalls = nullptr;
+};
+
 class Coordinator {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -103,19 +115,13 @@ class Coordinator {
     std::uint64_t submissions = 0;  // so far
   };
 
-  // `observer` is borrowed and may be null. With `cuts_at_changes` no round has entries from before
-  // and after ranks join, or from before and after a process set goes: an elastic job commits in
-  // between, while the members are still those who made the results.
-  Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
-              bool cuts_at_changes = false)
-      : size_(size),
-        observer_(observer),
-        cuts_at_changes_(cuts_at_changes),
-        cache_(cache_capacity),
-        activity_(size),
-        left_(size),
-        joined_(size) {}
+  // With `cuts_at_changes` no round has entries from before and after ranks join, or from before
+  // and after a process set goes: an elastic job commits in between, while the members are still
+  // those who made the results.
+  Coordinator(int size, const Config& config, const CoordinatorViews& views = {},
+              bool cuts_at_changes = false);
 
+  // Besides that of the world.
   void add_set(const Group& group);
   // New process sets get ids above this one.
   void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
@@ -140,28 +146,23 @@ class Coordinator {
   // `settled`: for good.
   void tune(const Tunables& tunables, bool settled);
 
-  // Calls the extension from now on. It is borrowed. Only one of them may decide, and only one may
-  // read reports.
-  void add(Extension& extension);
-  // The extension of a rank's engine reports this. False: it cannot be read.
+  // A rank reports that it is blocked (deadlock_watch.h). False: it cannot be read.
   bool reported(int rank, std::span<const std::byte> body, TimePoint now) {
-    return report_reader_ != nullptr && report_reader_->reported(rank, body, now);
+    return deadlock_.reported(rank, body, now);
   }
-  // Lets extensions act because time has passed.
+  // Time has passed: fails ranks that wait for each other, warns of stalls, closes steps of late
+  // gradients.
   void tick(TimePoint now);
   // Whether tick() has anything to do.
-  bool ticks() const { return !idle() || waited_ || decides_; }
+  bool ticks() const { return !idle() || waited_ || late_.used(); }
   // When it has something to do though nothing else happens.
-  std::optional<TimePoint> due() const;
-  // As tick() and due(), for the extension that decides, and for no other.
-  void decide(TimePoint now);
-  std::optional<TimePoint> decision_due() const;
-  // What extensions have to say since the last call.
+  TimePoint due() const;
+  LateGradients& late_gradients() { return late_; }
+  const DeadlockWatch& deadlock_watch() const { return deadlock_; }
+  // Lines for the log since the last call.
   std::vector<Notice> take_notices() { return std::exchange(notices_, {}); }
-  // Whether some request did not wait for all members.
-  bool decides() const { return decides_; }
 
-  // Answers the pending tensor of this key, which is there: for the extension that decides.
+  // Answers the pending tensor of this key, which is there: for late gradients.
   void answer(PendingTable& table, const std::string& key, TimePoint now);
   // Whether the response cache knows this request.
   bool has_cached(const std::string& key, const Request& request) const {
@@ -196,13 +197,13 @@ class Coordinator {
   bool awaits(const PendingTensor& pending, int rank) const;
   // Returns the pending tensor of the request, a new one where this rank is the first to ask.
   PendingTensor& open(PendingTable& table, int rank, const Request& request, TimePoint now);
-  // Returns the extension that decides about the request, or null where it waits for all members.
-  Extension* decider_of(const Request& request) const {
-    return request.waits_for_all() ? nullptr : decider_;
-  }
   // Answers what waited for this rank alone, and stops waiting for it.
   void join(int rank, TimePoint now);
   void respond(PendingTable& table, PendingTensor pending, TimePoint now);
+  // The step clock reads when each rank's program has submitted the tensor.
+  void note_step(PendingTensor& pending, const Response& response, TimePoint now);
+  void trace_arrival(const PendingTensor& pending, const Request& request, int rank, bool first);
+  void trace_answer(const PendingTensor& pending, const Status& error);
   // Returns what makes the request impossible for the ranks that submitted it, or OK.
   static Status refuse(const PendingTable& table, const PendingTensor& pending);
   // Returns what is wrong with the splits of a rank's request, or OK.
@@ -236,12 +237,11 @@ class Coordinator {
   bool fail_removal(int rank, const Request& request, PendingTable& table);
 
   const int size_;
-  const NegotiationObserver* const observer_;
+  const CoordinatorViews views_;
   const bool cuts_at_changes_;
-  std::vector<Extension*> extensions_;
-  Extension* decider_ = nullptr;        // the one of them that decides
-  Extension* report_reader_ = nullptr;  // the one of them that reads reports
-  std::vector<Extension*> readers_;     // those that read arrivals
+  LateGradients late_;
+  DeadlockWatch deadlock_;
+  StallMonitor stalls_;
   std::vector<Notice> notices_;
   bool waited_ = false;  // something was pending at the last tick()
   ResponseCache cache_;
@@ -252,7 +252,6 @@ class Coordinator {
   int last_joined_ = -1;
   bool joins_ = false;
   bool sends_ = false;        // some request was a send
-  bool decides_ = false;      // some request did not wait for all
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
   std::size_t waiting_ = 0;             // tensors in all tables

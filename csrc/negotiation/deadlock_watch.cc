@@ -94,7 +94,7 @@ std::optional<DeadlockWatch::TimePoint> DeadlockWatch::due() const {
 }
 
 // Between two new reports nothing can make a rank deadlocked: so it looks once for each.
-void DeadlockWatch::tick(TimePoint now, std::vector<Notice>& /*notices*/) {
+void DeadlockWatch::tick(TimePoint now) {
   bool grown = false;
   for (auto& [rank, report] : reports_) {
     const bool due = !report.examined && now >= report.since + half_;

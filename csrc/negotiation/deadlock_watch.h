@@ -22,7 +22,8 @@
 // is a join, because nobody waits for a rank that has joined: it gets its answer when the others go
 // on.
 //
-// A pure state machine without a clock. Rank 0's negotiator owns it, and only the runner calls it.
+// A pure state machine without a clock. The coordinator owns it, and only the runner of rank 0
+// calls it.
 #pragma once
 
 #include <chrono>
@@ -36,13 +37,13 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
-#include "negotiation/coordinator.h"
-#include "negotiation/extension.h"
 #include "negotiation/pending_table.h"
 #include "wire/bytes.h"
 #include "wire/message.h"
 
 namespace hvdlite {
+
+class Coordinator;
 
 // What a rank says while its threads wait, from blocked_report.h to deadlock_watch.h:
 //
@@ -85,17 +86,18 @@ std::string advice_for(const std::vector<Wait>& waits);
 // The error of the operations in which the ranks wait, each for the next one.
 Status deadlock_error(const std::vector<Wait>& waits, const std::string& more = "");
 
-class DeadlockWatch : public Extension {
+class DeadlockWatch {
  public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
   // `coordinator` is borrowed. With a grace of 0 seconds there is no proof.
   DeadlockWatch(double grace, Coordinator& coordinator);
 
-  bool reads_reports() const override { return true; }
-  // The rank is blocked (blocked_report.h), or not any more.
-  bool reported(int rank, std::span<const std::byte> body, TimePoint now) override;
+  // The rank reports that it is blocked, or not any more. False: these bytes are not a report.
+  bool reported(int rank, std::span<const std::byte> body, TimePoint now);
   // Fails what is stuck, where reports have become old enough.
-  void tick(TimePoint now, std::vector<Notice>& notices) override;
-  std::optional<TimePoint> due() const override;
+  void tick(TimePoint now);
+  std::optional<TimePoint> due() const;
 
  private:
   struct Report {

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "negotiation/coordinator.h"
+
 namespace hvdlite {
 
 bool Participation::is_new(const std::string& name) const {
@@ -161,7 +163,7 @@ void Participation::return_all() {
 bool LateGradients::take(PendingTable& table, std::size_t member, const Request& request,
                          TimePoint now) {
   ByKey& by_key = sets_[id_of(table)];
-  const auto found = by_key.find(LateTerms::of(request.terms).key);
+  const auto found = by_key.find(request.late->key);
   if (found == by_key.end() || !found->second.catch_up(request.name, member)) return false;
   close(table, found->second, found->first, now);
   return true;
@@ -170,20 +172,18 @@ bool LateGradients::take(PendingTable& table, std::size_t member, const Request&
 void LateGradients::submitted(PendingTable& table, PendingTensor& pending, std::size_t member,
                               const Request& request, TimePoint now) {
   const std::vector<int>& ranks = table.group.ranks;
-  const LateTerms& call = LateTerms::of(pending.request.terms);
+  const LateTerms& call = *pending.request.late;
   const auto [at, is_new] = sets_[id_of(table)].try_emplace(call.key, ranks.size());
   Participation& one = at->second;
   for (std::size_t i = 0; i < ranks.size() && is_new; ++i) {
     if (coordinator_.joined(ranks[i])) one.join(i);
   }
-  if (pending.refusal.ok() && one.is_new(request.name) &&
-      LateTerms::of(request.terms).step != call.step) {
-    pending.refusal =
-        Status(StatusCode::kMismatch,
-               describe(request) + ": ranks disagree about the step of late gradients: rank " +
-                   std::to_string(pending.first_rank) + " has " + std::to_string(call.step) +
-                   ", rank " + std::to_string(ranks[member]) + " has " +
-                   std::to_string(LateTerms::of(request.terms).step));
+  if (pending.refusal.ok() && one.is_new(request.name) && request.late->step != call.step) {
+    pending.refusal = Status(
+        StatusCode::kMismatch,
+        describe(request) + ": ranks disagree about the step of late gradients: rank " +
+            std::to_string(pending.first_rank) + " has " + std::to_string(call.step) + ", rank " +
+            std::to_string(ranks[member]) + " has " + std::to_string(request.late->step));
   }
   const std::string key = request.key();
   one.arrive(request.name, member, call, coordinator_.has_cached(key, request));
@@ -204,7 +204,7 @@ void LateGradients::close(PendingTable& table, Participation& one, const std::st
   if (!one.close(now)) return;
   std::vector<std::pair<std::uint64_t, std::string>> keys;  // in the order of first submission
   for (const auto& [tensor, pending] : table.tensors) {
-    const bool concerned = pending.request.terms && LateTerms::of(pending.request.terms).key == key;
+    const bool concerned = pending.request.late && pending.request.late->key == key;
     if (concerned) keys.emplace_back(pending.number, tensor);
   }
   std::sort(keys.begin(), keys.end());
@@ -213,7 +213,7 @@ void LateGradients::close(PendingTable& table, Participation& one, const std::st
 
 bool LateGradients::awaits(const PendingTable& table, const PendingTensor& pending,
                            std::size_t member) const {
-  const Participation& one = sets_.at(id_of(table)).at(LateTerms::of(pending.request.terms).key);
+  const Participation& one = sets_.at(id_of(table)).at(pending.request.late->key);
   return one.awaits(pending.request.name, member);
 }
 
@@ -236,7 +236,7 @@ void LateGradients::joined(int rank, TimePoint now) {
     }
     std::vector<std::string> keys;  // Their closed steps are complete without this rank.
     for (const auto& [key, pending] : table.tensors) {
-      if (pending.request.terms) keys.push_back(key);
+      if (pending.request.late) keys.push_back(key);
     }
     std::sort(keys.begin(), keys.end());
     for (const std::string& key : keys) answer_if_complete(table, key, now);
@@ -260,7 +260,7 @@ std::optional<LateGradients::TimePoint> LateGradients::due() const {
   return first;
 }
 
-void LateGradients::tick(TimePoint now, std::vector<Notice>& /*notices*/) {
+void LateGradients::tick(TimePoint now) {
   for (auto& [set, by_key] : sets_) {
     PendingTable& table = coordinator_.tables().at(set);
     for (auto& [key, one] : by_key) close(table, one, key, now);

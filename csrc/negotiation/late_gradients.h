@@ -1,9 +1,8 @@
-// Late gradients: an all-reduce with terms (wire/late_terms.h) goes on without the
-// gradients of ranks that are late. This extension of the coordinator answers its tensors when a
-// quorum of ranks is there and the grace has passed, and names the late ranks in the response.
-// Participation says which ranks are late.
+// Late gradients: an all-reduce goes on without the gradients of ranks that are late. The
+// coordinator answers its tensors when a quorum of ranks is there and the grace has passed, and
+// names the late ranks in the response. Participation says which ranks are late.
 //
-// Rank 0's negotiator owns it, and only the runner calls it.
+// The coordinator owns it, and only the runner of rank 0 calls it.
 #pragma once
 
 #include <chrono>
@@ -15,15 +14,15 @@
 #include <unordered_map>
 #include <vector>
 
-#include "negotiation/coordinator.h"
-#include "negotiation/extension.h"
-#include "wire/late_terms.h"
+#include "negotiation/pending_table.h"
 #include "wire/message.h"
 
 namespace hvdlite {
 
+class Coordinator;
+
 // Which ranks give a gradient of their own to a step, where some ranks are late. A pure state
-// machine without a clock, one for each key of a process set (wire/late_terms.h).
+// machine without a clock, one for each key of a process set (LateTerms::key).
 //
 // Words: a *step* has several names (buckets of gradients), and each member of the process set
 // submits each name once for each step. A step is *open* from its first submission on. The members
@@ -36,7 +35,7 @@ namespace hvdlite {
 // used that a member has not checked. Members that have joined are absent: they neither participate
 // nor are late.
 //
-// The coordinator's extension LateGradients owns them and numbers members by their position in the
+// LateGradients owns them and numbers members by their position in the
 // process set; only the runner of rank 0 calls them.
 class Participation {
  public:
@@ -106,24 +105,31 @@ class Participation {
   std::unordered_map<std::string, Name> names_;
 };
 
-class LateGradients : public Extension {
+class LateGradients {
  public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
   explicit LateGradients(Coordinator& coordinator) : coordinator_(coordinator) {}  // borrowed
 
-  bool decides() const override { return true; }
-  bool take(PendingTable& table, std::size_t member, const Request& request,
-            TimePoint now) override;
+  // Whether some request was of late gradients.
+  bool used() const { return !sets_.empty(); }
+  // `member` is a position in the process set. It submits a request, which is not counted yet.
+  // True: the tensor was answered without the member before, and there is nothing else to do.
+  bool take(PendingTable& table, std::size_t member, const Request& request, TimePoint now);
+  // The request was counted in this tensor: answers what can be answered now.
   void submitted(PendingTable& table, PendingTensor& pending, std::size_t member,
-                 const Request& request, TimePoint now) override;
-  bool awaits(const PendingTable& table, const PendingTensor& pending,
-              std::size_t member) const override;
-  void complete(const PendingTable& table, const PendingTensor& pending,
-                Response& response) override;
-  void joined(int rank, TimePoint now) override;
-  void all_joined() override;
-  void forget(std::uint32_t set) override { sets_.erase(set); }
-  std::optional<TimePoint> due() const override;
-  void tick(TimePoint now, std::vector<Notice>& notices) override;
+                 const Request& request, TimePoint now);
+  // Whether the tensor waits for the member, which has not submitted it.
+  bool awaits(const PendingTable& table, const PendingTensor& pending, std::size_t member) const;
+  // The tensor is answered: names the late members in the response.
+  void complete(const PendingTable& table, const PendingTensor& pending, Response& response);
+  // A rank has joined. All ranks have joined, and take part again. A process set is gone.
+  void joined(int rank, TimePoint now);
+  void all_joined();
+  void forget(std::uint32_t set) { sets_.erase(set); }
+  // When a step can be closed though nothing else happens; tick() closes those that can.
+  std::optional<TimePoint> due() const;
+  void tick(TimePoint now);
 
  private:
   using ByKey = std::map<std::string, Participation>;  // The key is LateTerms::key.
@@ -133,7 +139,7 @@ class LateGradients : public Extension {
   }
   // What decides about a tensor that has submitted() behind it.
   Participation& of(const PendingTable& table, const PendingTensor& pending) {
-    return sets_.at(id_of(table)).at(LateTerms::of(pending.request.terms).key);
+    return sets_.at(id_of(table)).at(pending.request.late->key);
   }
   // Answers what can be answered because a step of this key can be closed.
   void close(PendingTable& table, Participation& one, const std::string& key, TimePoint now);

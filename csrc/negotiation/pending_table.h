@@ -46,7 +46,7 @@ struct PendingTensor {
   std::size_t missing = 0;         // members concerned that have neither submitted nor joined
   std::vector<Request> differing;  // where rows_differ(): by position in the set
   Status refusal;                  // the first mismatch
-  std::vector<Arrival> arrivals;   // Each rank has one, where an extension reads them.
+  std::vector<Arrival> arrivals;   // Each rank has one, where the step clock reads them.
   TimePoint since;
 };
 

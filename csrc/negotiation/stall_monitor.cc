@@ -6,6 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/text.h"
+#include "negotiation/coordinator.h"
 #include "negotiation/deadlock_watch.h"
 
 namespace hvdlite {
@@ -129,11 +130,11 @@ std::vector<Notice> StallMonitor::check(TimePoint now) {
 }
 
 void StallMonitor::tick(TimePoint now, std::vector<Notice>& notices) {
-  if (coordinator_.idle()) return stalls_.clear();
-  if (now < next_check_) return;
+  if (coordinator_.idle() && stalls_ != nullptr) stalls_->clear();
+  if (coordinator_.idle() || now < next_check_) return;
   next_check_ = now + interval();
   for (Notice& warning : check(now)) notices.push_back(std::move(warning));
-  stalls_.find(coordinator_, now);
+  if (stalls_ != nullptr) stalls_->find(coordinator_, now);
 }
 
 std::chrono::milliseconds StallMonitor::interval() const {

@@ -1,6 +1,6 @@
 // Says which tensors wait for which ranks, and what those ranks did last: the first thing to know
 // when a job stands still. It looks at the pending tensors a few times a second at most, and never
-// touches the fast path. Rank 0's negotiator owns it, and only the runner calls it.
+// touches the fast path. The coordinator owns it, and only the runner of rank 0 calls it.
 #pragma once
 
 #include <chrono>
@@ -12,11 +12,19 @@
 
 #include "base/config.h"
 #include "base/mutex.h"
-#include "negotiation/coordinator.h"
-#include "negotiation/extension.h"
 #include "negotiation/pending_table.h"
 
 namespace hvdlite {
+
+class Coordinator;
+
+// A line for the log, which the live view shows as an event.
+struct Notice {
+  std::string event;  // "stall", "late"
+  int rank = -1;      // the rank that it is about, or -1
+  std::string name;   // It names the tensor, or is empty.
+  std::string text;
+};
 
 // What waits for ranks just now, for people who look: the runner of rank 0 finds it a few times a
 // second at most and any thread reads it, because the coordinator's tables are the runner's alone.
@@ -34,7 +42,7 @@ class Stalls {
   static constexpr std::chrono::seconds kShortest{1};  // what waits less long is nothing unusual
 
   // Keeps those that have waited the longest. Rank 0's runner.
-  void find(Coordinator& coordinator, Coordinator::TimePoint now);
+  void find(Coordinator& coordinator, std::chrono::steady_clock::time_point now);
   // Nothing waits.
   void clear() { set({}); }
   // The longest first. Any thread.
@@ -48,10 +56,12 @@ class Stalls {
   bool empty_ = true;  // the runner's
 };
 
-class StallMonitor : public Extension {
+class StallMonitor {
  public:
-  // `coordinator` and `stalls` are borrowed. It keeps `stalls` up to date.
-  StallMonitor(const Config& config, Coordinator& coordinator, Stalls& stalls)
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  // `coordinator` and `stalls` are borrowed. It keeps `stalls` up to date, which may be null.
+  StallMonitor(const Config& config, Coordinator& coordinator, Stalls* stalls)
       : warning_(config.stall_warning),
         shutdown_(config.stall_shutdown),
         coordinator_(coordinator),
@@ -61,22 +71,22 @@ class StallMonitor : public Extension {
   // waited twice as long. Fails what has waited past stall_shutdown, and changes of the
   // process sets that have waited past stall_warning for ranks that wait for those that make them.
   std::vector<Notice> check(TimePoint now);
-  // As an extension: checks a few times a second while something is pending.
-  std::optional<TimePoint> due() const override { return next_check_; }
-  void tick(TimePoint now, std::vector<Notice>& notices) override;
+  // Checks a few times a second while something is pending.
+  TimePoint due() const { return next_check_; }
+  void tick(TimePoint now, std::vector<Notice>& notices);
 
  private:
   std::chrono::milliseconds interval() const;
   std::string describe_stall(const PendingTable& table, const PendingTensor& pending,
-                             Coordinator::TimePoint now) const;
-  void fail_circular_changes(Coordinator::TimePoint now);
+                             TimePoint now) const;
+  void fail_circular_changes(TimePoint now);
   // Where a rank that is missing in the tensor waits itself for one that has submitted it, as at
   // the end of loops of different lengths: where, and what to do. Otherwise nothing.
   std::string describe_mutual_wait(const PendingTable& table, const PendingTensor& pending) const;
   double warning_;
   double shutdown_;
   Coordinator& coordinator_;
-  Stalls& stalls_;
+  Stalls* const stalls_;
   TimePoint next_check_;
   std::unordered_map<std::uint64_t, TimePoint> warned_;  // The key is PendingTensor::number.
 };

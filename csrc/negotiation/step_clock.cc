@@ -169,18 +169,6 @@ void StepClock::arrived(const std::string& name, std::span<const Arrival> arriva
   if (counted) lateness_.arrived(arrivals, begins_step);
 }
 
-void StepClock::answered(PendingTensor& pending, const Response& response, TimePoint now,
-                         std::vector<Notice>& notices) {
-  for (const int rank : response.left_out) {
-    Arrival& arrival = pending.arrivals[rank];
-    if (!arrival.came()) arrival = {now, now, /*after_wait=*/false};
-  }
-  arrived(pending.request.name, pending.arrivals,
-          response.absent.empty() && response.left_out.empty());
-  const auto line = lateness_.take_line();
-  if (line) notices.push_back({"late", line->rank, "", line->text});
-}
-
 void StepClock::ended(TimePoint time) { burst_.end = std::max(burst_.end, time); }
 
 void StepClock::close(bool begins_step) {

@@ -40,7 +40,6 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "negotiation/extension.h"
 #include "negotiation/pending_table.h"
 #include "wire/message.h"
 
@@ -105,7 +104,7 @@ class Lateness {
   std::optional<Line> line_;
 };
 
-class StepClock : public Extension {
+class StepClock {
  public:
   using TimePoint = Arrival::TimePoint;
   using Duration = TimePoint::duration;
@@ -133,10 +132,6 @@ class StepClock : public Extension {
   // The all-reduce of this name was answered: when the ranks submitted it, by rank. A rank that has
   // joined gives no Arrival. `counted`: all ranks take part with their own tensors.
   void arrived(const std::string& name, std::span<const Arrival> arrivals, bool counted);
-  // As an extension of the coordinator: a rank whose gradient is late has the moment of the answer.
-  bool reads_arrivals() const override { return true; }
-  void answered(PendingTensor& pending, const Response& response, TimePoint now,
-                std::vector<Notice>& notices) override;
   // A batch of such all-reduces has ended.
   void ended(TimePoint time);
 

@@ -13,7 +13,6 @@
 #include "host/self_backend.h"
 #include "python/gradient_memory.h"
 #include "python/handle.h"
-#include "python/long_waits.h"
 #include "python/name.h"
 #include "python/pending_operations.h"
 #include "python/tensor_argument.h"
@@ -59,10 +58,10 @@ EntryBuilder call_of(Kind kind, Name name, std::uint32_t process_set, const Tens
 HandlePtr allreduce(const HolderPtr& self, Name name, const Tensors& tensors, int op,
                     double prescale, double postscale, std::optional<double> weight,
                     std::uint32_t process_set, py::object keep, bool blocking,
-                    std::uintptr_t stream, std::string transaction, const CallTerms* terms) {
+                    std::uintptr_t stream, std::string transaction, const LateCall* late) {
   EntryBuilder call = call_of(Kind::kAllreduce, std::move(name), process_set, tensors, stream);
   call.reduce(op, prescale, postscale).weigh(weight).transaction(std::move(transaction));
-  if (terms != nullptr) terms->add_to(call);
+  if (late != nullptr) call.late(late->terms, late->skips);
   return submit(self, call, std::move(keep), blocking);
 }
 
@@ -328,10 +327,8 @@ void register_engine(py::module_& module) {
   module.def(
       "utf8_of_name", [](const Name& name) { return py::bytes(name.text); }, py::arg("name"));
   register_handle(module);
-  py::class_<CallTerms>(module, "Terms");
   register_gradient_memory(module);
   register_pending_operations(module);
-  wait_observer() = &LongWaits::all();
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;

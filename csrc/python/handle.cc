@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/wait_observer.h"
+#include "python/long_waits.h"
 #include "python/unlocked.h"
 
 namespace py = pybind11;
@@ -139,7 +139,7 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
 
 void HandleObject::wait_until_done(const Deadline& deadline, bool fatal) {
   Engine& engine = holder_->engine();
-  ObservedWait wait({engine, entry_, /*returns=*/!deadline.is_never() && !fatal});
+  ThreadWait wait(engine, entry_, /*returns=*/!deadline.is_never() && !fatal);
   while (!done()) {
     if (deadline.passed()) raise_timeout();
     {

@@ -106,15 +106,10 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
 
 using HandlePtr = std::unique_ptr<HandleObject>;
 
-// The terms on which a call does not wait for all ranks (wire/terms.h), as Python gives them. The
-// feature that knows them makes a Python class of its subclass.
-class CallTerms {
- public:
-  CallTerms() = default;
-  virtual ~CallTerms() = default;
-  CallTerms(const CallTerms&) = delete;
-  CallTerms& operator=(const CallTerms&) = delete;
-  virtual void add_to(EntryBuilder& call) const = 0;
+// Late gradients, as Python gives them for an all-reduce.
+struct LateCall {
+  LateTerms terms;
+  bool skips = false;
 };
 
 // Submits what the builder has made. `keep` holds the memory of the tensors, and `blocking` says

@@ -95,14 +95,14 @@ LongWaits& LongWaits::all() {
 void LongWaits::report(Engine& engine, std::vector<EntryPtr> waits,
                        std::vector<std::string> places) {
   engine.with_present([&](Engine& present) {
-    if (auto* reporter = present.find<BlockedReport>()) {
+    if (auto* reporter = present.blocked_report()) {
       reporter->note(std::move(waits), std::move(places));
     }
   });
 }
 
 void LongWaits::goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) {
-  const auto* reporter = wait.engine.find<BlockedReport>();
+  const auto* reporter = wait.engine.blocked_report();
   if (wait.returns || reporter == nullptr) return;
   const auto now = std::chrono::steady_clock::now();
   Since& since = waits_.try_emplace(&wait, Since{now - slice}).first->second;

@@ -28,17 +28,19 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/wait_observer.h"
 
 namespace hvdlite {
 
-class LongWaits : public WaitObserver {
+class ThreadWait;
+
+class LongWaits {
  public:
   // Those of this process. Never destroyed: Python may end before it.
   static LongWaits& all();
 
-  void goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) override;
-  void ended(const ThreadWait& wait) override;
+  // The thread has waited for another slice of this length. A wait that went on has ended.
+  void goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice);
+  void ended(const ThreadWait& wait);
 
  private:
   struct Since {
@@ -58,6 +60,32 @@ class LongWaits : public WaitObserver {
   std::vector<std::string> places_of_all() const;
 
   std::map<const ThreadWait*, Since> waits_;
+};
+
+// A thread of Python that waits for an operation of this engine, as long as this object lives.
+class ThreadWait {
+ public:
+  // `returns`: it may end by a timeout, after which the thread might submit something.
+  ThreadWait(Engine& its_engine, const EntryPtr& its_entry, bool returns_early)
+      : engine(its_engine), entry(its_entry), returns(returns_early) {}
+  ~ThreadWait() {
+    if (went_on_) LongWaits::all().ended(*this);
+  }
+  ThreadWait(const ThreadWait&) = delete;
+  ThreadWait& operator=(const ThreadWait&) = delete;
+
+  // It has waited for another slice of this length, and holds the GIL.
+  void goes_on(std::chrono::nanoseconds slice) {
+    went_on_ = true;
+    LongWaits::all().goes_on(*this, slice);
+  }
+
+  Engine& engine;
+  const EntryPtr& entry;
+  const bool returns;
+
+ private:
+  bool went_on_ = false;
 };
 
 }  // namespace hvdlite

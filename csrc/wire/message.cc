@@ -10,7 +10,7 @@ constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an e
 constexpr std::size_t kMinRequestBytes = 39;  // fixed fields, empty texts, no tensor
 constexpr std::size_t kEnds = 2;              // A send has two.
 constexpr std::uint8_t kWeighted = 1;         // flags of a request
-constexpr std::uint8_t kTerms = 2;
+constexpr std::uint8_t kLate = 2;
 constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
 
 void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
@@ -49,11 +49,31 @@ bool names_ranks(const Request& request) {
   return request.changes_process_sets() || request.is_send();
 }
 
+void put_late_terms(Writer& writer, const LateTerms& terms) {
+  writer.put_text(terms.key);
+  writer.put(terms.step);
+  writer.put(terms.quorum);
+  writer.put(terms.grace_us);
+  writer.put(terms.bound);
+  writer.put(static_cast<std::uint8_t>(terms.fold));
+}
+
+void get_late_terms(Reader& reader, LateTerms& terms) {
+  terms.key = reader.get_text(kMaxNameBytes);
+  terms.step = reader.get<std::uint64_t>();
+  terms.quorum = reader.get<std::uint32_t>();
+  terms.grace_us = reader.get<std::int64_t>();
+  terms.bound = reader.get<std::uint32_t>();
+  terms.fold = reader.get<std::uint8_t>() != 0;
+  const bool timed = terms.grace_us >= 0 && terms.grace_us <= kMaxGraceUs;
+  if (!timed || terms.quorum == 0 || terms.bound == 0) reader.reject();
+}
+
 void put_request(Writer& writer, const Request& request) {
   writer.put(request.kind);
   writer.put(request.op);
   writer.put(
-      static_cast<std::uint8_t>((request.weighted ? kWeighted : 0) | (request.terms ? kTerms : 0)));
+      static_cast<std::uint8_t>((request.weighted ? kWeighted : 0) | (request.late ? kLate : 0)));
   writer.put(request.root);
   writer.put(request.process_set);
   writer.put(request.prescale);
@@ -70,7 +90,7 @@ void put_request(Writer& writer, const Request& request) {
     for (const std::int64_t dim : tensor.dims) writer.put(dim);
   }
   put_numbers(writer, names_ranks(request) ? request.ranks : request.splits);
-  if (request.terms) request.terms->put(writer);
+  if (request.late) put_late_terms(writer, *request.late);
 }
 
 void get_tensor(Reader& reader, TensorShape& tensor) {
@@ -98,7 +118,7 @@ void get_request(Reader& reader, Request& request) {
   request.kind = static_cast<Kind>(kind);
   request.op = static_cast<ReduceOp>(op);
   const auto flags = reader.get<std::uint8_t>();
-  if (flags > (kWeighted | kTerms)) return reader.reject();
+  if (flags > (kWeighted | kLate)) return reader.reject();
   request.weighted = (flags & kWeighted) != 0;
   request.root = reader.get<std::int32_t>();
   request.process_set = reader.get<std::uint32_t>();
@@ -113,7 +133,7 @@ void get_request(Reader& reader, Request& request) {
   }
   get_numbers(reader, names_ranks(request) ? request.ranks : request.splits);
   if (request.is_send() && request.ranks.size() != kEnds) reader.reject();
-  if ((flags & kTerms) != 0) request.terms = read_terms(reader);
+  if ((flags & kLate) != 0) get_late_terms(reader, request.late.emplace());
 }
 
 void put_status(Writer& writer, const Status& status) {

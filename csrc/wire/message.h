@@ -9,9 +9,10 @@
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 flags:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
-//              transaction:text count:u32 tensor[count] count:u32 split:i64[count] terms?
-//              flags: 1 weighted, 2 there are terms (wire/terms.h). split: a rank where the request
+//              transaction:text count:u32 tensor[count] count:u32 split:i64[count] late?
+//              flags: 1 weighted, 2 late gradients. split: a rank where the request
 //              changes the process sets, or is a send: source and destination
+//   late     = key:text step:u64 quorum:u32 grace:i64 bound:u32 fold:u8    grace in microseconds
 //   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
@@ -30,8 +31,8 @@
 //              world, and end a round; tune holds from here on
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
-//   report   = bytes                                           an extension of any rank -> its
-//              counterpart at the coordinator, which reads them (Extension::reported())
+//   report   = bytes                                           any rank -> the coordinator: what
+//              its threads wait for (negotiation/deadlock_watch.h)
 //   bundle   = several messages, each with the ranks that it comes from and goes to
 //              (negotiation/relay.h)
 //
@@ -49,7 +50,6 @@
 #include "base/status.h"
 #include "base/tunables.h"
 #include "wire/bytes.h"
-#include "wire/terms.h"
 
 namespace hvdlite {
 
@@ -106,6 +106,24 @@ struct TensorShape {
   bool operator==(const TensorShape&) const = default;
 };
 
+inline constexpr std::int64_t kMaxGraceUs = std::int64_t{1} << 40;  // twelve days
+
+// The terms on which an all-reduce goes on without the gradients of ranks that are late
+// (negotiation/late_gradients.h).
+struct LateTerms {
+  std::string key;            // all requests of one step with this key share one decision
+  std::uint64_t step = 0;     // read where the name is new to the key, and not compared
+  std::uint32_t quorum = 1;   // So many of all members of the process set suffice.
+  std::int64_t grace_us = 0;  // then the others have so many microseconds more
+  std::uint32_t bound = 1;    // no rank is more steps than that behind
+  bool fold = true;           // what comes late goes into a later step; otherwise it is forgotten
+
+  bool operator==(const LateTerms& other) const {
+    return key == other.key && quorum == other.quorum && grace_us == other.grace_us &&
+           bound == other.bound && fold == other.fold;
+  }
+};
+
 // One collective as one rank wants it: all that ranks must agree on.
 struct Request {
   Kind kind = Kind::kAllreduce;
@@ -127,7 +145,7 @@ struct Request {
   // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks. A send:
   // source and destination, which decoders and the engine's local checks have seen to.
   std::vector<std::int64_t> ranks;
-  TermsPtr terms;  // on which it does not wait for all members, or none
+  std::optional<LateTerms> late;  // where it does not wait for all members
 
   bool operator==(const Request&) const = default;
   bool changes_process_sets() const {
@@ -157,13 +175,15 @@ struct Request {
   // An allgather's first dimensions and an alltoall's splits may change with every call.
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
   // Whether all members that take part submit it before it is answered.
-  bool waits_for_all() const { return !terms; }
+  bool waits_for_all() const { return !late; }
   // Whether it is one of those by which steps are known (negotiation/step_clock.h).
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
 
 // "allreduce 'layer1.weight'", "send 'x' from rank 0 to rank 1", for messages.
 std::string describe(const Request& request);
+// Its name, and after a NUL the names of its tensors, where there are several, for the trace.
+std::string trace_label(const Request& request);
 
 // When the sender's program submitted the first and the last of its requests that are of_a_step(),
 // as it says itself: nanoseconds on rank 0's monotonic clock. Both are 0 where none is.
@@ -209,7 +229,7 @@ struct Response {
   // of the others (transport/topology.h).
   std::vector<int> absent;
   std::uint32_t generation = 0;
-  // Where the request has terms: the members, ascending, whose own tensors do not count.
+  // Of late gradients: the members, ascending, whose own tensors do not count.
   std::vector<int> left_out;
   Status error;  // kError
   // Does not travel: the only ranks that get it, ascending; empty: all that it concerns.

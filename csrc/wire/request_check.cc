@@ -7,6 +7,11 @@
 namespace hvdlite {
 namespace {
 
+// The first field in which two requests differ, in words.
+struct Difference {
+  std::string field, a, b;
+};
+
 std::string text_of(const std::vector<std::int64_t>& dims) {
   std::ostringstream text;
   text << '[';
@@ -45,6 +50,21 @@ std::optional<Difference> difference(const TensorShape& a, const TensorShape& b,
   return std::nullopt;
 }
 
+// `a` and `b` are not equal.
+Difference difference(const LateTerms& a, const LateTerms& b) {
+  if (a.key != b.key) {
+    return {"key of late gradients", "'" + a.key + "'", "'" + b.key + "'"};
+  }
+  if (a.quorum != b.quorum) {
+    return {"quorum of late gradients", text_of(a.quorum), text_of(b.quorum)};
+  }
+  if (a.grace_us != b.grace_us) {
+    return {"grace of late gradients", text_of(a.grace_us) + " us", text_of(b.grace_us) + " us"};
+  }
+  if (a.bound != b.bound) return {"bound of late gradients", text_of(a.bound), text_of(b.bound)};
+  return {"policy of late gradients", a.fold ? "fold" : "drop", b.fold ? "fold" : "drop"};
+}
+
 std::optional<Difference> difference(const Request& a, const Request& b) {
   if (a.kind != b.kind) {
     return Difference{"operation", std::string(name_of(a.kind)), std::string(name_of(b.kind))};
@@ -56,7 +76,10 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
     return Difference{"reduce op", std::string(name_of(a.op)), std::string(name_of(b.op))};
   }
   if (a.root != b.root) return Difference{"root rank", text_of(a.root), text_of(b.root)};
-  if (auto found = difference(a.terms, b.terms)) return found;
+  if (a.late.has_value() != b.late.has_value()) {
+    return Difference{"late gradients", a.late ? "one" : "none", b.late ? "one" : "none"};
+  }
+  if (a.late && *a.late != *b.late) return difference(*a.late, *b.late);
   if (a.weighted != b.weighted) {
     return Difference{"weight", a.weighted ? "one" : "none", b.weighted ? "one" : "none"};
   }
@@ -123,6 +146,20 @@ std::string describe(const Request& request) {
   if (!request.is_send()) return text;
   return text + " from rank " + std::to_string(request.source()) + " to rank " +
          std::to_string(request.destination());
+}
+
+std::string trace_label(const Request& request) {
+  constexpr std::size_t kLongest = 4096;
+  std::string label = request.name;
+  if (request.tensors.size() < 2) return label;
+  char separator = '\0';
+  for (const TensorShape& tensor : request.tensors) {
+    if (label.size() + tensor.name.size() > kLongest) return label + " ...";
+    label += separator;
+    label += tensor.name;
+    separator = ' ';
+  }
+  return label;
 }
 
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,

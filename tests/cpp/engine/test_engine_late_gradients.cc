@@ -11,7 +11,6 @@
 #include "engine/pending_operations.h"
 #include "engine_worlds.h"
 #include "host/self_backend.h"
-#include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients {
 using namespace std::chrono_literals;
@@ -25,17 +24,13 @@ LateTerms call_of(int step, std::uint32_t quorum = 1, std::uint32_t bound = 4) {
 EntryPtr bucket(const std::string& name, std::vector<float>& values, LateTerms call) {
   EntryPtr entry = allreduce_entry(name, values, ReduceOp::kAverage);
   entry->request.weighted = true;
-  entry->request.terms = std::make_shared<LateTerms>(std::move(call));
+  entry->request.late = std::move(call);
   return entry;
 }
 
-int waiting_results(Engine& engine) {
-  return engine.find<LateResults>()->attendance().waiting(kKey);
-}
+int waiting_results(Engine& engine) { return engine.attendance().waiting(kKey); }
 
-std::vector<Attendance::Row> attendance(Engine& engine) {
-  return engine.find<LateResults>()->attendance().rows(kKey);
-}
+std::vector<Attendance::Row> attendance(Engine& engine) { return engine.attendance().rows(kKey); }
 
 bool waits(Engine& engine, int steps) {
   return soon([&] { return waiting_results(engine) == steps; });
@@ -51,10 +46,10 @@ Outcome step_of(Engine& engine, float own, const LateTerms& call, double weight 
   std::vector<float> values(5, own);
   const EntryPtr entry = bucket("grad", values, call);
   entry->weight = skips ? 0 : weight;
-  LateEntry::of(*entry).skips = skips;
+  entry->skips = skips;
   CHECK_OK(run(engine, entry));
   CHECK_EQ(values, std::vector<float>(5, values[0]));
-  return {values[0], LateEntry::of(*entry).late};
+  return {values[0], entry->late};
 }
 
 // Where a step's call is another one than that of the step before, it waits for all.
@@ -163,7 +158,7 @@ void check_type(DataType dtype) {
       }
       for (const EntryPtr& entry : entries) {
         CHECK_OK(finish(engine, entry));
-        CHECK_EQ(LateEntry::of(*entry).late, step == 1 && rank == 2);
+        CHECK_EQ(entry->late, step == 1 && rank == 2);
       }
       // Half of the mean of 1, 2 and 3; of 1 and 2; of 1, 2, 3 and 3.
       const double mean = step == 0 ? 2 : step == 1 ? 1.5 : 2.25;
@@ -215,7 +210,7 @@ void run_at_random(const Hosts& hosts, unsigned seed) {
         entry->request.tensors = {shape};
         entry->inputs = {own.data()};
         entry->outputs = {own.data()};
-        LateEntry::of(*entry).skips = skips;
+        entry->skips = skips;
         entry->weight = skips ? 0 : 1;
         CHECK_OK(engine.enqueue(entry, false));
         entries.push_back(entry);
@@ -266,13 +261,6 @@ TEST(engine_late_gradients_of_a_process_set_is_its_own) {
     met.arrive_and_wait();
     CHECK_OK(run(engine, removal(set)));
   });
-}
-
-// Gives the entry terms of its own, which may be changed.
-LateTerms& change_terms(Entry& entry) {
-  auto terms = std::make_shared<LateTerms>(LateTerms::of(entry.request.terms));
-  entry.request.terms = terms;
-  return *terms;
 }
 
 // A step in which others may be two steps behind.
@@ -329,9 +317,9 @@ TEST(engine_late_gradients_refuses_what_cannot_wait_for_a_late_rank) {
       return status.message();
     };
     CHECK(has(refusal([](Entry& entry) { entry.request.weighted = false; }), "by average"));
-    CHECK(has(refusal([](Entry& entry) { change_terms(entry).quorum = 3; }), "from 1 to 2, not 3"));
-    CHECK(has(refusal([](Entry& entry) { change_terms(entry).bound = 0; }), "at least one step"));
-    CHECK(has(refusal([](Entry& entry) { change_terms(entry).key = ""; }), "1 to 512 bytes"));
+    CHECK(has(refusal([](Entry& entry) { entry.request.late->quorum = 3; }), "from 1 to 2, not 3"));
+    CHECK(has(refusal([](Entry& entry) { entry.request.late->bound = 0; }), "at least one step"));
+    CHECK(has(refusal([](Entry& entry) { entry.request.late->key = ""; }), "1 to 512 bytes"));
     CHECK(has(refusal([](Entry& entry) {
                 entry.request.tensors[0].dtype = entry.request.tensors[0].wire =
                     DataType::kComplex64;

@@ -16,10 +16,16 @@ inline Group world_of(int size) {
   return *sets.get(0);
 }
 
-inline Coordinator make_coordinator(int size, std::size_t cache = 100) {
-  Coordinator coordinator(size, cache);
-  coordinator.add_set(world_of(size));
-  return coordinator;
+// One that never warns of a stall, unless a test gives it other settings.
+inline Config quiet_config(std::int64_t cache = 100) {
+  Config config;
+  config.cache_capacity = cache;
+  config.stall_warning = config.stall_shutdown = 0;
+  return config;
+}
+
+inline Coordinator make_coordinator(int size, std::int64_t cache = 100) {
+  return Coordinator(size, quiet_config(cache));
 }
 
 // A coordinator with a monitor that warns after ten seconds.
@@ -27,7 +33,7 @@ struct Stalling {
   explicit Stalling(int size, double shutdown = Config().stall_shutdown)
       : config(config_of(shutdown)),
         coordinator(make_coordinator(size)),
-        monitor(config, coordinator, stalls) {}
+        monitor(config, coordinator, &stalls) {}
   static Config config_of(double shutdown) {
     Config config;
     config.stall_warning = 10;

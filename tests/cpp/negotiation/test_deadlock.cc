@@ -33,9 +33,11 @@ Request send_of(const std::string& name, int source, int destination) {
 
 // A coordinator whose ranks submit, and say that they wait.
 struct Waits {
-  explicit Waits(int size, double grace = kGrace)
-      : coordinator(make_coordinator(size)), watch(grace, coordinator) {
-    coordinator.add(watch);
+  explicit Waits(int size, double grace = kGrace) : coordinator(size, config_of(grace)) {}
+  static Config config_of(double grace) {
+    Config config = quiet_config();
+    config.deadlock_grace = grace;
+    return config;
   }
 
   void submit(int rank, const Request& request, Coordinator::TimePoint now = kStart) {
@@ -69,7 +71,6 @@ struct Waits {
   bool none(Coordinator::TimePoint now = kStart + 100s) { return failures(now).empty(); }
 
   Coordinator coordinator;
-  DeadlockWatch watch;
   std::map<int, std::uint64_t> submitted;  // The key is a rank.
   std::map<int, std::string> places;       // where a rank waits
 };
@@ -80,9 +81,9 @@ TEST(deadlock_of_two_ranks_fails_both_operations_after_the_grace) {
   Waits waits(2);
   waits.block(0, barrier_of("x"));
   waits.block(1, allreduce_of("y", 4), kStart + 100ms);
-  CHECK(waits.watch.due() == kStart + 1s);
+  CHECK(waits.coordinator.deadlock_watch().due() == kStart + 1s);
   CHECK(waits.none(kStart + 1s));
-  CHECK(waits.watch.due() == kStart + 1100ms);
+  CHECK(waits.coordinator.deadlock_watch().due() == kStart + 1100ms);
   const auto failed = waits.failures(kStart + 1100ms);
   CHECK_EQ(failed.size(), std::size_t{2});
   for (const auto& [name, error] : failed) CHECK_STATUS(error, StatusCode::kDeadlock);
@@ -96,7 +97,7 @@ TEST(deadlock_of_two_ranks_fails_both_operations_after_the_grace) {
   CHECK_EQ(failed.at("x").message(), "deadlock: " + side_x + ", and " + side_y + rest);
   CHECK_EQ(failed.at("y").message(), "deadlock: " + side_y + ", and " + side_x + rest);
   CHECK(waits.coordinator.idle());
-  CHECK(!waits.watch.due());
+  CHECK(!waits.coordinator.deadlock_watch().due());
 }
 
 TEST(deadlock_says_where_each_rank_waits) {
@@ -191,16 +192,7 @@ TEST(deadlock_of_a_name_that_is_used_again_is_not_that_of_its_last_use) {
   CHECK(waits.none());
 }
 
-// The terms of no feature.
-struct SomeTerms : Terms {
-  std::string name() const override { return "terms"; }
-  void put(Writer& /*writer*/) const override {}
-  std::optional<Difference> difference(const Terms& /*other*/) const override {
-    return std::nullopt;
-  }
-};
-
-TEST(deadlock_does_not_concern_joins_and_requests_with_terms) {
+TEST(deadlock_does_not_concern_joins_and_late_gradients) {
   Waits waits(3);
   waits.block(0, join_request());
   waits.block(1, send_of("a", 2, 1));
@@ -211,7 +203,7 @@ TEST(deadlock_does_not_concern_joins_and_requests_with_terms) {
 
   Waits some(2);
   Request request = allreduce_of("r", 4);
-  request.terms = std::make_shared<SomeTerms>();
+  request.late = LateTerms{"key", 0, 1, 1'000'000'000, 1, true};
   some.block(0, request);
   some.block(1, barrier_of("x"));
   CHECK(some.none());
@@ -256,7 +248,7 @@ TEST(deadlock_is_not_looked_for_without_a_grace) {
   Waits waits(2, /*grace=*/0);
   waits.block(0, barrier_of("x"));
   waits.block(1, allreduce_of("y", 4));
-  CHECK(!waits.watch.due());
+  CHECK(!waits.coordinator.deadlock_watch().due());
   CHECK(waits.none());
 }
 
@@ -269,7 +261,7 @@ Config impatient_config(double grace = 0.2) {
   return config;
 }
 
-BlockedReport& report_of(Engine& engine) { return *engine.find<BlockedReport>(); }
+BlockedReport& report_of(Engine& engine) { return *engine.blocked_report(); }
 
 void note(Engine& engine, std::vector<EntryPtr> waits) { report_of(engine).note(std::move(waits)); }
 

@@ -77,10 +77,10 @@ class Model {
   explicit Model(unsigned seed) : random_(seed), size_(2 + pick(3)), ranks_(size_) {
     make_operations();
     for (int rank = 0; rank < size_; ++rank) make_programs(rank);
-    coordinator_ = std::make_unique<Coordinator>(make_coordinator(size_));
+    Config config = quiet_config();
+    config.deadlock_grace = kModelGrace;
+    coordinator_ = std::make_unique<Coordinator>(size_, config);
     if (size_ > 2) coordinator_->add_set({1, {0, 2}, 1, 0});
-    watch_ = std::make_unique<DeadlockWatch>(kModelGrace, *coordinator_);
-    coordinator_->add(*watch_);
   }
 
   // Returns how many operations were failed; -1: some program did not come to its end.
@@ -345,7 +345,6 @@ class Model {
   std::vector<RankState> ranks_;
   std::vector<Operation> operations_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::unique_ptr<DeadlockWatch> watch_;
   int now_ = 0;
   int failed_ = 0;
 };

@@ -3,7 +3,6 @@
 #include "coordinators.h"
 #include "negotiation/late_gradients.h"
 #include "negotiation/step_clock.h"
-#include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients {
 using namespace std::chrono_literals;
@@ -47,7 +46,7 @@ Request late_request(const std::string& name, const LateTerms& call) {
   Request request = allreduce_of(name, 4);
   request.op = ReduceOp::kAverage;
   request.weighted = true;
-  request.terms = std::make_shared<LateTerms>(call);
+  request.late = call;
   return request;
 }
 
@@ -65,17 +64,14 @@ constexpr Coordinator::TimePoint kBegin = kStart + 1h;
 
 TEST(step_clock_has_a_late_rank_be_late_until_its_step_closes) {
   StepClock clock(3, 0);
-  Coordinator coordinator = make_coordinator(3);
-  coordinator.add(clock);
-  LateGradients late(coordinator);
-  coordinator.add(late);
+  Coordinator coordinator(3, quiet_config(), {nullptr, &clock});
   submit_late(coordinator, {0, 1, 2}, kBegin);
   (void)coordinator.take_responses();
   for (int step = 1; step < 4; ++step) {
     submit_late(coordinator, {0, 1}, kBegin + step * 100ms);
-    coordinator.decide(kBegin + step * 100ms + 41ms);  // of grace since the quorum, 39 ms
+    coordinator.tick(kBegin + step * 100ms + 41ms);  // of grace since the quorum, 39 ms
     CHECK(coordinator.take_responses().empty());
-    coordinator.decide(kBegin + step * 100ms + 50ms);
+    coordinator.tick(kBegin + step * 100ms + 50ms);
     CHECK_EQ(coordinator.take_responses().size(), std::size_t{1});
   }
   const StepClock::Report report = clock.report();

@@ -15,7 +15,6 @@
 #include "engine/timeline.h"
 #include "negotiation/late_gradients.h"
 #include "trace/trace.h"
-#include "wire/late_terms.h"
 
 namespace hvdlite::testing::late_gradients_model {
 
@@ -41,16 +40,13 @@ struct Collective {
 };
 
 struct Rank {
-  Rank(int rank, int size)
-      : late(rank, size, [this](const EntryPtr& entry, Status status) {
-          queue.finish(entry, std::move(status));
-        }) {}
+  Rank(int rank, int size) : late(rank, size, queue) {}
 
   Trace trace;
   Timeline timeline{trace};
   TensorQueue queue{timeline};
   LateResults late;
-  ResponseCache cache{100};
+  ResponseCache cache{Config()};
   std::unordered_map<std::string, EntryPtr> pending;
   // The training thread: the buckets of its step that it has not submitted, then what it waits for.
   int step = -1;
@@ -71,8 +67,6 @@ struct Rank {
 class Model {
  public:
   Model(const Case& chosen, unsigned seed) : case_(chosen), random_(seed) {
-    coordinator_.add_set(world_of(case_.ranks));
-    coordinator_.add(late_gradients_);
     for (int rank = 0; rank < case_.ranks; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(rank, case_.ranks));
       speed_.push_back(1 + static_cast<int>(random_() % 8));
@@ -97,7 +91,7 @@ class Model {
   }
   void pass_time() {
     now_ += std::chrono::microseconds(random_() % 400);
-    coordinator_.decide(now_);
+    coordinator_.late_gradients().tick(now_);
     distribute();
   }
 
@@ -165,13 +159,12 @@ class Model {
     entry->request.tensors[0].dtype = entry->request.tensors[0].wire = DataType::kFloat64;
     entry->request.op = ReduceOp::kAverage;
     entry->request.weighted = true;
-    auto terms = std::make_shared<LateTerms>(case_.call);
-    terms->step = static_cast<std::uint64_t>(one.step);
-    entry->request.terms = std::move(terms);
+    entry->request.late = case_.call;
+    entry->request.late->step = static_cast<std::uint64_t>(one.step);
     entry->key = entry->request.key();
     entry->inputs = {values.data()};
     entry->outputs = {values.data()};
-    LateEntry::of(*entry).skips = one.skips;
+    entry->skips = one.skips;
     if (one.skips) entry->weight = 0;
     CHECK_OK(one.queue.push(entry));
     one.submitted.push_back(entry);
@@ -198,7 +191,7 @@ class Model {
     one.submitted.pop_front();
     (void)one.queue.take();
     one.to_coordinator.push_back(entry->request);
-    if (!entry->request.terms || !one.late.take(entry)) one.pending[entry->key] = entry;
+    if (!entry->request.late || !one.late.take(entry)) one.pending[entry->key] = entry;
     return true;
   }
 
@@ -303,7 +296,7 @@ class Model {
     const std::vector<double>& result = results[static_cast<std::size_t>(one.step)];
     CHECK(std::memcmp(entry.outputs[0], result.data(), 8 * elements()) == 0);
     const bool counted = result[gradient(rank, one.step)] > 0.5;
-    CHECK_EQ(counted, !LateEntry::of(entry).late && !LateEntry::of(entry).skips);
+    CHECK_EQ(counted, !entry.late && !entry.skips);
   }
 
   // Each gradient is in one sum at most, and in one sum unless it was late in the end, its rank has
@@ -335,8 +328,7 @@ class Model {
 
   const Case case_;
   std::mt19937 random_;
-  Coordinator coordinator_{case_.ranks, 100};
-  LateGradients late_gradients_{coordinator_};
+  Coordinator coordinator_{case_.ranks, quiet_config()};
   Coordinator::TimePoint now_ = kStart;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<int> speed_;  // of 8

@@ -83,9 +83,7 @@ void submit_by_all(Coordinator& coordinator, const Request& request, const std::
 
 TEST(coordinator_tells_the_arrivals_of_all_reduces_of_all_ranks) {
   StepClock clock(2, 0.29);
-  Coordinator coordinator(2, 100);
-  coordinator.add(clock);
-  coordinator.add_set(world_of(2));
+  Coordinator coordinator(2, quiet_config(), {nullptr, &clock});
   for (int step = 0; step < 12; ++step) {
     submit_by_all(coordinator, allreduce_of("#once", 1), {0, 1}, 30.0 * step);
     submit_by_all(coordinator, allreduce_of("a", 1), {1, 0}, 30.0 * step + 10);
@@ -99,9 +97,7 @@ TEST(coordinator_tells_the_arrivals_of_all_reduces_of_all_ranks) {
 
 TEST(coordinator_tells_no_arrivals_while_a_rank_has_joined) {
   StepClock clock(2, 0.1);
-  Coordinator coordinator(2, 100);
-  coordinator.add(clock);
-  coordinator.add_set(world_of(2));
+  Coordinator coordinator(2, quiet_config(), {nullptr, &clock});
   CHECK(coordinator.submit(1, join_request(), at(0)).ok());
   for (int step = 0; step < 30; ++step) {
     submit_by_all(coordinator, allreduce_of("a", 1), {0}, 100.0 * step);

@@ -42,7 +42,7 @@ TEST(coordinator_with_a_full_cache_goes_on_in_full) {
 }
 
 TEST(response_cache_gives_the_id_of_a_removed_set_to_one_request_only) {
-  ResponseCache cache(2);
+  ResponseCache cache(quiet_config(2));
   cache.remember(cache.assign("a"), "a", allreduce_of("a", 4, 1));
   cache.forget(1);
   const Request b = allreduce_of("b", 4);

@@ -343,8 +343,7 @@ TEST(coordinator_of_an_elastic_job_cuts_the_round_where_members_change) {
     return text;
   };
   for (const bool elastic : {false, true}) {
-    Coordinator coordinator(2, 100, nullptr, elastic);
-    coordinator.add_set(world_of(2));
+    Coordinator coordinator(2, quiet_config(), {}, elastic);
     coordinator.skip_ids(6);
     const Response added = decide(coordinator, 2, adding({1}));
     CHECK_EQ(added.set_id, 7);
