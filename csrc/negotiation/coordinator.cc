@@ -433,7 +433,7 @@ void Coordinator::note_step(PendingTensor& pending, const Response& response, Ti
   }
   views_.steps->arrived(pending.request.name, pending.arrivals,
                         response.absent.empty() && response.left_out.empty());
-  const auto line = views_.steps->lateness().take_line();
+  const auto line = views_.steps->take_line();
   if (line) notices_.push_back({"late", line->rank, "", line->text});
 }
 

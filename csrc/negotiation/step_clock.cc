@@ -4,13 +4,10 @@
 #include <functional>
 #include <utility>
 
-#include "base/deadline.h"
 #include "base/text.h"
 
 namespace hvdlite {
 namespace {
-
-using TimePoint = Lateness::TimePoint;
 
 // A rank stands out where it is the last in so many of the steps, and so late.
 constexpr std::uint64_t kFewestSteps = 10;
@@ -21,85 +18,6 @@ constexpr double kLeastSeconds = 1e-3;
 std::string percent(double share) { return text_of_fixed(100 * share, 0) + " %"; }
 
 std::string milliseconds(double seconds) { return text_of_fixed(1000 * seconds, 1) + " ms"; }
-
-template <TimePoint Arrival::* at>
-TimePoint median(std::span<const Arrival> arrivals, std::vector<TimePoint>& sorted) {
-  sorted.clear();
-  for (const Arrival& arrival : arrivals) sorted.push_back(arrival.*at);
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
-}
-
-std::size_t last_of(const std::vector<Lateness::Rank>& ranks, double Lateness::Rank::* value) {
-  const auto less = [value](const Lateness::Rank& a, const Lateness::Rank& b) {
-    return a.*value < b.*value;
-  };
-  return static_cast<std::size_t>(std::max_element(ranks.begin(), ranks.end(), less) -
-                                  ranks.begin());
-}
-
-}  // namespace
-
-Lateness::Lateness(int size, double interval)
-    : interval_(interval), step_(static_cast<std::size_t>(size)) {
-  window_.ranks.resize(step_.size());
-}
-
-void Lateness::arrived(std::span<const Arrival> arrivals, bool begins) {
-  const TimePoint first_median = median<&Arrival::first>(arrivals, sorted_);
-  const TimePoint last_median = median<&Arrival::last>(arrivals, sorted_);
-  if (begins && begin_) end_step(first_median);
-  const bool first = !begin_;
-  if (first) begin_ = first_median;
-  for (std::size_t rank = 0; rank < step_.size(); ++rank) {
-    const double late = seconds_between(last_median, arrivals[rank].last);
-    if (first) step_[rank].before_backward = seconds_between(first_median, arrivals[rank].first);
-    step_[rank].late = first ? late : std::max(step_[rank].late, late);
-  }
-}
-
-void Lateness::end_step(TimePoint next) {
-  const std::size_t last = last_of(step_, &Rank::late);
-  const double seconds = seconds_between(*begin_, next);
-  if (window_.steps == 0) window_.begin = *begin_;
-  ++window_.steps;
-  window_.seconds += seconds;
-  window_.ranks[last].last += 1;
-  for (std::size_t rank = 0; rank < step_.size(); ++rank) {
-    window_.ranks[rank].late += step_[rank].late;
-    window_.ranks[rank].before_backward += step_[rank].before_backward;
-  }
-  if (interval_ > 0 && seconds_between(window_.begin, next) >= interval_) {
-    line_ = describe(window_);
-    window_ = {};
-    window_.ranks.resize(step_.size());
-  }
-  begin_.reset();
-}
-
-std::optional<Lateness::Line> Lateness::describe(const Window& window) const {
-  const auto steps = static_cast<double>(window.steps);
-  const std::size_t rank = last_of(window.ranks, &Rank::last);
-  const Rank& sums = window.ranks[rank];
-  const double late = sums.late / steps;
-  const double share = sums.late / window.seconds;
-  if (window.steps < kFewestSteps || sums.last < kShareOfSteps * steps || late < kLeastSeconds ||
-      share < kShareOfTime) {
-    return std::nullopt;
-  }
-  const double before = std::clamp(sums.before_backward / steps, 0.0, late);
-  std::string text = "rank " + std::to_string(rank) + " was last in " + percent(sums.last / steps) +
-                     " of " + std::to_string(window.steps) + " steps, " + milliseconds(late) +
-                     " (" + percent(share) + " of a step) after the median, " +
-                     milliseconds(before) + " of it before backward: look " +
-                     (before >= late / 2 ? "at its input, its forward pass and its links"
-                                         : "at its batches and at what else runs on its host");
-  return Line{static_cast<int>(rank), std::move(text)};
-}
-
-std::optional<Lateness::Line> Lateness::take_line() { return std::exchange(line_, std::nullopt); }
-namespace {
 
 constexpr std::size_t kMostNames = 4096;  // in a step; without repetitions there are no steps
 
@@ -139,6 +57,8 @@ void add_phases(StepClock::Rank& sums, const StepClock::Rank& more) {
   sums.between += more.between;
 }
 
+double seconds_of(StepClock::Duration time) { return std::chrono::duration<double>(time).count(); }
+
 StepClock::Duration late(const StepClock::Rank& rank) {
   return rank.late_between + rank.late_backward;
 }
@@ -146,13 +66,14 @@ StepClock::Duration late(const StepClock::Rank& rank) {
 }  // namespace
 
 double StepClock::Report::seconds() const {
-  return std::chrono::duration<double>(time).count() / static_cast<double>(ranks.size());
+  return seconds_of(time) / static_cast<double>(ranks.size());
 }
 
-StepClock::StepClock(int size, double lateness_interval)
-    : size_(static_cast<std::size_t>(size)), lateness_(size, lateness_interval) {
+StepClock::StepClock(int size, double line_interval)
+    : size_(static_cast<std::size_t>(size)), line_interval_(line_interval) {
   burst_.ranks.resize(size_);
   step_.ranks.resize(size_);
+  window_.ranks.resize(size_);
   report_.ranks.resize(size_);
 }
 
@@ -166,7 +87,7 @@ void StepClock::arrived(const std::string& name, std::span<const Arrival> arriva
   }
   names_.insert(hash);
   for (std::size_t rank = 0; rank < size_; ++rank) burst_.ranks[rank].include(arrivals[rank]);
-  if (counted) lateness_.arrived(arrivals, begins_step);
+  burst_.counted = burst_.counted && counted;
 }
 
 void StepClock::ended(TimePoint time) { burst_.end = std::max(burst_.end, time); }
@@ -196,7 +117,7 @@ void StepClock::begin_anew() {
   step_ = {};
   step_.ranks.resize(size_);
   names_.clear();
-  lateness_.forget();
+  step_counts_ = true;
 }
 
 void StepClock::add(const Burst& burst, const Burst& next) {
@@ -211,6 +132,7 @@ void StepClock::add(const Burst& burst, const Burst& next) {
     (next.begins_step ? sums.between : sums.backward) += gap;
     step_.time += next.ranks[i].first - own.first;
   }
+  step_counts_ = step_counts_ && burst.counted;
   if (size_ > 1) add_lateness(burst);
   if (next.begins_step) end_step();
 }
@@ -226,21 +148,59 @@ void StepClock::add_lateness(const Burst& burst) {
 }
 
 void StepClock::end_step() {
-  const auto less = [](const Rank& a, const Rank& b) { return late(a) < late(b); };
-  const auto last = std::max_element(step_.ranks.begin(), step_.ranks.end(), less);
-  MutexLock lock(mutex_);
-  ++report_.steps;
-  report_.time += step_.time;
-  for (std::size_t i = 0; i < size_; ++i) add_phases(report_.ranks[i], step_.ranks[i]);
-  if (size_ > 1) {
-    Rank& sums = report_.ranks[static_cast<std::size_t>(last - step_.ranks.begin())];
-    ++sums.last;
-    sums.late_between += last->late_between;
-    sums.late_backward += last->late_backward;
+  {
+    MutexLock lock(mutex_);
+    add_step_to(report_);
   }
+  if (step_counts_ && line_interval_ > 0) {
+    add_step_to(window_);
+    if (window_.seconds() >= line_interval_) {
+      line_ = describe(window_);
+      window_ = {};
+      window_.ranks.resize(size_);
+    }
+  }
+  step_counts_ = true;
   step_.time = Duration();
   std::fill(step_.ranks.begin(), step_.ranks.end(), Rank());
 }
+
+void StepClock::add_step_to(Report& sums) const {
+  ++sums.steps;
+  sums.time += step_.time;
+  for (std::size_t i = 0; i < size_; ++i) add_phases(sums.ranks[i], step_.ranks[i]);
+  if (size_ == 1) return;
+  const auto less = [](const Rank& a, const Rank& b) { return late(a) < late(b); };
+  const auto last = std::max_element(step_.ranks.begin(), step_.ranks.end(), less);
+  Rank& rank = sums.ranks[static_cast<std::size_t>(last - step_.ranks.begin())];
+  ++rank.last;
+  rank.late_between += last->late_between;
+  rank.late_backward += last->late_backward;
+}
+
+std::optional<StepClock::Line> StepClock::describe(const Report& window) const {
+  const auto fewer = [](const Rank& a, const Rank& b) { return a.last < b.last; };
+  const auto last = std::max_element(window.ranks.begin(), window.ranks.end(), fewer);
+  const auto steps = static_cast<double>(window.steps);
+  const double share_of_steps = static_cast<double>(last->last) / steps;
+  const double seconds = seconds_of(late(*last)) / steps;
+  const double share_of_time = seconds * steps / window.seconds();
+  if (window.steps < kFewestSteps || share_of_steps < kShareOfSteps || seconds < kLeastSeconds ||
+      share_of_time < kShareOfTime) {
+    return std::nullopt;
+  }
+  const double before = seconds_of(last->late_between) / steps;
+  const auto rank = static_cast<int>(last - window.ranks.begin());
+  std::string text = "rank " + std::to_string(rank) + " was last in " + percent(share_of_steps) +
+                     " of " + std::to_string(window.steps) + " steps, " + milliseconds(seconds) +
+                     " (" + percent(share_of_time) + " of a step) after the median, " +
+                     milliseconds(before) + " of it before backward: look " +
+                     (before >= seconds / 2 ? "at its input, its forward pass and its links"
+                                            : "at its batches and at what else runs on its host");
+  return Line{rank, std::move(text)};
+}
+
+std::optional<StepClock::Line> StepClock::take_line() { return std::exchange(line_, std::nullopt); }
 
 StepClock::Report StepClock::report() const {
   MutexLock lock(mutex_);

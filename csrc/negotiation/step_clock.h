@@ -45,65 +45,6 @@
 
 namespace hvdlite {
 
-// Who makes the others wait: how much later than the median each rank submits, step by step, as
-// lines for the log. It costs no message.
-//
-// Words: a *step* is what StepClock says. In each all-reduce a rank is late by its arrival less
-// that of the median rank (of an even number, the earlier of the two in the middle). A rank's
-// *lateness* in a step is the most of these; how late it was in the first all-reduce of the step is
-// its lateness *before backward*. The *last* rank has the most lateness.
-//
-// The arrivals are moments at which the ranks' programs submitted, on rank 0's clock. Those that
-// travelled in one frame have the frame's first and last moment.
-//
-// The class is pure: it has no clock. StepClock owns it. Rank 0's runner calls it.
-class Lateness {
- public:
-  using TimePoint = Arrival::TimePoint;
-
-  // Of one step, or sums over several.
-  struct Rank {
-    double late = 0;             // seconds after the median
-    double before_backward = 0;  // seconds after the median in the first all-reduce of the step
-    double last = 0;             // steps in which this rank was the last
-  };
-
-  // "rank 2 was last in ..."
-  struct Line {
-    int rank = -1;
-    std::string text;
-  };
-
-  // `interval`: seconds between two lines of take_line(), at least; 0: there are none.
-  Lateness(int size, double interval);
-
-  // All ranks have submitted an all-reduce: when, by rank. `begins`: it begins a step.
-  void arrived(std::span<const Arrival> arrivals, bool begins);
-  // Forgets the step under way.
-  void forget() { begin_.reset(); }
-  // Returns the line that has become due, once: which rank was last in most of the steps since the
-  // line before, and by how much. There is none where no rank stands out.
-  std::optional<Line> take_line();
-
- private:
-  // Sums over the steps of one line.
-  struct Window {
-    TimePoint begin;
-    std::uint64_t steps = 0;
-    double seconds = 0;
-    std::vector<Rank> ranks;
-  };
-  void end_step(TimePoint next);
-  std::optional<Line> describe(const Window& window) const;
-
-  const double interval_;
-  std::vector<Rank> step_;          // They belong to this step; `last` is not used.
-  std::optional<TimePoint> begin_;  // The median's first arrival began this step.
-  std::vector<TimePoint> sorted_;   // kept for its capacity
-  Window window_;
-  std::optional<Line> line_;
-};
-
 class StepClock {
  public:
   using TimePoint = Arrival::TimePoint;
@@ -126,8 +67,14 @@ class StepClock {
     double seconds() const;  // the mean of the ranks
   };
 
-  // `lateness_interval`: as Lateness.
-  StepClock(int size, double lateness_interval);
+  // "rank 2 was last in ..."
+  struct Line {
+    int rank = -1;
+    std::string text;
+  };
+
+  // `line_interval`: seconds between two lines of take_line(), at least; 0: there are none.
+  StepClock(int size, double line_interval);
 
   // The all-reduce of this name was answered: when the ranks submitted it, by rank. A rank that has
   // joined gives no Arrival. `counted`: all ranks take part with their own tensors.
@@ -136,13 +83,17 @@ class StepClock {
   void ended(TimePoint time);
 
   Report report() const;
-  Lateness& lateness() { return lateness_; }
+  // Returns the line that has become due, once: which rank was last in most of the steps since the
+  // line before, and by how much. There is none where no rank stands out. Steps in which a rank had
+  // joined, or was late with its gradient, do not count.
+  std::optional<Line> take_line();
 
  private:
   struct Burst {
     std::vector<Arrival> ranks;  // f and l
     TimePoint end{};             // e, as far as it is known
     bool begins_step = true;     // it is the first one of its step
+    bool counted = true;         // so were all its all-reduces
   };
   // Completes what is known of the burst under way, and begins the next one.
   void close(bool begins_step);
@@ -151,16 +102,22 @@ class StepClock {
   void add(const Burst& burst, const Burst& next);
   void add_lateness(const Burst& burst);
   void end_step();
+  // Adds the step to sums over several.
+  void add_step_to(Report& sums) const;
+  std::optional<Line> describe(const Report& window) const;
 
   const std::size_t size_;
 
   // The runner's.
-  Lateness lateness_;
+  const double line_interval_;
   std::unordered_set<std::size_t> names_;  // The step under way has these, hashed.
   Burst burst_;                            // under way
   std::optional<Burst> before_;            // the one before it; its f' is in burst_
   Report step_;                            // sums over the bursts before that, of the same step
-  std::vector<TimePoint> others_;          // kept for its capacity
+  bool step_counts_ = true;                // for the line
+  Report window_;                          // of the steps since the line before
+  std::optional<Line> line_;
+  std::vector<TimePoint> others_;  // kept for its capacity
 
   mutable Mutex mutex_;
   Report report_ HVDLITE_GUARDED_BY(mutex_);

@@ -1,4 +1,4 @@
-// Lateness: which rank is late, in steps that are made up.
+// The lines of StepClock: which rank is late, in steps that are made up.
 #include <string>
 #include <vector>
 
@@ -9,7 +9,7 @@
 namespace hvdlite::testing {
 namespace {
 
-using TimePoint = Lateness::TimePoint;
+using TimePoint = StepClock::TimePoint;
 
 TimePoint at(double milliseconds) {
   return kStart + std::chrono::hours(1) +
@@ -35,16 +35,16 @@ void make_steps(StepClock& clock, int first, int count, const std::vector<double
 TEST(lateness_names_the_rank_that_is_late_and_by_how_much) {
   StepClock clock(3, 0.99);
   make_steps(clock, 0, 19, {0, 0.1, 4}, {0.1, 0, 6});
-  CHECK(!clock.lateness().take_line());
+  CHECK(!clock.take_line());
   make_steps(clock, 19, 3, {0, 0.1, 4}, {0.1, 0, 6});
-  const auto line = clock.lateness().take_line();
+  const auto line = clock.take_line();
   CHECK(line.has_value());
   CHECK_EQ(line->rank, 2);
   CHECK_EQ(line->text,
-           std::string("rank 2 was last in 100 % of 20 steps, 5.9 ms (12 % of a step) after "
-                       "the median, 3.9 ms of it before backward: look at its input, its "
+           std::string("rank 2 was last in 100 % of 20 steps, 6.0 ms (12 % of a step) after "
+                       "the median, 4.0 ms of it before backward: look at its input, its "
                        "forward pass and its links"));
-  CHECK(!clock.lateness().take_line());
+  CHECK(!clock.take_line());
 }
 
 TEST(lateness_writes_no_line_where_no_rank_stands_out) {
@@ -52,23 +52,23 @@ TEST(lateness_writes_no_line_where_no_rank_stands_out) {
   for (int step = 0; step < 100; ++step) {
     const double even = step % 2 == 0 ? 20 : 0;
     make_steps(in_turn, step, 1, {0, 0}, {even, 20 - even});
-    CHECK(!in_turn.lateness().take_line());
+    CHECK(!in_turn.take_line());
   }
   StepClock slightly(2, 1.0);
   make_steps(slightly, 0, 100, {0, 4}, {0, 4});
-  CHECK(!slightly.lateness().take_line());
+  CHECK(!slightly.take_line());
   StepClock silent(2, 0);
   make_steps(silent, 0, 100, {0, 40}, {0, 40});
-  CHECK(!silent.lateness().take_line());
+  CHECK(!silent.take_line());
 }
 
 TEST(a_line_is_about_the_steps_since_the_line_before) {
   StepClock clock(2, 1.0);
   make_steps(clock, 0, 22, {0, 0}, {0, 10});
-  const auto first = clock.lateness().take_line();
+  const auto first = clock.take_line();
   CHECK(first && first->rank == 1);
   make_steps(clock, 22, 44, {0, 0}, {10, 0});
-  const auto second = clock.lateness().take_line();
+  const auto second = clock.take_line();
   CHECK(second && second->rank == 0);
 }
 
