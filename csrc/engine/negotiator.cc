@@ -94,7 +94,7 @@ Negotiator::Negotiator(EngineParts& parts, bool elastic)
       waiter_(*parts.fabric->waiter),
       patience_(parts.config.collective_timeout),
       control_(*parts.fabric),
-      cache_(parts.config),
+      own_cache_(parts.config),
       answers_(parts.config),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
@@ -111,7 +111,7 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
   }
   for (const EntryPtr& entry : entries) {
     if (!entry->request.late || !late_.take(entry)) pending_[entry->key] = entry;
-    const auto id = cache_.find(entry->key, entry->request);
+    const auto id = cache().find(entry->key, entry->request);
     ++(id ? counters_.cache_hits : counters_.full_requests);
     if (coordinator_) {
       // Its own queue has refused duplicates and foreign sets, so this cannot fail.
@@ -265,7 +265,7 @@ Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Ro
 
 Status Negotiator::accept_one(const Response& response, Round& round) {
   const Request* request = &response.request;
-  if (response.form == Response::Form::kCached) request = cache_.at(response.cache_id);
+  if (response.form == Response::Form::kCached) request = cache().at(response.cache_id);
   const std::string key = request == nullptr ? "" : request->key();
   const auto found = pending_.find(key);
   EntryPtr entry = found == pending_.end() ? nullptr : found->second;
@@ -282,8 +282,8 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     }
     return sticky ? response.error : Status();
   }
-  if (response.form == Response::Form::kFull) {
-    cache_.remember(response.cache_id, key, response.request);
+  if (response.form == Response::Form::kFull && !coordinator_) {
+    own_cache_.remember(response.cache_id, key, response.request);
   }
   const std::vector<int>& absent = response.absent;
   const bool joined = std::binary_search(absent.begin(), absent.end(), rank_);
@@ -308,7 +308,7 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     return misfit;
   }
   if (request->kind == Kind::kRemoveProcessSet) {
-    cache_.forget(entry->removes);
+    own_cache_.forget(entry->removes);
     late_.forget(entry->removes);
   }
   if (request->kind == Kind::kJoin) late_.all_joined();

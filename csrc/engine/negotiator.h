@@ -150,6 +150,8 @@ class Negotiator {
   bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty(); }
   void send_all(const Bytes& frame, Deadline deadline);
 
+  const ResponseCache& cache() const { return coordinator_ ? coordinator_->cache() : own_cache_; }
+
   const int rank_;
   const int size_;
   const bool elastic_;  // the registrar says who is gone, so this rank does not wait to hear it
@@ -162,7 +164,7 @@ class Negotiator {
   Waiter& waiter_;
   const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;
-  ResponseCache cache_;
+  ResponseCache own_cache_;  // not on rank 0
   AnswerWatch answers_;
   bool slept_ = false;  // since look_at_rank_0() was called last
 

@@ -484,6 +484,7 @@ std::vector<Response> Coordinator::take_responses() {
   const auto named = removed_.begin() + static_cast<std::ptrdiff_t>(taken_removals_);
   for (auto set = removed_.begin(); set != named; ++set) {
     late_.forget(*set);
+    cache_.forget(*set);  // Rank 0 has read the answers that name its requests.
     tables_.erase(*set);
   }
   removed_.erase(removed_.begin(), named);
@@ -553,7 +554,6 @@ void Coordinator::respond_change(PendingTensor pending) {
     add_set({static_cast<int>(set), {ranks.begin(), ranks.end()}, 0, 0});
   } else {
     set = static_cast<std::uint32_t>(find_table(pending.request.ranks)->group.id);
-    cache_.forget(set);
     removed_.push_back(set);
     cut_round();
   }

@@ -36,8 +36,8 @@ namespace hvdlite {
 // What all members of a process set remember of a negotiated request, so that it travels as one bit
 // from then on. Ids are given out by the coordinator and reach every member in the same order of
 // responses; a changed request takes over the id of its predecessor. A full cache forgets nothing:
-// later names are negotiated in full each time. Each negotiator and the coordinator own one; only
-// the runner calls it.
+// later names are negotiated in full each time. The coordinator owns the one of rank 0, the
+// negotiators of the other ranks theirs; only the runner calls it.
 class ResponseCache {
  public:
   explicit ResponseCache(const Config& config)
@@ -164,10 +164,8 @@ class Coordinator {
 
   // Answers the pending tensor of this key, which is there: for late gradients.
   void answer(PendingTable& table, const std::string& key, TimePoint now);
-  // Whether the response cache knows this request.
-  bool has_cached(const std::string& key, const Request& request) const {
-    return cache_.find(key, request).has_value();
-  }
+  // What all members know of a request; rank 0 has no other one.
+  const ResponseCache& cache() const { return cache_; }
 
   bool joined(int rank) const { return joined_[rank]; }
   // Whether some rank has joined, and the others have not yet.

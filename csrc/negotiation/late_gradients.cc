@@ -186,7 +186,7 @@ void LateGradients::submitted(PendingTable& table, PendingTensor& pending, std::
             std::to_string(ranks[member]) + " has " + std::to_string(request.late->step));
   }
   const std::string key = request.key();
-  one.arrive(request.name, member, call, coordinator_.has_cached(key, request));
+  one.arrive(request.name, member, call, coordinator_.cache().find(key, request).has_value());
   close(table, one, at->first, now);
   answer_if_complete(table, key, now);
 }
