@@ -1,9 +1,10 @@
 // One rank of one world: takes collectives from any thread, agrees with the other ranks on their
 // order, runs them, and wakes the threads that wait.
 //
-// This is the face: it checks what can be checked on this rank and hands the rest to its World,
-// which differs between a world of several ranks (peer_world.h) and of one (lone_world.h).
-// Threads: all calls come from any thread.
+// Threads: all calls come from any thread. One thread at a time is the runner, which alone executes
+// collectives: it holds the token (runner_token.h), and is the engine's own, or a caller blocked in
+// wait(). Without work the engine's own sleeps without it. A world of one rank has neither a thread
+// nor a fabric: the thread that submits a collective executes it.
 // Errors: the first sticky error ends the world for this rank: it is told to the peers, every entry
 // in flight ends with it, and so does every later call. Other errors concern one entry.
 #pragma once
@@ -15,10 +16,15 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
+#include "base/thread.h"
+#include "engine/autotune.h"
 #include "engine/entry.h"
+#include "engine/executor.h"
+#include "engine/negotiator.h"
 #include "engine/parts.h"
 #include "engine/pending_operations.h"
-#include "engine/world.h"
+#include "engine/runner_token.h"
 
 namespace hvdlite {
 
@@ -62,11 +68,9 @@ class Engine {
   // needs of this engine; and the rest. submit() fails with a sticky error only where the world has
   // ended.
   Status check(Entry& entry);
-  Status submit(const EntryPtr& entry, bool blocking) { return world_->submit(entry, blocking); }
+  Status submit(const EntryPtr& entry, bool blocking);
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
-  bool wait(const Entry& entry, bool blocking, Deadline deadline) {
-    return world_->wait(entry, blocking, deadline);
-  }
+  bool wait(const Entry& entry, bool blocking, Deadline deadline);
   // This thread's program has waited for a result, of any engine: a step has a boundary here
   // (StepClock).
   static void note_wait();
@@ -106,7 +110,7 @@ class Engine {
   void shutdown();
   // Elastic jobs: ends the world on this rank for this reason. Returns when all that was in flight
   // is pending.
-  void suspend(const std::string& reason) { world_->suspend(reason); }
+  void suspend(const std::string& reason);
   // Elastic jobs: the commits that this rank has completed. Empty in a world of one.
   CommitCounts commit_counts() const {
     return parts_.commits == nullptr ? CommitCounts() : parts_.commits->counts();
@@ -116,7 +120,7 @@ class Engine {
   int highest_set() const { return parts_.sets.highest(); }
 
   // The sticky error, or OK.
-  Status status() const { return world_->status(); }
+  Status status() const;
   Counters counters() const { return parts_.counters; }
   // For the live view. Takes microseconds, and waits for nobody.
   Live live();
@@ -131,22 +135,88 @@ class Engine {
   // Who was late in late gradients.
   const Attendance& attendance() const { return parts_.late.attendance(); }
   // The settings that this rank's collectives use now.
-  Tunables tunables() const { return world_->tunables(); }
+  Tunables tunables() const;
   // Those that a search for better ones has ended with, in this world or one before it.
-  std::optional<Tunables> settled() const { return world_->settled(); }
+  std::optional<Tunables> settled() const;
   // Where the time of this rank goes; its owner starts and stops it.
   Trace& trace() { return *parts_.trace; }
 
  private:
+  // Which thread sleeps as the runner: a caller that drives the engine, or the engine's own while
+  // this rank leaves.
+  enum class Sleeper { kForeground, kLeaving };
+
+  // The functions of the runner.
+  void background();
+  bool run_once();  // false: there was nothing to do
+  void run_rounds();
+  // Runs a part of the runner's work. Where memory lacks, ends the world and returns true.
+  template <typename Work>
+  bool unless_out_of_memory(Work work);
+  void tune(const Round& round);  // before it runs
+  void sleep(Deadline deadline, Sleeper sleeper);
+  bool stand_by();  // false: the background, which sleeps here, is not the runner any more
+  bool has_work();  // There is something to do now.
+  // Until when the runner may sleep, if nothing wakes it; and while no thread waits for a result.
+  Deadline next_look() const;
+  Deadline next_duty() const;
+  void drain();  // lets what is in flight end before leaving
+  void drive(const Completion& completion, Deadline deadline);
+  void give_back();  // the token, by a caller
+  void end_world();  // tells the peers, fails or suspends everything in flight
+  void add_interrupted(std::vector<EntryPtr>& entries);  // Memory lacked for their turn.
+  void fail(const EntryPtr& entry, const Status& cause);
+  void watch_peers();
+  void look_at_gpus();  // an error there ends the world
+
+  // The functions of any thread.
   // Fills in the ranks of the set that the entry removes.
   Status name_removed_ranks(Entry& entry) const;
   // Marks when the entry's GPU tensors are ready.
   Status mark_ready(Entry& entry);
+  Status run_alone(const EntryPtr& entry);  // a world of one: as submit()
+  void leave();                             // as shutdown(), but for what is pending
+  void stop(Status cause);                  // ends the world, and returns when it has ended
+  void wake_runner();
+  // A caller: takes the token if it is free, or, where it `asks`, comes to be within `patience`.
+  bool take_turn(const Completion& completion, bool asks, std::chrono::microseconds patience);
+  bool ending() const { return ending_.load() || leaving_.load(); }
+  // Makes the runner end the world. The first cause stays.
+  void request_end(Status cause);
+  void stop_thread(Deadline patience);  // joins; breaks a running collective after `patience`
 
-  std::atomic<std::int64_t> began_at_{0};  // see note_gradient(); 0: not any more
   EngineParts parts_;
   const std::shared_ptr<PendingOperations> pending_;  // It is null unless the job is elastic.
-  const std::unique_ptr<World> world_;                // last: its thread uses the parts
+  std::atomic<std::int64_t> began_at_{0};             // see note_gradient(); 0: not any more
+  Waiter* waiter_ = nullptr;                          // the fabric's
+  RunnerToken token_;
+  Mutex alone_;  // In a world of one its holder is the runner.
+
+  // The runner's, guarded by the token.
+  std::unique_ptr<Negotiator> negotiator_;  // null in a world of one
+  Executor executor_;
+  std::unique_ptr<Autotune> autotune_;  // rank 0, while no earlier world has found settings
+  Deadline next_gpu_look_ = Deadline::after({});
+  std::uint64_t collectives_ = 0;  // entries that ended well
+  std::vector<EntryPtr> taken_;    // The turn under way has taken them.
+  std::vector<Round> rounds_;      // The turn under way runs them.
+  const Round* running_ = nullptr;
+  std::vector<EntryPtr> unfinished_;  // elastic jobs: of rounds that failed
+
+  std::atomic<bool> ending_{false};     // sticky_ was set; the runner acts on it
+  std::atomic<bool> leaving_{false};    // shutdown() was called
+  std::atomic<bool> aborted_{false};    // abort() was called
+  std::atomic<bool> suspended_{false};  // suspend() was called
+
+  mutable Mutex mutex_;
+  Tunables tunables_ HVDLITE_GUARDED_BY(mutex_);
+  std::optional<Tunables> settled_ HVDLITE_GUARDED_BY(mutex_);
+  Status sticky_ HVDLITE_GUARDED_BY(mutex_);
+  bool stopped_ HVDLITE_GUARDED_BY(mutex_) = false;
+  Condition stopped_changed_;
+
+  Mutex join_mutex_;                // guards the end of the thread
+  std::unique_ptr<Thread> thread_;  // last: it uses all of the above
 };
 
 }  // namespace hvdlite

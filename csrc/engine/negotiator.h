@@ -5,7 +5,7 @@
 // member of a process set gets the same rounds for that set, so what is planned from one round
 // alone is planned alike everywhere. Rank 0 holds the coordinator and takes part as the others do.
 //
-// PeerWorld owns it; only the runner calls it, so it needs no lock.
+// Engine owns it; only the runner calls it, so it needs no lock.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
-// What an engine is made of, besides the world that runs it. The engine owns it; its world, the
-// executor and the batches borrow it. Each part says in its own header which threads may call it;
-// "the runner" is the thread that runs collectives just now (world.h).
+// What an engine is made of, besides its runner. The engine owns it; its negotiator and its
+// executor borrow it. Each part says in its own header which threads may call it; "the runner" is
+// the thread that runs collectives just now (engine.h).
 #pragma once
 
 #include <memory>

@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,13 +22,24 @@
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/tunables.h"
 #include "engine/commit_book.h"
 #include "engine/entry.h"
-#include "engine/world.h"
+#include "negotiation/process_set.h"
 
 namespace hvdlite {
 
 class Engine;
+
+// What a world of an elastic job leaves when it ends by a failure.
+struct Suspended {
+  Status cause;
+  std::vector<EntryPtr> entries;        // besides those in `commits`
+  std::shared_ptr<CommitBook> commits;  // A world of one has none.
+  std::vector<GroupPtr> process_sets;   // besides that of all ranks
+  bool by_itself = true;                // not by Engine::suspend()
+  std::optional<Tunables> settled;      // as Engine::settled()
+};
 
 class PendingOperations {
  public:
