@@ -18,30 +18,34 @@ Status Executor::run(std::vector<Agreed>& round) {
     // What failed with an earlier batch failed so on every member.
     std::erase_if(batch.tensors, [&](const TensorRef& ref) { return !round[ref.agreed].entry; });
     if (batch.tensors.empty()) continue;
-    const Members& members = members_of(batch, round[batch.tensors[0].agreed]);
-    BatchRun run(parts_, buffers_, batch, members, round);
-    const Status opened = run.open();
+    batch_ = &batch;
+    round_ = &round;
+    members_ = &members_of(batch);
+    gpu_ = nullptr;
+    const Status opened = open();
     if (!opened.ok() && !opened.sticky()) {
-      fail_batch(batch, round, opened);
+      fail_batch(opened);
       continue;
     }
     HVDLITE_RETURN_IF_ERROR(opened);
-    if (parts_.commits != nullptr) HVDLITE_RETURN_IF_ERROR(run.keep_inputs());
+    if (parts_.commits != nullptr) {
+      HVDLITE_RETURN_IF_ERROR(kept_.keep(batch, round, *parts_.backend, gpu_));
+    }
     const auto begun = LiveFigures::Clock::now();
-    HVDLITE_RETURN_IF_ERROR(run.execute());
-    HVDLITE_RETURN_IF_ERROR(run.close());
-    note_end(batch, round, begun);
-    finish_batch(batch, members, round, left);
+    HVDLITE_RETURN_IF_ERROR(execute());
+    HVDLITE_RETURN_IF_ERROR(close());
+    note_end(begun);
+    finish_batch(left);
   }
   return parts_.commits == nullptr ? Status() : commit();
 }
 
-const Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
-  const auto [at, is_new] = members_.try_emplace(batch.process_set);
+const Executor::Members& Executor::members_of(const Batch& batch) {
+  const auto [at, is_new] = last_members_.try_emplace(batch.process_set);
   Members& members = at->second;
   if (!is_new && members.group.generation == batch.generation) return members;
   const Group& whole = *parts_.sets.get(batch.process_set);
-  const std::vector<int>& absent = agreed.absent;
+  const std::vector<int>& absent = first().absent;
   members = {{whole.id, {}, whole.lane, batch.generation}, {}};
   for (const int rank : whole.ranks) {
     members.present.push_back(!std::binary_search(absent.begin(), absent.end(), rank));
@@ -53,34 +57,32 @@ const Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
   return members;
 }
 
-void Executor::note_end(const Batch& batch, const std::vector<Agreed>& round,
-                        LiveFigures::Clock::time_point begun) {
-  if (batch.kind != Kind::kAllreduce) return;
+void Executor::note_end(LiveFigures::Clock::time_point begun) {
+  if (batch_->kind != Kind::kAllreduce) return;
   const auto counts = [&](const TensorRef& ref) {
-    return round[ref.agreed].entry->request.of_a_step();
+    return (*round_)[ref.agreed].entry->request.of_a_step();
   };
-  if (!std::any_of(batch.tensors.begin(), batch.tensors.end(), counts)) return;
+  if (!std::any_of(batch_->tensors.begin(), batch_->tensors.end(), counts)) return;
   const auto now = LiveFigures::Clock::now();
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(now - begun);
   parts_.counters.exchange_us += static_cast<std::uint64_t>(took.count());
   if (parts_.rank == 0) parts_.live.steps.ended(now);
 }
 
-void Executor::finish_batch(const Batch& batch, const Members& members, std::vector<Agreed>& round,
-                            std::vector<std::size_t>& left) {
+void Executor::finish_batch(std::vector<std::size_t>& left) {
   ++parts_.counters.batches;
-  parts_.counters.bytes += batch.bytes;
-  for (const TensorRef& ref : batch.tensors) {
+  parts_.counters.bytes += batch_->bytes;
+  for (const TensorRef& ref : batch_->tensors) {
     ++parts_.counters.tensors;
     if (--left[ref.agreed] > 0) continue;
-    Agreed& agreed = round[ref.agreed];
-    if (batch.kind == Kind::kRemoveProcessSet) {
-      members_.erase(static_cast<std::uint32_t>(agreed.set_id));
+    Agreed& agreed = (*round_)[ref.agreed];
+    if (batch_->kind == Kind::kRemoveProcessSet) {
+      last_members_.erase(static_cast<std::uint32_t>(agreed.set_id));
     }
-    agreed.entry->completion->members = members.group.divisor();
+    agreed.entry->completion->members = members_->group.divisor();
     agreed.entry->completion->epoch = parts_.epoch;
     if (parts_.commits != nullptr) {
-      parts_.commits->hold(agreed.entry, members.group);
+      parts_.commits->hold(agreed.entry, members_->group);
     } else {
       parts_.queue.finish(agreed.entry, Status());
     }
@@ -88,13 +90,156 @@ void Executor::finish_batch(const Batch& batch, const Members& members, std::vec
   }
 }
 
-void Executor::fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why) {
-  for (const TensorRef& ref : batch.tensors) {
-    EntryPtr& entry = round[ref.agreed].entry;
+void Executor::fail_batch(const Status& why) {
+  for (const TensorRef& ref : batch_->tensors) {
+    EntryPtr& entry = (*round_)[ref.agreed].entry;
     if (entry == nullptr) continue;
     parts_.queue.finish(entry, of_call(entry->request, why));
     entry = nullptr;
   }
+}
+
+namespace {
+
+bool on_gpu(const Request& request, const TensorRef& ref) {
+  return ref.tensor < request.tensors.size() &&
+         request.tensors[ref.tensor].device == DeviceType::kGpu;
+}
+
+// After the negotiation the peers are committed to the collective, so any error ends the world.
+Status as_fatal(const Status& status) {
+  if (status.ok() || status.sticky()) return status;
+  return Status(StatusCode::kInternal, status.message(), status.failed_rank());
+}
+
+}  // namespace
+
+Status Executor::open() {
+  const Entry* last = nullptr;
+  for (const TensorRef& ref : batch_->tensors) {
+    const Entry& entry = entry_of(ref);
+    if (!on_gpu(entry.request, ref) || &entry == last) continue;
+    if (gpu_ == nullptr) {
+      const Result<DeviceBackend*> plane =
+          parts_.gpus.open(members_->group, entry.gpu->ordinal, patience_, !first().absent.empty());
+      HVDLITE_RETURN_IF_ERROR(plane.status());
+      gpu_ = plane.value();
+    }
+    HVDLITE_RETURN_IF_ERROR(as_fatal(gpu_->after_events({&entry.gpu->ready, 1})));
+    last = &entry;
+  }
+  return Status();
+}
+
+Status Executor::execute() {
+  const Timeline::BatchScope traced(parts_.timeline, *batch_, *round_,
+                                    parts_.counters.batches.get(),
+                                    gpu_ == nullptr ? nullptr : &gpu_->device());
+  return gpu_ == nullptr ? execute_kind() : as_fatal(execute_kind());
+}
+
+Status Executor::execute_kind() {
+  switch (batch_->kind) {
+    case Kind::kAllreduce:
+      return allreduce();
+    case Kind::kAllgather:
+      return allgather();
+    case Kind::kBroadcast:
+      return broadcast();
+    case Kind::kBarrier:
+      return parts_.backend->barrier(members_->group, patience_);
+    case Kind::kAlltoall:
+      return alltoall();
+    case Kind::kReducescatter:
+      return reducescatter();
+    case Kind::kSend:
+      return send();
+    case Kind::kJoin:
+      parts_.gpus.forget_parts();
+      first().entry->completion->last_joined = first().last_joined;
+      return Status();
+    case Kind::kCommit:
+      return Status();  // the executor commits behind the round
+    case Kind::kAddProcessSet:
+    case Kind::kRemoveProcessSet:
+      return change_sets();
+  }
+  return Status(StatusCode::kInternal, "a collective of unknown kind");
+}
+
+Status Executor::change_sets() {
+  const int id = first().set_id;
+  const Entry& entry = *first().entry;
+  if (batch_->kind == Kind::kAddProcessSet) {
+    parts_.sets.add(id, {entry.request.ranks.begin(), entry.request.ranks.end()});
+    entry.completion->set_id = id;
+    note_change(*parts_.sets.get(static_cast<std::uint32_t>(id)), "added");
+  } else {
+    const GroupPtr group = parts_.sets.get(static_cast<std::uint32_t>(id));
+    parts_.gpus.forget(*group);
+    parts_.backend->forget(*group);
+    parts_.sets.remove(id);
+    note_change(*group, "removed");
+  }
+  return Status();
+}
+
+void Executor::note_change(const Group& group, const std::string& what) {
+  if (parts_.rank > 0) return;  // all ranks know of it
+  const std::string name = describe(group);
+  parts_.live.events.add("process set", -1, name, name + " was " + what);
+}
+
+Status Executor::allreduce() {
+  if (batch_->weighted) HVDLITE_RETURN_IF_ERROR(sum_weights());
+  std::vector<Piece>& pieces = pieces_;
+  pieces.clear();
+  for (std::size_t i = 0; i < batch_->tensors.size(); ++i) {
+    const TensorRef& ref = batch_->tensors[i];
+    const Entry& entry = entry_of(ref);
+    pieces.push_back({entry.inputs[ref.tensor], entry.outputs[ref.tensor],
+                      entry.request.tensors[ref.tensor].count(), entry.request.prescale,
+                      entry.request.postscale});
+    pieces.back().copy = KeptInputs::copy_of(*(*round_)[ref.agreed].entry, ref.tensor);
+    if (!batch_->weighted) continue;
+    pieces.back().own_scale = true;
+    // The share is applied on the way in: weight * x alone could overflow a 16-bit type.
+    if (entry.weight == 0) {
+      pieces.back().input = batch_->device == DeviceType::kHost ? zeros_.data() : nullptr;
+    }
+    pieces.back().prescale *= weights_[i] == 0 ? 0 : entry.weight / weights_[i];
+  }
+  const ReduceOp op = batch_->weighted ? ReduceOp::kSum : batch_->op;
+  return plane_of(batch_->device)
+      .allreduce({members_->group, batch_->types, op, pieces}, patience_);
+}
+
+Status Executor::sum_weights() {
+  std::vector<double>& weights = weights_;
+  weights.clear();
+  for (const TensorRef& ref : batch_->tensors) {
+    const Entry& entry = entry_of(ref);
+    weights.push_back(entry.weight);
+    const std::uint64_t bytes = entry.request.tensors[ref.tensor].bytes();
+    const bool host = batch_->device == DeviceType::kHost;
+    if (host && entry.weight == 0 && zeros_.size() < bytes) zeros_.resize(bytes);
+  }
+  const Piece piece{weights.data(), weights.data(), weights.size(), 1.0, 1.0};
+  return parts_.backend->allreduce(
+      {members_->group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience_);
+}
+
+Status Executor::close() {
+  if (gpu_ == nullptr) return Status();
+  const Result<CudaEventPtr> end = gpu_->record();
+  HVDLITE_RETURN_IF_ERROR(as_fatal(end.status()));
+  for (const TensorRef& ref : batch_->tensors) {
+    const Entry& entry = entry_of(ref);
+    // One stream: what the entry has on it already ends earlier.
+    if (on_gpu(entry.request, ref)) entry.completion->on_device = end.value();
+  }
+  parts_.gpus.track(end.value());
+  return Status();
 }
 
 // The commits of an elastic job, see commit_book.h.
@@ -115,7 +260,7 @@ Status Executor::commit() {
         parts_.backend->barrier(group, patience_of(parts_.config.collective_timeout)));
     for (const EntryPtr& entry : book.complete(set)) {
       if (entry->request.kind == Kind::kRemoveProcessSet) drop_set(entry->removes);
-      buffers_.kept.release(*entry);
+      kept_.release(*entry);
       parts_.queue.finish(entry, Status());
     }
   }
@@ -124,7 +269,7 @@ Status Executor::commit() {
 
 void Executor::drop_set(std::uint32_t set) {
   for (const EntryPtr& entry : parts_.commits->drop(set)) {
-    buffers_.kept.release(*entry);
+    kept_.release(*entry);
     parts_.queue.finish(
         entry, invalid_call(entry->request, "its process set was removed before transaction '" +
                                                 entry->request.transaction + "' was committed"));
@@ -150,146 +295,6 @@ Status Executor::await_device(const std::vector<EntryPtr>& entries, const Group&
     const Status status = waiter.wait(ready, failed, Deadline::after(kDeviceInterval));
     if (status.code() != StatusCode::kTimeout || !status.message().empty()) return status;
   }
-}
-namespace {
-
-bool on_gpu(const Request& request, const TensorRef& ref) {
-  return ref.tensor < request.tensors.size() &&
-         request.tensors[ref.tensor].device == DeviceType::kGpu;
-}
-
-// After the negotiation the peers are committed to the collective, so any error ends the world.
-Status as_fatal(const Status& status) {
-  if (status.ok() || status.sticky()) return status;
-  return Status(StatusCode::kInternal, status.message(), status.failed_rank());
-}
-
-}  // namespace
-
-Status BatchRun::open() {
-  const Entry* last = nullptr;
-  for (const TensorRef& ref : batch_.tensors) {
-    const Entry& entry = entry_of(ref);
-    if (!on_gpu(entry.request, ref) || &entry == last) continue;
-    if (gpu_ == nullptr) {
-      const Result<DeviceBackend*> plane =
-          parts_.gpus.open(members_.group, entry.gpu->ordinal, patience_, !first().absent.empty());
-      HVDLITE_RETURN_IF_ERROR(plane.status());
-      gpu_ = plane.value();
-    }
-    HVDLITE_RETURN_IF_ERROR(as_fatal(gpu_->after_events({&entry.gpu->ready, 1})));
-    last = &entry;
-  }
-  return Status();
-}
-
-Status BatchRun::execute() {
-  const Timeline::BatchScope traced(parts_.timeline, batch_, round_, parts_.counters.batches.get(),
-                                    gpu_ == nullptr ? nullptr : &gpu_->device());
-  return gpu_ == nullptr ? execute_kind() : as_fatal(execute_kind());
-}
-
-Status BatchRun::execute_kind() {
-  switch (batch_.kind) {
-    case Kind::kAllreduce:
-      return allreduce();
-    case Kind::kAllgather:
-      return allgather();
-    case Kind::kBroadcast:
-      return broadcast();
-    case Kind::kBarrier:
-      return parts_.backend->barrier(members_.group, patience_);
-    case Kind::kAlltoall:
-      return alltoall();
-    case Kind::kReducescatter:
-      return reducescatter();
-    case Kind::kSend:
-      return send();
-    case Kind::kJoin:
-      parts_.gpus.forget_parts();
-      first().entry->completion->last_joined = first().last_joined;
-      return Status();
-    case Kind::kCommit:
-      return Status();  // the executor commits behind the round
-    case Kind::kAddProcessSet:
-    case Kind::kRemoveProcessSet:
-      return change_sets();
-  }
-  return Status(StatusCode::kInternal, "a collective of unknown kind");
-}
-
-Status BatchRun::change_sets() {
-  const int id = first().set_id;
-  const Entry& entry = *first().entry;
-  if (batch_.kind == Kind::kAddProcessSet) {
-    parts_.sets.add(id, {entry.request.ranks.begin(), entry.request.ranks.end()});
-    entry.completion->set_id = id;
-    note_change(*parts_.sets.get(static_cast<std::uint32_t>(id)), "added");
-  } else {
-    const GroupPtr group = parts_.sets.get(static_cast<std::uint32_t>(id));
-    parts_.gpus.forget(*group);
-    parts_.backend->forget(*group);
-    parts_.sets.remove(id);
-    note_change(*group, "removed");
-  }
-  return Status();
-}
-
-void BatchRun::note_change(const Group& group, const std::string& what) {
-  if (parts_.rank > 0) return;  // all ranks know of it
-  const std::string name = describe(group);
-  parts_.live.events.add("process set", -1, name, name + " was " + what);
-}
-
-Status BatchRun::allreduce() {
-  if (batch_.weighted) HVDLITE_RETURN_IF_ERROR(sum_weights());
-  std::vector<Piece>& pieces = buffers_.pieces;
-  pieces.clear();
-  for (std::size_t i = 0; i < batch_.tensors.size(); ++i) {
-    const TensorRef& ref = batch_.tensors[i];
-    const Entry& entry = entry_of(ref);
-    pieces.push_back({entry.inputs[ref.tensor], entry.outputs[ref.tensor],
-                      entry.request.tensors[ref.tensor].count(), entry.request.prescale,
-                      entry.request.postscale});
-    pieces.back().copy = KeptInputs::copy_of(*round_[ref.agreed].entry, ref.tensor);
-    if (!batch_.weighted) continue;
-    pieces.back().own_scale = true;
-    // The share is applied on the way in: weight * x alone could overflow a 16-bit type.
-    if (entry.weight == 0) {
-      pieces.back().input = batch_.device == DeviceType::kHost ? buffers_.zeros.data() : nullptr;
-    }
-    pieces.back().prescale *= buffers_.weights[i] == 0 ? 0 : entry.weight / buffers_.weights[i];
-  }
-  const ReduceOp op = batch_.weighted ? ReduceOp::kSum : batch_.op;
-  return plane_of(batch_.device).allreduce({members_.group, batch_.types, op, pieces}, patience_);
-}
-
-Status BatchRun::sum_weights() {
-  std::vector<double>& weights = buffers_.weights;
-  weights.clear();
-  for (const TensorRef& ref : batch_.tensors) {
-    const Entry& entry = entry_of(ref);
-    weights.push_back(entry.weight);
-    const std::uint64_t bytes = entry.request.tensors[ref.tensor].bytes();
-    const bool host = batch_.device == DeviceType::kHost;
-    if (host && entry.weight == 0 && buffers_.zeros.size() < bytes) buffers_.zeros.resize(bytes);
-  }
-  const Piece piece{weights.data(), weights.data(), weights.size(), 1.0, 1.0};
-  return parts_.backend->allreduce(
-      {members_.group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience_);
-}
-
-Status BatchRun::close() {
-  if (gpu_ == nullptr) return Status();
-  const Result<CudaEventPtr> end = gpu_->record();
-  HVDLITE_RETURN_IF_ERROR(as_fatal(end.status()));
-  for (const TensorRef& ref : batch_.tensors) {
-    const Entry& entry = entry_of(ref);
-    // One stream: what the entry has on it already ends earlier.
-    if (on_gpu(entry.request, ref)) entry.completion->on_device = end.value();
-  }
-  parts_.gpus.track(end.value());
-  return Status();
 }
 
 }  // namespace hvdlite

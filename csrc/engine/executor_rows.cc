@@ -95,7 +95,7 @@ bool is_input(const Entry& entry, std::size_t tensor, std::span<const std::byte>
 
 }  // namespace
 
-Result<std::byte*> BatchRun::add_output(const Entry& entry, std::size_t bytes,
+Result<std::byte*> Executor::add_output(const Entry& entry, std::size_t bytes,
                                         std::ptrdiff_t own_part) {
   const std::size_t tensor = entry.completion->outputs.size();
   Completion::Output& output = entry.completion->outputs.emplace_back();
@@ -119,7 +119,7 @@ Result<std::byte*> BatchRun::add_output(const Entry& entry, std::size_t bytes,
   return reinterpret_cast<std::byte*>(output.device.address());  // NOLINT: a device address
 }
 
-void BatchRun::settle_outputs(const Entry& entry) {
+void Executor::settle_outputs(const Entry& entry) {
   Completion& completion = *entry.completion;
   for (std::size_t i = 0; i < entry.capacities.size(); ++i) {
     Completion::Output& output = completion.outputs[i];
@@ -133,25 +133,25 @@ void BatchRun::settle_outputs(const Entry& entry) {
   }
 }
 
-Status BatchRun::allgather() {
+Status Executor::allgather() {
   const Entry& entry = *first().entry;
   const std::span<const std::int64_t> rows(first().first_dimensions);
-  const std::size_t size = members_.present.size();
+  const std::size_t size = members_->present.size();
   const std::size_t tensors = entry.request.tensors.size();
-  const auto self = static_cast<std::size_t>(members_.group.index_of(parts_.rank));
+  const auto self = static_cast<std::size_t>(members_->group.index_of(parts_.rank));
   entry.completion->first_dimensions = first().first_dimensions;
   std::vector<std::vector<std::size_t>> bytes;  // Each tensor has a list.
   bytes.reserve(tensors);
   std::vector<Allgather> calls;
   for (std::size_t i = 0; i < tensors; ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
-    bytes.push_back(bytes_of_rows(tensor, rows.subspan(i * size, size), members_.present));
+    bytes.push_back(bytes_of_rows(tensor, rows.subspan(i * size, size), members_->present));
     const std::size_t total = sum(bytes[i]);
     const std::size_t own_part = sum({bytes[i].begin(), self});
     const Result<std::byte*> output =
         add_output(entry, total, static_cast<std::ptrdiff_t>(own_part));
     HVDLITE_RETURN_IF_ERROR(output.status());
-    calls.push_back({members_.group,
+    calls.push_back({members_->group,
                      bytes_of(entry.inputs[i], tensor.bytes()),
                      bytes[i],
                      {output.value(), total}});
@@ -171,14 +171,14 @@ Status BatchRun::allgather() {
   return Status();
 }
 
-Status BatchRun::reducescatter() {
+Status Executor::reducescatter() {
   const Entry& entry = *first().entry;
-  const Group& group = members_.group;
+  const Group& group = members_->group;
   const Request& request = entry.request;
   const auto self = static_cast<std::size_t>(group.index_of(parts_.rank));
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const TensorShape& tensor = request.tensors[i];
-    const auto rows = scattered_rows(request, i, members_.present);
+    const auto rows = scattered_rows(request, i, members_->present);
     std::vector<std::uint64_t> counts;
     for (const std::int64_t count : rows) {
       counts.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor));
@@ -197,17 +197,17 @@ Status BatchRun::reducescatter() {
   return Status();
 }
 
-Status BatchRun::alltoall() {
+Status Executor::alltoall() {
   const Entry& entry = *first().entry;
   const TensorShape& tensor = entry.request.tensors[0];
-  const Presence& present = members_.present;
+  const Presence& present = members_->present;
   const auto sent = bytes_of_rows(tensor, rows_given(entry.request, present), present);
   const auto received = bytes_of_rows(tensor, first().first_dimensions, present);
   const std::size_t total = sum(received);
   entry.completion->first_dimensions = first().first_dimensions;
   const Result<std::byte*> output = add_output(entry, total);
   HVDLITE_RETURN_IF_ERROR(output.status());
-  const Alltoall call{members_.group,
+  const Alltoall call{members_->group,
                       bytes_of(entry.inputs[0], tensor.bytes()),
                       sent,
                       {output.value(), total},
@@ -217,9 +217,9 @@ Status BatchRun::alltoall() {
   return Status();
 }
 
-Status BatchRun::send() {
+Status Executor::send() {
   std::vector<Transfer> transfers;
-  for (const TensorRef& ref : batch_.tensors) {
+  for (const TensorRef& ref : batch_->tensors) {
     const Entry& entry = entry_of(ref);
     const Request& request = entry.request;
     const std::uint64_t bytes = request.tensors[ref.tensor].bytes();
@@ -233,12 +233,12 @@ Status BatchRun::send() {
   return parts_.backend->transfer(transfers, patience_);
 }
 
-Status BatchRun::broadcast() {
+Status Executor::broadcast() {
   const Entry& entry = *first().entry;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
     const std::uint64_t bytes = tensor.bytes();
-    const Broadcast call{members_.group,
+    const Broadcast call{members_->group,
                          entry.request.root,
                          bytes_of(entry.inputs[i], bytes),
                          {static_cast<std::byte*>(entry.outputs[i]), bytes}};
