@@ -72,11 +72,16 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
                                            parts_.fabric->own_segment->layout().buffer_bytes);
   }
   watch_peers();
-  if (parts_.blocked) parts_.blocked->set_wake_runner([this] { wake_runner(); });
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
 
 void Engine::note_wait() { has_waited = true; }
+
+void Engine::note_blocked(std::vector<EntryPtr> waits, std::vector<std::string> places) {
+  if (negotiator_ == nullptr) return;
+  negotiator_->note_blocked(std::move(waits), std::move(places));
+  wake_runner();
+}
 
 void Engine::with_present(const std::function<void(Engine&)>& call) {
   if (pending_ != nullptr) {
@@ -404,7 +409,6 @@ void Engine::sleep(Deadline deadline, Sleeper sleeper) {
 void Engine::end_world() {
   Status cause = status();
   const bool clean = cause.ok();
-  if (parts_.blocked) parts_.blocked->world_ended();
   if (autotune_ != nullptr) autotune_->world_ended();
   if (clean) {
     cause = Status(StatusCode::kShutdown,

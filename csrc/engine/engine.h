@@ -130,8 +130,14 @@ class Engine {
   }
   // Nanoseconds from this host's monotonic clock to that of rank 0's host.
   std::int64_t clock_offset() const { return parts_.live.clock_offset; }
-  // Where this process says that all its threads wait; null where there is no proof of deadlocks.
-  BlockedReport* blocked_report() { return parts_.blocked ? &*parts_.blocked : nullptr; }
+  // All threads of this process that could submit something wait for these entries, at these places
+  // (Blocked::places); with none of them: not any more. The next submission makes it void.
+  void note_blocked(std::vector<EntryPtr> waits, std::vector<std::string> places = {});
+  // How long they have waited when that is noted; kForever where there is no proof of deadlocks.
+  Patience blocked_after() const {
+    const double grace = parts_.config.deadlock_grace;
+    return parts_.fabric == nullptr || grace <= 0 ? kForever : delay_of(grace / 2);
+  }
   // Who was late in late gradients.
   const Attendance& attendance() const { return parts_.late.attendance(); }
   // The settings that this rank's collectives use now.

@@ -90,7 +90,6 @@ Negotiator::Negotiator(EngineParts& parts, bool elastic)
       counters_(parts.counters),
       live_(parts.live),
       late_(parts.late),
-      blocked_(parts.blocked),
       waiter_(*parts.fabric->waiter),
       patience_(parts.config.collective_timeout),
       control_(*parts.fabric),
@@ -134,18 +133,57 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
   counters_.messages_sent = control_.frames_sent();
 }
 
+void Negotiator::note_blocked(std::vector<EntryPtr> waits, std::vector<std::string> places) {
+  places.resize(waits.size());
+  NotedBlocked noted{std::move(waits), std::move(places), queue_.pushed()};
+  std::optional<NotedBlocked> dropped;  // once the lock is released
+  {
+    MutexLock lock(blocked_mutex_);
+    if (ended_) return;
+    dropped = std::exchange(blocked_, std::move(noted));
+  }
+  blocked_noted_.store(true, std::memory_order_seq_cst);
+}
+
 void Negotiator::report() {
-  if (!blocked_ || !blocked_->take_asked()) return;
-  const std::uint64_t count = counters_.cache_hits.get() + counters_.full_requests.get();
-  const bool quiet = served_.empty() && unhandled_.empty();
-  const auto body = blocked_->report({pending_, count, quiet});
-  if (!body) return;
+  if (!blocked_noted_.load(std::memory_order_seq_cst)) return;
+  blocked_noted_.store(false);
+  std::optional<NotedBlocked> noted;
+  {
+    MutexLock lock(blocked_mutex_);
+    noted = std::exchange(blocked_, std::nullopt);
+  }
+  if (!noted) return;
+  Blocked blocked = describe_blocked(*noted);
+  if (blocked == reported_ || (blocked.keys.empty() && reported_.keys.empty())) return;
+  reported_ = std::move(blocked);
+  const Bytes body = encode(reported_);
   if (coordinator_) {
-    (void)coordinator_->reported(rank_, *body, Clock::now());  // Its own report can be read.
+    (void)coordinator_->reported(rank_, body, Clock::now());  // Its own report can be read.
   } else {
-    control_.send(kCoordinatorRank, encode_report(*body));
+    control_.send(kCoordinatorRank, encode_report(body));
     counters_.messages_sent = control_.frames_sent();
   }
+}
+
+Blocked Negotiator::describe_blocked(const NotedBlocked& noted) const {
+  const std::uint64_t submitted = counters_.cache_hits.get() + counters_.full_requests.get();
+  // What was agreed while this rank was in a collective is still to run.
+  const bool quiet = served_.empty() && unhandled_.empty();
+  if (!quiet || submitted != noted.submitted) return {};
+  Blocked blocked{submitted, static_cast<std::uint32_t>(pending_.size()), {}, noted.places};
+  for (const EntryPtr& entry : noted.waits) {
+    const auto found = pending_.find(entry->key);
+    if (found == pending_.end() || found->second != entry) return {};
+    blocked.keys.push_back(entry->key);
+  }
+  if (blocked.keys.empty()) return {};
+  // A continuation may submit.
+  for (const auto& [key, entry] : pending_) {
+    if (entry->completion->has_continuation()) blocked.keys.push_back(key);
+  }
+  blocked.places.resize(blocked.keys.size());
+  return blocked;
 }
 
 Status Negotiator::receive(std::vector<Round>& rounds) {
@@ -343,6 +381,12 @@ Deadline Negotiator::must_wake_at() const {
 }
 
 std::vector<EntryPtr> Negotiator::take_pending() {
+  std::optional<NotedBlocked> dropped;  // once the lock is released
+  {
+    MutexLock lock(blocked_mutex_);
+    ended_ = true;
+    dropped = std::exchange(blocked_, std::nullopt);
+  }
   std::vector<EntryPtr> entries;
   for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
   pending_.clear();

@@ -5,16 +5,20 @@
 // member of a process set gets the same rounds for that set, so what is planned from one round
 // alone is planned alike everywhere. Rank 0 holds the coordinator and takes part as the others do.
 //
-// Engine owns it; only the runner calls it, so it needs no lock.
+// Engine owns it; only the runner calls it, except note_blocked().
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/config.h"
 #include "base/deadline.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/entry.h"
 #include "engine/parts.h"
@@ -72,12 +76,16 @@ class Negotiator {
   Negotiator(EngineParts& parts, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
-  // Tells rank 0 what the threads of this rank wait for, where that was asked for.
+  // Any thread: all threads of this rank that could submit something wait for these entries, at
+  // these places (Blocked::places); with none of them: not any more. The next submission makes it
+  // void.
+  void note_blocked(std::vector<EntryPtr> waits, std::vector<std::string> places);
+  // Tells rank 0 so, where it was noted (negotiation/deadlock_watch.h).
   void report();
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
     return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok() ||
-           (blocked_ && blocked_->asked());
+           blocked_noted_.load(std::memory_order_seq_cst);
   }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
   // status ends the world: it is the root cause, as far as any peer told it; `rounds` then holds
@@ -116,6 +124,12 @@ class Negotiator {
   const ControlTraffic& traffic() const { return control_.traffic(); }
 
  private:
+  struct NotedBlocked {
+    std::vector<EntryPtr> waits;
+    std::vector<std::string> places;
+    std::uint64_t submitted = 0;  // operations of this rank until then
+  };
+  Blocked describe_blocked(const NotedBlocked& noted) const;
   Status handle(const Frame& frame, std::vector<Round>& rounds);
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
@@ -160,7 +174,6 @@ class Negotiator {
   Counters& counters_;
   LiveFigures& live_;
   LateResults& late_;
-  std::optional<BlockedReport>& blocked_;
   Waiter& waiter_;
   const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;
@@ -172,6 +185,12 @@ class Negotiator {
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // The rank has left cleanly after so many.
   Status told_;                                        // the first abort that a peer sent
+  Blocked reported_;                                   // last
+  std::atomic<bool> blocked_noted_{false};
+  Mutex blocked_mutex_;
+  bool ended_ HVDLITE_GUARDED_BY(blocked_mutex_) = false;
+  // Since the last report().
+  std::optional<NotedBlocked> blocked_ HVDLITE_GUARDED_BY(blocked_mutex_);
   // What serve() leaves for receive().
   std::vector<Frame> unhandled_;
   std::vector<Round> served_;

@@ -4,13 +4,11 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/config.h"
-#include "engine/blocked_report.h"
 #include "engine/commit_book.h"
 #include "engine/late_results.h"
 #include "engine/live.h"
@@ -45,9 +43,6 @@ struct EngineParts {
         live(size, config.lateness_interval, clock_offset) {
     backend->trace_to(*trace);
     backend->count_in(counters.bytes_to_other_hosts, counters.bytes_unstaged);
-    if (fabric != nullptr && config.deadlock_grace > 0) {
-      blocked.emplace(config.deadlock_grace, queue);
-    }
     if (elastic == nullptr) return;
     if (fabric != nullptr) commits = std::make_shared<CommitBook>();
     for (const auto& [id, ranks] : elastic->process_sets) sets.add(id, ranks);
@@ -73,7 +68,6 @@ struct EngineParts {
   Counters counters;  // the runner counts up, any thread reads
   LiveFigures live;
   LateResults late{rank, size, queue};
-  std::optional<BlockedReport> blocked;  // worlds of several ranks, unless the grace is 0
 };
 
 }  // namespace hvdlite

@@ -45,7 +45,7 @@ namespace hvdlite {
 
 class Coordinator;
 
-// What a rank says while its threads wait, from blocked_report.h to deadlock_watch.h:
+// What a rank says while its threads wait, from each rank to the coordinator:
 //
 //   blocked = submitted:u64 pending:u32 count:u32 (key:text place:text)[count]
 //

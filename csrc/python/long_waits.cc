@@ -6,8 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "engine/blocked_report.h"
-
 namespace py = pybind11;
 
 namespace hvdlite {
@@ -94,19 +92,16 @@ LongWaits& LongWaits::all() {
 
 void LongWaits::report(Engine& engine, std::vector<EntryPtr> waits,
                        std::vector<std::string> places) {
-  engine.with_present([&](Engine& present) {
-    if (auto* reporter = present.blocked_report()) {
-      reporter->note(std::move(waits), std::move(places));
-    }
-  });
+  engine.with_present(
+      [&](Engine& present) { present.note_blocked(std::move(waits), std::move(places)); });
 }
 
 void LongWaits::goes_on(const ThreadWait& wait, std::chrono::nanoseconds slice) {
-  const auto* reporter = wait.engine.blocked_report();
-  if (wait.returns || reporter == nullptr) return;
+  const Patience limit = wait.engine.blocked_after();
+  if (wait.returns || limit == kForever) return;
   const auto now = std::chrono::steady_clock::now();
   Since& since = waits_.try_emplace(&wait, Since{now - slice}).first->second;
-  if (now - since.begun < reporter->half_of_grace()) return;
+  if (now - since.begun < limit) return;
   since.thread = PyThread_get_thread_ident();
   if (may_submit()) return report(wait.engine, {});
   report(wait.engine, waits_of_all(wait.engine), places_of_all());

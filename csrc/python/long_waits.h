@@ -1,5 +1,5 @@
 // How a process knows that each of its threads that could submit something waits, which it reports
-// to rank 0 (engine/blocked_report.h). The proof of deadlocks assumes it.
+// to rank 0 (Engine::note_blocked()). The proof of deadlocks assumes it.
 //
 // Any thread may submit that Python runs, or will run. So the process is taken for blocked only if
 // every thread that has Python frames now waits in Handle.wait(), without a timeout or with one

@@ -6,7 +6,6 @@
 #include "check.h"
 #include "coordinators.h"
 #include "cpp/engine/engine_worlds.h"
-#include "engine/blocked_report.h"
 #include "negotiation/deadlock_watch.h"
 
 using namespace hvdlite;
@@ -261,10 +260,6 @@ Config impatient_config(double grace = 0.2) {
   return config;
 }
 
-BlockedReport& report_of(Engine& engine) { return *engine.blocked_report(); }
-
-void note(Engine& engine, std::vector<EntryPtr> waits) { report_of(engine).note(std::move(waits)); }
-
 EntryPtr barrier_entry(const std::string& name) { return change_entry(Kind::kBarrier, name); }
 
 // Waits without a limit, in the only thread of this rank.
@@ -273,7 +268,7 @@ Status block(Engine& engine, const EntryPtr& entry) {
   while (!engine.wait(*entry, /*blocking=*/true, Deadline::after(10ms))) {
     const auto waited = std::chrono::steady_clock::now() - begun;
     if (waited > 30s) return Status(StatusCode::kTimeout, "the test's own deadline passed");
-    if (waited >= report_of(engine).half_of_grace()) note(engine, {entry});
+    if (waited >= engine.blocked_after()) engine.note_blocked({entry});
   }
   return entry->completion->status();
 }
@@ -319,9 +314,9 @@ TEST(engine_takes_back_that_its_rank_is_blocked) {
     const EntryPtr first = barrier_entry(rank == 0 ? "a" : "b");
     const EntryPtr second = barrier_entry(rank == 0 ? "b" : "a");
     CHECK_OK(engine.enqueue(first, /*blocking=*/false));
-    note(engine, {first});
+    engine.note_blocked({first});
     std::this_thread::sleep_for(50ms);
-    note(engine, {});
+    engine.note_blocked({});
     std::this_thread::sleep_for(1s);
     CHECK_OK(engine.enqueue(second, /*blocking=*/false));
     CHECK_OK(finish(engine, first));

@@ -2,7 +2,7 @@
 #include <random>
 
 #include "check.h"
-#include "engine/blocked_report.h"
+#include "negotiation/deadlock_watch.h"
 #include "wire/message.h"
 
 using namespace hvdlite;
