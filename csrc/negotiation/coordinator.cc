@@ -136,7 +136,6 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
     if (text) pending.refusal = Status(StatusCode::kMismatch, std::move(*text));
   }
   if (request.rows_differ() && pending.refusal.ok()) pending.differing[index] = request;
-  if (fail_removal(rank, request, table)) return Status();
   const bool late = pending.request.late.has_value();
   if (!late && pending.missing == 0) {
     answer(table, request.key(), now);
@@ -454,9 +453,6 @@ void Coordinator::trace_answer(const PendingTensor& pending, const Status& error
 
 void Coordinator::respond_error(const PendingTensor& pending, Status error,
                                 std::vector<int> left_out) {
-  if (pending.request.changes_process_sets()) {
-    for (auto& [id, table] : tables_) table.removing.clear();
-  }
   trace_answer(pending, error);
   Response response;
   response.form = Response::Form::kError;
@@ -553,7 +549,9 @@ void Coordinator::respond_change(PendingTensor pending) {
     const auto& ranks = pending.request.ranks;
     add_set({static_cast<int>(set), {ranks.begin(), ranks.end()}, 0, 0});
   } else {
-    set = static_cast<std::uint32_t>(find_table(pending.request.ranks)->group.id);
+    PendingTable& table = *find_table(pending.request.ranks);
+    set = static_cast<std::uint32_t>(table.group.id);
+    fail_rest(table);
     removed_.push_back(set);
     cut_round();
   }
@@ -584,49 +582,19 @@ bool Coordinator::fail_late_change(int rank, const Request& request) {
   return true;
 }
 
-bool Coordinator::fail_removal(int rank, const Request& request, PendingTable& table) {
-  PendingTable* affected = table.removing.empty() ? nullptr : &table;
-  if (request.kind == Kind::kRemoveProcessSet) {
-    affected = find_table(request.ranks);
-    const int index = affected == nullptr ? -1 : affected->group.index_of(rank);
-    if (index < 0 || affected->group.id == 0) return false;
-    affected->removing.resize(affected->group.ranks.size());
-    affected->removing[index] = true;
+void Coordinator::fail_rest(PendingTable& table) {
+  for (const auto& [key, pending] : table.tensors) {
+    const int missing = missing_ranks(table, pending).front();
+    respond_error_to_submitters(
+        table, pending,
+        Status(StatusCode::kMismatch,
+               "rank " + std::to_string(missing) + " removes " + describe(table.group) + ", but " +
+                   std::string(name_of(pending.request.kind)) + " '" + pending.request.name +
+                   "' of rank " + std::to_string(pending.first_rank) +
+                   " waits for it there; every rank removes a set at the same point"));
   }
-  if (affected == nullptr) return false;
-  Status error;
-  for (auto at = affected->tensors.begin(); at != affected->tensors.end();) {
-    int remover = -1;
-    for (std::size_t i = 0; i < affected->group.ranks.size(); ++i) {
-      const int member = affected->group.ranks[i];
-      const bool awaited = at->second.request.concerns(member) && !at->second.submitted[i];
-      if (affected->removing[i] && awaited) remover = member;
-    }
-    if (remover < 0) {
-      ++at;
-      continue;
-    }
-    if (error.ok()) {
-      error = Status(StatusCode::kMismatch,
-                     "rank " + std::to_string(remover) + " removes " + describe(affected->group) +
-                         ", but " + std::string(name_of(at->second.request.kind)) + " '" +
-                         at->second.request.name + "' of rank " +
-                         std::to_string(at->second.first_rank) +
-                         " waits for it there; every rank removes a set at the same point");
-    }
-    respond_error_to_submitters(*affected, at->second, error);
-    at = affected->tensors.erase(at);
-    --waiting_;
-  }
-  if (error.ok()) return false;
-  std::vector<std::string> removals;
-  for (const auto& [key, pending] : tables_.at(0).tensors) {
-    const bool removal = pending.request.kind == Kind::kRemoveProcessSet;
-    if (!removal || !same(affected->group.ranks, pending.request.ranks)) continue;
-    removals.push_back(pending.request.name);
-  }
-  for (const std::string& name : removals) fail_change(name, error);
-  return true;
+  waiting_ -= table.tensors.size();
+  table.tensors.clear();
 }
 
 }  // namespace hvdlite

@@ -230,9 +230,8 @@ class Coordinator {
   void respond_change(PendingTensor pending);
   // This rank's request is of a change that has failed: it gets the error.
   bool fail_late_change(int rank, const Request& request);
-  // Where members wait for one that removes the set: they and the removal get an error. True: the
-  // tensor of `request`, which was counted last, is gone.
-  bool fail_removal(int rank, const Request& request, PendingTable& table);
+  // The set goes: what still waits there for a member, which will not submit it, gets an error.
+  void fail_rest(PendingTable& table);
 
   const int size_;
   const CoordinatorViews views_;

@@ -55,7 +55,6 @@ struct PendingTable {
   std::unordered_map<std::string, PendingTensor> tensors;  // The key is Request::key().
   std::vector<int> absent;                                 // The last response named them.
   std::uint32_t generation = 0;                            // The group without them has it.
-  std::vector<bool> removing;  // members that remove the set, by position; empty: none does
 };
 
 }  // namespace hvdlite

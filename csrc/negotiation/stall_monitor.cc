@@ -71,24 +71,7 @@ std::optional<Wait> find_wait(Coordinator& coordinator, const std::vector<int>& 
 
 }  // namespace
 
-void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
-  std::vector<std::pair<std::string, Status>> failures;
-  const PendingTable& table = coordinator_.tables().at(0);
-  for (const auto& [key, pending] : table.tensors) {
-    if (!pending.request.changes_process_sets()) continue;
-    if (seconds_between(pending.since, now) < warning_) continue;
-    // A change blocks the rank that makes it, so this can never end.
-    const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(table, pending),
-                                Coordinator::submitters(table, pending));
-    if (!wait) continue;
-    failures.emplace_back(pending.request.name,
-                          deadlock_error({{wait->awaited, wait->rank, &pending.request}, *wait}));
-  }
-  for (const auto& [name, error] : failures) coordinator_.fail_change(name, error);
-}
-
 std::vector<Notice> StallMonitor::check(TimePoint now) {
-  if (warning_ > 0) fail_circular_changes(now);
   std::vector<Notice> warnings;
   std::unordered_map<std::uint64_t, TimePoint> warned_before = std::exchange(warned_, {});
   std::size_t hidden = 0;
@@ -167,8 +150,11 @@ std::string StallMonitor::describe_mutual_wait(const PendingTable& table,
                               Coordinator::submitters(table, pending));
   if (!wait) return "";
   const bool both_send = pending.request.is_send() && wait->request->is_send();
+  const bool changes =
+      pending.request.changes_process_sets() || wait->request->changes_process_sets();
+  const Wait own{wait->awaited, wait->rank, &pending.request};
   return "; " + describe_wait(*wait) + ": " +
-         (both_send ? advice_for({*wait}) : std::string(kJoinAtTheEnd));
+         (both_send || changes ? advice_for({own, *wait}) : std::string(kJoinAtTheEnd));
 }
 
 }  // namespace hvdlite

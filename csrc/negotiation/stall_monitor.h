@@ -68,8 +68,7 @@ class StallMonitor {
         stalls_(stalls) {}
 
   // Warnings that are due at `now`: of each tensor after stall_warning, and again whenever it has
-  // waited twice as long. Fails what has waited past stall_shutdown, and changes of the
-  // process sets that have waited past stall_warning for ranks that wait for those that make them.
+  // waited twice as long. Fails what has waited past stall_shutdown.
   std::vector<Notice> check(TimePoint now);
   // Checks a few times a second while something is pending.
   TimePoint due() const { return next_check_; }
@@ -79,7 +78,6 @@ class StallMonitor {
   std::chrono::milliseconds interval() const;
   std::string describe_stall(const PendingTable& table, const PendingTensor& pending,
                              TimePoint now) const;
-  void fail_circular_changes(TimePoint now);
   // Where a rank that is missing in the tensor waits itself for one that has submitted it, as at
   // the end of loops of different lengths: where, and what to do. Otherwise nothing.
   std::string describe_mutual_wait(const PendingTable& table, const PendingTensor& pending) const;

@@ -224,6 +224,23 @@ TEST(deadlock_of_a_change_of_process_sets_fails_the_change_for_all_ranks) {
   CHECK_STATUS(waits.coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
 }
 
+TEST(deadlock_of_a_removal_and_what_waits_in_the_set_fails_both) {
+  Waits waits(3);
+  waits.coordinator.add_set({1, {0, 1}, 1, 0});
+  Request removal = barrier_of("#change");
+  removal.kind = Kind::kRemoveProcessSet;
+  removal.ranks = {0, 1};
+  for (const int rank : {0, 2}) waits.block(rank, removal);
+  waits.block(1, allreduce_of("x", 4, 1));
+  const auto failed = waits.failures(kStart + 1s);
+  CHECK_EQ(failed.size(), std::size_t{2});
+  CHECK(has(failed.at("#change").message(),
+            "rank 0 waits for rank 1 in remove_process_set, and rank 1 waits for rank 0 in "
+            "allreduce 'x'"));
+  waits.submit(1, removal);  // a later rank gets the same error
+  CHECK_STATUS(waits.coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
+}
+
 TEST(deadlock_of_many_ranks_is_told_in_a_short_text) {
   constexpr int kRanks = 64;
   Waits waits(kRanks);
