@@ -22,7 +22,6 @@
 
 #include "base/mutex.h"
 #include "engine/entry.h"
-#include "engine/fusion_plan.h"
 #include "gpu/gpu_plane.h"
 #include "host/backend.h"
 #include "transport/topology.h"

@@ -197,6 +197,25 @@ struct Round {
 
 // Local argument checks: errors that do not depend on other ranks. Pure functions; any thread.
 
+struct TensorRef {
+  std::size_t agreed = 0;  // index into the round
+  std::size_t tensor = 0;  // index into that entry's tensors
+};
+
+// Tensors that travel fused, in one run of a data plane (plan_batches()).
+struct Batch {
+  Kind kind = Kind::kAllreduce;
+  ElementTypes types = DataType::kFloat32;
+  DeviceType device = DeviceType::kHost;  // all-reduce: of all tensors
+  ReduceOp op = ReduceOp::kSum;
+  bool weighted = false;
+  std::uint32_t process_set = 0;
+  std::uint32_t generation = 0;  // The group has this generation.
+  std::uint64_t bytes = 0;       // So many bytes travel.
+  // All-reduce: at least one; sends: all of one or more entries; otherwise all of one entry.
+  std::vector<TensorRef> tensors;
+};
+
 // "what the call is: why".
 Status invalid_call(const Request& request, const std::string& why);
 // The same error, with what the call is in front of its message.

@@ -22,10 +22,21 @@
 
 #include "engine/commit_book.h"
 #include "engine/entry.h"
-#include "engine/fusion_plan.h"
 #include "engine/parts.h"
 
 namespace hvdlite {
+
+// Which tensors travel together: a pure function of one round.
+//
+// Tensors of all-reduces with the same members, device, dtypes, op and weighting share one *batch*
+// until it would exceed the threshold, the latest of the last few that have room; a tensor larger
+// than the threshold is a batch of its own. By Adasum the tensors of one entry travel together
+// whatever their size, and with no others: so bits never depend on what happens to be fused. A
+// batch keeps the place of its first tensor, so batches of different process sets stay in the
+// coordinator's order. Sends that follow each other are one batch, and move at the same time; but
+// never with anything between them, for which other ranks might wait. Everything else is a batch of
+// its own.
+std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t threshold);
 
 class Executor {
  public:

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/counter.h"
@@ -37,11 +38,27 @@ class Events {
   static constexpr std::size_t kMost = 256;
 
   // It happens now. Where there are too many, the oldest is dropped.
-  void add(std::string kind, int rank, std::string name, std::string text);
+  void add(std::string kind, int rank, std::string name, std::string text) {
+    Event event{std::chrono::steady_clock::now(), std::move(kind), rank, std::move(name),
+                std::move(text)};
+    MutexLock lock(mutex_);
+    if (events_.size() == kMost) {
+      events_.pop_front();
+      ++dropped_;
+    }
+    events_.push_back(std::move(event));
+  }
   // Returns those that were not taken yet, the oldest first.
-  std::vector<Event> take();
+  std::vector<Event> take() {
+    MutexLock lock(mutex_);
+    const std::deque<Event> taken = std::exchange(events_, {});
+    return {taken.begin(), taken.end()};
+  }
   // How many were dropped so far.
-  std::uint64_t dropped() const;
+  std::uint64_t dropped() const {
+    MutexLock lock(mutex_);
+    return dropped_;
+  }
 
  private:
   mutable Mutex mutex_;

@@ -478,7 +478,7 @@ void Negotiator::serve() {
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
   const bool is_awaited = !rounds.empty();
   const std::vector<Response> responses = coordinator_->take_responses();
-  log_notices();
+  for (const Notice& notice : coordinator_->take_notices()) tell(notice);
   if (!responses.empty()) {
     HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
   }
@@ -495,11 +495,9 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   return flush_answers();
 }
 
-void Negotiator::log_notices() {
-  for (const Notice& notice : coordinator_->take_notices()) {
-    log(LogLevel::kWarning, rank_, notice.text);
-    live_.events.add(notice.event, notice.rank, notice.name, notice.text);
-  }
+void Negotiator::tell(const Notice& notice) {
+  log(LogLevel::kWarning, rank_, notice.text);
+  live_.events.add(notice.event, notice.rank, notice.name, notice.text);
 }
 
 Status Negotiator::flush(Patience patience) {
@@ -692,8 +690,7 @@ Status Negotiator::look_at_rank_0() {
   if (act == AnswerWatch::Act::kFail) {
     return Status(answers_.given_up(), text, kCoordinatorRank);
   }
-  log(LogLevel::kWarning, rank_, text);
-  live_.events.add("stall", kCoordinatorRank, request.name, text);
+  tell({"stall", kCoordinatorRank, request.name, text});
   return Status();
 }
 
@@ -706,8 +703,7 @@ void Negotiator::tell_of_silence(const SilentPeer& peer, const Request* request)
     text += " (" + coordinator_->describe_last(peer.rank, std::chrono::steady_clock::now()) + ")";
   }
   text += "; is it suspended or overloaded, or its link down?";
-  log(LogLevel::kWarning, rank_, text);
-  live_.events.add("stall", peer.rank, request == nullptr ? "" : request->name, text);
+  tell({"stall", peer.rank, request == nullptr ? "" : request->name, text});
 }
 
 }  // namespace hvdlite

@@ -147,7 +147,7 @@ class Negotiator {
   void hear_cause(Status cause);
   // Rank 0's answers.
   Status coordinate(std::vector<Round>& rounds);
-  void log_notices();  // of the coordinator
+  void tell(const Notice& notice);  // in the log, and as an event
   // Waits until all that is on its way has left; kTimeout when nothing of it did for the patience.
   // Only who reads makes room, and ranks in a collective need not read: where one of them may wait
   // for this rank, it must not wait for room.

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "engine/entry.h"
-#include "engine/fusion_plan.h"
 #include "gpu/device_trace.h"
 #include "host/backend.h"
 #include "trace/trace.h"

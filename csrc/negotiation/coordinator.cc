@@ -432,8 +432,7 @@ void Coordinator::note_step(PendingTensor& pending, const Response& response, Ti
   }
   views_.steps->arrived(pending.request.name, pending.arrivals,
                         response.absent.empty() && response.left_out.empty());
-  const auto line = views_.steps->take_line();
-  if (line) notices_.push_back({"late", line->rank, "", line->text});
+  if (auto line = views_.steps->take_line()) notices_.push_back(std::move(*line));
 }
 
 void Coordinator::trace_arrival(const PendingTensor& pending, const Request& request, int rank,

@@ -19,6 +19,14 @@
 
 namespace hvdlite {
 
+// A line for the log, which the live view shows as an event.
+struct Notice {
+  std::string event;  // "stall", "late"
+  int rank = -1;      // the rank that it is about, or -1
+  std::string name;   // It names the tensor, or is empty.
+  std::string text;
+};
+
 // When a rank submitted an all-reduce, or the several that travelled with it, or those of a step.
 // All moments are on rank 0's clock.
 struct Arrival {

@@ -18,14 +18,6 @@ namespace hvdlite {
 
 class Coordinator;
 
-// A line for the log, which the live view shows as an event.
-struct Notice {
-  std::string event;  // "stall", "late"
-  int rank = -1;      // the rank that it is about, or -1
-  std::string name;   // It names the tensor, or is empty.
-  std::string text;
-};
-
 // What waits for ranks just now, for people who look: the runner of rank 0 finds it a few times a
 // second at most and any thread reads it, because the coordinator's tables are the runner's alone.
 struct Stall {

@@ -178,7 +178,7 @@ void StepClock::add_step_to(Report& sums) const {
   rank.late_backward += last->late_backward;
 }
 
-std::optional<StepClock::Line> StepClock::describe(const Report& window) const {
+std::optional<Notice> StepClock::describe(const Report& window) const {
   const auto fewer = [](const Rank& a, const Rank& b) { return a.last < b.last; };
   const auto last = std::max_element(window.ranks.begin(), window.ranks.end(), fewer);
   const auto steps = static_cast<double>(window.steps);
@@ -197,10 +197,10 @@ std::optional<StepClock::Line> StepClock::describe(const Report& window) const {
                      milliseconds(before) + " of it before backward: look " +
                      (before >= seconds / 2 ? "at its input, its forward pass and its links"
                                             : "at its batches and at what else runs on its host");
-  return Line{rank, std::move(text)};
+  return Notice{"late", rank, "", std::move(text)};
 }
 
-std::optional<StepClock::Line> StepClock::take_line() { return std::exchange(line_, std::nullopt); }
+std::optional<Notice> StepClock::take_line() { return std::exchange(line_, std::nullopt); }
 
 StepClock::Report StepClock::report() const {
   MutexLock lock(mutex_);

@@ -67,12 +67,6 @@ class StepClock {
     double seconds() const;  // the mean of the ranks
   };
 
-  // "rank 2 was last in ..."
-  struct Line {
-    int rank = -1;
-    std::string text;
-  };
-
   // `line_interval`: seconds between two lines of take_line(), at least; 0: there are none.
   StepClock(int size, double line_interval);
 
@@ -86,7 +80,7 @@ class StepClock {
   // Returns the line that has become due, once: which rank was last in most of the steps since the
   // line before, and by how much. There is none where no rank stands out. Steps in which a rank had
   // joined, or was late with its gradient, do not count.
-  std::optional<Line> take_line();
+  std::optional<Notice> take_line();
 
  private:
   struct Burst {
@@ -104,7 +98,7 @@ class StepClock {
   void end_step();
   // Adds the step to sums over several.
   void add_step_to(Report& sums) const;
-  std::optional<Line> describe(const Report& window) const;
+  std::optional<Notice> describe(const Report& window) const;
 
   const std::size_t size_;
 
@@ -116,7 +110,7 @@ class StepClock {
   Report step_;                            // sums over the bursts before that, of the same step
   bool step_counts_ = true;                // for the line
   Report window_;                          // of the steps since the line before
-  std::optional<Line> line_;
+  std::optional<Notice> line_;
   std::vector<TimePoint> others_;  // kept for its capacity
 
   mutable Mutex mutex_;

@@ -1,7 +1,7 @@
 // The pure parts of the engine: coordinator, response cache, fusion plan, stall monitor.
 #include "check.h"
 #include "coordinators.h"
-#include "engine/fusion_plan.h"
+#include "engine/executor.h"
 #include "negotiation/coordinator.h"
 
 using namespace hvdlite;
