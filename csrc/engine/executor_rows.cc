@@ -1,4 +1,4 @@
-// The collectives of rows of a BatchRun, whose results have a size that the submitter may not know,
+// The collectives of rows, whose results have a size that the submitter may not know,
 // and those that only copy: broadcasts and sends.
 #include <algorithm>
 #include <cstring>

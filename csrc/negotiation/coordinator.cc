@@ -141,7 +141,6 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
     answer(table, request.key(), now);
   } else if (fail_if_left(table, pending)) {
     table.tensors.erase(request.key());
-    --waiting_;
   } else if (late) {
     late_.submitted(table, pending, member, request, now);
   }
@@ -150,7 +149,6 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
 
 void Coordinator::answer(PendingTable& table, const std::string& key, TimePoint now) {
   auto node = table.tensors.extract(key);
-  --waiting_;
   respond(table, std::move(node.mapped()), now);
 }
 
@@ -183,7 +181,6 @@ PendingTensor& Coordinator::open(PendingTable& table, int rank, const Request& r
   if (request.rows_differ()) pending.differing.resize(members.size());
   if (views_.steps != nullptr && request.of_a_step()) pending.arrivals.resize(size_);
   pending.since = now;
-  ++waiting_;
   return pending;
 }
 
@@ -226,7 +223,6 @@ void Coordinator::join(int rank, TimePoint now) {
       const bool awaited = request.kind != Kind::kJoin && request.concerns(rank) && !request.late;
       if (!awaited || pending.submitted[index] || --pending.missing > 0) continue;
       auto node = table.tensors.extract(current);
-      --waiting_;
       respond(table, std::move(node.mapped()), now);
     }
   }
@@ -244,14 +240,8 @@ Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now, con
 void Coordinator::leave(int rank, std::uint64_t collectives) {
   left_[rank] = collectives;
   for (auto& [id, table] : tables_) {
-    for (auto at = table.tensors.begin(); at != table.tensors.end();) {
-      if (fail_if_left(table, at->second)) {
-        at = table.tensors.erase(at);
-        --waiting_;
-      } else {
-        ++at;
-      }
-    }
+    const PendingTable& its = table;
+    std::erase_if(table.tensors, [&](const auto& one) { return fail_if_left(its, one.second); });
   }
 }
 
@@ -285,15 +275,12 @@ Coordinator::TimePoint Coordinator::idle_since(const PendingTable& table,
 
 void Coordinator::fail_stalled(TimePoint since, const std::string& reason, int rank) {
   for (auto& [id, table] : tables_) {
-    for (auto at = table.tensors.begin(); at != table.tensors.end();) {
-      if (idle_since(table, at->second) > since) {
-        ++at;
-        continue;
-      }
-      respond_error(at->second, Status(StatusCode::kStalled, reason, rank));
-      at = table.tensors.erase(at);
-      --waiting_;
-    }
+    const PendingTable& its = table;
+    std::erase_if(table.tensors, [&](const auto& one) {
+      if (idle_since(its, one.second) > since) return false;
+      respond_error(one.second, Status(StatusCode::kStalled, reason, rank));
+      return true;
+    });
   }
 }
 
@@ -304,7 +291,6 @@ void Coordinator::fail(PendingTable& table, const std::string& key, const Status
   }
   respond_error_to_submitters(table, found->second, error);
   table.tensors.erase(found);
-  --waiting_;
 }
 
 Status Coordinator::refuse(const PendingTable& table, const PendingTensor& pending) {
@@ -564,7 +550,6 @@ void Coordinator::fail_change(const std::string& name, const Status& error) {
   change.name = name;
   auto node = tables_.at(0).tensors.extract(change.key());
   const PendingTensor& pending = node.mapped();
-  --waiting_;
   respond_error(pending, error);
   if (pending.missing > 0) failed_[name] = {error, pending.missing};
 }
@@ -592,7 +577,6 @@ void Coordinator::fail_rest(PendingTable& table) {
                    "' of rank " + std::to_string(pending.first_rank) +
                    " waits for it there; every rank removes a set at the same point"));
   }
-  waiting_ -= table.tensors.size();
   table.tensors.clear();
 }
 

@@ -138,10 +138,6 @@ class Coordinator {
 
   // Fails the pending tensor of this key, which is there.
   void fail(PendingTable& table, const std::string& key, const Status& error);
-  // A change of the process sets cannot go on: all ranks that made it get this error, later ones
-  // too.
-  void fail_change(const std::string& name, const Status& error);
-
   // All ranks of the world change to these settings between the responses so far and later ones;
   // `settled`: for good.
   void tune(const Tunables& tunables, bool settled);
@@ -183,7 +179,10 @@ class Coordinator {
   // Since when nothing has happened that the pending tensor waits for. Ranks may train for long
   // while others have joined: a join waits only for ranks that do nothing at all.
   TimePoint idle_since(const PendingTable& table, const PendingTensor& pending) const;
-  bool idle() const { return waiting_ == 0; }
+  bool idle() const {
+    return std::all_of(tables_.begin(), tables_.end(),
+                       [](const auto& one) { return one.second.tensors.empty(); });
+  }
   // Whether all responses so far have been for all ranks: there is one process set, and no send.
   bool for_all_ranks() const { return tables_.size() == 1 && !sends_; }
   // The members that have submitted the tensor; and those that it waits for.
@@ -228,6 +227,8 @@ class Coordinator {
   // What is wrong with a change that all ranks want.
   std::optional<std::string> describe_bad_change(const Request& request);
   void respond_change(PendingTensor pending);
+  // A change cannot go on: all ranks that made it get this error, later ones too.
+  void fail_change(const std::string& name, const Status& error);
   // This rank's request is of a change that has failed: it gets the error.
   bool fail_late_change(int rank, const Request& request);
   // The set goes: what still waits there for a member, which will not submit it, gets an error.
@@ -251,7 +252,6 @@ class Coordinator {
   bool sends_ = false;        // some request was a send
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;             // tensors in all tables
   std::uint64_t opened_ = 0;            // pending tensors so far
   std::vector<std::uint32_t> removed_;  // sets whose tables go next
   std::size_t taken_removals_ = 0;      // take_responses() has named so many of them.

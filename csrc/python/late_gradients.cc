@@ -1,4 +1,4 @@
-// Late gradients, as Python sees them: the terms of an all-reduce, and who was late.
+// Late gradients, as Python sees them: those of an all-reduce, and who was late.
 #include <memory>
 #include <string>
 #include <utility>

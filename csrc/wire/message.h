@@ -108,7 +108,7 @@ struct TensorShape {
 
 inline constexpr std::int64_t kMaxGraceUs = std::int64_t{1} << 40;  // twelve days
 
-// The terms on which an all-reduce goes on without the gradients of ranks that are late
+// How an all-reduce goes on without the gradients of ranks that are late
 // (negotiation/late_gradients.h).
 struct LateTerms {
   std::string key;            // all requests of one step with this key share one decision

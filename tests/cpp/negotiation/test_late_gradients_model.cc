@@ -1,4 +1,4 @@
-// A model of late gradients: the real coordinator with its extension, and the real part of each
+// A model of late gradients: the real coordinator, and the real part of each
 // rank in them, under random schedules. Threads, channels and the data plane are played by the
 // test.
 //
