@@ -314,7 +314,8 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const bool left_out = std::binary_search(out.begin(), out.end(), rank_);
   if (response.form == Response::Form::kError) {
     if (entry != nullptr) {
-      accept_error(entry, response.error);
+      if (entry->request.kind == Kind::kRemoveProcessSet) queue_.reopen(entry->removes);
+      queue_.finish(entry, response.error);
     } else if (left_out) {
       late_.failed_without(key, response.error);
     }
@@ -353,11 +354,6 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   round.entries.push_back({std::move(entry), response.first_dimensions, absent, response.generation,
                            response.set_id, response.last_joined});
   return Status();
-}
-
-void Negotiator::accept_error(const EntryPtr& entry, const Status& error) {
-  if (entry->request.kind == Kind::kRemoveProcessSet) queue_.reopen(entry->removes);
-  queue_.finish(entry, error);
 }
 
 bool Negotiator::awaited() const {
@@ -462,7 +458,8 @@ void Negotiator::serve() {
   if (!control_.poll() && !is_due) return;
   if (is_due) late.tick(now);
   for (Frame& frame : control_.take_frames()) {
-    if (!is_for_coordinator(frame.type)) {
+    // The coordinator reads submissions and reports in the order in which they came.
+    if (frame.type != FrameType::kSubmit && frame.type != FrameType::kReport) {
       unhandled_.push_back(std::move(frame));
     } else if (Status status = handle(frame, served_); failure_.ok()) {
       failure_ = std::move(status);

@@ -133,10 +133,6 @@ class Negotiator {
   Status handle(const Frame& frame, std::vector<Round>& rounds);
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
-  // What every rank may send to the coordinator, which must read it in this order.
-  static bool is_for_coordinator(FrameType type) {
-    return type == FrameType::kSubmit || type == FrameType::kReport;
-  }
   Status handle_ended(int rank, Status why);
   // The error where rank 0 has left and this rank wants something, which will not be answered.
   Status unanswered() const;
@@ -158,7 +154,6 @@ class Negotiator {
   std::vector<Response> distribute(const std::vector<Response>& responses);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
-  void accept_error(const EntryPtr& entry, const Status& error);
   // On other ranks than 0: whether that one still answers.
   Status look_at_rank_0();
   bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty(); }

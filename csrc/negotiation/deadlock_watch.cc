@@ -147,7 +147,7 @@ std::vector<const DeadlockWatch::Open*> DeadlockWatch::waits_of(
 
 bool DeadlockWatch::stuck(const Open& operation, const Waits& waits) {
   const Request& request = operation.pending->request;
-  if (!request.waits_for_all() || request.kind == Kind::kJoin) return false;
+  if (request.late || request.kind == Kind::kJoin) return false;
   return std::any_of(operation.missing.begin(), operation.missing.end(),
                      [&](int rank) { return waits.contains(rank); });
 }

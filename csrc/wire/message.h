@@ -174,8 +174,6 @@ struct Request {
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
   // An allgather's first dimensions and an alltoall's splits may change with every call.
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
-  // Whether all members that take part submit it before it is answered.
-  bool waits_for_all() const { return !late; }
   // Whether it is one of those by which steps are known (negotiation/step_clock.h).
   bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
