@@ -1,9 +1,9 @@
 """Train on a Ray cluster: `run`, an executor with Horovod's names, and a backend of Ray Train.
 
 Workers are actors of Ray, and meet as the ranks of hvdlite-run do. `run` and `RayExecutor` start
-them (`executor`, by `group`, `worker` and `placement`); with `HvdliteTrainer`, Ray Train starts
-them (`train`). In an elastic job the actors are one for each node, and run agents, which start the
-ranks as on other hosts of hvdlite-run (`elastic`, by `nodes` and `remote_launcher`).
+them (`executor`, by `group`); with `HvdliteTrainer`, Ray Train starts them (`train`). In an elastic
+job the actors are one for each node, and run agents, which start the ranks as on other hosts of
+hvdlite-run (`elastic`).
 
 This package imports Ray on first use only.
 

@@ -1,10 +1,10 @@
 """Train on Spark: `hvdlite.spark.run` calls a function on ranks that Spark's tasks start.
 
-A Spark job with one barrier stage has a task for each rank (`task`). The task agrees with the
-others where they are, starts the rank as a process of its own, and watches it. What became of the
-rank is the task's row (`report`), also after a failure: for Spark, all tasks succeed. So Spark does
-not run the stage again in silence, and the driver raises what the first failing rank raised.
-`session` has the checks before the job, and `alarm` is how tasks learn that a rank has failed.
+`driver` checks what Spark can do, and runs one barrier stage with a task for each rank. The `task`
+agrees with the others where they are, starts the rank as a process of its own, and watches it. What
+became of the rank is the task's result, also after a failure: for Spark, all tasks succeed. So
+Spark does not run the stage again in silence, and the driver raises what the first failing rank
+raised.
 
 Example:
     import hvdlite.spark
