@@ -1,4 +1,4 @@
-"""A distributed sampler that resumes within an epoch, also with another number of ranks.
+"""Samplers that resume within an epoch, also with another number of ranks.
 
 Rank r of n gets the positions r, r+n, r+2n, ... of the epoch's order. When each rank has done k of
 its samples, the first k*n positions are done: one number says what is left, whatever n was. What is
@@ -118,7 +118,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         Raises:
             ArgumentError: the number is negative.
         """
-        self._segment.count(checked(samples))
+        self._segment.count(_checked_size(samples))
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Do what `record` does, with the arguments of Horovod's ElasticSampler.
@@ -157,14 +157,14 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
                 order.
         """
         name = type(self).__name__
-        refuse_other_keys(name, state_dict, state_dict.keys() >= _KEYS)
+        _refuse_other_keys(name, state_dict, state_dict.keys() >= _KEYS)
         if state_dict["version"] != _VERSION:
             raise ArgumentError(
                 f"{name}.load_state_dict: the state has version {state_dict['version']!r}, and "
                 f"this hvdlite reads version {_VERSION}; load it with the hvdlite that wrote it"
             )
         own = {"length": len(self.dataset), "shuffle": self.shuffle, "seed": self.seed}
-        refuse_other_order(name, state_dict, own)
+        _refuse_other_order(name, state_dict, own)
         self.epoch = int(state_dict["epoch"])
         consumed = int(state_dict["consumed"])
         self._begin_epoch(((consumed,),) if consumed else ())
@@ -272,72 +272,6 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         )
 
 
-class _Indices(Iterator[int]):
-    """The indices of one rank; `StatefulDataLoader` saves and loads its position."""
-
-    def __init__(self, sampler: DistributedSampler) -> None:
-        self._sampler = sampler
-        self._begin()
-
-    def _begin(self) -> None:
-        self._segment = self._sampler._segment
-        self._own = self._sampler._own(self._sampler._make_order())
-        self._given = 0
-
-    def __next__(self) -> int:
-        if self._given == len(self._own):
-            if self._segment is self._sampler._segment:
-                self._sampler._ran_out = True
-            raise StopIteration
-        self._given += 1
-        if self._segment is self._sampler._segment:
-            self._sampler._drawn = max(self._sampler._drawn, self._given)
-        return self._own[self._given - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state when what this iterator has given is done."""
-        return self._sampler._state_after(self._given)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at a position. After the end of an epoch the next iterator begins another one."""
-        self._sampler.load_state_dict(state_dict)
-        self._sampler._ran_out = state_dict["consumed"] >= state_dict["length"]
-        self._begin()
-
-
-def refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:
-    """Raise ArgumentError if the keys of a mapping are not those of a sampler's state."""
-    if not known:
-        raise ArgumentError(
-            f"{name}.load_state_dict: the keys {sorted(state)} are not those of a sampler's state; "
-            f"give what {name}.state_dict() returned"
-        )
-
-
-def refuse_other_order(name: str, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if a state was made for another order than that of `own`."""
-    for key, value in own.items():
-        # Without "shuffle" the seed may differ.
-        if key == "seed" and not own["shuffle"]:
-            continue
-        if state.get(key, value) != value:
-            raise ArgumentError(
-                f"{name}.load_state_dict: the state was made with {key}="
-                f"{state[key]!r}, and this one has {key}={value!r}; which samples are done "
-                "is known for one order only. Make both samplers alike, on all ranks"
-            )
-
-
-def checked(samples: int) -> int:
-    """Return the size of a batch; raise ArgumentError if it is negative."""
-    if samples < 0:
-        raise ArgumentError(
-            f"record({samples}): the number of samples in a batch cannot be negative; give the "
-            "size of this rank's batch"
-        )
-    return int(samples)
-
-
 class ElasticSampler(DistributedSampler):
     """Distributes the indices of a data set to the ranks, and what remains after each change.
 
@@ -437,7 +371,7 @@ class ElasticSampler(DistributedSampler):
         Raises:
             ArgumentError: the number is negative.
         """
-        samples = checked(samples)
+        samples = _checked_size(samples)
         now = epochs.current()
         if now is None:
             self._segment.count(samples)
@@ -504,7 +438,7 @@ class ElasticSampler(DistributedSampler):
         closed = self._closed_in(state_dict)
         if closed and "segments" in state_dict:
             own = {"samples": len(self.dataset), "shuffle": self.shuffle, "seed": self.seed}
-            refuse_other_order("ElasticSampler", state_dict, own)
+            _refuse_other_order("ElasticSampler", state_dict, own)
         excluded = state_dict.get("processed_indices", ())
         if "segments" not in state_dict and "processed_num" in state_dict:
             excluded = ()  # Both keys say the same.
@@ -515,7 +449,7 @@ class ElasticSampler(DistributedSampler):
     def _closed_in(self, state: Mapping[str, Any]) -> tuple[Done, ...]:
         keys = state.keys()
         done_keys = {"segments", "processed_num", "processed_indices"}
-        refuse_other_keys("ElasticSampler", state, "epoch" in keys and bool(keys & done_keys))
+        _refuse_other_keys("ElasticSampler", state, "epoch" in keys and bool(keys & done_keys))
         if "segments" in keys:
             return tuple(tuple(map(int, done)) for done in state["segments"])
         done = int(state.get("processed_num", 0))
@@ -565,7 +499,9 @@ class ElasticSampler(DistributedSampler):
         return self._distributed
 
     def _settle(self) -> None:
-        self._segment.settle(epochs.progress().announced, epochs.epoch_of_step, _workers_in)
+        announced = epochs.progress().announced
+        of_step, find = epochs.epoch_of_step, epochs.find
+        self._segment.settle(announced, of_step, lambda epoch: find(epoch).workers)
 
     def _warn_of_missed(self, epoch: int) -> None:
         now = epochs.current()
@@ -615,8 +551,70 @@ class ElasticSampler(DistributedSampler):
             )
 
 
-def _workers_in(epoch: int) -> tuple[int, ...]:
-    return epochs.find(epoch).workers
+class _Indices(Iterator[int]):
+    """The indices of one rank; `StatefulDataLoader` saves and loads its position."""
+
+    def __init__(self, sampler: DistributedSampler) -> None:
+        self._sampler = sampler
+        self._begin()
+
+    def _begin(self) -> None:
+        self._segment = self._sampler._segment
+        self._own = self._sampler._own(self._sampler._make_order())
+        self._given = 0
+
+    def __next__(self) -> int:
+        if self._given == len(self._own):
+            if self._segment is self._sampler._segment:
+                self._sampler._ran_out = True
+            raise StopIteration
+        self._given += 1
+        if self._segment is self._sampler._segment:
+            self._sampler._drawn = max(self._sampler._drawn, self._given)
+        return self._own[self._given - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's state when what this iterator has given is done."""
+        return self._sampler._state_after(self._given)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on at a position. After the end of an epoch the next iterator begins another one."""
+        self._sampler.load_state_dict(state_dict)
+        self._sampler._ran_out = state_dict["consumed"] >= state_dict["length"]
+        self._begin()
+
+
+def _refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:
+    """Raise ArgumentError if the keys of a mapping are not those of a sampler's state."""
+    if not known:
+        raise ArgumentError(
+            f"{name}.load_state_dict: the keys {sorted(state)} are not those of a sampler's state; "
+            f"give what {name}.state_dict() returned"
+        )
+
+
+def _refuse_other_order(name: str, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if a state was made for another order than that of `own`."""
+    for key, value in own.items():
+        # Without "shuffle" the seed may differ.
+        if key == "seed" and not own["shuffle"]:
+            continue
+        if state.get(key, value) != value:
+            raise ArgumentError(
+                f"{name}.load_state_dict: the state was made with {key}="
+                f"{state[key]!r}, and this one has {key}={value!r}; which samples are done "
+                "is known for one order only. Make both samplers alike, on all ranks"
+            )
+
+
+def _checked_size(samples: int) -> int:
+    """Return the size of a batch; raise ArgumentError if it is negative."""
+    if samples < 0:
+        raise ArgumentError(
+            f"record({samples}): the number of samples in a batch cannot be negative; give the "
+            "size of this rank's batch"
+        )
+    return int(samples)
 
 
 def _reasons(gone: Collection[int]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
@@ -89,48 +90,6 @@ def broadcast_tensors(
                 tensor.copy_(blocks[key])
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Placeholder for a tensor in a state that travels without its tensors."""
-
-    index: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    device: str  # It is the type: ranks number their GPUs differently.
-
-
-def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Copy a nested state with a `_Place` for each tensor; append the tensors to `tensors`."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Place(len(tensors) - 1, value.dtype, tuple(value.shape), value.device.type)
-    if type(value) is dict:
-        return {key: _take_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_take_tensors(item, tensors) for item in value)
-    return value
-
-
-def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Undo `_take_tensors`."""
-    if isinstance(value, _Place):
-        return tensors[value.index]
-    if type(value) is dict:
-        return {key: _put_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_put_tensors(item, tensors) for item in value)
-    return value
-
-
-def _places(value: Any) -> list[_Place]:
-    if isinstance(value, _Place):
-        return [value]
-    items = value.values() if type(value) is dict else value
-    if type(value) in (dict, list, tuple):
-        return [place for item in items for place in _places(item)]
-    return []
-
-
 def broadcast_optimizer_state(
     optimizer: Any,
     root_rank: int = 0,
@@ -162,30 +121,39 @@ def broadcast_optimizer_state(
     name = next_name("broadcast_optimizer_state", member_id(process_set))
     is_root = basics.rank() == root_rank
     if environment.imitates_horovod() and not optimizer.state:
-        _zero_gradients(optimizer)
-    tensors: list[torch.Tensor] = []
-    skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects", process_set)
-    if not is_root:
-        places = sorted(_places(skeleton), key=lambda place: place.index)
-        tensors = [
-            torch.empty(place.shape, dtype=place.dtype, device=place.device) for place in places
-        ]
-    broadcast_tensors(
-        {f"state.{index}": tensor for index, tensor in enumerate(tensors)},
-        root_rank,
-        name,
-        process_set,
-    )
-    if not is_root:
-        load_exactly(optimizer, _put_tensors(skeleton, tensors))
-
-
-def _zero_gradients(optimizer: Any) -> None:
-    for group in optimizer.param_groups:
-        for param in group["params"]:
+        for param in (param for group in optimizer.param_groups for param in group["params"]):
             if param.requires_grad:
                 param.grad = torch.zeros_like(param)
+    leaves, layout = tree_flatten(optimizer.state_dict() if is_root else None)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    places = [
+        _Place(leaf.dtype, tuple(leaf.shape), leaf.device.type)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for leaf in leaves
+    ]
+    skeleton = tree_unflatten(places, layout)
+    skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects", process_set)
+    if not is_root:
+        leaves, layout = tree_flatten(skeleton)
+        leaves = [one.make() if isinstance(one, _Place) else one for one in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    named = {f"state.{index}": tensor for index, tensor in enumerate(tensors)}
+    broadcast_tensors(named, root_rank, name, process_set)
+    if not is_root:
+        load_exactly(optimizer, tree_unflatten(leaves, layout))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor in a state that travels without its tensors."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: str  # It is the type: ranks number their GPUs differently.
+
+    def make(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
 
 def load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import pickle
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from hvdlite import basics
 from hvdlite.elastic.state import TensorState, check_name
@@ -115,8 +117,6 @@ class TorchState(TensorState):
 
 @runtime_checkable
 class _Stateful(Protocol):
-    """Anything with a state_dict: a scheduler, a GradScaler."""
-
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
@@ -147,7 +147,6 @@ class StateHandler:
     """
 
     def __init__(self, value: Any) -> None:
-        """Take charge of a value."""
         self.value = value
 
     def save(self) -> None:
@@ -179,21 +178,17 @@ class StateDictHandler(StateHandler):
     """Handles what has `state_dict()` and `load_state_dict()`: schedulers, GradScaler."""
 
     def __init__(self, value: Any) -> None:
-        """Take charge of a value, and save it."""
         super().__init__(value)
         self._snapshot = Snapshot()
         self.save()
 
     def save(self) -> None:
-        """Copy the state_dict into buffers that stay."""
         self._snapshot.take(self.value.state_dict())
 
     def restore(self) -> None:
-        """Load a copy of the saved state_dict."""
         self._load(self._snapshot.copy())
 
     def sync(self) -> None:
-        """Load rank 0's state_dict."""
         self._load(broadcast_object(self.value.state_dict(), root_rank=0))
 
     def _load(self, state_dict: Any) -> None:
@@ -204,14 +199,12 @@ class ModelStateHandler(StateDictHandler):
     """Handles a `torch.nn.Module`."""
 
     def sync(self) -> None:
-        """Overwrite parameters and buffers with those of rank 0."""
         state_dict = self.value.state_dict()
         broadcast_parameters(state_dict, root_rank=0)
         if not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
             self._load(state_dict)
 
     def layout(self) -> dict[str, str]:
-        """Describe parameters and buffers."""
         return {name: _describe(value) for name, value in self.value.state_dict().items()}
 
 
@@ -219,7 +212,6 @@ class OptimizerStateHandler(StateDictHandler):
     """Handles a `torch.optim.Optimizer`, distributed or not."""
 
     def sync(self) -> None:
-        """Replace state and options by those of rank 0, which may have more state."""
         broadcast_optimizer_state(self.value, root_rank=0)
 
     def restore(self) -> None:
@@ -241,7 +233,6 @@ class OptimizerStateHandler(StateDictHandler):
             self.value._starter.drop_accumulated()
 
     def layout(self) -> dict[str, str]:
-        """Describe the parameters that it updates."""
         return {
             f"group {i}, parameter {j}": _describe(param)
             for i, group in enumerate(self.value.param_groups)
@@ -256,12 +247,10 @@ class SamplerStateHandler(StateDictHandler):
     """Handles an `ElasticSampler`, or what has its methods."""
 
     def sync(self) -> None:
-        """Load rank 0's state, and distribute what remains to the present ranks."""
         super().sync()
         self.value.reset()
 
     def reset(self) -> None:
-        """Distribute what remains to the present ranks."""
         self.value.reset()
 
 
@@ -302,63 +291,44 @@ def _describe(value: Any) -> str:
 
 
 class Snapshot:
-    """Copies nested dicts, lists and tuples of tensors and other values."""
+    """Copies a state_dict, into the tensors of the copy before where these suit."""
 
-    # Tensors are copied into the buffers of the copy before, on the same device: new memory for
-    # each copy costs several times the time.
+    # New memory for each copy costs several times the time.
 
     def __init__(self) -> None:
         self._copied: Any = None
+        self._buffers: list[torch.Tensor] = []
 
     def take(self, value: Any) -> None:
-        """Copy a value, in place of the copy before."""
+        tensors = [one for one in tree_flatten(value)[0] if isinstance(one, torch.Tensor)]
         with torch.no_grad():
-            self._copied = self._copy_into(self._copied, value)
+            before = itertools.chain(self._buffers, itertools.repeat(None))
+            self._buffers = [_copy_tensor(*pair) for pair in zip(before, tensors, strict=False)]
+        memo = {id(one): buffer for one, buffer in zip(tensors, self._buffers, strict=True)}
+        self._copied = copy.deepcopy(value, memo)
 
     def copy(self) -> Any:
         """Return a copy of the copy, which callers may change."""
-        with torch.no_grad():
-            return _clone(self._copied)
-
-    def _copy_into(self, old: Any, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return _copy_tensor(old, value)
-        if isinstance(value, dict):
-            before = old if isinstance(old, dict) else {}
-            copied = copy.copy(value)  # This keeps the metadata of a module's state_dict.
-            for key, item in value.items():
-                copied[key] = self._copy_into(before.get(key), item)
-            return copied
-        if type(value) in (list, tuple):
-            same = type(old) is type(value) and len(old) == len(value)
-            return type(value)(map(self._copy_into, old if same else [None] * len(value), value))
-        return copy.deepcopy(value)
+        return copy.deepcopy(self._copied)
 
 
-def _copy_tensor(old: Any, tensor: torch.Tensor) -> torch.Tensor:
-    reusable = (
-        isinstance(old, torch.Tensor)
-        and (old.shape, old.dtype, old.device) == (tensor.shape, tensor.dtype, tensor.device)
+def _copy_tensor(old: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    if (
+        old is not None
         and old.layout == tensor.layout == torch.strided
-    )
-    return old.copy_(tensor) if reusable else tensor.detach().clone()
-
-
-def _clone(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        cloned = copy.copy(value)
-        for key, item in value.items():
-            cloned[key] = _clone(item)
-        return cloned
-    if type(value) in (list, tuple):
-        return type(value)(map(_clone, value))
-    return copy.deepcopy(value)
+        and (old.shape, old.dtype, old.device) == (tensor.shape, tensor.dtype, tensor.device)
+    ):
+        return old.copy_(tensor)
+    return tensor.detach().clone()
 
 
 class RandomStateHandler(StateHandler):
-    """Handles all generators; `TorchState(..., rng=True)` has one."""
+    """Handles the generators of Python, NumPy and torch; `TorchState(..., rng=True)` has one."""
+
+    # Each rank saves and restores its own. When ranks join, they must neither change the streams of
+    # the others nor repeat one of them: two ranks with equal streams would drop the same units. So
+    # a rank that joins copies a generator of rank 0 only if all ranks have that one equal already
+    # (then the script wants it so); otherwise it seeds one of its own.
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -366,15 +336,12 @@ class RandomStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        """Copy this rank's generators."""
         self._saved = {name: one.read() for name, one in generators().items()}
 
     def restore(self) -> None:
-        """Set this rank's generators to the copies."""
         self._write(self._saved)
 
     def sync(self) -> None:
-        """Give ranks that join generators; the other ranks keep theirs."""
         states = {name: one.read() for name, one in generators().items()}
         digests = {name: _digest(state) for name, state in states.items()}
         everyone = allgather_object((self._is_member, digests, torch.initial_seed()))
