@@ -21,8 +21,6 @@ from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.replicas import Comparison, check, check_interval, check_name, refuse, set_text
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 def check_replicas(
     named_parameters: Iterable[tuple[str, torch.Tensor]],
@@ -122,7 +120,7 @@ def word_sums(params: Sequence[torch.Tensor]) -> list[int]:
     # Any one change shows; an exchange of words does not. A tensor without plain memory, as of a
     # tensor subclass, has the sum 0.
     with torch.no_grad():
-        sums = [_word_sum(_bits(param)) for param in params]
+        sums = [_word_sum(param.detach()) for param in params]
     results = [0] * len(sums)
     for device in {one.device for one in sums}:
         places = [i for i, one in enumerate(sums) if one.device == device]
@@ -131,19 +129,13 @@ def word_sums(params: Sequence[torch.Tensor]) -> list[int]:
     return results
 
 
-def _word_sum(bits: torch.Tensor) -> torch.Tensor:
-    flat = bits.view(torch.uint8)
+def _word_sum(value: torch.Tensor) -> torch.Tensor:
+    if type(value) is not torch.Tensor or value.layout != torch.strided:
+        return torch.zeros((), dtype=torch.int64, device=value.device)
+    if value.is_complex():
+        value = torch.view_as_real(value.resolve_conj())
+    flat = value.contiguous().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8 != 0:
         flat = flat.clone()
     whole = flat.numel() // 8 * 8
     return flat[:whole].view(torch.int64).sum() + flat[whole:].sum(dtype=torch.int64)
-
-
-def _bits(param: torch.Tensor) -> torch.Tensor:
-    value = param.detach()
-    if type(value) is not torch.Tensor or value.layout != torch.strided:
-        return torch.empty(0, dtype=torch.uint8, device=param.device)
-    if value.is_complex():
-        value = torch.view_as_real(value.resolve_conj())
-    value = value.contiguous().reshape(-1)
-    return value.view(_INTEGERS[value.element_size()])

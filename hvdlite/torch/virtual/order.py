@@ -18,7 +18,7 @@ from hvdlite.errors import ArgumentError
 
 
 class Block(NamedTuple):
-    """The virtual ranks of one rank: `size` of them, from `first` on.
+    """The virtual ranks of this rank in one world: `size` of them, from `first` on.
 
     The core adds the ranks' tensors up in a balanced binary tree. A rank at depth d of it carries
     virtual_size / 2^d virtual ranks and adds these up as a subtree, so that both together are the
@@ -27,6 +27,7 @@ class Block(NamedTuple):
 
     first: int
     size: int
+    epoch: int  # It is the number of the world in an elastic job.
 
 
 def check_virtual_size(size: Any) -> int:
@@ -40,20 +41,8 @@ def check_virtual_size(size: Any) -> int:
     return number
 
 
-class Blocks(NamedTuple):
-    """The blocks of all ranks of one world."""
-
-    epoch: int  # It is the number of the world in an elastic job.
-    rank: int
-    of_ranks: list[Block]
-
-    @property
-    def own(self) -> Block:
-        return self.of_ranks[self.rank]
-
-
-def blocks_of_world(virtual_size: int) -> Blocks:
-    """Return the blocks in the present world; raise ArgumentError for too many ranks."""
+def block_in_world(virtual_size: int) -> Block:
+    """Return this rank's block in the present world; raise ArgumentError for too many ranks."""
     world = basics.current_world()  # The membership thread may replace it at any time.
     for enough in (virtual_size << doublings for doublings in range(20)):
         with contextlib.suppress(ArgumentError):
@@ -65,7 +54,7 @@ def blocks_of_world(virtual_size: int) -> Blocks:
             f"their hosts: give virtual_size={enough} or more, or start fewer ranks"
             + (" (--max-np)" if basics.in_elastic_job() else "")
         )
-    return Blocks(world.epoch, world.rank, [Block(*one) for one in blocks])
+    return Block(*blocks[world.rank], world.epoch)
 
 
 @dataclass(frozen=True)

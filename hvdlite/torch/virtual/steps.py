@@ -26,7 +26,7 @@ from hvdlite.torch.collectives.allreduce import allreduce_async
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.reducer import GradientReducer
-from hvdlite.torch.virtual.order import Blocks, blocks_of_world, check_virtual_size, seed_all
+from hvdlite.torch.virtual.order import Block, block_in_world, check_virtual_size, seed_all
 from hvdlite.torch.virtual.sampler import ORDER, VirtualBatchSampler
 from hvdlite.torch.virtual.sums import Sums
 from hvdlite.torch.wrapping import Wrapping
@@ -221,7 +221,7 @@ class VirtualSteps:
         self._resumes = False  # A state was loaded, and the loop has not come to its epoch.
         self._is_own = False  # Loops of this process have come there, since a state was loaded.
         self._machine_of_state: dict[str, str] = {}
-        self._blocks = Blocks(0, 0, [])
+        self._block = Block(0, 0, _NONE)
         self._model = nn.Module()
         self._loader: Any = ()
         self._batches: Iterator[Any] = iter(())
@@ -363,7 +363,7 @@ class VirtualSteps:
             sums = Sums(self._model)
             try:
                 while True:
-                    if self._blocks.epoch != basics.current_world().epoch:
+                    if self._block.epoch != basics.current_world().epoch:
                         self._take_block(step.number)
                     yield from self._compute(step, sums)
                     step.loss, carried = self._reduce(sums)
@@ -387,22 +387,22 @@ class VirtualSteps:
             except BaseException:
                 # A script may begin the step again, or save the model: it has the same values then.
                 sums.buffers.start()
-                self._blocks = self._blocks._replace(epoch=_NONE)
+                self._block = self._block._replace(epoch=_NONE)
                 raise
             self._unfinished, self._done = False, step.number + 1
         seed_all(self._order["seed"], epoch, step.number, "after")
 
     def _take_block(self, step: int) -> None:
         """Take this rank's block in the present world, and its batches from this step on."""
-        self._blocks = blocks_of_world(self._size)
-        self._loader.batch_sampler._go_to(self._epoch, step, self._blocks.own)
+        self._block = block_in_world(self._size)
+        self._loader.batch_sampler._go_to(self._epoch, step, self._block)
         self._batches = iter(self._loader)
         self._loader.batch_sampler._leave()
 
     def _compute(self, step: VirtualStep, sums: Sums) -> Iterator[Any]:
         """Give the batches of this rank's block, and add up what comes of them."""
         self._running = True
-        first, size = self._blocks.own
+        first, size, _ = self._block
         for virtual_rank in range(first, first + size):
             if virtual_rank > first:
                 sums.buffers.start()
@@ -435,7 +435,7 @@ class VirtualSteps:
     def _reduce(self, sums: Sums) -> tuple[float | None, float]:
         """Put the means into gradients and buffers; return the loss, and how many it is of."""
         recorded = sums.losses.take().get("loss", torch.zeros(2, dtype=torch.float64, device="cpu"))
-        told = [float(self._blocks.own.size), *map(float, sums.buffers.changed), *recorded.tolist()]
+        told = [float(self._block.size), *map(float, sums.buffers.changed), *recorded.tolist()]
         numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
         handle = allreduce_async(numbers, name=self._name, op=ops.Sum)
         for param, total in sums.gradients.take().items():
@@ -455,7 +455,7 @@ class VirtualSteps:
         # or in a later one, and before this gather.
         if not basics.in_elastic_job():
             return True
-        chosen = str(self._blocks.epoch).encode()
+        chosen = str(self._block.epoch).encode()
         blocks, epoch = gather_in_epoch(basics.engine(), chosen, f"{self._name}.epoch")
         return all(bytes(block) in (b"", str(epoch).encode()) for block in blocks)
 
