@@ -73,8 +73,7 @@ class DistributedAdasum(Wrapping):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Do nothing: gradients accumulate on this rank until `step`."""
 
-    def drop_accumulated(self) -> None:
-        """Drop gradients that no step has used, at a boundary of an elastic job."""
+    def _go_on(self) -> None:
         transaction = self._adasum_transaction
         if transaction is not None and transaction.begun:
             for group in self.param_groups:

@@ -157,6 +157,11 @@ class Local(Wrapping):
         elif self._starter is None:
             self._starter = self._make_starter()
 
+    def _go_on(self) -> None:
+        super()._go_on()
+        if self._starter is not None:
+            self._starter.drop_accumulated()
+
     def _make_starter(self) -> GradientReducer:
         rounds = self._rounds
         weight, process_set = rounds.settings.weight, rounds.settings.process_set

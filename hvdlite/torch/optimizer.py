@@ -186,6 +186,10 @@ class Distributed(VirtualStepping, LateStepping):
         given = () if closure is None else (closure,)
         return super().step(*given, **options)
 
+    def _go_on(self) -> None:
+        super()._go_on()
+        self._reducer.drop_accumulated()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
         plain = self._plain_copy(memo)
         names = self._reducer.parameter_names.items()

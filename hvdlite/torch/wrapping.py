@@ -41,6 +41,9 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
             groups.pop()
             raise
 
+    def _go_on(self) -> None:
+        """Drop gradients that no step has used, at a boundary of an elastic job."""
+
     def _plain_copy(self, memo: dict[int, Any]) -> Any:
         """Copy deeply, as an optimizer of the wrapped class; `memo` then has its parameters."""
         plain = _plain(_plain_class(type(self)))

@@ -16,13 +16,10 @@ from hvdlite import basics
 from hvdlite.elastic.state import TensorState, check_name
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.rendezvous.epochs import current
-from hvdlite.torch.adasum import DistributedAdasum
 from hvdlite.torch.collectives.tensors import bytes_of
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
-from hvdlite.torch.local_sgd import Local
-from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.virtual.order import generators, seed_of
-from hvdlite.torch.virtual.steps import VirtualStepping
+from hvdlite.torch.wrapping import Wrapping
 
 __all__ = [
     "ModelStateHandler",
@@ -223,14 +220,8 @@ class OptimizerStateHandler(StateDictHandler):
 
     def reset(self) -> None:
         """Drop the gradients of batches that no step has used; their samples come again."""
-        if isinstance(self.value, VirtualStepping) and self.value._virtual is not None:
-            self.value._virtual.go_on()
-        if isinstance(self.value, DistributedAdasum):
-            self.value.drop_accumulated()
-        if isinstance(self.value, Distributed):
-            self.value._reducer.drop_accumulated()
-        if isinstance(self.value, Local) and self.value._starter is not None:
-            self.value._starter.drop_accumulated()
+        if isinstance(self.value, Wrapping):
+            self.value._go_on()
 
     def layout(self) -> dict[str, str]:
         return {

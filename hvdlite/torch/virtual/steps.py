@@ -100,6 +100,10 @@ class VirtualStepping(Wrapping):
             self._virtual.load(state_dict[_KEY])
         super().load_state_dict(state_dict)
 
+    def _go_on(self) -> None:
+        if self._virtual is not None:
+            self._virtual.go_on()
+
 
 _OUTSIDE = (
     "backward() outside of the loop over a step of virtual_steps(): with virtual_size= that loop "
