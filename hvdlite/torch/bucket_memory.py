@@ -205,8 +205,6 @@ class Place:
 
     def takes(self, wire: torch.Tensor) -> bool:
         """Return whether the result of `wire` can be written to `memory`."""
-        if wire is self.memory:
-            return True
         fits: bool = wire.dtype == self.memory.dtype and wire.shape == self.memory.shape
         return fits
 
