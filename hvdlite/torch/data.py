@@ -43,13 +43,21 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
     torchdata's `StatefulDataLoader` saves and loads this sampler; then leave out
     `record`. In an elastic job use `hvd.elastic.ElasticSampler`.
 
-    Attributes:
-        dataset: the data set, whose length stays the same.
+    Args:
+        dataset: anything with a length, which stays the same; the same on all ranks.
+        num_replicas: among how many ranks; by default `hvd.size()`.
+        rank: which of them this is; by default `hvd.rank()`.
         shuffle: whether each epoch has an order of its own.
-        seed: decides these orders, together with the epoch.
-        drop_last: whether samples that cannot be distributed evenly are left out, instead of
-            repeated.
-        epoch: the number of the epoch.
+        seed: decides these orders, together with the epoch; the same on all ranks.
+        drop_last: leave out the samples that cannot be distributed evenly, instead of repeating
+            some.
+
+    Attributes:
+        epoch: the number of the epoch. The arguments are attributes, too.
+
+    Raises:
+        ArgumentError: there is no such rank.
+        NotInitializedError: a number was left to hvdlite, and `init` was not called.
 
     Example:
         >>> import hvdlite.torch as hvd
@@ -72,21 +80,6 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """Deal the samples of epoch 0.
-
-        Args:
-            dataset: anything with a length; the same on all ranks.
-            num_replicas: among how many ranks; by default `hvd.size()`.
-            rank: which of them this is; by default `hvd.rank()`.
-            shuffle: whether to shuffle, each epoch in another way.
-            seed: the same on all ranks.
-            drop_last: leave out the samples that cannot be distributed evenly, instead of repeating
-                some.
-
-        Raises:
-            ArgumentError: there is no such rank.
-            NotInitializedError: a number was left to hvdlite, and `init` was not called.
-        """
         self.dataset = dataset
         self._asked = 0  # The last set_epoch() set this epoch.
         self.shuffle = shuffle
@@ -97,11 +90,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         self._begin_epoch(())
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, unless the sampler is in it already.
-
-        Args:
-            epoch: its number.
-        """
+        """Begin the epoch of the number `epoch`, unless the sampler is in it already."""
         self._asked = epoch
         if epoch != self.epoch:
             self.epoch = epoch
@@ -121,12 +110,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         self._segment.count(_checked_size(samples))
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Do what `record` does, with the arguments of Horovod's ElasticSampler.
-
-        Args:
-            batch_idx: not used; batches are recorded in order.
-            batch_size: how many samples; see `record`.
-        """
+        """Record `batch_size` samples; `batch_idx` is not used, as batches come in order."""
         self.record(batch_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -293,11 +277,16 @@ class ElasticSampler(DistributedSampler):
     can be loaded. Unlike `hvd.DistributedSampler`, `set_epoch` begins the epoch anew even if the
     sampler is in it already.
 
-    Attributes:
-        dataset: the data set, whose length stays the same.
+    Args:
+        dataset: anything with a length, which stays the same; the same on all ranks.
         shuffle: whether each epoch has an order of its own.
-        seed: decides these orders, together with the epoch.
-        epoch: the number of the epoch of the data set.
+        seed: decides these orders, together with the epoch; the same on all ranks.
+
+    Attributes:
+        epoch: the number of the epoch of the data set. The arguments are attributes, too.
+
+    Raises:
+        NotInitializedError: `init` was not called.
 
     Example:
         >>> import hvdlite.torch as hvd
@@ -317,16 +306,6 @@ class ElasticSampler(DistributedSampler):
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        """Distribute the samples of epoch 0.
-
-        Args:
-            dataset: anything with a length; the same on all ranks.
-            shuffle: whether to shuffle, each epoch in another way.
-            seed: the same on all ranks.
-
-        Raises:
-            NotInitializedError: `init` was not called.
-        """
         self._excluded: frozenset[int] = frozenset()  # An older Horovod has recorded them.
         self._order: list[int] | None = None  # This is the epoch's; it is made when it is needed.
         # This is the segment's; it is made when it is needed.
@@ -347,12 +326,10 @@ class ElasticSampler(DistributedSampler):
     # A loop calls these methods.
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: no sample of it is done yet. Call it at the end of the one before.
+        """Begin the epoch of the number `epoch`: no sample of it is done yet.
 
-        Warns of samples of a dead worker that nobody has seen.
-
-        Args:
-            epoch: the number of the new epoch.
+        Call it at the end of the one before. Warns of samples of a dead worker that nobody has
+        seen.
         """
         self._settle()
         self._warn_of_missed(epoch)

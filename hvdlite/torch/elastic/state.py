@@ -36,6 +36,18 @@ __all__ = [
 class TorchState(TensorState):
     """What a rank that trains with PyTorch saves, restores, and receives when it joins.
 
+    Args:
+        model: a torch.nn.Module.
+        optimizer: its optimizer, distributed or not.
+        rng: also save and restore the random generators of Python, NumPy and torch. A rank that
+            joins gets those of rank 0 if the other ranks have equal ones, and otherwise generators
+            of its own.
+        kwargs: further attributes. Models, optimizers, samplers, and what has `state_dict()` and
+            `load_state_dict()`, are saved as such; other objects travel pickled.
+
+    Raises:
+        ArgumentError: a value cannot be pickled, or an attribute has the name of a method.
+
     Example:
         >>> state = hvd.elastic.TorchState(model, optimizer, scheduler=scheduler, epoch=0, batch=0)
         >>> state.epoch += 1
@@ -47,20 +59,6 @@ class TorchState(TensorState):
     def __init__(
         self, model: Any = None, optimizer: Any = None, rng: bool = False, **kwargs: Any
     ) -> None:
-        """Make the attributes, and save them.
-
-        Args:
-            model: a torch.nn.Module.
-            optimizer: its optimizer, distributed or not.
-            rng: also save and restore the random generators of Python, NumPy and torch. A rank that
-                joins gets those of rank 0 if the other ranks have equal ones, and otherwise
-                generators of its own.
-            kwargs: further attributes. Models, optimizers, samplers, and what has `state_dict()`
-                and `load_state_dict()`, are saved as such; other objects travel pickled.
-
-        Raises:
-            ArgumentError: a value cannot be pickled, or an attribute has the name of a method.
-        """
         handlers: dict[str, StateHandler] = {}
         plain = {}
         for name, value in {"model": model, "optimizer": optimizer, **kwargs}.items():

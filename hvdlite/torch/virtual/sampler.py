@@ -22,11 +22,20 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
     seeds its random generators before, so that random transforms are the same with any number of
     ranks and of `num_workers`.
 
-    Attributes:
+    Args:
+        data: anything with a length, which stays the same.
         batch_size: the samples of one virtual rank in one step.
-        virtual_size: the number of virtual ranks, as of the optimizer.
-        seed: decides the orders, and all random numbers of the training.
-        steps: the number of steps of an epoch.
+        virtual_size: the number of virtual ranks, a power of two, as of the optimizer.
+        seed: decides the orders, and all random numbers of the training; a whole number, the same
+            on all ranks.
+        shuffle: whether each epoch has another order.
+
+    Attributes:
+        steps: the number of steps of an epoch. `batch_size`, `virtual_size` and `seed` are
+            attributes, too.
+
+    Raises:
+        ArgumentError: an argument cannot be used, or `data` is too short for one step.
 
     Example:
         >>> sampler = hvd.VirtualBatchSampler(range(16), batch_size=2, virtual_size=4, seed=0)
@@ -45,18 +54,6 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        """Divide the samples among steps and virtual ranks.
-
-        Args:
-            data: anything with a length, which stays the same.
-            batch_size: the samples of one virtual rank in one step.
-            virtual_size: the number of virtual ranks, a power of two.
-            seed: a whole number, the same on all ranks.
-            shuffle: whether each epoch has another order.
-
-        Raises:
-            ArgumentError: an argument cannot be used, or `data` is too short for one step.
-        """
         self.virtual_size = check_virtual_size(virtual_size)
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -82,13 +79,7 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         return dict(zip(ORDER, values, strict=True))
 
     def batch(self, epoch: int, step: int, virtual_rank: int) -> list[int]:
-        """Return the indices of the samples of one virtual rank in one step.
-
-        Args:
-            epoch: the number of the epoch.
-            step: the number of the step in the epoch.
-            virtual_rank: the number of the virtual rank.
-        """
+        """Return the indices of the samples of `virtual_rank` in a `step` of an `epoch`."""
         begin = (step * self.virtual_size + virtual_rank) * self.batch_size
         return self._order_of(epoch)[begin : begin + self.batch_size]
 
