@@ -1,6 +1,8 @@
-// The processors that this process may use, and their instruction sets. Any thread.
+// The processors that this process may use, their instruction sets and how they compute. Any
+// thread.
 #pragma once
 
+#include <cfenv>
 #include <string>
 
 namespace hvdlite {
@@ -21,5 +23,24 @@ CpuFeatures cpu_features();
 
 // Tells the processor that the caller is in a spin loop.
 void cpu_pause();
+
+// Sets the floating-point mode of the calling thread (rounding, subnormals, exceptions) to that of
+// a fresh process, in which the engine computes, and restores the former one at the end of its
+// life, in the same thread. A program may change the mode of its own threads
+// (torch.set_flush_denormal, a library built with -ffast-math), and results must not depend on
+// which thread of which rank computes them.
+class PlainFloatingPoint {
+ public:
+  PlainFloatingPoint() {
+    (void)std::fegetenv(&former_);
+    (void)std::fesetenv(FE_DFL_ENV);
+  }
+  ~PlainFloatingPoint() { (void)std::fesetenv(&former_); }
+  PlainFloatingPoint(const PlainFloatingPoint&) = delete;
+  PlainFloatingPoint& operator=(const PlainFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t former_;
+};
 
 }  // namespace hvdlite

@@ -1,11 +1,20 @@
-// std::mutex with the annotations that Clang's -Wthread-safety checks. The only file that names a
-// bare std::mutex; everything else uses Mutex, MutexLock and Condition.
+// Threads and what they share: std::mutex with the annotations that Clang's -Wthread-safety checks,
+// threads with names, counters. The only file that names a bare std::mutex; everything else uses
+// Mutex, MutexLock and Condition.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <functional>
 #include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
 
 #ifdef __clang__
 #define HVDLITE_ANNOTATE(x) __attribute__((x))
@@ -65,6 +74,44 @@ class Condition {
 
  private:
   std::condition_variable condition_;
+};
+
+// A thread with a name, owned by this object. The destructor waits for the end of `body`.
+class Thread {
+ public:
+  // `name` shows in debuggers and top; the system keeps 15 characters.
+  Thread(const std::string& name, std::function<void()> body) : thread_(std::move(body)) {
+    ::pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+  }
+  ~Thread() { thread_.join(); }
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+
+ private:
+  std::thread thread_;
+};
+
+// A number that one thread counts up and any thread reads, without a lock. The engine counts an
+// operation before it publishes the operation's end; so a thread that sees the end also sees the
+// count.
+class Counter {
+ public:
+  Counter() = default;
+  Counter(const Counter& other) : value_(other.get()) {}
+  Counter& operator=(const Counter& other) { return *this = other.get(); }
+
+  std::uint64_t get() const { return value_.load(std::memory_order_relaxed); }
+
+  // The operators below are for the counting thread only.
+  Counter& operator=(std::uint64_t value) {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  Counter& operator+=(std::uint64_t more) { return *this = get() + more; }
+  Counter& operator++() { return *this += 1; }
+
+ private:
+  std::atomic<std::uint64_t> value_{0};
 };
 
 }  // namespace hvdlite

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <variant>
 
@@ -68,7 +69,9 @@ class [[nodiscard]] Result {
 };
 
 // The kInternal Status of a failed system call: "<what>: <strerror(error)>".
-Status system_error(const std::string& what, int error);
+inline Status system_error(const std::string& what, int error) {
+  return Status(StatusCode::kInternal, what + ": " + std::generic_category().message(error));
+}
 
 }  // namespace hvdlite
 

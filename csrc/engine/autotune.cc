@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/log.h"
 #include "base/text.h"
 
 namespace hvdlite {

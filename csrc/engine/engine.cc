@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/floating_point.h"
-#include "base/log.h"
+#include "base/cpu.h"
+#include "base/text.h"
 
 namespace hvdlite {
 namespace {

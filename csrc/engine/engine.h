@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/thread.h"
 #include "engine/autotune.h"
 #include "engine/entry.h"
 #include "engine/executor.h"

@@ -6,7 +6,7 @@
 #include <new>
 #include <numeric>
 
-#include "base/pages.h"
+#include "base/fd.h"
 #include "engine/entry.h"
 #include "engine/executor.h"
 

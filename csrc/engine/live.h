@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/counter.h"
 #include "base/mutex.h"
 #include "engine/entry.h"
 #include "negotiation/stall_monitor.h"

@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/log.h"
 #include "base/text.h"
 
 namespace hvdlite {

@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/config.h"
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
-#include "base/tunables.h"
 #include "engine/commit_book.h"
 #include "engine/entry.h"
 #include "negotiation/process_set.h"

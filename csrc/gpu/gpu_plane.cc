@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "base/log.h"
+#include "base/text.h"
 
 namespace hvdlite {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/log.h"
+#include "base/text.h"
 #include "gpu/nccl_backend.h"
 #include "gpu/self_device_backend.h"
 #include "gpu/staged_backend.h"

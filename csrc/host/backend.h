@@ -16,11 +16,11 @@
 #include <cstddef>
 #include <span>
 
-#include "base/counter.h"
+#include "base/config.h"
 #include "base/deadline.h"
 #include "base/dtype.h"
+#include "base/mutex.h"
 #include "base/status.h"
-#include "base/tunables.h"
 #include "kernels/pieces.h"
 #include "trace/trace.h"
 #include "transport/topology.h"

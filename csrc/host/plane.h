@@ -7,10 +7,9 @@
 #include <span>
 
 #include "base/config.h"
-#include "base/counter.h"
 #include "base/deadline.h"
+#include "base/mutex.h"
 #include "base/status.h"
-#include "base/tunables.h"
 #include "host/backend.h"
 #include "host/exchange.h"
 #include "host/layout.h"

@@ -1,6 +1,6 @@
 #include "kernels/fold.h"
 
-#include "base/half.h"
+#include "base/dtype.h"
 
 namespace hvdlite {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/cpu.h"
-#include "base/log.h"
+#include "base/text.h"
 #include "kernels/reduce_variants.h"
 
 namespace hvdlite {

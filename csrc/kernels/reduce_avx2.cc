@@ -2,7 +2,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "base/half.h"
+#include "base/dtype.h"
 #include "kernels/reduce.h"
 #include "kernels/reduce_variants.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "base/log.h"
+#include "base/text.h"
 #include "engine/entry.h"
 #include "host/host_backend.h"
 #include "host/self_backend.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "base/log.h"
+#include "base/text.h"
 
 namespace hvdlite {
 namespace {

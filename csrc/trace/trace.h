@@ -22,7 +22,6 @@
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
-#include "base/thread.h"
 #include "trace/ring.h"
 
 namespace hvdlite {

@@ -1,6 +1,6 @@
 #include "transport/gradient_area.h"
 
-#include "base/pages.h"
+#include "base/fd.h"
 
 namespace hvdlite {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <new>
 
-#include "base/pages.h"
+#include "base/fd.h"
 #include "transport/byte_ring.h"
 
 namespace hvdlite {

@@ -22,7 +22,6 @@
 
 #include "base/config.h"
 #include "base/fd.h"
-#include "base/shm.h"
 #include "base/status.h"
 
 namespace hvdlite {
@@ -74,7 +73,7 @@ class Segment {
 
  private:
   Segment(Mapping mapping, SegmentLayout layout) : mapping_(std::move(mapping)), layout_(layout) {}
-  Mapping mapping_;  // owner of the bytes (base/shm.h)
+  Mapping mapping_;  // owner of the bytes (base/fd.h)
   SegmentLayout layout_;
 };
 

@@ -46,9 +46,9 @@
 #include <string>
 #include <vector>
 
+#include "base/config.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "base/tunables.h"
 #include "wire/bytes.h"
 
 namespace hvdlite {

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/log.h"
+#include "base/text.h"
 #include "check.h"
 #include "scratch_file.h"
 #include "trace/event_file.h"

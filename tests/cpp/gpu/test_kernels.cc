@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/dtype.h"
 #include "check.h"
 #include "gpu/kernel_args.h"
 #include "gpu/kernel_module.h"

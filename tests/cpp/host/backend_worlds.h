@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/half.h"
+#include "base/dtype.h"
 #include "check.h"
 #include "host/host_backend.h"
 #include "host/self_backend.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/dtype.h"
 #include "check.h"
 #include "kernels/reduce.h"
 #include "kernels/reduce_variants.h"

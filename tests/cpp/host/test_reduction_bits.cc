@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/half.h"
+#include "base/dtype.h"
 #include "check.h"
 #include "host/host_backend.h"
 #include "sum_tree.h"

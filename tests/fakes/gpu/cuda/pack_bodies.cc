@@ -2,7 +2,7 @@
 // have no barriers, so the order does not matter.
 #include <bit>
 
-#include "base/half.h"
+#include "base/dtype.h"
 #include "cuda/cuda_abi.h"
 #include "cuda/kernel_bodies.h"
 
