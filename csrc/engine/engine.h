@@ -91,7 +91,7 @@ class Engine {
   Result<GradientMemory::Holder> allocate_gradient_memory(int gpu, std::size_t bytes) {
     return parts_.gpus.allocate_gradient_memory(gpu, bytes);
   }
-  // Lends host memory that the ranks of this host share (transport/gradient_area.h); null where
+  // Lends host memory that the ranks of this host share (transport/segment.h); null where
   // there is none, or no room in it.
   GradientArea::Part lend_gradient_memory(std::size_t bytes) {
     return parts_.fabric == nullptr ? nullptr : parts_.fabric->gradients->lend(bytes);

@@ -1,4 +1,4 @@
-// An all-reduce within one host of tensors that lie in gradient memory (transport/gradient_area.h),
+// An all-reduce within one host of tensors that lie in gradient memory (transport/segment.h),
 // without staging: each rank reads the others' tensors where they lie.
 //
 // The batch is cut into chunks and slices as in allreduce.h. Driver l reduces slice l of all ranks

@@ -75,7 +75,7 @@ class Staging {
   // The addresses `offset` bytes after the begin of every local's buffer, in their order.
   std::vector<const void*> buffers(const Step& step, std::size_t offset) const;
 
-  // The gradient memory of a local (transport/gradient_area.h), which only that local writes to.
+  // The gradient memory of a local (transport/segment.h), which only that local writes to.
   std::span<std::byte> gradients_of(const Locals& locals, int local_index) const {
     return segment_of(locals, local_index).gradients();
   }

@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/control_tree.h"
+#include "transport/topology.h"
 #include "wire/message.h"
 
 namespace hvdlite {

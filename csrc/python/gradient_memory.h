@@ -1,5 +1,5 @@
 // Gradient memory as Python holds it: an area on a GPU (gpu/gradient_memory.h), or a part of what
-// the ranks of a host share (transport/gradient_area.h). Frameworks make tensors of it without a
+// the ranks of a host share (transport/segment.h). Frameworks make tensors of it without a
 // copy, by __cuda_array_interface__ or the buffer protocol, and hold this object as long as those
 // tensors live. Thread: any that holds the GIL; the destructor of the first releases the GIL while
 // it waits for the device.
@@ -12,7 +12,7 @@
 #include "base/fd.h"
 #include "gpu/gradient_memory.h"
 #include "python/unlocked.h"
-#include "transport/gradient_area.h"
+#include "transport/segment.h"
 
 namespace hvdlite {
 

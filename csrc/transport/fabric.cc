@@ -6,10 +6,8 @@
 #include <utility>
 
 #include "base/cpu.h"
-#include "transport/control_tree.h"
-#include "transport/ring_channel.h"
-#include "transport/shm_channel.h"
-#include "transport/tcp_channel.h"
+#include "transport/channel.h"
+#include "transport/topology.h"
 
 namespace hvdlite {
 namespace {

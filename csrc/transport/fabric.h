@@ -17,7 +17,6 @@
 #include "base/fd.h"
 #include "base/status.h"
 #include "transport/channel.h"
-#include "transport/gradient_area.h"
 #include "transport/segment.h"
 #include "transport/topology.h"
 #include "transport/waiter.h"

@@ -5,7 +5,7 @@
 //   data rings likewise, larger, for the data channels; memory that nobody uses costs nothing
 //   lanes      one cache line of counters per process set: written by the owner, read by peers
 //   buffers    two staging buffers for collectives, each `buffer_bytes` long, page-aligned
-//   gradients  room for the owner's gradient memory (gradient_area.h), `gradient_bytes` long
+//   gradients  room for the owner's gradient memory (GradientArea), `gradient_bytes` long
 //
 // The owner creates the memfd (Segment::create), touches it first, and passes it to its peers,
 // which map it. The memfd is sealed against shrinking, so that no peer can make another one fault.
@@ -17,11 +17,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 
 #include "base/config.h"
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace hvdlite {
@@ -75,6 +77,30 @@ class Segment {
   Segment(Mapping mapping, SegmentLayout layout) : mapping_(std::move(mapping)), layout_(layout) {}
   Mapping mapping_;  // owner of the bytes (base/fd.h)
   SegmentLayout layout_;
+};
+
+// Gradient memory that the ranks of a host share: parts of a rank's segment in which Python keeps
+// gradients from step to step (hvdlite/torch/bucket_memory.py). The ranks of the host
+// have mapped it, so an all-reduce reads its tensors where they lie (host/shared_gradients.h). Only
+// the owner writes to it.
+//
+// A fabric has the area of its rank. A part ends when its last holder lets go of it, and may
+// outlive the fabric. Threads: any may call lend() and let go of a part.
+class GradientArea : public std::enable_shared_from_this<GradientArea> {
+ public:
+  using Part = std::shared_ptr<const std::span<std::byte>>;
+
+  explicit GradientArea(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {}
+
+  // Returns memory with any contents, page-aligned; null where there is no room for it.
+  Part lend(std::size_t bytes);
+
+ private:
+  void take_back(std::uint64_t begin);
+
+  const std::shared_ptr<Segment> segment_;
+  Mutex mutex_;
+  std::map<std::uint64_t, std::uint64_t> lent_ HVDLITE_GUARDED_BY(mutex_);  // ends by begin
 };
 
 }  // namespace hvdlite

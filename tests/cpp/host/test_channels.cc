@@ -18,9 +18,8 @@
 
 #include "check.h"
 #include "support/inproc_channel.h"
+#include "transport/channel.h"
 #include "transport/fabric.h"
-#include "transport/shm_channel.h"
-#include "transport/tcp_channel.h"
 
 using namespace hvdlite;
 using namespace std::chrono_literals;

@@ -11,7 +11,7 @@
 
 #include "backend_worlds.h"
 #include "check.h"
-#include "transport/gradient_area.h"
+#include "transport/segment.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

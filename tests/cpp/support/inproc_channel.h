@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "transport/ring_pair.h"
+#include "transport/channel.h"
 
 namespace hvdlite {
 

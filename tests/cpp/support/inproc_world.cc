@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "support/inproc_channel.h"
-#include "transport/control_tree.h"
+#include "transport/topology.h"
 
 namespace hvdlite {
 namespace {

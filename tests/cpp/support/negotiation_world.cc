@@ -8,7 +8,7 @@
 #include "host/self_backend.h"
 #include "support/inproc_channel.h"
 #include "support/inproc_world.h"
-#include "transport/control_tree.h"
+#include "transport/topology.h"
 
 namespace hvdlite {
 namespace {
