@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/stream_copy.h"
+#include "kernels/reduce.h"
 
 namespace hvdlite {
 namespace {

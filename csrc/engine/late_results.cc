@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "engine/entry.h"
-#include "kernels/fold.h"
+#include "kernels/reduce.h"
 
 namespace hvdlite {
 

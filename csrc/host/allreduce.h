@@ -25,7 +25,6 @@
 #include "host/inter_host_exchange.h"
 #include "host/plane.h"
 #include "host/shared_gradients.h"
-#include "kernels/chunks.h"
 #include "kernels/pieces.h"
 
 namespace hvdlite {

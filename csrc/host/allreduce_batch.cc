@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/stream_copy.h"
+#include "kernels/reduce.h"
 
 namespace hvdlite {
 

@@ -8,7 +8,6 @@
 
 #include "host/plane.h"
 #include "host/reduction.h"
-#include "kernels/chunks.h"
 #include "kernels/pieces.h"
 
 namespace hvdlite {

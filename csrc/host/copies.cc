@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "host/span_list.h"
-#include "kernels/chunks.h"
+#include "kernels/pieces.h"
 
 namespace hvdlite {
 namespace {

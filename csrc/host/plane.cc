@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/chunks.h"
+#include "kernels/pieces.h"
 
 namespace hvdlite {
 

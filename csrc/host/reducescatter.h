@@ -18,7 +18,7 @@
 #include "host/backend.h"
 #include "host/plane.h"
 #include "host/reduction.h"
-#include "kernels/chunks.h"
+#include "kernels/pieces.h"
 
 namespace hvdlite {
 

@@ -17,7 +17,7 @@
 
 #include "host/allreduce_batch.h"
 #include "host/plane.h"
-#include "kernels/chunks.h"
+#include "kernels/pieces.h"
 
 namespace hvdlite {
 

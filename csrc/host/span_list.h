@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/chunks.h"
+#include "kernels/pieces.h"
 
 namespace hvdlite {
 

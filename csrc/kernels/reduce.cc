@@ -1,12 +1,22 @@
 #include "kernels/reduce.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "base/cpu.h"
+#include "base/dtype.h"
 #include "base/text.h"
-#include "kernels/reduce_variants.h"
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace hvdlite::portable {
+#include "kernels/reduce_loops.inc"
+}  // namespace hvdlite::portable
 
 namespace hvdlite {
 
@@ -47,5 +57,109 @@ void scale_copy(ElementTypes types, const void* source, void* destination, std::
   }
   if (source != destination) std::memcpy(destination, source, count * size_of(types.memory));
 }
+
+namespace {
+
+template <typename T>
+struct Element {
+  using Sum = T;
+  static T widen(T value) { return value; }
+  static T narrow(T value) { return value; }
+};
+template <>
+struct Element<Float16> {
+  using Sum = float;
+  static float widen(Float16 value) { return to_float(value); }
+  static Float16 narrow(float value) { return to_float16(value); }
+};
+template <>
+struct Element<Bfloat16> {
+  using Sum = float;
+  static float widen(Bfloat16 value) { return to_float(value); }
+  static Bfloat16 narrow(float value) { return to_bfloat16(value); }
+};
+
+// Calls visit with a value of the element type.
+template <typename Visit>
+void with_type(DataType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DataType::kFloat16:
+      return visit(Float16{});
+    case DataType::kBfloat16:
+      return visit(Bfloat16{});
+    case DataType::kFloat64:
+      return visit(double{});
+    default:
+      return visit(float{});
+  }
+}
+
+}  // namespace
+
+void fold_in(DataType dtype, void* sum, const void* from, std::size_t count, double weight) {
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    using Sum = typename Element<T>::Sum;
+    auto* sums = static_cast<Sum*>(sum);
+    const auto* values = static_cast<const T*>(from);
+    const auto factor = static_cast<Sum>(weight);
+    for (std::size_t i = 0; i < count; ++i) sums[i] += factor * Element<T>::widen(values[i]);
+  });
+}
+
+void fold_out(DataType dtype, const void* sum, const void* from, void* to, std::size_t count,
+              double weight, double total) {
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    using Sum = typename Element<T>::Sum;
+    const auto* sums = static_cast<const Sum*>(sum);
+    const auto* values = static_cast<const T*>(from);
+    auto* results = static_cast<T*>(to);
+    const auto factor = static_cast<Sum>(weight);
+    const auto divisor = static_cast<Sum>(total);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Sum own = weight == 0 ? Sum{} : factor * Element<T>::widen(values[i]);
+      results[i] = Element<T>::narrow((sums[i] + own) / divisor);
+    }
+  });
+}
+
+#if defined(__x86_64__)
+namespace {
+
+constexpr std::size_t kLine = 64;
+// The fence that ends a streamed copy costs more than the caches of a shorter one.
+constexpr std::size_t kLeastStreamed = 4096;
+
+}  // namespace
+
+void stream_copy(const void* source, void* destination, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes < kLeastStreamed) {
+    std::memcpy(destination, source, bytes);
+    return;
+  }
+  const auto* from = static_cast<const std::byte*>(source);
+  auto* to = static_cast<std::byte*>(destination);
+  // A store that does not fill its cache line is a slow one, so these are left to memcpy.
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(to) % kLine;
+  const std::size_t streamed = (bytes - before) / kLine * kLine;
+  std::memcpy(to, from, before);
+  from += before;
+  to += before;
+  for (std::size_t at = 0; at < streamed; at += kLine) {
+    for (std::size_t i = at; i < at + kLine; i += sizeof(__m128i)) {
+      const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), word);
+    }
+  }
+  std::memcpy(to + streamed, from + streamed, bytes - before - streamed);
+  _mm_sfence();  // streamed stores are not in order with others
+}
+#else
+void stream_copy(const void* source, void* destination, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(destination, source, bytes);
+}
+#endif
 
 }  // namespace hvdlite

@@ -4,7 +4,6 @@
 
 #include "base/dtype.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_variants.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

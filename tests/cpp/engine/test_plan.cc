@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels/chunks.h"
 #include "kernels/pieces.h"
 
 using namespace hvdlite;

@@ -13,7 +13,6 @@
 #include "base/dtype.h"
 #include "check.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_variants.h"
 
 using namespace hvdlite;
 

@@ -5,7 +5,6 @@
 
 #include "check.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_variants.h"
 #include "kernels/sum_tree.h"
 #include "sum_tree.h"
 

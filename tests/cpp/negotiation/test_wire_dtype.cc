@@ -9,7 +9,6 @@
 #include "cpp/host/backend_worlds.h"
 #include "engine/entry.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_variants.h"
 #include "rounds.h"
 
 using namespace hvdlite;
