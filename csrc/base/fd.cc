@@ -12,7 +12,6 @@
 #include <cerrno>
 
 namespace hvdlite {
-
 namespace {
 
 constexpr std::size_t kRegistered = 4096;

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "engine/entry.h"
-#include "host/peer_errors.h"
+#include "host/silence.h"
 
 namespace hvdlite {
 

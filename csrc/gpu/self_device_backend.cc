@@ -6,7 +6,7 @@
 #include "gpu/device_types.h"
 #include "gpu/fusion_layout.h"
 #include "gpu/staged_backend.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 
 namespace hvdlite {
 

@@ -1,6 +1,10 @@
 #include "host/allreduce.h"
 
 #include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/reduce.h"
 
 namespace hvdlite {
 namespace {
@@ -224,6 +228,269 @@ Status HostAllreduce::take_results(const Chunk& chunk) {
   }
   staging.done(chunk.step);
   return Status();
+}
+
+namespace {
+
+std::uint64_t number_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
+
+// Nothing is staged, so chunks need not fit into a cache: longer ones than staging has save waits.
+constexpr std::uint64_t kLonger = 16;
+
+// FNV-1a over 64-bit numbers.
+constexpr std::uint64_t kCheckBegin = 0xcbf29ce484222325;
+std::uint64_t mix(std::uint64_t check, std::uint64_t number) {
+  return (check ^ number) * 0x100000001b3;
+}
+
+}  // namespace
+
+Staging::Place SharedGradients::place_of(const AllreduceBatch& batch) const {
+  const HostLayout& layout = batch.layout;
+  if (layout.spans_hosts() || batch.types.cast() || batch.pieces.prescaled()) return {};
+  const std::span<std::byte> area =
+      plane_.staging().gradients_of(layout.locals, layout.locals.index);
+  const std::uint64_t from = number_of(area.data());
+  Staging::Place place{0, kCheckBegin};
+  bool inside = true;
+  bool first = true;
+  batch.pieces.for_each(
+      {0, batch.pieces.elements()}, [&](const Piece&, const std::byte* input, std::byte* output,
+                                        std::uint64_t, std::uint64_t count) {
+        const std::uint64_t begin = number_of(output) - from;  // huge where it lies before the area
+        inside = inside && input == output && begin < area.size() &&
+                 count * batch.element_bytes <= area.size() - begin;
+        if (first) place.begin = begin;
+        first = false;
+        place.check = mix(place.check, begin - place.begin);
+      });
+  return inside ? place : Staging::Place();
+}
+
+void SharedGradients::show(const AllreduceBatch& batch, const Staging::Step& step) {
+  plane_.staging().show(step, place_of(batch));
+}
+
+bool SharedGradients::found(const AllreduceBatch& batch, const Staging::Step& step) {
+  const Staging& staging = plane_.staging();
+  const Staging::Locals& locals = batch.layout.locals;
+  const auto begin_of = [&](int local, Staging::Place place) {
+    return number_of(staging.gradients_of(locals, local).data()) + place.begin;
+  };
+  const Staging::Place own = staging.place_of(step, locals.index);
+  members_.clear();
+  for (int local = 0; local < static_cast<int>(locals.group.ranks.size()); ++local) {
+    const Staging::Place place = staging.place_of(step, local);
+    if (place.begin == Staging::Place::kNowhere || place.check != own.check) return false;
+    members_.push_back(
+        static_cast<std::ptrdiff_t>(begin_of(local, place) - begin_of(locals.index, own)));
+  }
+  return true;
+}
+
+Status SharedGradients::reduce(const AllreduceBatch& batch, Range elements) {
+  const HostLayout& layout = batch.layout;
+  Staging& staging = plane_.staging();
+  plane_.count_unstaged(elements.count() * batch.element_bytes);
+  const std::uint64_t per_chunk = kLonger * plane_.chunk_bytes(layout) / batch.element_bytes;
+  const auto chunk = [&](std::uint64_t k) -> Range {
+    const Range behind = chunk_at(elements.count(), per_chunk, k);
+    return {elements.begin + behind.begin, elements.begin + behind.end};
+  };
+  const auto slice = [&](std::uint64_t k, int driver) {
+    return batch.part(chunk(k), layout.drivers, driver);
+  };
+  Staging::Step step;
+  const auto publish = [&](const Staging::Step& begun, std::uint64_t k) -> Status {
+    batch.save_inputs(chunk(k));
+    batch.finish_in_place(slice(k, layout.locals.index), members_);
+    staging.reduced(begun);
+    return Status();
+  };
+  const auto take = [&](const Staging::Step& reduced, std::uint64_t k) -> Status {
+    HVDLITE_RETURN_IF_ERROR(staging.await_reduced(reduced, layout.drivers));
+    for (int driver = 0; driver < layout.drivers; ++driver) {
+      if (driver != layout.locals.index) batch.copy_from(slice(k, driver), members_[driver]);
+    }
+    staging.done(reduced);
+    step = reduced;
+    return Status();
+  };
+  const std::uint64_t steps = chunk_count(elements.count(), per_chunk);
+  HVDLITE_RETURN_IF_ERROR(
+      plane_.pipeline(layout, batch.patience, kAllreduce, steps, publish, take));
+  return staging.await_done(step);
+}
+
+namespace {
+
+// From shorter runs on, a copy into a buffer costs less than system calls for each run.
+constexpr std::uint64_t kLongRun = 32 << 10;  // bytes
+// Up to so many bytes for the other hosts together, a piece goes to all of them as a whole.
+constexpr std::uint64_t kLittle = 64 << 10;
+
+}  // namespace
+
+bool InterHostExchange::travels_from_tensors(const AllreduceBatch& batch, Range range) {
+  if (batch.types.cast() || batch.pieces.prescaled()) return false;
+  std::uint64_t runs = 0;
+  batch.pieces.for_each(range, [&](auto&&...) { ++runs; });
+  return runs <= 1 || range.count() * batch.element_bytes / runs >= kLongRun;
+}
+
+template <typename Visit>
+void InterHostExchange::for_each_span(const Slot& slot, Range part, Visit visit) const {
+  const std::uint64_t element_bytes = batch_.element_bytes;
+  if (slot.lies_at != nullptr) {
+    std::byte* at = slot.lies_at + (part.begin - slot.range.begin) * element_bytes;
+    return visit(at, at, part.count() * element_bytes);
+  }
+  batch_.pieces.for_each(part,
+                         [&](const Piece&, const std::byte* input, std::byte* output, std::uint64_t,
+                             std::uint64_t count) { visit(input, output, count * element_bytes); });
+}
+
+void InterHostExchange::scatter(Slot& slot, bool alone) {
+  const HostLayout& layout = batch_.layout;
+  const std::size_t hosts = layout.hosts.size();
+  slot.little = alone && slot.range.count() * batch_.element_bytes * (hosts - 1) <= kLittle;
+  slot.parts.clear();
+  for (std::size_t h = 0; h < hosts; ++h) {
+    slot.parts.push_back(slot.little ? slot.range : batch_.part(slot.range, hosts, h));
+  }
+  const std::size_t own_bytes = slot.parts[layout.host].count() * batch_.element_bytes;
+  if (slot.received.size() < hosts * own_bytes) slot.received.resize(hosts * own_bytes);
+  for (std::size_t h = 0; h < hosts; ++h) {
+    if (h == layout.host) continue;
+    for_each_span(slot, slot.parts[h], [&](const std::byte* input, std::byte*, std::size_t bytes) {
+      plane_.send(layout.peers[h], {input, bytes});
+    });
+    exchange_.receive(layout.peers[h], {slot.received.data() + h * own_bytes, own_bytes});
+  }
+  slot.scattered = exchange_.mark();
+  exchange_.send_some();
+}
+
+Status InterHostExchange::reduce(Slot& slot) {
+  const HostLayout& layout = batch_.layout;
+  const Range own = slot.parts[layout.host];
+  // What is sent from an output must have left before the result overwrites it.
+  HVDLITE_RETURN_IF_ERROR(slot.little ? plane_.await_moved(slot.scattered)
+                                      : plane_.await_received(slot.scattered));
+  std::byte* lies_at = slot.lies_at;
+  if (lies_at != nullptr) lies_at += (own.begin - slot.range.begin) * batch_.element_bytes;
+  std::vector<const void*> sources;
+  for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
+    const std::byte* received = slot.received.data() + h * own.count() * batch_.element_bytes;
+    sources.push_back(h == layout.host ? lies_at : received);
+  }
+  batch_.finish(own, sources, lies_at);
+  slot.gathered = slot.scattered;
+  if (slot.little) return Status();
+  for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
+    if (h == layout.host) continue;
+    for_each_span(slot, own, [&](const std::byte*, std::byte* output, std::size_t bytes) {
+      plane_.send(layout.peers[h], {output, bytes});
+    });
+    for_each_span(slot, slot.parts[h], [&](const std::byte*, std::byte* output, std::size_t bytes) {
+      exchange_.receive(layout.peers[h], {output, bytes});
+    });
+  }
+  slot.gathered = exchange_.mark();
+  exchange_.send_some();
+  return Status();
+}
+
+Status InterHostExchange::take(Slot& slot) {
+  HVDLITE_RETURN_IF_ERROR(plane_.await_moved(slot.gathered));
+  if (slot.lies_at == nullptr) return Status();
+  if (slot.little) {
+    if (batch_.types.cast()) batch_.copy_out(slot.range, slot.lies_at);
+    return Status();
+  }
+  for (std::size_t h = 0; h < slot.parts.size(); ++h) {
+    // Where nothing is cast, reduce() has written this host's part to the outputs.
+    if (h == batch_.layout.host && !batch_.types.cast()) continue;
+    const Range part = slot.parts[h];
+    batch_.copy_out(part, slot.lies_at + (part.begin - slot.range.begin) * batch_.element_bytes);
+  }
+  return Status();
+}
+
+void AllreduceBatch::save_inputs(Range range) const {
+  if (!saves) return;
+  const TraceSpan traced = plane.part("keep");
+  const std::uint64_t memory_bytes = size_of(types.memory);
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*, std::uint64_t,
+                             std::uint64_t count) {
+    if (piece.copy == nullptr) return;
+    const std::uint64_t bytes = count * memory_bytes;
+    stream_copy(input, piece.copy->to + piece.copy->bytes, bytes);
+    piece.copy->bytes += bytes;
+  });
+}
+
+void AllreduceBatch::copy_in(Range range, std::byte* to) const {
+  if (range.count() == 0) return;
+  const TraceSpan traced = plane.part("pack");
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
+                             std::uint64_t at, std::uint64_t count) {
+    scale_copy(types, input, to + at * element_bytes, count, piece.prescale);
+  });
+}
+
+void AllreduceBatch::copy_out(Range range, const std::byte* from) const {
+  if (range.count() == 0) return;
+  const TraceSpan traced = plane.part("unpack");
+  const ElementTypes back{types.wire, types.memory};
+  pieces.for_each(range, [&](const Piece& piece, const std::byte*, std::byte* output,
+                             std::uint64_t at, std::uint64_t count) {
+    const double factor = back.cast() ? piece.postscale : 1.0;  // otherwise finish() has scaled
+    scale_copy(back, from + at * element_bytes, output, count, factor);
+  });
+}
+
+void AllreduceBatch::finish(Range range, Sources sources, std::byte* to) const {
+  if (types.cast()) return finish_cast(range, sources, to);
+  const TraceSpan traced = plane.part("reduce");
+  std::vector<const void*> at_piece(sources.size());
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
+                             std::uint64_t at, std::uint64_t count) {
+    const std::uint64_t offset = at * element_bytes;
+    std::transform(sources.begin(), sources.end(), at_piece.begin(), [&](const void* source) {
+      return source == nullptr ? input : static_cast<const std::byte*>(source) + offset;
+    });
+    reduction.finish(at_piece, output, count, piece.postscale);
+    if (to != nullptr) std::memcpy(to + offset, output, count * element_bytes);
+  });
+}
+
+void AllreduceBatch::finish_in_place(Range range, Distances members) const {
+  const TraceSpan traced = plane.part("reduce");
+  std::vector<const void*> sources(members.size());
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
+                             std::uint64_t, std::uint64_t count) {
+    std::transform(members.begin(), members.end(), sources.begin(),
+                   [&](std::ptrdiff_t distance) { return input + distance; });
+    reduction.finish(sources, output, count, piece.postscale);
+  });
+}
+
+void AllreduceBatch::copy_from(Range range, std::ptrdiff_t member) const {
+  const TraceSpan traced = plane.part("copy");
+  pieces.for_each(range, [&](const Piece&, const std::byte* input, std::byte* output, std::uint64_t,
+                             std::uint64_t count) {
+    std::memcpy(output, input + member, count * element_bytes);
+  });
+}
+
+void AllreduceBatch::finish_cast(Range range, Sources sources, std::byte* to) const {
+  {
+    const TraceSpan traced = plane.part("reduce");
+    reduction.finish(sources, to, range.count(), 1.0);
+  }
+  // Between hosts the slice is taken as a whole, once all of its parts are there.
+  if (!layout.spans_hosts()) copy_out(range, to);
 }
 
 }  // namespace hvdlite

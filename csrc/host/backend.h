@@ -1,5 +1,5 @@
-// The interface of a data plane, as the executor sees it. Implementations: host_backend (shared
-// memory and TCP), self_backend (one rank), those of csrc/gpu. One conformance suite tests all of
+// The interface of a data plane, as the executor sees it. Implementations: HostBackend (shared
+// memory and TCP), SelfBackend (one rank), those of csrc/gpu. One conformance suite tests all of
 // them.
 //
 // One call is one struct. Every member of the group makes the same calls in the same order, which
@@ -41,7 +41,7 @@ struct Allreduce {
   ElementTypes types;
   // kAverage divides the sum by group.divisor() (integers: towards zero), for 16-bit floats on each
   // host first by its number of ranks: so no mean of finite numbers overflows on the way. Integer
-  // sums wrap around. kAdasum combines the ranks' pieces one by one as adasum_reduction.h says,
+  // sums wrap around. kAdasum combines the ranks' pieces one by one as adasum.h says,
   // without a cast.
   ReduceOp op;
   // Addresses and prescales may differ between members. Factors are applied in types.memory: before
@@ -109,7 +109,7 @@ class Backend {
   // (Trace::span).
   virtual void trace_to(Trace&) {}
   // Counts from now on the bytes that this rank sends to ranks of other hosts, and those that the
-  // ranks of a host reduce without staging (host/shared_gradients.h).
+  // ranks of a host reduce without staging (host/allreduce.h).
   virtual void count_in(Counter& /*to_other_hosts*/, Counter& /*unstaged*/) {}
 
   virtual Status allreduce(const Allreduce& call, Patience patience) = 0;

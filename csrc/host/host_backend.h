@@ -1,20 +1,19 @@
-// The data plane on CPUs: shared memory between the ranks of a host, channels between hosts.
-//
-// allreduce.h, allgather.h, reducescatter.h and copies.h say how each collective runs, layout.h
-// what the words mean, staging.h how the ranks of a host wait for each other. Thread: the engine's
-// runner.
+// The data planes on CPUs: of ranks on one host and several, and of a world of one. Thread: the
+// engine's runner.
 #pragma once
 
 #include "base/config.h"
-#include "host/adasum_reduction.h"
+#include "host/adasum.h"
 #include "host/allreduce.h"
 #include "host/backend.h"
-#include "host/layout.h"
 #include "host/plane.h"
 #include "host/reducescatter.h"
 
 namespace hvdlite {
 
+// Shared memory between the ranks of a host, channels between hosts. allreduce.h, reducescatter.h,
+// copies.h and adasum.h say how each collective runs, plane.h what the words mean, staging.h how
+// the ranks of a host wait for each other.
 class HostBackend : public Backend {
  public:
   HostBackend(Fabric& fabric, const Config& config);  // the fabric is borrowed
@@ -44,6 +43,18 @@ class HostBackend : public Backend {
   HostAllreduce allreduce_;
   HostReducescatter reducescatter_;
   AdasumReduction adasum_;
+};
+
+// The data plane of a world of one: every collective is a copy, which an all-reduce also scales and
+// rounds as it would be with more ranks. It keeps nothing between calls.
+class SelfBackend : public Backend {
+ public:
+  Status allreduce(const Allreduce& call, Patience patience) override;
+  Status allgather(const Allgather& call, Patience patience) override;
+  Status broadcast(const Broadcast& call, Patience patience) override;
+  Status alltoall(const Alltoall& call, Patience patience) override;
+  Status reducescatter(const Reducescatter& call, Patience patience) override;
+  Status barrier(const Group&, Patience) override { return Status(); }
 };
 
 }  // namespace hvdlite

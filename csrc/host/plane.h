@@ -1,24 +1,133 @@
-// What the collectives of the host data plane share: the staging buffers, the channels to other
-// hosts, the sizes of chunks, the timeline. HostBackend owns it. Thread: the engine's runner.
+// What the collectives of the host data plane share: how a group lies on the hosts, the staging
+// buffers, the exchange with other hosts, the arithmetic. Thread: the engine's runner.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
+#include <vector>
 
 #include "base/config.h"
 #include "base/deadline.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "host/backend.h"
-#include "host/exchange.h"
-#include "host/layout.h"
 #include "host/staging.h"
+#include "kernels/reduce.h"
 #include "trace/trace.h"
 #include "transport/fabric.h"
+#include "transport/topology.h"
 
 namespace hvdlite {
 
+// How the members of a group lie on the hosts.
+//
+// Words: the *locals* of a group are its members on this host. Let L be the smallest number of
+// locals on any host of the group: the *drivers* of a host are its first L locals. Driver l of each
+// host works with driver l of the other hosts: they are *peers*.
+struct HostLayout {
+  Staging::Locals locals;
+  std::vector<std::vector<int>> hosts;  // members by host, hosts in order of their lowest rank
+  std::size_t host = 0;                 // this rank's host, an index of `hosts`
+  int drivers = 1;
+  std::vector<int> peers;   // A driver has one of each host, and itself; others have none.
+  std::vector<int> counts;  // Each host has so many members.
+  std::vector<int> tree;    // The tree over the hosts (kernels/sum_tree.h).
+
+  bool driver() const { return locals.index < drivers; }
+  bool spans_hosts() const { return hosts.size() > 1; }
+};
+
+// Owns the layouts of the groups in use. A reference that it gives is valid until the group's next
+// generation, or forget().
+class HostLayouts {
+ public:
+  explicit HostLayouts(const Topology& topology) : topology_(topology) {}  // borrowed
+  // Returns the group's layout, made at the first collective of each of its generations.
+  const HostLayout& of(const Group& group);
+  void forget(const Group& group) { layouts_.erase(group.id); }
+
+ private:
+  const Topology& topology_;
+  std::map<int, HostLayout> layouts_;  // The key is a group id.
+};
+
+// Full-duplex transfers with several ranks at once over channels: everything that can move moves,
+// in either direction, so that no order of sends and receives can block for ever.
+//
+// A collective queues what it sends and receives, and waits for parts of that. Meanwhile all that
+// is queued moves. What goes to one rank moves in the order in which it was queued, and so does
+// what comes from it: two ranks queue alike what they have in common, however each cuts it into
+// spans. The plane of a rank has one exchange, and a collective begins it.
+class Exchange {
+ public:
+  explicit Exchange(const Fabric& fabric)  // borrowed
+      : fabric_(fabric), streams_(fabric.data.size()) {}
+
+  // Begins a collective: nothing is queued. `operation` is for messages.
+  void begin(Patience patience, const char* operation);
+  // Queues bytes, which stay as they are, or are left alone, until they have moved.
+  void send(int rank, std::span<const std::byte> bytes);
+  void receive(int rank, std::span<std::byte> bytes);
+  // Returns a mark behind all that is queued so far.
+  std::uint64_t mark() { return ++mark_; }
+
+  // Each returns when what was queued before the mark has arrived, or has also left. Errors name
+  // the rank, and are final: kRankFailed, or kTimeout when it made no progress for the patience.
+  Status await_received(std::uint64_t mark) { return await(mark, false); }
+  Status await_moved(std::uint64_t mark) { return await(mark, true); }
+  // Sends what can leave now, and never waits. The next wait returns its error.
+  void send_some();
+
+ private:
+  // What is left of what was queued for one direction.
+  template <typename Byte>
+  struct Queue {
+    struct Item {
+      std::span<Byte> bytes;
+      std::uint64_t mark;  // the next one after it
+    };
+    std::vector<Item> items;
+    std::size_t first = 0;  // before it all has moved
+
+    bool empty() const { return first == items.size(); }
+    bool moved(std::uint64_t mark) const { return empty() || items[first].mark > mark; }
+    void clear() {
+      items.clear();
+      first = 0;
+    }
+  };
+  // The transfers with one rank.
+  struct Stream {
+    Queue<const std::byte> outgoing;
+    Queue<std::byte> incoming;
+    bool active = false;  // it is in active_
+  };
+  Stream& stream_of(int rank);
+  Status await(std::uint64_t mark, bool sent);
+  // Moves what it can of all streams; returns whether they have come to the mark.
+  bool come_to(std::uint64_t mark, bool sent);
+  Status write_some(Channel& channel, Queue<const std::byte>& queue);
+  // Reads what was queued before the mark. What comes later stays in the kernel until it is needed:
+  // by then it is in the processor's cache when it is reduced.
+  Status read_some(Channel& channel, Queue<std::byte>& queue, std::uint64_t mark);
+
+  const Fabric& fabric_;
+  std::vector<Stream> streams_;  // Each rank has one.
+  // The rest belongs to this collective.
+  std::vector<int> active_;  // ranks with a stream
+  Patience patience_{0};
+  const char* operation_ = "";
+  std::uint64_t mark_ = 0;
+  std::uint64_t moved_ = 0;  // bytes
+  int waiting_for_ = -1;
+  const char* owes_ = "";  // what that rank has not done
+  Status broken_;
+};
+
+// The parts that all collectives of a rank use: the staging buffers, the channels to other hosts,
+// the sizes of chunks, the timeline. HostBackend owns it.
 class HostPlane {
  public:
   HostPlane(Fabric& fabric, const Config& config);  // the fabric is borrowed
@@ -97,5 +206,46 @@ Status HostPlane::pipeline(const HostLayout& layout, Patience patience, const ch
   }
   return Status();
 }
+
+// Addresses of what is reduced into one, in ascending order of the members that it comes from.
+using Sources = std::span<const void* const>;
+
+// The arithmetic of one reduction over the members of each host and then over hosts, the same for
+// an all-reduce and a reduce-scatter: so their results are the same bits. A value; any thread.
+class HostReduction {
+ public:
+  // `travels` is the element type of what members and hosts give to each other. The layout is
+  // borrowed.
+  HostReduction(const HostLayout& layout, const Group& group, DataType travels, ReduceOp op)
+      : layout_(layout),
+        dtype_(travels),
+        op_(op),
+        divisor_(op == ReduceOp::kAverage ? group.divisor() : 1) {}
+
+  // Reduces what the members of this host give to what this host gives to the others.
+  void within_host(Sources members, void* to, std::size_t count) const {
+    const ReduceOp op = op_ == ReduceOp::kAverage ? ReduceOp::kSum : op_;
+    reduce(dtype_, op, members, to, count, {exchanges_means() ? layout_.counts[layout_.host] : 1});
+  }
+  // Ends the reduction: `parts` are what the hosts gave or, of a group on one host, its members.
+  void finish(Sources parts, void* to, std::size_t count, double factor) const {
+    reduce(dtype_, op_, parts, to, count,
+           {divisor_, factor, exchanges_means() ? layout_.counts.data() : nullptr,
+            layout_.spans_hosts() ? layout_.tree.data() : nullptr});
+  }
+
+ private:
+  // A 16-bit float may not hold the sum of a host, but it holds the mean: so the hosts give each
+  // other means, and each of them counts as often as its host has members. Wider types: sums.
+  bool exchanges_means() const {
+    return op_ == ReduceOp::kAverage && layout_.spans_hosts() && is_floating(dtype_) &&
+           size_of(dtype_) == sizeof(std::uint16_t);
+  }
+
+  const HostLayout& layout_;
+  const DataType dtype_;
+  const ReduceOp op_;
+  const int divisor_;  // 1 unless it averages
+};
 
 }  // namespace hvdlite

@@ -17,7 +17,6 @@
 
 #include "host/backend.h"
 #include "host/plane.h"
-#include "host/reduction.h"
 #include "kernels/pieces.h"
 
 namespace hvdlite {

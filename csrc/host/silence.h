@@ -1,14 +1,18 @@
-// How long a wait for other ranks inside a collective has seen nothing move: when it is told
-// (Fabric::on_silence), and when it gives up. A value of one wait; thread: the engine's runner.
+// Waits for another rank inside a collective that see nothing move, and their errors. Thread: the
+// engine's runner.
 #pragma once
 
 #include <algorithm>
+#include <string>
 
 #include "base/deadline.h"
+#include "base/status.h"
 #include "transport/fabric.h"
 
 namespace hvdlite {
 
+// How long one wait has seen nothing move: when it is told (Fabric::on_silence), and when it gives
+// up.
 class Silence {
  public:
   Silence(const Fabric& fabric, Patience patience)
@@ -38,5 +42,25 @@ class Silence {
   Patience lasted_{0};
   Patience next_;
 };
+
+// The errors name the rank, and are final for the backend.
+
+// The rank's process or its connection is gone; `why` says more, where it is known.
+inline Status lost_peer(int rank, const char* operation, const std::string& why = "") {
+  return Status(StatusCode::kRankFailed,
+                "rank " + std::to_string(rank) + " was lost during " + operation + why +
+                    "; see the launcher's report",
+                rank);
+}
+
+// The rank is there, and what it owes has not come for collective_timeout.
+inline Status silent_peer(int rank, const char* operation) {
+  return Status(StatusCode::kTimeout,
+                "rank " + std::to_string(rank) +
+                    " stopped making progress inside this collective (" + operation +
+                    ") for longer than collective_timeout; is it suspended or overloaded, or its "
+                    "link down?",
+                rank);
+}
 
 }  // namespace hvdlite

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "host/peer_errors.h"
 #include "host/silence.h"
 
 namespace hvdlite {

@@ -10,7 +10,6 @@
 #include "base/text.h"
 #include "engine/entry.h"
 #include "host/host_backend.h"
-#include "host/self_backend.h"
 #include "python/gradient_memory.h"
 #include "python/handle.h"
 #include "python/name.h"

@@ -7,7 +7,6 @@
 #include "transport/byte_ring.h"
 
 namespace hvdlite {
-
 namespace {
 
 constexpr std::uint64_t kMagic = 0x68766c6974653035;  // "hvlite05"

@@ -81,7 +81,7 @@ class Segment {
 
 // Gradient memory that the ranks of a host share: parts of a rank's segment in which Python keeps
 // gradients from step to step (hvdlite/torch/bucket_memory.py). The ranks of the host
-// have mapped it, so an all-reduce reads its tensors where they lie (host/shared_gradients.h). Only
+// have mapped it, so an all-reduce reads its tensors where they lie (host/allreduce.h). Only
 // the owner writes to it.
 //
 // A fabric has the area of its rank. A part ends when its last holder lets go of it, and may

@@ -15,7 +15,7 @@
 #include "check.h"
 #include "engine/engine_worlds.h"
 #include "engine/pending_operations.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 
 namespace hvdlite::testing {
 

@@ -1,7 +1,7 @@
 // Entries between two worlds: submitted in the gap, to engines of long ago, and while a worker
 // leaves.
 #include "elastic_worlds.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "engine_worlds.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

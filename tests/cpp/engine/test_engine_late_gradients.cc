@@ -10,7 +10,7 @@
 #include "engine/late_results.h"
 #include "engine/pending_operations.h"
 #include "engine_worlds.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 
 namespace hvdlite::testing::late_gradients {
 using namespace std::chrono_literals;

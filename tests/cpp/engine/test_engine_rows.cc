@@ -7,7 +7,7 @@
 #include "check.h"
 #include "engine/entry.h"
 #include "engine_worlds.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

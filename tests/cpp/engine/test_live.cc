@@ -9,7 +9,7 @@
 #include "check.h"
 #include "engine/live.h"
 #include "engine_worlds.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 
 namespace hvdlite::testing::live {
 namespace {

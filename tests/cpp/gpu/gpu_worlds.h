@@ -13,7 +13,6 @@
 #include "gpu/gpu_plane.h"
 #include "hooks.h"
 #include "host/host_backend.h"
-#include "host/self_backend.h"
 #include "negotiation/process_set.h"
 #include "support/inproc_world.h"
 

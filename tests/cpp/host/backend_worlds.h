@@ -9,7 +9,6 @@
 #include "base/dtype.h"
 #include "check.h"
 #include "host/host_backend.h"
-#include "host/self_backend.h"
 #include "negotiation/process_set.h"
 #include "support/inproc_world.h"
 

@@ -6,7 +6,7 @@
 #include "check.h"
 #include "coordinators.h"
 #include "cpp/engine/engine_worlds.h"
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"
 

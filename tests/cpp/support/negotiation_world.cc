@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "host/self_backend.h"
+#include "host/host_backend.h"
 #include "support/inproc_channel.h"
 #include "support/inproc_world.h"
 #include "transport/topology.h"

@@ -1,4 +1,4 @@
-#include "host/adasum_reduction.h"
+#include "host/adasum.h"
 
 #include <algorithm>
 
