@@ -86,7 +86,7 @@ class Engine {
   // The GPU whose memory `address` is; where it is null, the one whose context is current in this
   // thread.
   Result<int> gpu_of(const void* address) { return parts_.gpus.ordinal_of(address); }
-  // Allocates gradient memory on a GPU, see gpu/gradient_memory.h. Errors are those of
+  // Allocates gradient memory on a GPU, see gpu/device_workspace.h. Errors are those of
   // GpuPlane::mark(), and kOutOfMemory.
   Result<GradientMemory::Holder> allocate_gradient_memory(int gpu, std::size_t bytes) {
     return parts_.gpus.allocate_gradient_memory(gpu, bytes);

@@ -18,7 +18,6 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "gpu/cuda_device.h"
-#include "gpu/device_memory_pool.h"
 #include "kernels/pieces.h"
 #include "negotiation/process_set.h"
 #include "wire/message.h"

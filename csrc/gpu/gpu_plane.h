@@ -2,7 +2,7 @@
 // data plane for each process set, made when the set's first GPU tensor arrives. A process without
 // GPU tensors loads and pays nothing.
 //
-// A process set has one device on each rank; plane_setup.h says how its members agree on a data
+// A process set has one device on each rank; DeviceAgreement says how its members agree on a data
 // plane: NCCL, or the way through the host. NCCL needs every rank of a communicator; so while some
 // members have joined, the others have a data plane of their own, until all have joined.
 //
@@ -16,8 +16,10 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +27,6 @@
 #include "base/mutex.h"
 #include "gpu/device_backend.h"
 #include "gpu/device_workspace.h"
-#include "gpu/plane_setup.h"
 #include "transport/fabric.h"
 
 namespace hvdlite {
@@ -39,6 +40,60 @@ struct GpuLibraries {
   // Looks where the config says, or in the usual places; `nccl_folders` are those of nvidia-nccl
   // wheels.
   static GpuLibraries search(const Config& config, std::vector<std::string> nccl_folders);
+};
+
+// Whether a library can be used here.
+struct Viability {
+  bool ok = true;
+  // Why the library cannot be used; where it can, the file, version and features that were found.
+  std::string reason;
+};
+
+// The GPUs that this process can use, or why it can use none: rows for `hvdlite-run --doctor`. Any
+// thread.
+struct GpuReport {
+  Viability driver;
+  Viability nccl;
+};
+
+// Loads both libraries; `nccl_folders` are those of nvidia-nccl wheels.
+GpuReport examine_gpus(const Config& config, std::span<const std::string> nccl_folders);
+
+// The way in which the members of a process set agree on a data plane for their GPU tensors. Over
+// the host's data plane, each tells the others which libraries and which device it has. If all can
+// use NCCL they use it; otherwise their tensors pass through the host, with one warning. Ranks
+// outside of the process set take no part. While some members have joined, those that are left
+// agree anew.
+class DeviceAgreement {
+ public:
+  using Nccl = std::function<Result<std::shared_ptr<const NcclApi>>()>;
+
+  // All references are borrowed; `fabric` is null in a world of one. `nccl` loads the library at
+  // its first call.
+  DeviceAgreement(Backend& host, Fabric* fabric, const Config& config, Nccl nccl)
+      : host_(host), fabric_(fabric), config_(config), nccl_(std::move(nccl)) {}
+
+  // Makes the data plane of a group, on this rank's device. Every member calls this at the same
+  // place in its order of collectives. A status that is not sticky is the same on every member.
+  Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
+                                              Patience patience);
+
+ private:
+  struct Candidate;  // the message that members exchange
+
+  Candidate present(DeviceWorkspace& workspace);
+  static Status one_nccl(const std::vector<Candidate>& members);
+  static std::string one_gpu_for_two(const std::vector<Candidate>& members);
+  Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
+                                                   const std::vector<Candidate>& members,
+                                                   Patience patience);
+  Status fall_back(const Group& group, const std::vector<Candidate>& members);
+
+  Backend& host_;
+  Fabric* const fabric_;
+  const Config& config_;
+  const Nccl nccl_;
+  bool warned_ = false;  // true once this rank has warned that GPU tensors pass through the host
 };
 
 class GpuPlane {
@@ -71,7 +126,7 @@ class GpuPlane {
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
   // Returns the pool of the inputs that an elastic job keeps.
   std::shared_ptr<DeviceMemoryPool> pool_of_kept(int ordinal);
-  // Allocates gradient memory, see gradient_memory.h.
+  // Allocates gradient memory, see GradientMemory.
   Result<GradientMemory::Holder> allocate_gradient_memory(int ordinal, std::size_t bytes);
 
   // Notes work that ends at `end`.

@@ -1,6 +1,10 @@
 #include "gpu/nccl_backend.h"
 
 #include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "gpu/device_backend.h"
 
 namespace hvdlite {
 namespace {
@@ -84,6 +88,418 @@ Status NcclBackend::alltoall(const Alltoall& call, Patience patience) {
 
 Status NcclBackend::barrier(const Group& group, Patience patience) {
   return host_.barrier(group, patience);
+}
+
+namespace {
+
+int nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return 0;
+    case ReduceOp::kProduct:
+      return 1;
+    case ReduceOp::kMax:
+      return 2;
+    case ReduceOp::kMin:
+      return 3;
+    case ReduceOp::kAverage:
+      return 4;
+    case ReduceOp::kAdasum:  // goes through the host
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
+  const auto& [group, types, op, pieces] = call;
+  if (op == ReduceOp::kAdasum || !runs_on_device(group, types, op, pieces)) {
+    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    return through_host.allreduce(call, patience);
+  }
+  if (is_complex(types.memory)) {
+    return allreduce({group, component_of(types.memory), op, parts_of_complex(pieces)}, patience);
+  }
+  if (op == ReduceOp::kAverage && group.average_over > 0) {
+    return allreduce({group, types, ReduceOp::kSum, shares(group, pieces)}, patience);
+  }
+  return reduce(types, op, pieces, patience);
+}
+
+Status NcclBackend::reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                           Patience patience) {
+  const auto elements = [](const Piece& piece) { return piece.count > 0; };
+  const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
+  if (filled == 0) return Status();
+  if (fused_ && (filled > 1 || types.cast())) return reduce_fused(types, op, pieces, patience);
+  // Without a buffer to cast into, tensors travel as they are.
+  if (filled > 1) return reduce_in_place(types.memory, op, pieces, patience);
+  const Piece& piece = *std::find_if(pieces.begin(), pieces.end(), elements);
+  return reduce_one(types.memory, op, piece, patience);
+}
+
+Status NcclBackend::reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                                 Patience patience) {
+  const auto rounds = lay_out(pieces, size_of(types.wire), workspace_.fusion.bytes());
+  for (const FusedRound& round : rounds) {
+    HVDLITE_RETURN_IF_ERROR(reduce_round(types, op, pieces, round, patience));
+  }
+  return Status();
+}
+
+Status NcclBackend::reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                                 const FusedRound& round, Patience patience) {
+  const CudaPointer area = gradient_memory_of(types, pieces, round);
+  const CudaPointer buffer = area != 0 ? area : workspace_.fusion.address();
+  HVDLITE_RETURN_IF_ERROR(pack(types, pieces, round, buffer));
+  HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
+    return nccl().allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(types.wire),
+                            nccl_dtype(types.wire), nccl_op(op), communicator_->get(), stream());
+  }));
+  return unpack(types, pieces, round, buffer);
+}
+
+Status NcclBackend::reduce_one(DataType dtype, ReduceOp op, const Piece& piece, Patience patience) {
+  // Other members may have no gradient memory, so all members call the same op once.
+  const FusedRound whole{{{0, 0, piece.count, 0}}, piece.count * size_of(dtype)};
+  if (piece.prescale != 1.0 || piece.own_scale ||
+      gradient_memory_of(dtype, {&piece, 1}, whole) == 0) {
+    return reduce_in_place(dtype, op, {&piece, 1}, patience);
+  }
+  return reduce_round(dtype, op, {&piece, 1}, whole, patience);
+}
+
+CudaPointer NcclBackend::gradient_memory_of(ElementTypes types, std::span<const Piece> pieces,
+                                            const FusedRound& round) {
+  const auto output_of = [&](const FusedPart& part) {
+    return address(pieces[part.piece].output) + part.begin * size_of(types.memory);
+  };
+  const CudaPointer begin = output_of(round.parts.front());
+  if (types.cast() || begin % kFusionAlign != 0) return 0;
+  const GradientMemory::Area area = workspace_.gradients->find(begin);
+  if (begin + round.bytes > area.address + area.bytes) return 0;
+  const bool as_laid_out =
+      std::all_of(round.parts.begin(), round.parts.end(),
+                  [&](const FusedPart& part) { return output_of(part) == begin + part.offset; });
+  return as_laid_out && communicator_->know_memory(area.address, area.bytes) ? begin : 0;
+}
+
+Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
+                         CudaPointer buffer) {
+  const CudaDevice::Current current(device());
+  segments_.clear();
+  for (const FusedPart& part : round.parts) {
+    const Piece& piece = pieces[part.piece];
+    const CudaPointer place = buffer + part.offset;
+    if (piece.input == nullptr) {
+      HVDLITE_RETURN_IF_ERROR(
+          device().check(device().api().fill(place, 0, part.count * size_of(types.wire), stream()),
+                         "filling memory"));
+      continue;
+    }
+    const CudaPointer from = address(piece.input) + part.begin * size_of(types.memory);
+    if (from != place || piece.prescale != 1.0) {
+      segments_.push_back({from, place, part.count, piece.prescale});
+    }
+  }
+  return workspace_.copies->enqueue(types.memory, types.wire, segments_);
+}
+
+Status NcclBackend::unpack(ElementTypes types, std::span<const Piece> pieces,
+                           const FusedRound& round, CudaPointer buffer) {
+  segments_.clear();
+  for (const FusedPart& part : round.parts) {
+    const Piece& piece = pieces[part.piece];
+    const CudaPointer to = address(piece.output) + part.begin * size_of(types.memory);
+    const CudaPointer from = buffer + part.offset;
+    if (from != to || piece.postscale != 1.0) {
+      segments_.push_back({from, to, part.count, piece.postscale});
+    }
+  }
+  return workspace_.copies->enqueue(types.wire, types.memory, segments_);
+}
+
+Status NcclBackend::reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                                    Patience patience) {
+  std::vector<Direct> calls;
+  Status status;
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0) continue;
+    Result<Direct> call = prepare(dtype, op, piece);
+    status = call.status();
+    if (!status.ok()) break;
+    calls.push_back(call.value());
+  }
+  if (status.ok()) {
+    status = communicator_->enqueue(kAllreduce, patience, [&] {
+      return for_all(calls, [&](const Direct& call) {
+        return nccl().allreduce(call.input, call.output, call.count, nccl_dtype(dtype), call.op,
+                                communicator_->get(), stream());
+      });
+    });
+  }
+  for (const Direct& call : calls) {
+    if (call.own_op) communicator_->destroy_op(call.op);
+  }
+  return status.ok() ? scale_outputs(dtype, pieces) : status;
+}
+
+Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, const Piece& piece) {
+  const CudaDevice::Current current(device());
+  Direct call{piece.input, piece.output, piece.count, nccl_op(op), false};
+  if (piece.input == nullptr) {
+    call.input = piece.output;
+    HVDLITE_RETURN_IF_ERROR(device().check(
+        device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
+        "filling memory"));
+  }
+  // Every member chooses the same op, even if its own factor is 1.
+  const bool scaled = piece.prescale != 1.0 || piece.own_scale;
+  const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  // NCCL would round the factor to 16 bits.
+  const bool wide = dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
+  const bool by_op = scaled && linear && wide;
+  if (piece.input != nullptr && scaled && !by_op) {
+    const CopySegment moved{address(piece.input), address(piece.output), piece.count,
+                            piece.prescale};
+    HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&moved, 1}));
+    call.input = piece.output;
+  }
+  if (!by_op) return call;
+  const double share = op == ReduceOp::kAverage ? piece.prescale / size_ : piece.prescale;
+  const Result<int> own = communicator_->make_scaled_sum(dtype, share);
+  HVDLITE_RETURN_IF_ERROR(own.status());
+  call.op = own.value();
+  call.own_op = true;
+  return call;
+}
+
+Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces) {
+  segments_.clear();
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0 || piece.postscale == 1.0) continue;
+    segments_.push_back(
+        {address(piece.output), address(piece.output), piece.count, piece.postscale});
+  }
+  if (segments_.empty()) return Status();
+  return workspace_.copies->enqueue(dtype, dtype, segments_);
+}
+
+Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) {
+  const auto& [group, dtype, op, piece, counts] = call;
+  if (piece.count == 0) return Status();
+  if (!runs_on_device(group, dtype, op, {&piece, 1})) {
+    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    return through_host.reducescatter(call, patience);
+  }
+  if (is_complex(dtype)) {
+    std::vector<std::uint64_t> twice(counts.begin(), counts.end());
+    for (std::uint64_t& count : twice) count *= 2;
+    const std::vector<Piece> parts = parts_of_complex({&piece, 1});
+    return reducescatter({group, component_of(dtype), op, parts[0], twice}, patience);
+  }
+  if (op == ReduceOp::kAverage && group.average_over > 0) {
+    const std::vector<Piece> share = shares(group, {&piece, 1});
+    return reducescatter({group, dtype, ReduceOp::kSum, share[0], counts}, patience);
+  }
+  if (piece.prescale == 1.0) {
+    HVDLITE_RETURN_IF_ERROR(scatter(dtype, op, piece.input, piece.output, counts, patience));
+    const Piece block{nullptr, piece.output, counts[index_], 1.0, piece.postscale};
+    return scale_outputs(dtype, {&block, 1});
+  }
+  // The input is not ours to overwrite.
+  const std::uint64_t bytes = piece.count * size_of(dtype);
+  Result<DeviceMemory> memory = workspace_.pool->take(bytes);
+  HVDLITE_RETURN_IF_ERROR(memory.status());
+  const CudaPointer scratch = memory.value().address();
+  const CopySegment in{address(piece.input), scratch, piece.count, piece.prescale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&in, 1}));
+  const std::uint64_t before = std::accumulate(counts.begin(), counts.begin() + index_, 0ULL);
+  const CudaPointer block = scratch + before * size_of(dtype);  // in place, as NCCL allows
+  HVDLITE_RETURN_IF_ERROR(scatter(dtype, op, pointer(scratch), pointer(block), counts, patience));
+  const CopySegment out{block, address(piece.output), counts[index_], piece.postscale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&out, 1}));
+  Result<CudaEventPtr> after = record();
+  HVDLITE_RETURN_IF_ERROR(after.status());
+  workspace_.pool->give_back(std::move(memory.value()), after.value());
+  return Status();
+}
+
+Status NcclBackend::scatter(DataType dtype, ReduceOp op, const void* input, void* output,
+                            std::span<const std::uint64_t> counts, Patience patience) {
+  const bool even = std::all_of(counts.begin(), counts.end(),
+                                [&](std::uint64_t count) { return count == counts.front(); });
+  return communicator_->enqueue(kReducescatter, patience, [&] {
+    if (even) {
+      return nccl().reducescatter(input, output, counts.front(), nccl_dtype(dtype), nccl_op(op),
+                                  communicator_->get(), stream());
+    }
+    const auto* block = static_cast<const std::byte*>(input);
+    int root = -1;
+    return for_all(counts, [&](std::uint64_t count) {
+      const void* source = block;
+      block += count * size_of(dtype);
+      ++root;
+      if (count == 0) return NcclResult::kSuccess;
+      return nccl().reduce(source, output, count, nccl_dtype(dtype), nccl_op(op), root,
+                           communicator_->get(), stream());
+    });
+  });
+}
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// The time between two looks at NCCL, whose own threads wake nobody.
+constexpr auto kPollInterval = 500us;
+// The time to wait for the fabric's word on a lost peer: NCCL may see the loss first.
+constexpr auto kGoodbyeTime = 500ms;
+
+bool is_success(NcclResult result) { return result == NcclResult::kSuccess; }
+bool is_accepted(NcclResult result) {
+  return is_success(result) || result == NcclResult::kInProgress;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::connect(
+    std::shared_ptr<const NcclApi> api, std::shared_ptr<CudaDevice> device, Membership membership,
+    const NcclUniqueId& id, Patience patience) {
+  std::unique_ptr<NcclCommunicator> made(
+      new NcclCommunicator(std::move(api), std::move(device), membership));
+  const CudaDevice::Current current(*made->device_);
+  NcclConfig config;
+  const NcclResult result =
+      made->api_->comm_init(&made->comm_, static_cast<int>(membership.group.ranks.size()), id,
+                            membership.group.index_of(membership.fabric.topology.rank), &config);
+  HVDLITE_RETURN_IF_ERROR(made->await(result, "starting NCCL", patience));
+  return made;
+}
+
+Status NcclCommunicator::enqueue(const char* operation, Patience patience,
+                                 const std::function<NcclResult()>& calls) {
+  const CudaDevice::Current current(*device_);
+  NcclResult result = api_->group_start();
+  if (!is_success(result)) return failure(result, operation);
+  const NcclResult called = calls();
+  result = api_->group_end();  // also after an error, or the thread would stay in the group
+  return await(is_accepted(called) ? result : called, operation, patience);
+}
+
+Result<int> NcclCommunicator::make_scaled_sum(DataType dtype, double factor) {
+  int op = 0;
+  float narrow = static_cast<float>(factor);
+  void* scalar = dtype == DataType::kFloat64 ? static_cast<void*>(&factor) : &narrow;
+  const NcclResult result =
+      api_->premul_create(&op, scalar, nccl_dtype(dtype), kNcclScalarHostImmediate, comm_);
+  if (!is_success(result)) return failure(result, "making a scaled sum");
+  return op;
+}
+
+Status NcclCommunicator::await(NcclResult result, const char* operation, Patience patience) {
+  if (is_success(result)) return Status();
+  if (result != NcclResult::kInProgress) return failure(result, operation);
+  const auto ready = [&] {
+    const NcclResult asked = api_->comm_async_error(comm_, &result);
+    if (!is_success(asked)) result = asked;
+    return result != NcclResult::kInProgress;
+  };
+  const auto failed = [&] { return lost_member(operation); };
+  const Deadline deadline = Deadline::after(patience);
+  Status status;
+  do {
+    status = membership_.fabric.waiter->wait(ready, failed,
+                                             deadline.earlier(Deadline::after(kPollInterval)));
+  } while (status.code() == StatusCode::kTimeout && !deadline.passed());
+  if (status.code() == StatusCode::kTimeout) {
+    return Status(StatusCode::kTimeout, "NCCL made no progress in " + std::string(operation) +
+                                            " within collective_timeout; run with NCCL_DEBUG=INFO "
+                                            "to see which connection it waits for");
+  }
+  if (!status.ok()) return status;
+  return is_success(result) ? Status() : failure(result, operation);
+}
+
+Status NcclCommunicator::failure(NcclResult result, const std::string& operation) {
+  // Such an error is most often the end of a peer. Then the lost rank is the cause to name.
+  if (result == NcclResult::kRemoteError || result == NcclResult::kSystemError) {
+    Status lost;
+    const auto found = [&] { return !(lost = lost_member(operation)).ok(); };
+    (void)membership_.fabric.waiter->wait(
+        found, [] { return Status(); }, Deadline::after(kGoodbyeTime));
+    if (!lost.ok()) return lost;
+  }
+  const char* last = api_->last_error(comm_);
+  std::string words = last == nullptr ? "" : last;
+  std::replace(words.begin(), words.end(), '\n', ' ');
+  return Status(StatusCode::kInternal,
+                "NCCL " + nccl_version_text(api_->version) + " failed in " + operation +
+                    " on rank " + std::to_string(membership_.fabric.topology.rank) + ", " +
+                    device_->describe() + ": " + api_->error_string(result) +
+                    (words.empty() ? "" : " (" + words + ")") +
+                    "; run with NCCL_DEBUG=INFO for what led to it",
+                membership_.fabric.topology.rank);
+}
+
+Status NcclCommunicator::lost_member(const std::string& operation) const {
+  for (const int rank : membership_.group.ranks) {
+    if (rank == membership_.fabric.topology.rank || !membership_.fabric.waiter->lost(rank))
+      continue;
+    return Status(StatusCode::kRankFailed,
+                  "rank " + std::to_string(rank) + " was lost during " + operation, rank);
+  }
+  return Status();
+}
+
+bool NcclCommunicator::know_memory(CudaPointer address, std::size_t bytes) {
+  const auto [at, is_new] = registrations_.try_emplace(address);
+  if (is_new) {
+    const CudaDevice::Current current(*device_);
+    void* registration = nullptr;
+    void* memory = reinterpret_cast<void*>(address);  // NOLINT: NCCL's form of an address
+    if (is_success(api_->comm_register(comm_, memory, bytes, &registration))) {
+      at->second = registration;
+    }
+  }
+  return at->second.has_value();
+}
+
+void NcclCommunicator::forget_memory(CudaPointer address) {
+  const auto at = registrations_.find(address);
+  if (at == registrations_.end()) return;
+  if (comm_ != nullptr && at->second.value_or(nullptr) != nullptr) {
+    const CudaDevice::Current current(*device_);
+    (void)api_->comm_deregister(comm_, *at->second);
+  }
+  registrations_.erase(at);
+}
+
+Status NcclCommunicator::poll() {
+  NcclResult result = NcclResult::kSuccess;
+  const NcclResult asked = api_->comm_async_error(comm_, &result);
+  if (!is_success(asked)) result = asked;
+  return is_accepted(result) ? Status() : failure(result, "a collective that was under way");
+}
+
+void NcclCommunicator::abort() {
+  if (comm_ == nullptr) return;
+  const CudaDevice::Current current(*device_);
+  (void)api_->comm_abort(std::exchange(comm_, nullptr));
+}
+
+void NcclCommunicator::close(Deadline deadline) {
+  if (comm_ == nullptr) return;
+  while (!registrations_.empty()) forget_memory(registrations_.begin()->first);
+  const CudaDevice::Current current(*device_);
+  NcclResult result = api_->comm_finalize(comm_);
+  while (result == NcclResult::kInProgress && !deadline.passed()) {
+    if (!is_success(api_->comm_async_error(comm_, &result))) break;
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  if (!is_success(result)) return abort();
+  (void)api_->comm_destroy(std::exchange(comm_, nullptr));
 }
 
 }  // namespace hvdlite

@@ -2,7 +2,7 @@
 
 #include <tuple>
 
-#include "gpu/gpu_report.h"
+#include "gpu/gpu_plane.h"
 #include "python/bindings.h"
 #include "python/unlocked.h"
 

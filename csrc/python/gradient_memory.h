@@ -1,4 +1,4 @@
-// Gradient memory as Python holds it: an area on a GPU (gpu/gradient_memory.h), or a part of what
+// Gradient memory as Python holds it: an area on a GPU (gpu/device_workspace.h), or a part of what
 // the ranks of a host share (transport/segment.h). Frameworks make tensors of it without a
 // copy, by __cuda_array_interface__ or the buffer protocol, and hold this object as long as those
 // tensors live. Thread: any that holds the GIL; the destructor of the first releases the GIL while
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/fd.h"
-#include "gpu/gradient_memory.h"
+#include "gpu/device_workspace.h"
 #include "python/unlocked.h"
 #include "transport/segment.h"
 

@@ -2,7 +2,7 @@
 // registered with NCCL once and freed in order.
 #include <thread>
 
-#include "gpu/fusion_layout.h"
+#include "gpu/device_workspace.h"
 #include "gpu_engines.h"
 
 using namespace hvdlite;

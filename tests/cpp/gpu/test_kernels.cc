@@ -10,8 +10,7 @@
 #include "base/dtype.h"
 #include "check.h"
 #include "gpu/kernel_args.h"
-#include "gpu/kernel_module.h"
-#include "gpu/pack_ptx.h"
+#include "gpu/kernels.h"
 #include "gpu_worlds.h"
 
 using namespace hvdlite;

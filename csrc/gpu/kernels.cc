@@ -1,0 +1,111 @@
+#include "gpu/kernels.h"
+
+#include <algorithm>
+
+#include "gpu/kernel_args.h"
+
+namespace hvdlite {
+namespace {
+
+std::string short_name(DataType dtype) {
+  switch (dtype) {
+    case DataType::kFloat16:
+      return "f16";
+    case DataType::kBfloat16:
+      return "bf16";
+    case DataType::kFloat32:
+      return "f32";
+    default:
+      return "f64";
+  }
+}
+
+std::string kernel_name(DataType source, DataType target, std::span<const CopySegment> segments) {
+  const bool scaled = std::any_of(segments.begin(), segments.end(),
+                                  [](const CopySegment& segment) { return segment.scale != 1.0; });
+  if (source == target && !scaled) return "hvdlite_copy_" + std::to_string(size_of(source));
+  return "hvdlite_cast_" + short_name(source) + "_" + short_name(target);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<SegmentCopies>> SegmentCopies::load(std::shared_ptr<CudaDevice> device) {
+  Result<std::unique_ptr<KernelModule>> kernels =
+      KernelModule::load(std::move(device), pack_ptx(), "the kernels that pack gradients");
+  HVDLITE_RETURN_IF_ERROR(kernels.status());
+  return std::unique_ptr<SegmentCopies>(new SegmentCopies(std::move(kernels.value())));
+}
+
+Status SegmentCopies::enqueue(DataType source, DataType target,
+                              std::span<const CopySegment> segments) {
+  const std::string name = kernel_name(source, target, segments);
+  CopyArgs args;
+  clear(args);
+  for (const CopySegment& segment : segments) {
+    if (add(args, segment)) continue;
+    HVDLITE_RETURN_IF_ERROR(launch(name, args));
+    clear(args);
+    (void)add(args, segment);
+  }
+  return launch(name, args);
+}
+
+Status SegmentCopies::launch(const std::string& name, CopyArgs& args) {
+  const unsigned blocks = launch_blocks(args, kernels_->device().processors());
+  return blocks == 0 ? Status() : kernels_->launch(name, blocks, &args);
+}
+
+Result<std::unique_ptr<KernelModule>> KernelModule::load(std::shared_ptr<CudaDevice> device,
+                                                         const char* ptx, const std::string& what) {
+  std::unique_ptr<KernelModule> made(new KernelModule(std::move(device)));
+  const CudaDevice& on = *made->device_;
+  const CudaDevice::Current current(on);
+  HVDLITE_RETURN_IF_ERROR(on.check(on.api().module_load(&made->module_, ptx), "loading " + what));
+  return made;
+}
+
+KernelModule::~KernelModule() {
+  if (module_ == nullptr) return;
+  const CudaDevice::Current current(*device_);
+  (void)device_->api().module_unload(module_);
+}
+
+Result<CudaFunction> KernelModule::kernel(const std::string& name) {
+  const auto [at, is_new] = kernels_.try_emplace(name, nullptr);
+  if (is_new) {
+    Status status = device_->check(
+        device_->api().module_function(&at->second, module_, name.c_str()), "finding " + name);
+    if (!status.ok()) {
+      kernels_.erase(at);
+      return status;
+    }
+  }
+  return at->second;
+}
+
+Status KernelModule::launch(const std::string& name, unsigned blocks, void* argument) {
+  const CudaDevice::Current current(*device_);
+  const Result<CudaFunction> function = kernel(name);
+  HVDLITE_RETURN_IF_ERROR(function.status());
+  void* parameters[] = {argument};
+  return device_->check(device_->api().launch(function.value(), blocks, 1, 1, kThreadsPerBlock, 1,
+                                              1, 0, device_->stream(), parameters, nullptr),
+                        "launching a kernel");
+}
+
+}  // namespace hvdlite
+
+// The assembler copies the file, whose path CMakeLists.txt gives.
+asm(R"(
+  .pushsection .rodata
+  .global hvdlite_pack_ptx
+  .hidden hvdlite_pack_ptx
+hvdlite_pack_ptx:
+  .incbin ")" HVDLITE_PACK_PTX R"("
+  .byte 0
+  .popsection
+)");
+
+extern "C" [[gnu::visibility("hidden")]] const char hvdlite_pack_ptx[];
+
+const char* hvdlite::pack_ptx() { return hvdlite_pack_ptx; }
