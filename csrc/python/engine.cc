@@ -1,27 +1,163 @@
+// The engine as Python holds it: `_core.Engine`, and what its methods take and return.
 #include "engine/engine.h"
 
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/text.h"
 #include "engine/entry.h"
+#include "engine/pending_operations.h"
+#include "gpu/device_workspace.h"
 #include "host/host_backend.h"
-#include "python/gradient_memory.h"
+#include "python/bindings.h"
 #include "python/handle.h"
-#include "python/name.h"
-#include "python/pending_operations.h"
-#include "python/tensor_argument.h"
-#include "python/unlocked.h"
 #include "transport/fabric.h"
+#include "transport/segment.h"
 
 namespace py = pybind11;
 
 namespace hvdlite {
 namespace {
+
+// Gradient memory as Python holds it: an area on a GPU (gpu/device_workspace.h), or a part of what
+// the ranks of a host share (transport/segment.h). Frameworks make tensors of it without a copy, by
+// __cuda_array_interface__ or the buffer protocol, and hold this object as long as those tensors
+// live. Thread: any that holds the GIL; the destructor of the first releases the GIL while it waits
+// for the device.
+class GradientMemoryObject {
+ public:
+  explicit GradientMemoryObject(GradientMemory::Holder memory) : memory_(std::move(memory)) {}
+  ~GradientMemoryObject() {
+    // The memory belongs to the parent, and so does the thread that frees it.
+    if (forked()) {
+      new GradientMemory::Holder(std::move(memory_));  // NOLINT: never deleted
+      return;
+    }
+    const Unlocked unlocked;
+    memory_.reset();
+  }
+  GradientMemoryObject(const GradientMemoryObject&) = delete;
+  GradientMemoryObject& operator=(const GradientMemoryObject&) = delete;
+
+  // The memory as bytes, in version 3 of the interface. It names no stream, so the framework does
+  // not wait for one.
+  py::dict cuda_array_interface() const {
+    py::dict row;
+    row["shape"] = py::make_tuple(memory_->bytes);
+    row["typestr"] = "|u1";
+    row["data"] = py::make_tuple(memory_->address, /*read-only=*/false);
+    row["strides"] = py::none();
+    row["version"] = 3;
+    return row;
+  }
+
+ private:
+  GradientMemory::Holder memory_;
+};
+
+class SharedGradientMemoryObject {
+ public:
+  explicit SharedGradientMemoryObject(GradientArea::Part part) : part_(std::move(part)) {}
+  ~SharedGradientMemoryObject() {
+    // The parent's pages are the same ones, and it still uses them.
+    if (forked()) new GradientArea::Part(std::move(part_));  // NOLINT: never deleted
+  }
+  SharedGradientMemoryObject(const SharedGradientMemoryObject&) = delete;
+  SharedGradientMemoryObject& operator=(const SharedGradientMemoryObject&) = delete;
+
+  py::buffer_info bytes() const {
+    return {reinterpret_cast<std::uint8_t*>(part_->data()),
+            static_cast<py::ssize_t>(part_->size())};
+  }
+
+ private:
+  GradientArea::Part part_;
+};
+
+void register_gradient_memory(py::module_& module) {
+  py::class_<GradientMemoryObject>(module, "GradientMemory", py::is_final())
+      .def_property_readonly("__cuda_array_interface__",
+                             &GradientMemoryObject::cuda_array_interface);
+  py::class_<SharedGradientMemoryObject>(module, "SharedGradientMemory", py::is_final(),
+                                         py::buffer_protocol())
+      .def_buffer(&SharedGradientMemoryObject::bytes);
+}
+
+// The pending operations as Python's membership thread holds them.
+
+py::dict report(const PendingOperations& self, const std::vector<int>& gone) {
+  const PendingOperations::Report report = self.report(gone);
+  py::dict row;
+  row["commits"] = report.commits;
+  row["stuck"] = report.stuck.empty() ? py::object(py::none()) : py::str(report.stuck);
+  row["suspect"] = report.cause.failed_rank() < 0 ? py::object(py::none())
+                                                  : py::int_(report.cause.failed_rank());
+  row["reason"] = report.cause.message();
+  return row;
+}
+
+void deliver(PendingOperations& self, const CommitCounts& commit_point) {
+  const Unlocked unlocked;
+  self.deliver(commit_point);
+}
+
+void resume(PendingOperations& self, const EngineHolder& next, const std::vector<int>& rank_of) {
+  Engine& engine = next.engine();
+  const Unlocked unlocked;
+  self.resume(engine, rank_of);
+}
+
+void fail(PendingOperations& self, const std::string& reason) {
+  const Unlocked unlocked;
+  self.fail(Status(StatusCode::kRankFailed, reason));
+}
+
+void register_pending_operations(py::module_& module) {
+  py::class_<PendingOperations, std::shared_ptr<PendingOperations>>(module, "PendingOperations",
+                                                                    py::is_final())
+      .def(py::init<>())
+      .def_property_readonly("lost_fd", &PendingOperations::lost_fd)
+      .def("report", &report, py::arg("gone"))
+      .def("deliver", &deliver, py::arg("commit_point"))
+      .def("process_sets", &PendingOperations::process_sets, py::arg("rank_of"))
+      .def("resume", &resume, py::arg("engine"), py::arg("rank_of"))
+      .def("fail", &fail, py::arg("reason"));
+}
+
+// Late gradients, as Python sees them: those of an all-reduce, and who was late.
+
+std::unique_ptr<LateCall> make_terms(std::string key, std::uint64_t step, std::uint32_t quorum,
+                                     std::int64_t grace_us, std::uint32_t bound, bool fold,
+                                     bool skip) {
+  return std::make_unique<LateCall>(
+      LateCall{{std::move(key), step, quorum, grace_us, bound, fold}, skip});
+}
+
+py::list attendance(const EngineHolder& engine, const std::string& key) {
+  py::list rows;
+  for (const Attendance::Row& row : engine.engine().attendance().rows(key)) {
+    rows.append(py::make_tuple(row.late, row.skipped, row.folded, row.oldest));
+  }
+  return rows;
+}
+
+int waiting_results(const EngineHolder& engine, const std::string& key) {
+  return engine.engine().attendance().waiting(key);
+}
+
+void register_late_gradients(py::module_& module) {
+  py::class_<LateCall>(module, "LateTerms", py::is_final())
+      .def(py::init(&make_terms), py::arg("key"), py::arg("step"), py::arg("quorum"),
+           py::arg("grace_us"), py::arg("bound"), py::arg("fold"), py::arg("skip"));
+  module.def("attendance", &attendance, py::arg("engine"), py::arg("key"));
+  module.def("waiting_results", &waiting_results, py::arg("engine"), py::arg("key"));
+}
 
 using HolderPtr = std::shared_ptr<EngineHolder>;
 
@@ -326,6 +462,7 @@ void register_engine(py::module_& module) {
   module.def(
       "utf8_of_name", [](const Name& name) { return py::bytes(name.text); }, py::arg("name"));
   register_handle(module);
+  register_late_gradients(module);
   register_gradient_memory(module);
   register_pending_operations(module);
   const py::arg_v process_set = py::arg("process_set") = 0;

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "engine/entry.h"
-#include "python/gradients.h"
 #include "python/handle.h"
 #include "python/plain_tensors.h"
 
@@ -280,7 +279,7 @@ PyObject* fast_barrier(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   });
 }
 
-// None where not all gradients are plain, see gradients.h.
+// None where not all gradients are plain, see Gradients.
 py::object read_gradients(py::list params, const std::vector<TensorArgument*>& tensors) {
   try {
     require(is_on && modes_are_off());

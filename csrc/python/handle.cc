@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "python/bindings.h"
 #include "python/long_waits.h"
-#include "python/unlocked.h"
 
 namespace py = pybind11;
 

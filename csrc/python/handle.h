@@ -119,4 +119,13 @@ HandlePtr submit(const std::shared_ptr<EngineHolder>& holder, EntryBuilder& call
 
 void register_handle(pybind11::module_& module);
 
+// A tensor of a call, as Python describes it: `_core.Tensor`. It holds no memory alive.
+struct TensorArgument {
+  TensorShape shape;
+  const void* input = nullptr;
+  void* output = nullptr;
+  int gpu = kHostMemory;
+  std::uint64_t capacity = 0;
+};
+
 }  // namespace hvdlite

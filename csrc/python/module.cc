@@ -1,5 +1,17 @@
+#include <pybind11/stl.h>
+
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/config.h"
+#include "base/cpu.h"
+#include "base/dtype.h"
+#include "gpu/gpu_plane.h"
+#include "kernels/sum_tree.h"
 #include "python/bindings.h"
-#include "python/unlocked.h"
+#include "transport/segment.h"
 
 namespace py = pybind11;
 
@@ -48,13 +60,121 @@ void raise_status(const Status& status) {
   throw py::error_already_set();
 }
 
+namespace {
+
+py::dict dtype_table() {
+  py::dict table;
+  for (int i = 0; i < kDataTypeCount; ++i) {
+    table[py::str(std::string(name_of(static_cast<DataType>(i))))] = i;
+  }
+  return table;
+}
+
+py::set reducible_names() {
+  py::set names;
+  for (int i = 0; i < kDataTypeCount; ++i) {
+    const auto dtype = static_cast<DataType>(i);
+    if (computes(dtype)) names.add(py::str(std::string(name_of(dtype))));
+  }
+  return names;
+}
+
+py::dict op_table() {
+  py::dict table;
+  for (int i = 0; i <= static_cast<int>(ReduceOp::kProduct); ++i) {
+    if (is_valid_op(i)) table[py::str(std::string(name_of(static_cast<ReduceOp>(i))))] = i;
+  }
+  return table;
+}
+
+py::list knob_rows() {
+  py::list rows;
+  for (const Knob& knob : knobs()) {
+    py::dict row;
+    row["name"] = knob.name;
+    row["environment"] = knob.environment;
+    row["horovod"] = knob.horovod;
+    row["type"] = knob.type;
+    row["default"] = knob.fallback;
+    row["unit"] = knob.unit;
+    row["help"] = knob.help;
+    row["range"] =
+        knob.range ? std::to_string(knob.range->least) + " to " + std::to_string(knob.range->most)
+                   : "";
+    rows.append(row);
+  }
+  return rows;
+}
+
+std::map<std::string, std::string> agreed_knobs() {
+  const Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  const auto rows = config.value().agreed();
+  return {rows.begin(), rows.end()};
+}
+
+py::dict knob_values() {
+  const Result<Config> read = Config::from_environment();
+  raise_if_error(read.status());
+  const Config& config = read.value();
+  py::dict values;
+#define HVDLITE_VALUE(type, field, fallback, unit, horovod, help) values[#field] = config.field;
+  HVDLITE_KNOBS(HVDLITE_VALUE)
+#undef HVDLITE_VALUE
+  return values;
+}
+
+int create_segment(int local_size) {
+  if (local_size < 1)
+    raise_status(Status(StatusCode::kInvalidArgument, "local_size is at least 1"));
+  const Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  Result<Fd> memfd = Segment::create(SegmentLayout::make(local_size, config.value()));
+  raise_if_error(memfd.status());
+  return memfd.value().release();
+}
+
+std::vector<std::pair<int, int>> blocks_of_virtual_ranks(const std::vector<int>& hosts,
+                                                         int virtual_size) {
+  const Result<std::vector<VirtualBlock>> blocks = virtual_blocks(hosts, virtual_size);
+  raise_if_error(blocks.status());
+  std::vector<std::pair<int, int>> pairs;
+  for (const VirtualBlock& block : blocks.value()) pairs.emplace_back(block.first, block.size);
+  return pairs;
+}
+
+using Row = std::tuple<std::string, bool, std::string>;
+
+std::vector<Row> gpu_report(const std::vector<std::string>& nccl_folders) {
+  const Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  const Unlocked unlocked;
+  const GpuReport report = examine_gpus(config.value(), nccl_folders);
+  return {{"CUDA driver", report.driver.ok, report.driver.reason},
+          {"NCCL", report.nccl.ok, report.nccl.reason}};
+}
+
+}  // namespace
+
+// dtypes, ops, knobs, what the machine has.
+void register_tables(py::module_& module) {
+  module.attr("DTYPES") = dtype_table();
+  module.attr("REDUCIBLE") = py::frozenset(reducible_names());
+  module.attr("REDUCE_OPS") = op_table();
+  module.def("knobs", &knob_rows);
+  module.def("knob_values", &knob_values);
+  module.def("agreed_knobs", &agreed_knobs);
+  module.def("available_cores", &available_cores);
+  module.def("create_segment", &create_segment, py::arg("local_size"));
+  module.def("virtual_blocks", &blocks_of_virtual_ranks, py::arg("hosts"), py::arg("virtual_size"));
+  module.def("gpu_report", &gpu_report, py::arg("nccl_folders"));
+}
+
 }  // namespace hvdlite
 
 PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = HVDLITE_VERSION;
   hvdlite::register_tables(module);
-  hvdlite::register_gpu(module);
   hvdlite::register_engine(module);
   hvdlite::register_fast_path(module);
-  hvdlite::register_late_gradients(module);
 }

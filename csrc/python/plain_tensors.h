@@ -2,14 +2,19 @@
 // tensor and costs many times what the engine needs: contiguous tensors of the class torch.Tensor
 // that do not require a gradient, in host memory or that of an NVIDIA GPU.
 //
-// Torch's tensor type lends its memory and shape by DLPack's C interface (dlpack.h). What keeps the
+// Torch's tensor type lends its memory and shape by DLPack's C interface. What keeps the
 // memory alive while the core uses it is the tensor's storage, and not the tensor: a script may
 // give the tensor other memory meanwhile. All functions need the GIL, which guards all state.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-#include "python/unlocked.h"
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "python/bindings.h"
+#include "python/handle.h"
 #include "wire/message.h"
 
 namespace hvdlite {
@@ -72,5 +77,38 @@ bool modes_are_off();
 //   dispatch_modes:  returns how many modes look at every operation of torch
 bool install_plain_tensors(const pybind11::object& exchange, pybind11::object tensor_type,
                            pybind11::object dispatch_modes);
+
+// The gradients of a bucket while they are reduced where they lie: they are read in one call, and
+// what `hvdlite/torch/buckets.py` does for each gradient otherwise is not needed.
+//
+// All methods need the GIL. The object keeps the memory alive, so it has to live until the
+// operation has ended.
+class Gradients {
+ public:
+  // Reads the gradients of parameters, and lets each of `tensors` say where that of its parameter
+  // lies. `tensors` have the names, shapes and dtypes of the parameters. Throws NotPlain unless
+  // every parameter has a gradient that is plain, and of that shape and dtype.
+  static std::unique_ptr<Gradients> read(pybind11::list params,
+                                         const std::vector<TensorArgument*>& tensors);
+
+  pybind11::list gradients() const;
+
+  // The position of the first parameter whose gradient was replaced or written since, by the
+  // script; -1 if there is none. What the core writes does not count.
+  int first_changed() const;
+
+ private:
+  struct One {
+    pybind11::object gradient;
+    pybind11::object storage;
+    void* address;
+    long version;
+  };
+
+  explicit Gradients(pybind11::list params) : params_(std::move(params)) {}
+
+  const pybind11::list params_;
+  std::vector<One> all_;
+};
 
 }  // namespace hvdlite
