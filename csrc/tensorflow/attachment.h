@@ -6,7 +6,9 @@
 // Any thread. A call while no core is attached ends with an error that says to call hvd.init().
 #pragma once
 
+#include "base/status.h"
 #include "engine/c_api.h"
+#include "tensorflow/tf_c_api.h"
 
 namespace hvdlite::tensorflow {
 
@@ -22,6 +24,26 @@ World world();
 
 // Gives this rank's place in a process set of the attached core; false when there is no such set.
 bool find_process_set(std::uint32_t process_set, HvdlitePlace* place);
+
+// The error of TensorFlow for a failure of the core. Program errors, on this rank or on the one
+// that the message names, map to INVALID_ARGUMENT, and ranks that disagree to FAILED_PRECONDITION,
+// which scripts of Horovod expect: the world goes on. All else ended the world and maps to ABORTED,
+// which graphs pass on unchanged. The class that Python raises for each is in
+// hvdlite/tensorflow/errors.py.
+inline TF_Code code_of(const HvdliteResult& result) {
+  switch (static_cast<StatusCode>(result.code)) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kDuplicateName:
+      return TF_INVALID_ARGUMENT;
+    case StatusCode::kMismatch:
+    case StatusCode::kDeadlock:
+      return TF_FAILED_PRECONDITION;
+    case StatusCode::kOutOfMemory:
+      return TF_RESOURCE_EXHAUSTED;
+    default:
+      return TF_ABORTED;
+  }
+}
 
 }  // namespace hvdlite::tensorflow
 

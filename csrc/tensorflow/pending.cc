@@ -6,9 +6,7 @@
 #include <numeric>
 
 #include "tensorflow/attachment.h"
-#include "tensorflow/error_code.h"
-#include "tensorflow/kernels.h"
-#include "tensorflow/tf_status.h"
+#include "tensorflow/tf_c_api.h"
 #include "wire/message.h"
 
 namespace hvdlite::tensorflow {

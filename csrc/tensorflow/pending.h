@@ -90,3 +90,10 @@ class Pending {
 };
 
 }  // namespace hvdlite::tensorflow
+
+extern "C" {
+
+// Counts since the start: the outputs that took over the memory of their input, and all outputs.
+__attribute__((visibility("default"))) void hvdlite_tensorflow_forwarded(std::uint64_t* forwarded,
+                                                                         std::uint64_t* outputs);
+}

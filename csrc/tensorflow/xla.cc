@@ -21,7 +21,6 @@
 
 #include "base/mutex.h"
 #include "tensorflow/attachment.h"
-#include "tensorflow/error_code.h"
 #include "wire/message.h"
 
 namespace hvdlite::tensorflow {

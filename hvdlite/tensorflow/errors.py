@@ -1,6 +1,6 @@
 """The errors of eager operations: each class is one of TensorFlow's and one of ours.
 
-The kernel's error code decides the class; csrc/tensorflow/error_code.h has the codes. In a graph
+The kernel's error code decides the class; csrc/tensorflow/attachment.h has the codes. In a graph
 TensorFlow itself raises the error, so that it has TensorFlow's class only. XLA gives every failure
 of a custom call one code; there the message names the class if the world has ended.
 """
