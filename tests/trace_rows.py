@@ -40,15 +40,21 @@ class Merged:
 
     def tensors(self, rank: int) -> list[Span]:
         """List the spans of a rank's tensors, in the order of their beginnings."""
-        return self._spans(rank + 1, "tensors ")
+        return self._tasks(rank + 1, "tensors")
 
     def negotiations(self) -> list[Span]:
         """List the coordinator's spans of waiting for ranks, in the order of their beginnings."""
-        return self._spans(NEGOTIATION, "waiting for ranks ")
+        return self._tasks(NEGOTIATION, "negotiations")
 
     def batches(self, rank: int) -> list[Span]:
         """List the spans of a rank's batches, in the order of their beginnings."""
         return self._spans(rank + 1, "engine")
+
+    def _tasks(self, process: int, category: str) -> list[Span]:
+        """List the spans of what is under way beside others, which lie within one of their kind."""
+        kinds = self._spans(process, f"{category} ")
+        assert all(kind.name == span.args["kind"] for kind in kinds for span in kind.inner)
+        return [span for kind in kinds for span in kind.inner]
 
     def _spans(self, process: int, row: str) -> list[Span]:
         found = [
@@ -75,8 +81,12 @@ def read_merged(path: Path) -> Merged:
     names: dict[tuple[int, int], str] = {}
     processes: dict[int, str] = {}
     by_row: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    by_task: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for event in events:
-        if event["ph"] != "M":
+        if event["ph"] in "ben":
+            task = f"{event['cat']} {event['id2']['local']}"
+            by_task.setdefault((event["pid"], task), []).append(event)
+        elif event["ph"] != "M":
             by_row.setdefault((event["pid"], event["tid"]), []).append(event)
         elif event["name"] == "thread_name":
             names[event["pid"], event["tid"]] = event["args"]["name"]
@@ -88,6 +98,9 @@ def read_merged(path: Path) -> Merged:
         key = (row[0], names[row])
         assert key not in rows, f"two rows are called {key}"
         rows[key], marks[key] = _nest(row_events)
+    for key, task_events in by_task.items():
+        rows[key], marks[key] = _nest(task_events)
+        assert len(rows[key]) == 1, f"{key} has a task beside its first one"
     return Merged(rows, marks, whole["otherData"]["ranks"], processes)
 
 
@@ -100,13 +113,14 @@ def _nest(events: list[dict[str, Any]]) -> tuple[list[Span], list[tuple[str, int
         at = nanoseconds(event)
         while open_spans and open_spans[-1].end is not None and open_spans[-1].end <= at:
             open_spans.pop()
-        if event["ph"] == "E":
+        if event["ph"] in "Ee":
             assert open_spans, f"nothing had begun that ends here: {event}"
             span = open_spans.pop()
+            assert event.get("name", span.name) == span.name
             assert span.end is None, f"{span.name} had ended before {event}"
             span.end = at
             span.args.update(event.get("args", {}))
-        elif event["ph"] == "i":
+        elif event["ph"] in "in":
             marks.append((event["name"], at))
             if open_spans:
                 open_spans[-1].marks.append((event["name"], at))

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <limits>
+#include <cstring>
 
 #include "base/text.h"
 
@@ -14,15 +14,14 @@ namespace {
 
 using Mark = TraceRecord::Kind;
 
-constexpr TraceTime kBusy = std::numeric_limits<TraceTime>::max();
+constexpr int kNegotiationProcess = 1'000'000;
 constexpr std::size_t kFlushBytes = 1 << 20;
-constexpr int kFirstLaneThread = 100;  // threads below are rows
 
-int thread_of(std::size_t lane) { return kFirstLaneThread + static_cast<int>(lane); }
+constexpr const char* kInstantOfThread = ",\"s\":\"t\"";
 
-// Appends a JSON string. Names are UTF-8 already; a viewer replaces bytes that are not.
-void append_quoted(std::string& out, std::string_view text) {
-  out += '"';
+// A JSON string. Names are UTF-8 already; a viewer replaces bytes that are not.
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
     if (static_cast<unsigned char>(c) < 0x20) {
@@ -33,18 +32,89 @@ void append_quoted(std::string& out, std::string_view text) {
       out += c;
     }
   }
-  out += '"';
+  return out + '"';
 }
 
-// Microseconds with three decimals: exact.
-void append_microseconds(std::string& out, TraceTime nanoseconds) {
+// Exact, with three decimals.
+std::string microseconds(TraceTime nanoseconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(nanoseconds / 1000),
                 static_cast<long long>(nanoseconds % 1000));
-  out += text;
+  return text;
+}
+
+// The arguments of an event, as its last field; "" if there are none. `parts`: the names of a
+// task's parts.
+std::string arguments(const TraceRecord& record, std::string_view parts = {}) {
+  std::string fields;
+  if (record.number >= 0) {
+    fields += record.kind == Mark::kInstant ? ",\"responses\":" : ",\"batch\":";
+    fields += std::to_string(record.number);
+  }
+  if (record.kind == Mark::kOpen) fields += ",\"kind\":" + quoted(record.label);
+  if (record.bytes > 0) fields += ",\"bytes\":" + std::to_string(record.bytes);
+  if (!parts.empty()) fields += ",\"tensors\":" + quoted(parts);
+  return fields.empty() ? "" : ",\"args\":{" + fields.substr(1) + "}";
 }
 
 }  // namespace
+
+TraceRing::TraceRing(std::size_t cells) : count_(cells), cells_(std::make_unique<Cell[]>(cells)) {
+  for (std::uint64_t i = 0; i < count_; ++i) {
+    cells_[i].ticket.store(i, std::memory_order_relaxed);
+  }
+}
+
+bool TraceRing::claim(std::uint64_t count, std::uint64_t& first) {
+  first = tail_.load(std::memory_order_relaxed);
+  while (true) {
+    // Cells are freed in order: when the last one is free, all are.
+    const std::uint64_t last = first + count - 1;
+    const std::uint64_t ticket = cell(last).ticket.load(std::memory_order_acquire);
+    if (ticket < last) return false;
+    if (ticket > last) {
+      first = tail_.load(std::memory_order_relaxed);
+    } else if (tail_.compare_exchange_weak(first, first + count, std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+}
+
+bool TraceRing::push(const TraceRecord& record, std::string_view text) {
+  std::uint64_t first = 0;
+  if (!claim(cells_for(text.size()), first)) {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+  TraceRecord stored = record;
+  stored.text_bytes = static_cast<std::uint32_t>(text.size());
+  std::memcpy(cell(first).payload, &stored, sizeof stored);
+  for (std::uint64_t at = first + 1; !text.empty(); ++at) {
+    const std::size_t bytes = std::min(text.size(), kTextBytes);
+    std::memcpy(cell(at).payload, text.data(), bytes);
+    text.remove_prefix(bytes);
+  }
+  cell(first).ticket.store(first + 1, std::memory_order_release);
+  return true;
+}
+
+bool TraceRing::pop(TraceRecord& record, std::string& text) {
+  if (cell(head_).ticket.load(std::memory_order_acquire) != head_ + 1) return false;
+  std::memcpy(&record, cell(head_).payload, sizeof record);
+  text.clear();
+  const std::uint64_t end = head_ + cells_for(record.text_bytes);
+  for (std::uint64_t at = head_ + 1; at < end; ++at) {
+    const std::size_t bytes = std::min<std::size_t>(record.text_bytes - text.size(), kTextBytes);
+    text.append(reinterpret_cast<const char*>(cell(at).payload), bytes);
+  }
+  for (; head_ < end; ++head_) cell(head_).ticket.store(head_ + count_, std::memory_order_release);
+  return true;
+}
+
+EventFile::EventFile(Fd file, int rank, std::uint64_t dropped)
+    : file_(std::move(file)), process_(rank + 1), dropped_before_(dropped), dropped_(dropped) {
+  if (rank == 0) describe(kNegotiationProcess, 0, "process", "negotiation (on rank 0)", -1);
+}
 
 void EventFile::take(TraceRing& ring) {
   TraceRecord record;
@@ -55,10 +125,8 @@ void EventFile::take(TraceRing& ring) {
   }
   const std::uint64_t dropped = ring.dropped();
   if (dropped != dropped_) {
-    event('i', process_, row("dropped events").thread, latest_);
-    name_field(std::to_string(dropped - dropped_) + " events dropped");
-    lines_ += ",\"s\":\"t\"";
-    end_line();
+    event('i', row("dropped events"), latest_,
+          std::to_string(dropped - dropped_) + " events dropped", kInstantOfThread);
     end_everything("events were dropped");
     dropped_ = dropped;
   }
@@ -67,10 +135,9 @@ void EventFile::take(TraceRing& ring) {
 
 void EventFile::finish() {
   end_everything("still under way when the timeline ended");
-  begin_metadata(process_, 0, "hvdlite_end");
-  lines_ += "\"events\":" + std::to_string(written_) +
-            ",\"dropped\":" + std::to_string(dropped_ - dropped_before_) + "}";
-  end_line();
+  metadata(process_, 0, "hvdlite_end",
+           "\"events\":" + std::to_string(written_) +
+               ",\"dropped\":" + std::to_string(dropped_ - dropped_before_));
   // The last line has no comma after it, so that the whole file is strict JSON.
   lines_.resize(lines_.size() - 2);
   lines_ += "\n]\n";
@@ -83,13 +150,10 @@ void EventFile::write(const TraceRecord& record, const std::string& text) {
   latest_ = std::max({latest_, record.time, record.end});
   switch (record.kind) {
     case Mark::kOpen:
-      return open(record, text);
     case Mark::kPhase:
-      return phase(record);
     case Mark::kMark:
-      return mark(record);
     case Mark::kClose:
-      return close(record, text);
+      return of_task(record, text);
     case Mark::kBegin:
     case Mark::kEnd:
     case Mark::kSpan:
@@ -98,81 +162,38 @@ void EventFile::write(const TraceRecord& record, const std::string& text) {
   }
 }
 
-std::size_t EventFile::free_lane(TaskGroup group, TraceTime since) {
-  std::vector<TraceTime>& lanes = lanes_[static_cast<std::size_t>(group)];
-  const auto found =
-      std::find_if(lanes.begin(), lanes.end(), [&](TraceTime from) { return from <= since; });
-  const auto lane = static_cast<std::size_t>(found - lanes.begin());
-  if (found != lanes.end()) {
-    *found = kBusy;
-    return lane;
+void EventFile::of_task(const TraceRecord& record, const std::string& text) {
+  const std::pair key{record.group, record.id};
+  if (record.kind == Mark::kOpen) {
+    end_task(tasks_.extract(key), record.time, "its end was lost");
+    const std::size_t nul = std::min(text.find('\0'), text.size());
+    const Task begun{record.group, ++opened_, record.label, text.substr(0, nul)};
+    const Task& task = tasks_.insert_or_assign(key, begun).first->second;
+    event('b', task, record.time, task.kind);
+    event('b', task, record.time, task.name,
+          arguments(record, std::string_view(text).substr(std::min(nul + 1, text.size()))));
+    return;
   }
-  const int process = process_of(group);
-  if (lanes.empty() && group == TaskGroup::kNegotiations) {
-    describe(process, 0, "process", "negotiation (on rank 0)", -1);
-  }
-  lanes.push_back(kBusy);
-  describe(
-      process, thread_of(lane), "thread",
-      (group == TaskGroup::kTensors ? "tensors " : "waiting for ranks ") + std::to_string(lane + 1),
-      thread_of(lane));
-  return lane;
-}
-
-void EventFile::open(const TraceRecord& record, const std::string& name) {
-  close(record, "its end was lost");
-  const Task task{free_lane(record.group, record.time), false};
-  tasks_[{record.group, record.id}] = task;
-  event('B', process_of(record.group), thread_of(task.lane), record.time);
-  const std::size_t nul = std::min(name.find('\0'), name.size());
-  name_field(std::string_view(name).substr(0, nul));
-  arguments(record, std::string_view(name).substr(std::min(nul + 1, name.size())));
-  end_line();
-}
-
-void EventFile::phase(const TraceRecord& record) {
-  const auto found = tasks_.find({record.group, record.id});
+  const auto found = tasks_.find(key);
   if (found == tasks_.end()) return;
   Task& task = found->second;
-  const int process = process_of(record.group);
-  if (task.in_phase) {
-    event('E', process, thread_of(task.lane), record.time);
-    end_line();
+  if (record.kind == Mark::kClose) return end_task(tasks_.extract(found), record.time, text);
+  if (record.kind == Mark::kMark) {
+    const std::string name = record.label + (" " + std::to_string(record.number));
+    return event('n', task, record.time, name);
   }
-  task.in_phase = true;
-  event('B', process, thread_of(task.lane), record.time);
-  name_field(record.label);
-  arguments(record);
-  end_line();
+  if (task.phase != nullptr) event('e', task, record.time, task.phase);
+  task.phase = record.label;
+  event('b', task, record.time, task.phase, arguments(record));
 }
 
-void EventFile::mark(const TraceRecord& record) {
-  const auto found = tasks_.find({record.group, record.id});
-  if (found == tasks_.end()) return;
-  event('i', process_of(record.group), thread_of(found->second.lane), record.time);
-  name_field(std::string(record.label) + " " + std::to_string(record.number));
-  lines_ += ",\"s\":\"t\"";
-  end_line();
-}
-
-void EventFile::close(const TraceRecord& record, std::string_view why) {
-  const auto found = tasks_.find({record.group, record.id});
-  if (found == tasks_.end()) return;
-  const Task task = found->second;
-  tasks_.erase(found);
-  lanes_[static_cast<std::size_t>(record.group)][task.lane] = record.time;
-  const int process = process_of(record.group);
-  if (task.in_phase) {
-    event('E', process, thread_of(task.lane), record.time);
-    end_line();
-  }
-  event('E', process, thread_of(task.lane), record.time);
-  if (!why.empty()) {
-    lines_ += ",\"args\":{\"failed\":";
-    append_quoted(lines_, why);
-    lines_ += '}';
-  }
-  end_line();
+void EventFile::end_task(Tasks::node_type node, TraceTime time, std::string_view why) {
+  if (node.empty()) return;
+  const Task& task = node.mapped();
+  if (task.phase != nullptr) event('e', task, time, task.phase);
+  event('e', task, time, task.name,
+        why.empty() ? "" : ",\"args\":{\"failed\":" + quoted(why) + "}");
+  event('e', task, time, task.kind);
 }
 
 EventFile::Row& EventFile::row(const char* name) {
@@ -186,84 +207,59 @@ EventFile::Row& EventFile::row(const char* name) {
 
 void EventFile::on_row(const TraceRecord& record, const std::string& name) {
   Row& row = this->row(record.label);
-  const auto line = [&](char type) { event(type, process_, row.thread, record.time); };
   if (record.kind == Mark::kEnd) {
     if (row.depth == 0) return;  // it began before the timeline
     --row.depth;
-    line('E');
-    return end_line();
-  }
-  if (record.kind == Mark::kSpan) {
-    line('X');
-    lines_ += ",\"dur\":";
-    append_microseconds(lines_, record.end - record.time);
+    event('E', row, record.time, "");
   } else if (record.kind == Mark::kBegin) {
     ++row.depth;
-    line('B');
+    event('B', row, record.time, name, arguments(record));
+  } else if (record.kind == Mark::kSpan) {
+    event('X', row, record.time, name,
+          ",\"dur\":" + microseconds(record.end - record.time) + arguments(record));
   } else {
-    line('i');
-    lines_ += ",\"s\":\"t\"";
+    event('i', row, record.time, name, kInstantOfThread + arguments(record));
   }
-  name_field(name);
-  arguments(record);
-  end_line();
 }
 
 void EventFile::end_everything(std::string_view why) {
-  while (!tasks_.empty()) {
-    TraceRecord record{Mark::kClose, tasks_.begin()->first.first};
-    record.id = tasks_.begin()->first.second;
-    record.time = latest_;
-    close(record, why);
-  }
+  while (!tasks_.empty()) end_task(tasks_.extract(tasks_.begin()), latest_, why);
   for (auto& [name, row] : rows_) {
-    for (; row.depth > 0; --row.depth) {
-      event('E', process_, row.thread, latest_);
-      end_line();
-    }
+    for (; row.depth > 0; --row.depth) event('E', row, latest_, "");
   }
 }
 
-void EventFile::event(char type, int process, int thread, TraceTime time) {
-  lines_ += "{\"ts\":";
-  append_microseconds(lines_, time);
-  lines_ += ",\"ph\":\"";
-  lines_ += type;
-  lines_ += "\",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(thread);
+void EventFile::event(char type, const Row& row, TraceTime time, std::string_view name,
+                      std::string_view rest) {
+  event(type, process_, row.thread, time, name, rest);
 }
 
-void EventFile::name_field(std::string_view name) {
-  lines_ += ",\"name\":";
-  append_quoted(lines_, name);
+void EventFile::event(char type, const Task& task, TraceTime time, std::string_view name,
+                      std::string_view rest) {
+  const bool tensor = task.group == TaskGroup::kTensors;
+  std::string fields = std::string(tensor ? ",\"cat\":\"tensors\"" : ",\"cat\":\"negotiations\"") +
+                       ",\"id2\":{\"local\":\"" + std::to_string(task.number) + "\"}";
+  event(type, tensor ? process_ : kNegotiationProcess, 0, time, name, fields.append(rest));
 }
 
-void EventFile::arguments(const TraceRecord& record, std::string_view parts) {
-  std::string fields;
-  if (record.kind == Mark::kOpen) fields += ",\"kind\":\"" + std::string(record.label) + "\"";
-  if (record.number >= 0) {
-    fields += record.kind == Mark::kInstant ? ",\"responses\":" : ",\"batch\":";
-    fields += std::to_string(record.number);
-  }
-  if (record.bytes > 0) fields += ",\"bytes\":" + std::to_string(record.bytes);
-  if (!parts.empty()) append_quoted(fields += ",\"tensors\":", parts);
-  if (!fields.empty()) lines_ += ",\"args\":{" + fields.substr(1) + "}";
+void EventFile::event(char type, int process, int thread, TraceTime time, std::string_view name,
+                      std::string_view rest) {
+  lines_ += "{\"ts\":" + microseconds(time) + ",\"ph\":\"" + type +
+            "\",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(thread);
+  if (!name.empty()) lines_ += ",\"name\":" + quoted(name);
+  lines_.append(rest).append("},\n");
 }
 
-void EventFile::begin_metadata(int process, int thread, const char* what) {
+void EventFile::metadata(int process, int thread, std::string_view what, std::string_view fields) {
   lines_ += "{\"ph\":\"M\",\"pid\":" + std::to_string(process) +
-            ",\"tid\":" + std::to_string(thread) + ",\"name\":\"" + what + "\",\"args\":{";
+            ",\"tid\":" + std::to_string(thread) + ",\"name\":\"";
+  lines_.append(what).append("\",\"args\":{").append(fields).append("}},\n");
 }
 
-void EventFile::describe(int process, int thread, const char* what, std::string_view name,
+void EventFile::describe(int process, int thread, const std::string& what, std::string_view name,
                          int order) {
-  begin_metadata(process, thread, (std::string(what) + "_name").c_str());
-  lines_ += "\"name\":";
-  append_quoted(lines_, name);
-  lines_ += '}';
-  end_line();
-  begin_metadata(process, thread, (std::string(what) + "_sort_index").c_str());
-  lines_ += "\"sort_index\":" + std::to_string(order) + "}";
-  end_line();
+  metadata(process, thread, what + "_name", "\"name\":" + quoted(name));
+  metadata(process, thread, what + "_sort_index", "\"sort_index\":" + std::to_string(order));
 }
 
 void EventFile::flush() {

@@ -5,6 +5,8 @@
 namespace hvdlite {
 namespace {
 
+using What = TraceRecord::Kind;
+
 constexpr std::size_t kCells = std::size_t{1} << 17;  // 8 MiB
 // The time whose events a killed process can lose. To fill the ring within that time takes six
 // million records a second.
@@ -12,6 +14,9 @@ constexpr auto kWriteInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kLongestWhy = 300;
 
 }  // namespace
+
+Trace::Trace() = default;
+Trace::~Trace() { stop(); }
 
 Status Trace::start(Fd file, int rank, bool rounds) {
   MutexLock session(session_mutex_);
@@ -72,80 +77,58 @@ void Trace::push(const TraceRecord& record, std::string_view text) {
 void Trace::open(TaskGroup group, std::uint64_t id, std::string_view name, TraceTime since,
                  const char* kind, std::uint64_t bytes) {
   if (!on()) return;
-  TraceRecord record{TraceRecord::Kind::kOpen, group};
-  record.time = since;
-  record.id = id;
-  record.label = kind;
-  record.bytes = bytes;
-  push(record, name);
+  push(
+      {.kind = What::kOpen, .group = group, .time = since, .id = id, .bytes = bytes, .label = kind},
+      name);
 }
 
 void Trace::phase(TaskGroup group, std::uint64_t id, const char* label, TraceTime since,
                   std::int64_t number) {
   if (!on()) return;
-  TraceRecord record{TraceRecord::Kind::kPhase, group};
-  record.time = since;
-  record.id = id;
-  record.label = label;
-  record.number = number;
-  push(record);
+  push({.kind = What::kPhase,
+        .group = group,
+        .time = since,
+        .id = id,
+        .number = number,
+        .label = label});
 }
 
 void Trace::mark(TaskGroup group, std::uint64_t id, const char* label, std::int64_t number) {
   if (!on()) return;
-  TraceRecord record{TraceRecord::Kind::kMark, group};
-  record.time = trace_now();
-  record.id = id;
-  record.label = label;
-  record.number = number;
-  push(record);
+  push({.kind = What::kMark,
+        .group = group,
+        .time = trace_now(),
+        .id = id,
+        .number = number,
+        .label = label});
 }
 
 void Trace::close(TaskGroup group, std::uint64_t id, std::string_view why) {
   if (!on()) return;
-  TraceRecord record{TraceRecord::Kind::kClose, group};
-  record.time = trace_now();
-  record.id = id;
-  push(record, why.substr(0, kLongestWhy));
+  push({.kind = What::kClose, .group = group, .time = trace_now(), .id = id},
+       why.substr(0, kLongestWhy));
 }
 
 void Trace::begin(const char* row, std::string_view name, std::int64_t number,
                   std::uint64_t bytes) {
   if (!on()) return;
-  TraceRecord record{TraceRecord::Kind::kBegin};
-  record.time = trace_now();
-  record.label = row;
-  record.number = number;
-  record.bytes = bytes;
-  push(record, name);
+  push({.kind = What::kBegin, .time = trace_now(), .number = number, .bytes = bytes, .label = row},
+       name);
 }
 
 void Trace::end(const char* row) {
-  if (!on()) return;
-  TraceRecord record{TraceRecord::Kind::kEnd};
-  record.time = trace_now();
-  record.label = row;
-  push(record);
+  if (on()) push({.kind = What::kEnd, .time = trace_now(), .label = row});
 }
 
 void Trace::span(const char* row, std::string_view name, TraceTime begin, TraceTime end,
                  std::uint64_t bytes) {
   if (!on()) return;
-  TraceRecord record{TraceRecord::Kind::kSpan};
-  record.time = begin;
-  record.end = end;
-  record.label = row;
-  record.bytes = bytes;
-  push(record, name);
+  push({.kind = What::kSpan, .time = begin, .end = end, .bytes = bytes, .label = row}, name);
 }
 
 void Trace::round(const char* row, std::int64_t responses) {
   if (!on() || !rounds_.load(std::memory_order_relaxed)) return;
-  TraceRecord record{TraceRecord::Kind::kInstant};
-  record.time = trace_now();
-  record.label = row;
-  record.number = responses;
-  push(record, "round");
+  push({.kind = What::kInstant, .time = trace_now(), .number = responses, .label = row}, "round");
 }
 
 }  // namespace hvdlite

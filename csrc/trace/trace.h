@@ -3,33 +3,62 @@
 // parts of a batch. The engine owns its Trace; data planes borrow it.
 //
 // Words: a *task* is something that is under way beside others, such as a tensor. It is opened,
-// goes through *phases* one after the other, may get *marks*, and is closed; the file shows it on
-// the first free lane of its group. A *row* has a name, and holds spans that nest: the work of one
-// thread or one device. Labels and names of rows are string literals; other text is copied.
+// goes through *phases* one after the other, may get *marks*, and is closed. A *row* has a name,
+// and holds spans that nest: the work of one thread or one device. Labels and names of rows are
+// string literals; other text is copied.
 //
 // Cost: while the trace is off, a call is one relaxed load. While it is on, a call is one clock
-// read and a push into a ring that was allocated before (ring.h): no lock, no allocation, no system
-// call. An event that does not fit into the ring is dropped, and the file says how many were.
-// Threads: any thread tells events, and any thread calls start() and stop().
-// Errors: when the file cannot be written any more, the writing ends with a logged warning. Nothing
-// else changes.
+// read and a push into a ring that was allocated before (event_file.h): no lock, no allocation, no
+// system call. An event that does not fit into the ring is dropped, and the file says how many
+// were. Threads: any thread tells events, and any thread calls start() and stop(). Errors: when the
+// file cannot be written any more, the writing ends with a logged warning. Nothing else changes.
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
-#include "trace/ring.h"
 
 namespace hvdlite {
 
+// Nanoseconds of CLOCK_MONOTONIC, which Python calls time.monotonic_ns().
+using TraceTime = std::int64_t;
+inline TraceTime trace_now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// What a task belongs to: a rank's tensors in flight, or what rank 0 waits for.
+enum class TaskGroup : std::uint8_t { kTensors = 0, kNegotiations = 1 };
+
+// One event on its way from the thread that saw it to the thread that writes it to the file. A
+// plain value.
+struct TraceRecord {
+  enum class Kind : std::uint8_t { kOpen, kPhase, kMark, kClose, kBegin, kEnd, kSpan, kInstant };
+
+  Kind kind = Kind::kInstant;
+  TaskGroup group = TaskGroup::kTensors;
+  std::uint32_t text_bytes = 0;  // set by the ring
+  TraceTime time = 0;
+  TraceTime end = 0;            // kSpan
+  std::uint64_t id = 0;         // A task has this id.
+  std::int64_t number = -1;     // A batch or a rank has this number; -1: none.
+  std::uint64_t bytes = 0;      // 0: none
+  const char* label = nullptr;  // a literal: the row, the phase or the kind
+};
+
+class TraceRing;
+
 class Trace {
  public:
-  Trace() = default;
-  ~Trace() { stop(); }
+  Trace();
+  ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 

@@ -64,23 +64,35 @@ TEST(trace_ring_gives_back_what_many_threads_pushed) {
   CHECK(!ring.pop(record, text));
 }
 
-TEST(trace_tasks_share_a_lane_one_after_the_other) {
+TEST(trace_task_is_its_kind_its_name_and_its_phases_under_an_id_of_its_own) {
   const ScratchFile file;
   TraceRing ring(64);
   EventFile events(file.writer(), /*rank=*/2, ring.dropped());
-  ring.push(task(What::kOpen, 1, 10), "a");
-  ring.push(task(What::kOpen, 2, 20), "b");  // beside a
-  ring.push(task(What::kClose, 1, 30), "");
-  ring.push(task(What::kOpen, 3, 30), "c");  // where a was
-  ring.push(task(What::kClose, 3, 50), "");
-  ring.push(task(What::kOpen, 4, 40), "d");  // began before c ended, though it is told later
+  ring.push(task(What::kOpen, 7, 10), "a");
+  TraceRecord phase = task(What::kPhase, 7, 20);
+  phase.label = "queue";
+  ring.push(phase, "");
+  ring.push(task(What::kPhase, 7, 30), "");
+  ring.push(task(What::kClose, 7, 40), "it broke");
+  ring.push(task(What::kOpen, 7, 50), "b");  // the id may be used again
+  ring.push(task(What::kClose, 7, 60), "");
   events.take(ring);
   const std::string text = file.text();
-  CHECK_EQ(count(text, "\"tid\":100,\"name\":\"a\""), 1);
-  CHECK_EQ(count(text, "\"tid\":101,\"name\":\"b\""), 1);
-  CHECK_EQ(count(text, "\"tid\":100,\"name\":\"c\""), 1);
-  CHECK_EQ(count(text, "\"tid\":102,\"name\":\"d\""), 1);
-  CHECK_EQ(count(text, "\"pid\":3,"), count(text, "\"pid\":"));
+  const auto event = [](const char* at, char type, const char* name, int id) {
+    return std::string("{\"ts\":0.0") + at + ",\"ph\":\"" + type +
+           "\",\"pid\":3,\"tid\":0,\"name\":\"" + name +
+           "\",\"cat\":\"tensors\",\"id2\":{\"local\":\"" + std::to_string(id) + "\"}";
+  };
+  const std::string failed = ",\"args\":{\"failed\":\"it broke\"}";
+  const std::string kind = ",\"args\":{\"kind\":\"allreduce\"}";
+  const std::string end = "},\n";
+  CHECK_EQ(text, event("10", 'b', "allreduce", 1) + end + event("10", 'b', "a", 1) + kind + end +
+                     event("20", 'b', "queue", 1) + end + event("30", 'e', "queue", 1) + end +
+                     event("30", 'b', "allreduce", 1) + end + event("40", 'e', "allreduce", 1) +
+                     end + event("40", 'e', "a", 1) + failed + end +
+                     event("40", 'e', "allreduce", 1) + end + event("50", 'b', "allreduce", 2) +
+                     end + event("50", 'b', "b", 2) + kind + end + event("60", 'e', "b", 2) + end +
+                     event("60", 'e', "allreduce", 2) + end);
 }
 
 TEST(trace_file_says_what_was_dropped_and_ends_what_was_open) {
@@ -92,12 +104,12 @@ TEST(trace_file_says_what_was_dropped_and_ends_what_was_open) {
   ring.push(task(What::kClose, 1, 30), "");
   events.take(ring);
   CHECK_EQ(count(file.text(), "\"2 events dropped\""), 1);
-  CHECK_EQ(count(file.text(), "\"ph\":\"B\""), count(file.text(), "\"ph\":\"E\""));
+  CHECK_EQ(count(file.text(), "\"ph\":\"b\""), count(file.text(), "\"ph\":\"e\""));
   ring.push(task(What::kPhase, 1, 40), "");  // the task has ended already
   events.take(ring);
   events.finish();
   CHECK_EQ(count(file.text(), "\"dropped\":2}}\n]\n"), 1);
-  CHECK_EQ(count(file.text(), "\"ph\":\"B\""), count(file.text(), "\"ph\":\"E\""));
+  CHECK_EQ(count(file.text(), "\"ph\":\"b\""), count(file.text(), "\"ph\":\"e\""));
 }
 
 TEST(trace_escapes_names) {

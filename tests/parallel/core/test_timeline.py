@@ -318,11 +318,11 @@ from hvdlite import basics
 from parallel.core.test_timeline import NAMES, step
 from patience import wait_until
 
-def is_written():  # all that has begun, and its end
+def is_written():  # all that has begun, and its end, which both have the name
     (part,) = Path(os.environ["HVDLITE_TIMELINE_PARTS"]).rglob("rank.1.part")
     text = part.read_text()
-    begun = all(text.count(f'"name":"{{name}}"') >= 15 for name in NAMES)
-    return begun and text.count('"ph":"B"') == text.count('"ph":"E"')
+    begun = all(text.count(f'"name":"{{name}}"') >= 30 for name in NAMES)
+    return begun and text.count('"ph":"b"') == text.count('"ph":"e"')
 
 basics.init()
 for number in range(20):
