@@ -13,23 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "transport/waiter.h"
-
 namespace hvdlite {
-
-ShmChannel::ShmChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up,
-                       Fd lifeline)
-    : rings_{peer, inbound, outbound, peer_wake_up}, lifeline_(std::move(lifeline)) {}
-
-bool ShmChannel::gone() const {
-  return !lifeline_.valid() || (waiter_ != nullptr && waiter_->lost(rings_.peer));
-}
-
-Status ShmChannel::attach(Waiter& waiter) {
-  waiter_ = &waiter;
-  return waiter.watch(lifeline_.get(), rings_.peer);
-}
-
 namespace {
 
 constexpr int kProbes = 6;           // An idle connection gets so many within the patience.

@@ -2,9 +2,8 @@
 // all channels of a rank.
 //
 // Two planes use channels: the control plane (negotiation) and the data plane; each has one per
-// peer. Implementations: TcpChannel; on one host ShmChannel for control (two rings in shared memory
-// plus a Unix socket that closes when the peer dies) and RingChannel for data (two more rings,
-// which rely on the control channel for that); in tests InprocChannel (threads as ranks).
+// peer. Implementations: TcpChannel; on one host ShmChannel; in tests InprocChannel (threads as
+// ranks).
 //
 // Thread: only the engine's runner uses a channel. No call blocks. A writer wakes the reader's
 // Waiter; on a TCP channel the data itself does so.
@@ -15,7 +14,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <utility>
 
 #include "base/fd.h"
 #include "base/status.h"
@@ -48,89 +49,69 @@ class Channel {
   virtual void close() = 0;
 };
 
-// The part that the channels over rings share: one end of a pair of rings, and what wakes the peer.
-// The caller finds out whether the peer has `gone` before the ring is read, so that this rank sees
-// all that the peer wrote before it went.
-struct RingPair {
-  int peer;
-  ByteRing inbound;
-  ByteRing outbound;
-  WakeUp peer_wake_up;
-
-  Result<std::size_t> write(std::span<const std::byte> bytes, bool gone) {
-    if (gone) return peer_gone(peer);
-    Result<std::size_t> written = outbound.write(bytes);
-    if (written.ok() && written.value() > 0) peer_wake_up.send();
-    return written;
-  }
-  Result<std::size_t> read(std::span<std::byte> bytes, bool gone) {
-    bool was_full = false;
-    Result<std::size_t> got = inbound.read(bytes, was_full);
-    if (was_full && got.ok() && got.value() > 0) peer_wake_up.send();
-    if (gone && got.ok() && got.value() == 0 && !bytes.empty()) return peer_gone(peer);
-    return got;
-  }
-};
-
-// A data channel between ranks of one host: two rings in their segments. The control channel
-// between the same ranks says whether the peer is still there.
+// A channel between ranks of one host: two rings in memory that both can see.
 //
-// Bytes move in pieces of a quarter of a ring, so that the one side writes while the other reads.
-class RingChannel : public Channel {
+// The control channel of two ranks also has an end of the peer's *lifeline*: a pair of connected
+// sockets, of which the peer keeps the other end; all ranks of the host share this one. It only
+// shows whether the peer is still there: the kernel closes the peer's end when the peer dies
+// without a goodbye. So close() ends the channel for this side alone, and the fabric closes this
+// rank's own lifeline. The data channel between the same ranks has no lifeline: the waiter knows of
+// the peer's end by the control channel.
+class ShmChannel : public Channel {
  public:
-  // The rings' memory and the peer's flag are borrowed from segments that outlive the channel.
-  RingChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up)
-      : rings_{peer, inbound, outbound, peer_wake_up} {}
+  // The rings' memory and the peer's flag are borrowed from segments that outlive the channel. A
+  // call moves `most_at_once` bytes.
+  ShmChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up, Fd lifeline = Fd(),
+             std::size_t most_at_once = SIZE_MAX)
+      : peer_(peer),
+        peer_wake_up_(peer_wake_up),
+        inbound_(inbound),
+        outbound_(outbound),
+        lifeline_(std::move(lifeline)),
+        most_at_once_(most_at_once) {}
 
   Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
-    return rings_.write(piece(bytes, rings_.outbound), gone());
+    if (gone()) return peer_gone(peer_);
+    Result<std::size_t> written = outbound_.write(first_of(bytes));
+    if (written.ok() && written.value() > 0) peer_wake_up_.send();
+    return written;
   }
   Result<std::size_t> try_read(std::span<std::byte> bytes) override {
-    return rings_.read(piece(bytes, rings_.inbound), gone());
+    // Asked before the ring is read, so that this rank sees all that the peer wrote before it went.
+    const bool was_gone = gone();
+    bool was_full = false;
+    Result<std::size_t> got = inbound_.read(first_of(bytes), was_full);
+    if (was_full && got.ok() && got.value() > 0) peer_wake_up_.send();
+    if (was_gone && got.ok() && got.value() == 0 && !bytes.empty()) return peer_gone(peer_);
+    return got;
   }
   Status attach(Waiter& waiter) override {
     waiter_ = &waiter;
-    return Status();
+    return lifeline_.valid() ? waiter.watch(lifeline_.get(), peer_) : Status();
   }
-  void close() override { closed_ = true; }
+  void close() override {
+    closed_ = true;
+    lifeline_.reset();
+  }
+
+ protected:
+  // Whether this end or the peer's has been closed.
+  virtual bool gone() const { return closed_ || (waiter_ != nullptr && waiter_->lost(peer_)); }
+  const int peer_;
+  const WakeUp peer_wake_up_;
 
  private:
   template <typename Byte>
-  static std::span<Byte> piece(std::span<Byte> bytes, const ByteRing& ring) {
-    return bytes.first(std::min(bytes.size(), ring.capacity() / 4));
+  std::span<Byte> first_of(std::span<Byte> bytes) const {
+    return bytes.first(std::min(bytes.size(), most_at_once_));
   }
-  bool gone() const { return closed_ || (waiter_ != nullptr && waiter_->lost(rings_.peer)); }
 
-  RingPair rings_;
+  ByteRing inbound_;
+  ByteRing outbound_;
+  Fd lifeline_;
+  const std::size_t most_at_once_;
   const Waiter* waiter_ = nullptr;
   bool closed_ = false;
-};
-
-// A channel between ranks of one host: two rings in shared memory, and an end of the peer's
-// lifeline. That is a pair of connected sockets, of which the peer keeps the other end; all ranks
-// of the host share this one. It only shows whether the peer is still there: the kernel closes the
-// peer's end when the peer dies without a goodbye. So close() ends the channel for this side alone,
-// and the fabric closes this rank's own lifeline.
-class ShmChannel : public Channel {
- public:
-  // The rings' memory and the peer's flag are borrowed from segments that outlive the channel.
-  ShmChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up, Fd lifeline);
-  ~ShmChannel() override { close(); }
-
-  Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
-    return rings_.write(bytes, gone());
-  }
-  Result<std::size_t> try_read(std::span<std::byte> bytes) override {
-    return rings_.read(bytes, gone());
-  }
-  Status attach(Waiter& waiter) override;
-  void close() override { lifeline_.reset(); }
-
- private:
-  bool gone() const;
-  RingPair rings_;
-  Fd lifeline_;
-  const Waiter* waiter_ = nullptr;
 };
 
 // A channel over a connected stream socket, to a rank of another host.

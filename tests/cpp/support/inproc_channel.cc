@@ -22,21 +22,19 @@ std::byte* InprocLink::ring(int direction) {
 
 InprocChannel::InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link,
                              WakeUp peer_wake_up)
-    : end_(end),
-      link_(std::move(link)),
-      rings_{peer, ByteRing(link_->ring(1 - end), link_->capacity),
-             ByteRing(link_->ring(end), link_->capacity), peer_wake_up} {}
-
-bool InprocChannel::gone() const { return link_->closed[0].load() || link_->closed[1].load(); }
+    : ShmChannel(peer, ByteRing(link->ring(1 - end), link->capacity),
+                 ByteRing(link->ring(end), link->capacity), peer_wake_up),
+      end_(end),
+      link_(std::move(link)) {}
 
 Status InprocChannel::attach(Waiter& waiter) {
   waiter.watch_flag(std::shared_ptr<const std::atomic<bool>>(link_, &link_->closed[1 - end_]),
-                    rings_.peer);
+                    peer_);
   return Status();
 }
 
 void InprocChannel::close() {
-  if (!link_->closed[end_].exchange(true)) rings_.peer_wake_up.send();
+  if (!link_->closed[end_].exchange(true)) peer_wake_up_.send();
 }
 
 }  // namespace hvdlite

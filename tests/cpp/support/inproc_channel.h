@@ -24,26 +24,20 @@ struct InprocLink {
   std::atomic<bool> closed[2] = {false, false};  // Each end has one.
 };
 
-class InprocChannel : public Channel {
+class InprocChannel : public ShmChannel {
  public:
   // `end` is 0 or 1. `peer_wake_up` outlives the channel.
   InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link, WakeUp peer_wake_up);
   ~InprocChannel() override { close(); }
 
-  Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
-    return rings_.write(bytes, gone());
-  }
-  Result<std::size_t> try_read(std::span<std::byte> bytes) override {
-    return rings_.read(bytes, gone());
-  }
   Status attach(Waiter& waiter) override;
   void close() override;
 
  private:
-  bool gone() const;
+  bool gone() const override { return link_->closed[0].load() || link_->closed[1].load(); }
+
   int end_;
   std::shared_ptr<InprocLink> link_;
-  RingPair rings_;  // in the memory of the link
 };
 
 }  // namespace hvdlite
