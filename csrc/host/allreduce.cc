@@ -20,7 +20,8 @@ constexpr std::uint64_t kStaged = 2;
 
 }  // namespace
 
-Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patience patience) {
+Status HostAllreduce::run(const Allreduce& call, Patience patience) {
+  const HostLayout& layout = plane_.layout_of(call.group);
   pieces_.assign(call.pieces, call.types.memory);
   if (pieces_.elements() == 0) return Status();
   const ElementTypes types = call.types;
@@ -94,7 +95,7 @@ Status HostAllreduce::reduce_crossing_pieces(const Batch& batch) {
       1,
       piece_bytes(elements * batch.element_bytes, batch.layout.hosts.size()) / batch.element_bytes);
   const std::uint64_t count = chunk_count(elements, per_piece);
-  InterHostExchange inter_host(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
+  InterHostExchange inter_host(plane_.exchange().begin(batch.patience, kAllreduce), batch);
   std::vector<InterHostExchange::Slot>& slots = slots_[0];
   slots.resize(std::max<std::size_t>(slots.size(), 2 * kAhead));
   const auto slot = [&](std::uint64_t k) -> InterHostExchange::Slot& {
@@ -129,7 +130,7 @@ Status HostAllreduce::reduce_crossing_chunks(const Batch& batch) {
   const std::uint64_t elements = batch.pieces.elements();
   const std::uint64_t per_chunk = plane_.chunk_bytes(layout) / batch.element_bytes;
   const std::uint64_t count = chunk_count(elements, per_chunk);
-  InterHostExchange inter_host(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
+  InterHostExchange inter_host(plane_.exchange().begin(batch.patience, kAllreduce), batch);
   Staging::Step steps[2];  // This chunk and the next one have one each.
   const auto chunk = [&](std::uint64_t k) {
     return Chunk{batch, steps[k % 2], chunk_at(elements, per_chunk, k)};
@@ -363,7 +364,7 @@ void InterHostExchange::scatter(Slot& slot, bool alone) {
   for (std::size_t h = 0; h < hosts; ++h) {
     if (h == layout.host) continue;
     for_each_span(slot, slot.parts[h], [&](const std::byte* input, std::byte*, std::size_t bytes) {
-      plane_.send(layout.peers[h], {input, bytes});
+      exchange_.send(layout.peers[h], {input, bytes});
     });
     exchange_.receive(layout.peers[h], {slot.received.data() + h * own_bytes, own_bytes});
   }
@@ -375,8 +376,8 @@ Status InterHostExchange::reduce(Slot& slot) {
   const HostLayout& layout = batch_.layout;
   const Range own = slot.parts[layout.host];
   // What is sent from an output must have left before the result overwrites it.
-  HVDLITE_RETURN_IF_ERROR(slot.little ? plane_.await_moved(slot.scattered)
-                                      : plane_.await_received(slot.scattered));
+  HVDLITE_RETURN_IF_ERROR(slot.little ? exchange_.await_moved(slot.scattered)
+                                      : exchange_.await_received(slot.scattered));
   std::byte* lies_at = slot.lies_at;
   if (lies_at != nullptr) lies_at += (own.begin - slot.range.begin) * batch_.element_bytes;
   std::vector<const void*> sources;
@@ -390,7 +391,7 @@ Status InterHostExchange::reduce(Slot& slot) {
   for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
     if (h == layout.host) continue;
     for_each_span(slot, own, [&](const std::byte*, std::byte* output, std::size_t bytes) {
-      plane_.send(layout.peers[h], {output, bytes});
+      exchange_.send(layout.peers[h], {output, bytes});
     });
     for_each_span(slot, slot.parts[h], [&](const std::byte*, std::byte* output, std::size_t bytes) {
       exchange_.receive(layout.peers[h], {output, bytes});
@@ -402,7 +403,7 @@ Status InterHostExchange::reduce(Slot& slot) {
 }
 
 Status InterHostExchange::take(Slot& slot) {
-  HVDLITE_RETURN_IF_ERROR(plane_.await_moved(slot.gathered));
+  HVDLITE_RETURN_IF_ERROR(exchange_.await_moved(slot.gathered));
   if (slot.lies_at == nullptr) return Status();
   if (slot.little) {
     if (batch_.types.cast()) batch_.copy_out(slot.range, slot.lies_at);

@@ -94,9 +94,9 @@ class InterHostExchange {
     std::uint64_t gathered = 0;
   };
 
-  // The caller has begun an exchange of the plane. All are borrowed.
-  InterHostExchange(HostPlane& plane, Exchange& exchange, const AllreduceBatch& batch)
-      : plane_(plane), exchange_(exchange), batch_(batch) {}
+  // The caller has begun the exchange. Both are borrowed.
+  InterHostExchange(Exchange& exchange, const AllreduceBatch& batch)
+      : exchange_(exchange), batch_(batch) {}
 
   // Whether elements can travel as they lie in the tensors: they are neither scaled nor cast on
   // the way in, and long runs of them lie together.
@@ -115,7 +115,6 @@ class InterHostExchange {
   template <typename Visit>
   void for_each_span(const Slot& slot, Range part, Visit visit) const;
 
-  HostPlane& plane_;
   Exchange& exchange_;
   const AllreduceBatch& batch_;
 };
@@ -152,8 +151,8 @@ class SharedGradients {
 class HostAllreduce {
  public:
   explicit HostAllreduce(HostPlane& plane) : plane_(plane), gradients_(plane) {}  // borrowed
-  // `layout` is that of call.group. Any op but kAdasum.
-  Status run(const HostLayout& layout, const Allreduce& call, Patience patience);
+  // Any op but kAdasum.
+  Status run(const Allreduce& call, Patience patience);
 
  private:
   using Batch = AllreduceBatch;

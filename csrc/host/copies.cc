@@ -65,7 +65,7 @@ Status publish_chunk(HostPlane& plane, const HostLayout& layout, const Step& ste
   } else {
     transfers.push_back({chunk.root, {}, buffer});
   }
-  HVDLITE_RETURN_IF_ERROR(plane.exchange_with_ranks(transfers, step.patience, kBroadcast));
+  HVDLITE_RETURN_IF_ERROR(plane.exchange().transfer(transfers, step.patience, kBroadcast));
   if (!is_root) staging.publish(step);
   return Status();
 }
@@ -139,25 +139,25 @@ Status swap_between_hosts(HostPlane& plane, const HostLayout& layout, const Outg
   const auto is_local = [&](int rank) {
     return std::binary_search(locals.begin(), locals.end(), rank);
   };
-  Exchange& exchange = plane.begin_exchange(patience, kAlltoall);
+  Exchange& exchange = plane.exchange().begin(patience, kAlltoall);
   std::vector<std::uint64_t> marks;
   for (std::size_t step = 1; step < size; ++step) {
     if (step > kStepsAtOnce) {
-      HVDLITE_RETURN_IF_ERROR(plane.await_moved(marks[step - 1 - kStepsAtOnce]));
+      HVDLITE_RETURN_IF_ERROR(exchange.await_moved(marks[step - 1 - kStepsAtOnce]));
     }
     const int to = ranks[(self + step) % size];
     const int from = ranks[(self + size - step) % size];
-    if (!is_local(to)) plane.send(to, outgoing.of(to));
+    if (!is_local(to)) exchange.send(to, outgoing.of(to));
     if (!is_local(from)) exchange.receive(from, incoming.of(from));
     marks.push_back(exchange.mark());
   }
-  return plane.await_moved(exchange.mark());
+  return exchange.await_moved(exchange.mark());
 }
 
 }  // namespace
 
-Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcast& call,
-                      Patience patience) {
+Status host_broadcast(HostPlane& plane, const Broadcast& call, Patience patience) {
+  const HostLayout& layout = plane.layout_of(call.group);
   const bool is_root = call.root == plane.rank();
   const std::size_t stride = plane.chunk_bytes(layout);
   for (std::size_t begin = 0; begin < call.output.size(); begin += stride) {
@@ -170,8 +170,8 @@ Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcas
   return Status();
 }
 
-Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall& call,
-                     Patience patience) {
+Status host_alltoall(HostPlane& plane, const Alltoall& call, Patience patience) {
+  const HostLayout& layout = plane.layout_of(call.group);
   const Outgoing outgoing(call.group, call.input, call.send_bytes);
   const Incoming incoming(call.group, call.output, call.receive_bytes);
   copy_bytes(outgoing.of(plane.rank()), incoming.of(plane.rank()).data());
@@ -182,7 +182,8 @@ Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall&
                               : Status();
 }
 
-Status host_barrier(HostPlane& plane, const HostLayout& layout, Patience patience) {
+Status host_barrier(HostPlane& plane, const Group& group, Patience patience) {
+  const HostLayout& layout = plane.layout_of(group);
   Staging& staging = plane.staging();
   const Step step = staging.begin(layout.locals, patience, kBarrier);
   staging.publish(step);
@@ -195,7 +196,7 @@ Status host_barrier(HostPlane& plane, const HostLayout& layout, Patience patienc
       if (h == layout.host) continue;
       transfers.push_back({layout.hosts[h][0], {&sent, 1}, {&received[h], 1}});
     }
-    HVDLITE_RETURN_IF_ERROR(plane.exchange_with_ranks(transfers, patience, kBarrier));
+    HVDLITE_RETURN_IF_ERROR(plane.exchange().transfer(transfers, patience, kBarrier));
   }
   staging.reduced(step);
   HVDLITE_RETURN_IF_ERROR(staging.await_reduced(step, 1));
@@ -285,24 +286,24 @@ Status HostAllgather::cross() {
 
 Status HostAllgather::cross_directly() {
   const Outputs own = slice(layout_.host, layout_.locals.index);
-  Exchange& exchange = plane_.begin_exchange(patience_, kAllgather);
+  Exchange& exchange = plane_.exchange().begin(patience_, kAllgather);
   for (std::size_t h = 0; h < runs_.size(); ++h) {
     if (h == layout_.host) continue;
     own.for_each({0, own.bytes()},
-                 [&](std::span<std::byte> span) { plane_.send(layout_.peers[h], span); });
+                 [&](std::span<std::byte> span) { exchange.send(layout_.peers[h], span); });
     const Outputs theirs = slice(h, layout_.locals.index);
     theirs.for_each({0, theirs.bytes()},
                     [&](std::span<std::byte> span) { exchange.receive(layout_.peers[h], span); });
   }
-  return plane_.await_moved(exchange.mark());
+  return exchange.await_moved(exchange.mark());
 }
 
 Status HostAllgather::cross_in_ring() {
   const std::size_t hosts = runs_.size();
   const int next = layout_.peers[(layout_.host + 1) % hosts];
   const int before = layout_.peers[(layout_.host + hosts - 1) % hosts];
-  Exchange& exchange = plane_.begin_exchange(patience_, kAllgather);
-  const auto send = [&](std::span<std::byte> span) { plane_.send(next, span); };
+  Exchange& exchange = plane_.exchange().begin(patience_, kAllgather);
+  const auto send = [&](std::span<std::byte> span) { exchange.send(next, span); };
   const Outputs own = slice(layout_.host, layout_.locals.index);
   own.for_each({0, own.bytes()}, send);
   for (std::size_t step = 1; step < hosts; ++step) {
@@ -312,11 +313,11 @@ Status HostAllgather::cross_in_ring() {
       const Range piece = chunk_at(arriving.bytes(), kPiece, k);
       arriving.for_each(piece, [&](std::span<std::byte> span) { exchange.receive(before, span); });
       if (!passes_on) continue;
-      HVDLITE_RETURN_IF_ERROR(plane_.await_received(exchange.mark()));
+      HVDLITE_RETURN_IF_ERROR(exchange.await_received(exchange.mark()));
       arriving.for_each(piece, send);
     }
   }
-  return plane_.await_moved(exchange.mark());
+  return exchange.await_moved(exchange.mark());
 }
 
 Status HostAllgather::hand_on() {

@@ -59,17 +59,13 @@ class SpanList {
   std::size_t bytes_ = 0;
 };
 
-// Of each of these functions, `layout` is that of the call's group.
-
 // The root sends each chunk to one member of every other host; these members publish it there.
-Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcast& call,
-                      Patience patience);
+Status host_broadcast(HostPlane& plane, const Broadcast& call, Patience patience);
 // Through the staging buffers within a host; between hosts in steps, in each of which every rank
 // sends to one other and receives from one.
-Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall& call,
-                     Patience patience);
+Status host_alltoall(HostPlane& plane, const Alltoall& call, Patience patience);
 // The locals meet, then the first ones of the hosts, then the locals again.
-Status host_barrier(HostPlane& plane, const HostLayout& layout, Patience patience);
+Status host_barrier(HostPlane& plane, const Group& group, Patience patience);
 
 // The allgather of the host data plane, of one or more tensors that travel together.
 //
@@ -81,9 +77,9 @@ Status host_barrier(HostPlane& plane, const HostLayout& layout, Patience patienc
 // received. Bytes cross each link once, from output to output.
 class HostAllgather {
  public:
-  // The layout is that of the calls' group. All are borrowed.
-  HostAllgather(HostPlane& plane, const HostLayout& layout, Patience patience)
-      : plane_(plane), layout_(layout), patience_(patience) {}
+  // `plane` is borrowed.
+  HostAllgather(HostPlane& plane, const Group& group, Patience patience)
+      : plane_(plane), layout_(plane.layout_of(group)), patience_(patience) {}
   Status run(std::span<const Allgather> calls);
 
  private:

@@ -9,31 +9,6 @@
 
 namespace hvdlite {
 
-const HostLayout& HostLayouts::of(const Group& group) {
-  HostLayout& layout = layouts_[group.id];
-  if (!layout.hosts.empty() && layout.locals.group.generation == group.generation) return layout;
-  layout = {};
-  std::map<int, std::size_t> index;  // A host of the topology has one in layout.hosts.
-  for (const int rank : group.ranks) {
-    const auto [found, first] = index.try_emplace(topology_.host_of[rank], layout.hosts.size());
-    if (first) layout.hosts.emplace_back();
-    layout.hosts[found->second].push_back(rank);
-  }
-  layout.host = index.at(topology_.host_of[topology_.rank]);
-  layout.locals.group = {group.id, layout.hosts[layout.host], group.lane, group.generation};
-  layout.locals.index = layout.locals.group.index_of(topology_.rank);
-  layout.drivers = static_cast<int>(group.ranks.size());
-  for (const auto& ranks : layout.hosts) {
-    layout.drivers = std::min(layout.drivers, static_cast<int>(ranks.size()));
-  }
-  for (const auto& ranks : layout.hosts) {
-    layout.counts.push_back(static_cast<int>(ranks.size()));
-    if (layout.driver()) layout.peers.push_back(ranks[layout.locals.index]);
-  }
-  layout.tree = tree_over_hosts(layout.counts);
-  return layout;
-}
-
 namespace {
 
 // A connection that the kernel gave up says how long the peer was silent.
@@ -43,7 +18,7 @@ Status lost(int rank, const Status& why, const char* operation) {
 
 }  // namespace
 
-void Exchange::begin(Patience patience, const char* operation) {
+Exchange& Exchange::begin(Patience patience, const char* operation) {
   for (const int rank : active_) {
     Stream& stream = streams_[static_cast<std::size_t>(rank)];
     stream.outgoing.clear();
@@ -55,6 +30,7 @@ void Exchange::begin(Patience patience, const char* operation) {
   operation_ = operation;
   mark_ = 0;
   broken_ = Status();
+  return *this;
 }
 
 Exchange::Stream& Exchange::stream_of(int rank) {
@@ -65,6 +41,9 @@ Exchange::Stream& Exchange::stream_of(int rank) {
 }
 
 void Exchange::send(int rank, std::span<const std::byte> bytes) {
+  if (to_other_hosts_ != nullptr && !fabric_.topology.same_host(rank)) {
+    *to_other_hosts_ += bytes.size();
+  }
   if (!bytes.empty()) stream_of(rank).outgoing.items.push_back({bytes, mark_ + 1});
 }
 
@@ -132,6 +111,7 @@ void Exchange::send_some() {
 }
 
 Status Exchange::await(std::uint64_t mark, bool sent) {
+  const TraceSpan traced(trace_, trace_row_, "exchange");
   if (!broken_.ok()) return broken_;
   const auto ready = [&] { return come_to(mark, sent); };
   // The channel itself says when a peer is gone: its control channel may end while data is still on
@@ -151,6 +131,17 @@ Status Exchange::await(std::uint64_t mark, bool sent) {
   }
 }
 
+Status Exchange::transfer(std::span<const Transfer> transfers, Patience patience,
+                          const char* operation) {
+  if (transfers.empty()) return Status();
+  begin(patience, operation);
+  for (const Transfer& transfer : transfers) {
+    send(transfer.rank, transfer.outgoing);
+    receive(transfer.rank, transfer.incoming);
+  }
+  return await_moved(mark());
+}
+
 HostPlane::HostPlane(Fabric& fabric, const Config& config)
     : fabric_(fabric), tunables_(tunables_of(config)), staging_(fabric), exchange_(fabric) {}
 
@@ -158,6 +149,33 @@ void HostPlane::trace_to(Trace& trace, const char* row) {
   trace_ = &trace;
   trace_row_ = row;
   staging_.trace_to(trace_, row);
+  exchange_.trace_to(trace, row);
+}
+
+const HostLayout& HostPlane::layout_of(const Group& group) {
+  const Topology& topology = fabric_.topology;
+  HostLayout& layout = layouts_[group.id];
+  if (!layout.hosts.empty() && layout.locals.group.generation == group.generation) return layout;
+  layout = {};
+  std::map<int, std::size_t> index;  // A host of the topology has one in layout.hosts.
+  for (const int rank : group.ranks) {
+    const auto [found, first] = index.try_emplace(topology.host_of[rank], layout.hosts.size());
+    if (first) layout.hosts.emplace_back();
+    layout.hosts[found->second].push_back(rank);
+  }
+  layout.host = index.at(topology.host_of[topology.rank]);
+  layout.locals.group = {group.id, layout.hosts[layout.host], group.lane, group.generation};
+  layout.locals.index = layout.locals.group.index_of(topology.rank);
+  layout.drivers = static_cast<int>(group.ranks.size());
+  for (const auto& ranks : layout.hosts) {
+    layout.drivers = std::min(layout.drivers, static_cast<int>(ranks.size()));
+  }
+  for (const auto& ranks : layout.hosts) {
+    layout.counts.push_back(static_cast<int>(ranks.size()));
+    if (layout.driver()) layout.peers.push_back(ranks[layout.locals.index]);
+  }
+  layout.tree = tree_over_hosts(layout.counts);
+  return layout;
 }
 
 std::uint64_t HostPlane::chunk_bytes(const HostLayout& layout) const {
@@ -175,32 +193,6 @@ Result<std::uint64_t> HostPlane::share_bytes(const HostLayout& layout, std::size
                       " parts; raise HVDLITE_SHM_CHUNK or HVDLITE_TCP_CHUNK");
   }
   return room / parts / kCutBytes * kCutBytes;
-}
-
-void HostPlane::send(int rank, std::span<const std::byte> bytes) {
-  if (to_other_hosts_ != nullptr && !topology().same_host(rank)) *to_other_hosts_ += bytes.size();
-  exchange_.send(rank, bytes);
-}
-
-Status HostPlane::await_received(std::uint64_t mark) {
-  const TraceSpan traced = part("exchange");
-  return exchange_.await_received(mark);
-}
-
-Status HostPlane::await_moved(std::uint64_t mark) {
-  const TraceSpan traced = part("exchange");
-  return exchange_.await_moved(mark);
-}
-
-Status HostPlane::exchange_with_ranks(std::span<const Transfer> transfers, Patience patience,
-                                      const char* operation) {
-  if (transfers.empty()) return Status();
-  exchange_.begin(patience, operation);
-  for (const Transfer& transfer : transfers) {
-    send(transfer.rank, transfer.outgoing);
-    exchange_.receive(transfer.rank, transfer.incoming);
-  }
-  return await_moved(exchange_.mark());
 }
 
 }  // namespace hvdlite

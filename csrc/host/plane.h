@@ -39,20 +39,6 @@ struct HostLayout {
   bool spans_hosts() const { return hosts.size() > 1; }
 };
 
-// Owns the layouts of the groups in use. A reference that it gives is valid until the group's next
-// generation, or forget().
-class HostLayouts {
- public:
-  explicit HostLayouts(const Topology& topology) : topology_(topology) {}  // borrowed
-  // Returns the group's layout, made at the first collective of each of its generations.
-  const HostLayout& of(const Group& group);
-  void forget(const Group& group) { layouts_.erase(group.id); }
-
- private:
-  const Topology& topology_;
-  std::map<int, HostLayout> layouts_;  // The key is a group id.
-};
-
 // Full-duplex transfers with several ranks at once over channels: everything that can move moves,
 // in either direction, so that no order of sends and receives can block for ever.
 //
@@ -65,8 +51,16 @@ class Exchange {
   explicit Exchange(const Fabric& fabric)  // borrowed
       : fabric_(fabric), streams_(fabric.data.size()) {}
 
-  // Begins a collective: nothing is queued. `operation` is for messages.
-  void begin(Patience patience, const char* operation);
+  // From here on, waits are drawn on this row, and bytes for ranks of other hosts are counted. All
+  // are borrowed.
+  void trace_to(Trace& trace, const char* row) {
+    trace_ = &trace;
+    trace_row_ = row;
+  }
+  void count_in(Counter& to_other_hosts) { to_other_hosts_ = &to_other_hosts; }
+
+  // Begins a collective, and ends the one before: nothing is queued. `operation` is for messages.
+  Exchange& begin(Patience patience, const char* operation);
   // Queues bytes, which stay as they are, or are left alone, until they have moved.
   void send(int rank, std::span<const std::byte> bytes);
   void receive(int rank, std::span<std::byte> bytes);
@@ -79,6 +73,8 @@ class Exchange {
   Status await_moved(std::uint64_t mark) { return await(mark, true); }
   // Sends what can leave now, and never waits. The next wait returns its error.
   void send_some();
+  // Begins, and completes these transfers.
+  Status transfer(std::span<const Transfer> transfers, Patience patience, const char* operation);
 
  private:
   // What is left of what was queued for one direction.
@@ -114,6 +110,9 @@ class Exchange {
   Status read_some(Channel& channel, Queue<std::byte>& queue, std::uint64_t mark);
 
   const Fabric& fabric_;
+  Trace* trace_ = nullptr;
+  const char* trace_row_ = "";
+  Counter* to_other_hosts_ = nullptr;
   std::vector<Stream> streams_;  // Each rank has one.
   // The rest belongs to this collective.
   std::vector<int> active_;  // ranks with a stream
@@ -133,8 +132,12 @@ class HostPlane {
   HostPlane(Fabric& fabric, const Config& config);  // the fabric is borrowed
 
   int rank() const { return fabric_.topology.rank; }
-  const Topology& topology() const { return fabric_.topology; }
+  // Returns the group's layout, made at the first collective of each of its generations. It is
+  // valid until the group's next generation, or forget().
+  const HostLayout& layout_of(const Group& group);
+  void forget(const Group& group) { layouts_.erase(group.id); }
   Staging& staging() { return staging_; }
+  Exchange& exchange() { return exchange_; }
   const Tunables& tunables() const { return tunables_; }
   // The collectives from here on use these settings.
   void tune(const Tunables& tunables) { tunables_ = tunables; }
@@ -143,7 +146,7 @@ class HostPlane {
   // Bytes for ranks of other hosts, and bytes that are not staged, are counted here from now on.
   // Both are borrowed.
   void count_in(Counter& to_other_hosts, Counter& unstaged) {
-    to_other_hosts_ = &to_other_hosts;
+    exchange_.count_in(to_other_hosts);
     unstaged_ = &unstaged;
   }
   void count_unstaged(std::uint64_t bytes) {
@@ -164,28 +167,15 @@ class HostPlane {
   template <typename Publish, typename Take>
   Status pipeline(const HostLayout& layout, Patience patience, const char* operation,
                   const std::uint64_t& steps, Publish publish, Take take);
-  // Begins an exchange with other ranks, and ends the one before it; the plane owns it.
-  Exchange& begin_exchange(Patience patience, const char* operation) {
-    exchange_.begin(patience, operation);
-    return exchange_;
-  }
-  // Queues bytes for another rank, and counts them.
-  void send(int rank, std::span<const std::byte> bytes);
-  // Waits for what was queued before the mark, as the functions of Exchange do.
-  Status await_received(std::uint64_t mark);
-  Status await_moved(std::uint64_t mark);
-  // Begins an exchange, and completes these transfers.
-  Status exchange_with_ranks(std::span<const Transfer> transfers, Patience patience,
-                             const char* operation);
 
  private:
   Fabric& fabric_;
   Tunables tunables_;
   Staging staging_;
   Exchange exchange_;
+  std::map<int, HostLayout> layouts_;  // The key is a group id.
   Trace* trace_ = nullptr;
   const char* trace_row_ = "";
-  Counter* to_other_hosts_ = nullptr;
   Counter* unstaged_ = nullptr;
 };
 

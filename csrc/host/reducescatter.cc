@@ -17,10 +17,10 @@ void add_incoming(std::vector<Transfer>& transfers, int rank, std::span<std::byt
 
 }  // namespace
 
-Status HostReducescatter::run(const HostLayout& layout, const Reducescatter& call,
-                              Patience patience) {
+Status HostReducescatter::run(const Reducescatter& call, Patience patience) {
   const std::uint64_t longest = *std::max_element(call.counts.begin(), call.counts.end());
   if (longest == 0) return Status();
+  const HostLayout& layout = plane_.layout_of(call.group);
   const Result<std::uint64_t> bytes = plane_.share_bytes(layout, call.counts.size());
   if (!bytes.ok()) return bytes.status();
   const Scatter scatter = set_up(layout, call, patience, bytes.value() / size_of(call.dtype));
@@ -142,7 +142,7 @@ Status HostReducescatter::reduce_across_hosts(const Scatter& scatter, std::uint6
     const auto server = static_cast<std::size_t>(layout.locals.index) % layout.hosts[h].size();
     add_incoming(transfers, layout.hosts[h][server], {incoming, part_bytes});
   }
-  HVDLITE_RETURN_IF_ERROR(plane_.exchange_with_ranks(transfers, scatter.patience, kReducescatter));
+  HVDLITE_RETURN_IF_ERROR(plane_.exchange().transfer(transfers, scatter.patience, kReducescatter));
   if (part_bytes == 0) return Status();
   scatter.reduction.finish(sources, scatter.output(part), part.count(),
                            scatter.call.piece.postscale);

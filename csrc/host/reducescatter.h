@@ -24,8 +24,7 @@ namespace hvdlite {
 class HostReducescatter {
  public:
   explicit HostReducescatter(HostPlane& plane) : plane_(plane) {}  // borrowed
-  // `layout` is that of call.group.
-  Status run(const HostLayout& layout, const Reducescatter& call, Patience patience);
+  Status run(const Reducescatter& call, Patience patience);
 
  private:
   struct Served {
