@@ -4,9 +4,6 @@
 #include <limits>
 #include <thread>
 
-#include "gpu/device_workspace.h"
-#include "host/host_backend.h"
-
 namespace hvdlite {
 
 Status StagedBackend::wait_for_device(Patience patience) {
@@ -169,22 +166,6 @@ Status SelfDeviceBackend::copy(std::span<const std::byte> from, std::span<std::b
   return device().check(
       device().api().copy(address(to.data()), address(from.data()), to.size(), device().stream()),
       "copying");
-}
-
-Status SelfDeviceBackend::allgather(const Allgather& call, Patience) {
-  return copy(call.input, call.output);
-}
-
-Status SelfDeviceBackend::broadcast(const Broadcast& call, Patience) {
-  return copy(call.input, call.output);
-}
-
-Status SelfDeviceBackend::alltoall(const Alltoall& call, Patience) {
-  return copy(call.input, call.output);
-}
-
-Status SelfDeviceBackend::reducescatter(const Reducescatter& call, Patience patience) {
-  return allreduce({call.group, call.dtype, call.op, {&call.piece, 1}}, patience);
 }
 
 }  // namespace hvdlite

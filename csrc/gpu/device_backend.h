@@ -15,7 +15,7 @@
 #include "base/dtype.h"
 #include "gpu/cuda_device.h"
 #include "gpu/device_workspace.h"
-#include "host/backend.h"
+#include "host/host_backend.h"
 #include "kernels/pieces.h"
 #include "transport/topology.h"
 
@@ -110,20 +110,15 @@ class StagedBackend : public DeviceBackend {
 
 // The data plane of a group of one rank on a GPU. It copies and scales on the device, and needs no
 // NCCL.
-class SelfDeviceBackend : public DeviceBackend {
+class SelfDeviceBackend : public SelfPlane<DeviceBackend> {
  public:
   explicit SelfDeviceBackend(DeviceWorkspace& workspace) : workspace_(workspace) {}  // borrowed
 
   CudaDevice& device() const override { return *workspace_.device; }
   Status allreduce(const Allreduce& call, Patience patience) override;
-  Status allgather(const Allgather& call, Patience patience) override;
-  Status broadcast(const Broadcast& call, Patience patience) override;
-  Status alltoall(const Alltoall& call, Patience patience) override;
-  Status reducescatter(const Reducescatter& call, Patience patience) override;
-  Status barrier(const Group&, Patience) override { return Status(); }
 
  private:
-  Status copy(std::span<const std::byte> from, std::span<std::byte> to);
+  Status copy(std::span<const std::byte> from, std::span<std::byte> to) override;
   Status cast_and_back(ElementTypes types, std::span<const Piece> pieces);
 
   DeviceWorkspace& workspace_;

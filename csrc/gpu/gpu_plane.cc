@@ -13,10 +13,7 @@
 namespace hvdlite {
 
 GpuPlane::GpuPlane(Backend& host, Fabric* fabric, Config config, GpuLibraries libraries)
-    : fabric_(fabric),
-      config_(std::move(config)),
-      libraries_(std::move(libraries)),
-      agreement_(host, fabric, config_, [this] { return nccl(); }) {}
+    : host_(host), fabric_(fabric), config_(std::move(config)), libraries_(std::move(libraries)) {}
 
 GpuLibraries GpuLibraries::search(const Config& config, std::vector<std::string> nccl_folders) {
   return {[library = config.cuda_library] { return CudaApi::load(library); },
@@ -148,7 +145,7 @@ Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience 
   if (const auto at = planes_.find(key); at != planes_.end()) return at->second.backend.get();
   const Result<DeviceWorkspace*> found = workspace(ordinal);
   HVDLITE_RETURN_IF_ERROR(found.status());
-  Result<std::unique_ptr<DeviceBackend>> made = agreement_.make(group, *found.value(), patience);
+  Result<std::unique_ptr<DeviceBackend>> made = make(group, *found.value(), patience);
   HVDLITE_RETURN_IF_ERROR(made.status());
   Plane& plane = planes_[key] = {std::move(made.value()), part};
   return plane.backend.get();
@@ -213,6 +210,15 @@ void GpuPlane::close(Deadline deadline) {
   for (const auto& [key, plane] : planes_) plane.backend->close(deadline);
 }
 
+// A plain struct, because its bytes travel.
+struct DeviceCandidate {
+  std::int32_t rank = -1;
+  std::int32_t nccl = 0;   // version; 0: cannot be used
+  std::int32_t fused = 0;  // has a fusion buffer
+  CudaUuid uuid{};
+  char reason[256] = {};  // why NCCL cannot be used
+};
+
 namespace {
 
 // The fusion threshold, and some more for the gaps between tensors.
@@ -224,30 +230,48 @@ std::size_t fusion_bytes(const Config& config) {
 
 Status invalid(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
 
+// Refuses versions of NCCL that differ.
+Status one_nccl(const std::vector<DeviceCandidate>& members) {
+  const DeviceCandidate& first = members.front();
+  for (const DeviceCandidate& member : members) {
+    if (member.nccl == first.nccl) continue;
+    return invalid("NCCL " + nccl_version_text(first.nccl) + " on rank " +
+                   std::to_string(first.rank) + " and " + nccl_version_text(member.nccl) +
+                   " on rank " + std::to_string(member.rank) +
+                   " do not work together; install the same version everywhere, or name one with "
+                   "HVDLITE_NCCL_LIBRARY");
+  }
+  return Status();
+}
+
+// The text to add to an error of NCCL when two members share a GPU, which is the likely reason.
+std::string one_gpu_for_two(const std::vector<DeviceCandidate>& members) {
+  for (const DeviceCandidate& member : members) {
+    for (const DeviceCandidate& other : members) {
+      if (other.rank >= member.rank || !(other.uuid == member.uuid)) continue;
+      return " [ranks " + std::to_string(other.rank) + " and " + std::to_string(member.rank) +
+             " use the same GPU; call torch.cuda.set_device(hvd.local_rank()) before the first "
+             "GPU tensor, and start at most as many ranks on a host as it has GPUs]";
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
-// A plain struct, because its bytes travel.
-struct DeviceAgreement::Candidate {
-  std::int32_t rank = -1;
-  std::int32_t nccl = 0;   // version; 0: cannot be used
-  std::int32_t fused = 0;  // has a fusion buffer
-  CudaUuid uuid{};
-  char reason[256] = {};  // why NCCL cannot be used
-};
-
-Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make(const Group& group,
-                                                             DeviceWorkspace& workspace,
-                                                             Patience patience) {
+Result<std::unique_ptr<DeviceBackend>> GpuPlane::make(const Group& group,
+                                                      DeviceWorkspace& workspace,
+                                                      Patience patience) {
   if (group.ranks.size() == 1) {
     return std::unique_ptr<DeviceBackend>(std::make_unique<SelfDeviceBackend>(workspace));
   }
-  const Candidate own = present(workspace);
-  std::vector<Candidate> members(group.ranks.size());
-  const std::vector<std::size_t> bytes(members.size(), sizeof(Candidate));
+  const DeviceCandidate own = present(workspace);
+  std::vector<DeviceCandidate> members(group.ranks.size());
+  const std::vector<std::size_t> bytes(members.size(), sizeof(DeviceCandidate));
   const Allgather call{group, std::as_bytes(std::span(&own, 1)), bytes,
                        std::as_writable_bytes(std::span(members))};
   HVDLITE_RETURN_IF_ERROR(host_.allgather(call, patience));
-  const auto has_nccl = [](const Candidate& member) { return member.nccl > 0; };
+  const auto has_nccl = [](const DeviceCandidate& member) { return member.nccl > 0; };
   if (std::all_of(members.begin(), members.end(), has_nccl)) {
     return make_nccl(group, workspace, members, patience);
   }
@@ -256,11 +280,11 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make(const Group& group,
       std::make_unique<StagedBackend>(workspace, host_, fabric_->topology.rank));
 }
 
-DeviceAgreement::Candidate DeviceAgreement::present(DeviceWorkspace& workspace) {
-  Candidate own;
+DeviceCandidate GpuPlane::present(DeviceWorkspace& workspace) {
+  DeviceCandidate own;
   own.rank = fabric_->topology.rank;
   own.uuid = workspace.device->uuid();
-  const Result<std::shared_ptr<const NcclApi>> loaded = nccl_();
+  const Result<std::shared_ptr<const NcclApi>> loaded = nccl();
   if (!loaded.ok()) {
     std::strncpy(own.reason, loaded.status().message().c_str(), sizeof(own.reason) - 1);
     return own;
@@ -277,42 +301,15 @@ DeviceAgreement::Candidate DeviceAgreement::present(DeviceWorkspace& workspace) 
   return own;
 }
 
-// Refuses versions of NCCL that differ.
-Status DeviceAgreement::one_nccl(const std::vector<Candidate>& members) {
-  const Candidate& first = members.front();
-  for (const Candidate& member : members) {
-    if (member.nccl == first.nccl) continue;
-    return invalid("NCCL " + nccl_version_text(first.nccl) + " on rank " +
-                   std::to_string(first.rank) + " and " + nccl_version_text(member.nccl) +
-                   " on rank " + std::to_string(member.rank) +
-                   " do not work together; install the same version everywhere, or name one with "
-                   "HVDLITE_NCCL_LIBRARY");
-  }
-  return Status();
-}
-
-// The text to add to an error of NCCL when two members share a GPU, which is the likely reason.
-std::string DeviceAgreement::one_gpu_for_two(const std::vector<Candidate>& members) {
-  for (const Candidate& member : members) {
-    for (const Candidate& other : members) {
-      if (other.rank >= member.rank || !(other.uuid == member.uuid)) continue;
-      return " [ranks " + std::to_string(other.rank) + " and " + std::to_string(member.rank) +
-             " use the same GPU; call torch.cuda.set_device(hvd.local_rank()) before the first "
-             "GPU tensor, and start at most as many ranks on a host as it has GPUs]";
-    }
-  }
-  return "";
-}
-
-Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
-    const Group& group, DeviceWorkspace& workspace, const std::vector<Candidate>& members,
+Result<std::unique_ptr<DeviceBackend>> GpuPlane::make_nccl(
+    const Group& group, DeviceWorkspace& workspace, const std::vector<DeviceCandidate>& members,
     Patience patience) {
   HVDLITE_RETURN_IF_ERROR(one_nccl(members));
   struct {
     NcclUniqueId id{};
     NcclResult result = NcclResult::kSuccess;
   } start;
-  const Result<std::shared_ptr<const NcclApi>> loaded = nccl_();  // present() has done so before
+  const Result<std::shared_ptr<const NcclApi>> loaded = nccl();  // present() has done so before
   HVDLITE_RETURN_IF_ERROR(loaded.status());
   const std::shared_ptr<const NcclApi>& api = loaded.value();
   const int root = group.ranks.front();
@@ -330,14 +327,14 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
     return Status(why.code(), why.message() + one_gpu_for_two(members), why.failed_rank());
   }
   const bool fused = std::all_of(members.begin(), members.end(),
-                                 [](const Candidate& member) { return member.fused != 0; });
+                                 [](const DeviceCandidate& member) { return member.fused != 0; });
   return std::unique_ptr<DeviceBackend>(
       std::make_unique<NcclBackend>(std::move(connected.value()), workspace, host_, fused));
 }
 
-Status DeviceAgreement::fall_back(const Group& group, const std::vector<Candidate>& members) {
+Status GpuPlane::fall_back(const Group& group, const std::vector<DeviceCandidate>& members) {
   const auto lacking = std::find_if(members.begin(), members.end(),
-                                    [](const Candidate& member) { return member.nccl == 0; });
+                                    [](const DeviceCandidate& member) { return member.nccl == 0; });
   const std::string why = "NCCL cannot be used on rank " + std::to_string(lacking->rank) + ": " +
                           std::string(lacking->reason);
   if (config_.require_nccl != 0) return invalid(why + " (HVDLITE_REQUIRE_NCCL=1)");

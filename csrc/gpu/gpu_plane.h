@@ -2,9 +2,11 @@
 // data plane for each process set, made when the set's first GPU tensor arrives. A process without
 // GPU tensors loads and pays nothing.
 //
-// A process set has one device on each rank; DeviceAgreement says how its members agree on a data
-// plane: NCCL, or the way through the host. NCCL needs every rank of a communicator; so while some
-// members have joined, the others have a data plane of their own, until all have joined.
+// A process set has one device on each rank. Its members agree on a data plane over the host's data
+// plane: each tells the others which libraries and which device it has. If all can use NCCL they
+// use it; otherwise their tensors pass through the host, with one warning. NCCL needs every rank of
+// a communicator; so while some members have joined, the others have a data plane of their own,
+// until all have joined.
 //
 // A batch is done when the device has been given all of it: the producer of an entry's tensors, the
 // one communication stream per device and the consumer of the results wait for each other by events
@@ -59,42 +61,7 @@ struct GpuReport {
 // Loads both libraries; `nccl_folders` are those of nvidia-nccl wheels.
 GpuReport examine_gpus(const Config& config, std::span<const std::string> nccl_folders);
 
-// The way in which the members of a process set agree on a data plane for their GPU tensors. Over
-// the host's data plane, each tells the others which libraries and which device it has. If all can
-// use NCCL they use it; otherwise their tensors pass through the host, with one warning. Ranks
-// outside of the process set take no part. While some members have joined, those that are left
-// agree anew.
-class DeviceAgreement {
- public:
-  using Nccl = std::function<Result<std::shared_ptr<const NcclApi>>()>;
-
-  // All references are borrowed; `fabric` is null in a world of one. `nccl` loads the library at
-  // its first call.
-  DeviceAgreement(Backend& host, Fabric* fabric, const Config& config, Nccl nccl)
-      : host_(host), fabric_(fabric), config_(config), nccl_(std::move(nccl)) {}
-
-  // Makes the data plane of a group, on this rank's device. Every member calls this at the same
-  // place in its order of collectives. A status that is not sticky is the same on every member.
-  Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
-                                              Patience patience);
-
- private:
-  struct Candidate;  // the message that members exchange
-
-  Candidate present(DeviceWorkspace& workspace);
-  static Status one_nccl(const std::vector<Candidate>& members);
-  static std::string one_gpu_for_two(const std::vector<Candidate>& members);
-  Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
-                                                   const std::vector<Candidate>& members,
-                                                   Patience patience);
-  Status fall_back(const Group& group, const std::vector<Candidate>& members);
-
-  Backend& host_;
-  Fabric* const fabric_;
-  const Config& config_;
-  const Nccl nccl_;
-  bool warned_ = false;  // true once this rank has warned that GPU tensors pass through the host
-};
+struct DeviceCandidate;  // the message by which members agree on a data plane
 
 class GpuPlane {
  public:
@@ -151,6 +118,15 @@ class GpuPlane {
   // The key is a group id with ranks, so that every rank goes through them in the same order.
   using Planes = std::map<std::pair<int, std::vector<int>>, Plane>;
 
+  // Makes the data plane of a group, on this rank's device; errors are those of open().
+  Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
+                                              Patience patience);
+  DeviceCandidate present(DeviceWorkspace& workspace);
+  Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
+                                                   const std::vector<DeviceCandidate>& members,
+                                                   Patience patience);
+  Status fall_back(const Group& group, const std::vector<DeviceCandidate>& members);
+
   Status load_cuda() HVDLITE_REQUIRES(mutex_);
   Result<std::shared_ptr<const NcclApi>> nccl();
   Result<DeviceWorkspace*> workspace(int ordinal);
@@ -162,6 +138,7 @@ class GpuPlane {
   // Waits until no work is under way.
   void settle(Deadline deadline);
 
+  Backend& host_;
   Fabric* const fabric_;
   const Config config_;
   const GpuLibraries libraries_;
@@ -175,7 +152,7 @@ class GpuPlane {
   std::shared_ptr<const NcclApi> nccl_ HVDLITE_GUARDED_BY(nccl_mutex_);
 
   // Only the runner uses the fields below.
-  DeviceAgreement agreement_;
+  bool warned_ = false;  // this rank has warned that GPU tensors pass through the host
   Planes planes_;
   std::deque<UnderWay> under_way_;
 };

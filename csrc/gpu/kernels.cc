@@ -30,47 +30,49 @@ std::string kernel_name(DataType source, DataType target, std::span<const CopySe
 }  // namespace
 
 Result<std::unique_ptr<SegmentCopies>> SegmentCopies::load(std::shared_ptr<CudaDevice> device) {
-  Result<std::unique_ptr<KernelModule>> kernels =
-      KernelModule::load(std::move(device), pack_ptx(), "the kernels that pack gradients");
-  HVDLITE_RETURN_IF_ERROR(kernels.status());
-  return std::unique_ptr<SegmentCopies>(new SegmentCopies(std::move(kernels.value())));
+  std::unique_ptr<SegmentCopies> made(new SegmentCopies(std::move(device)));
+  const CudaDevice& on = *made->device_;
+  const CudaDevice::Current current(on);
+  HVDLITE_RETURN_IF_ERROR(on.check(on.api().module_load(&made->module_, pack_ptx()),
+                                   "loading the kernels that pack gradients"));
+  return made;
+}
+
+SegmentCopies::~SegmentCopies() {
+  if (module_ == nullptr) return;
+  const CudaDevice::Current current(*device_);
+  (void)device_->api().module_unload(module_);
 }
 
 Status SegmentCopies::enqueue(DataType source, DataType target,
                               std::span<const CopySegment> segments) {
   const std::string name = kernel_name(source, target, segments);
   CopyArgs args;
+  const auto launch_all = [&] {
+    const unsigned blocks = launch_blocks(args, device_->processors());
+    return blocks == 0 ? Status() : launch(name, blocks, args);
+  };
   clear(args);
   for (const CopySegment& segment : segments) {
     if (add(args, segment)) continue;
-    HVDLITE_RETURN_IF_ERROR(launch(name, args));
+    HVDLITE_RETURN_IF_ERROR(launch_all());
     clear(args);
     (void)add(args, segment);
   }
-  return launch(name, args);
+  return launch_all();
 }
 
-Status SegmentCopies::launch(const std::string& name, CopyArgs& args) {
-  const unsigned blocks = launch_blocks(args, kernels_->device().processors());
-  return blocks == 0 ? Status() : kernels_->launch(name, blocks, &args);
-}
-
-Result<std::unique_ptr<KernelModule>> KernelModule::load(std::shared_ptr<CudaDevice> device,
-                                                         const char* ptx, const std::string& what) {
-  std::unique_ptr<KernelModule> made(new KernelModule(std::move(device)));
-  const CudaDevice& on = *made->device_;
-  const CudaDevice::Current current(on);
-  HVDLITE_RETURN_IF_ERROR(on.check(on.api().module_load(&made->module_, ptx), "loading " + what));
-  return made;
-}
-
-KernelModule::~KernelModule() {
-  if (module_ == nullptr) return;
+Status SegmentCopies::launch(const std::string& name, unsigned blocks, CopyArgs& args) {
   const CudaDevice::Current current(*device_);
-  (void)device_->api().module_unload(module_);
+  const Result<CudaFunction> function = kernel(name);
+  HVDLITE_RETURN_IF_ERROR(function.status());
+  void* parameters[] = {&args};
+  return device_->check(device_->api().launch(function.value(), blocks, 1, 1, kThreadsPerBlock, 1,
+                                              1, 0, device_->stream(), parameters, nullptr),
+                        "launching a kernel");
 }
 
-Result<CudaFunction> KernelModule::kernel(const std::string& name) {
+Result<CudaFunction> SegmentCopies::kernel(const std::string& name) {
   const auto [at, is_new] = kernels_.try_emplace(name, nullptr);
   if (is_new) {
     Status status = device_->check(
@@ -81,16 +83,6 @@ Result<CudaFunction> KernelModule::kernel(const std::string& name) {
     }
   }
   return at->second;
-}
-
-Status KernelModule::launch(const std::string& name, unsigned blocks, void* argument) {
-  const CudaDevice::Current current(*device_);
-  const Result<CudaFunction> function = kernel(name);
-  HVDLITE_RETURN_IF_ERROR(function.status());
-  void* parameters[] = {argument};
-  return device_->check(device_->api().launch(function.value(), blocks, 1, 1, kThreadsPerBlock, 1,
-                                              1, 0, device_->stream(), parameters, nullptr),
-                        "launching a kernel");
 }
 
 }  // namespace hvdlite

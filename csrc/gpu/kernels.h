@@ -16,46 +16,30 @@ namespace hvdlite {
 // driver compiles it for its device.
 const char* pack_ptx();
 
-// The kernels of one PTX text, loaded on a device and unloaded by the destructor.
-class KernelModule {
+// The kernels, loaded on a device. They move the tensors of a batch to and from a fusion buffer on
+// the device, and scale and cast them on the way. One launch moves all of them, up to the length of
+// a table (kernel_args.h).
+class SegmentCopies {
  public:
-  // Loads the text; the driver compiles it for the device (and keeps the result on disk). `what`
-  // for messages: "the kernels that...".
-  static Result<std::unique_ptr<KernelModule>> load(std::shared_ptr<CudaDevice> device,
-                                                    const char* ptx, const std::string& what);
-  ~KernelModule();
-  KernelModule(const KernelModule&) = delete;
-  KernelModule& operator=(const KernelModule&) = delete;
+  // The driver compiles the PTX for the device (and keeps the result on disk).
+  static Result<std::unique_ptr<SegmentCopies>> load(std::shared_ptr<CudaDevice> device);
+  ~SegmentCopies();
+  SegmentCopies(const SegmentCopies&) = delete;
+  SegmentCopies& operator=(const SegmentCopies&) = delete;
 
-  CudaDevice& device() const { return *device_; }
-  // Launches a kernel on the device's communication stream. `argument` is the kernel's one
-  // parameter.
-  Status launch(const std::string& name, unsigned blocks, void* argument);
+  // Gives the segments to the device's communication stream. Types are the same, or a 16-bit float
+  // and float32; a scale other than 1 goes with floating-point types.
+  Status enqueue(DataType source, DataType target, std::span<const CopySegment> segments);
+  // Launches a kernel on that stream.
+  Status launch(const std::string& name, unsigned blocks, CopyArgs& args);
 
  private:
-  explicit KernelModule(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
+  explicit SegmentCopies(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
   Result<CudaFunction> kernel(const std::string& name);
 
   const std::shared_ptr<CudaDevice> device_;
   CudaModule module_ = nullptr;
   std::map<std::string, CudaFunction> kernels_;  // The key is a name; its first use adds it.
-};
-
-// Moves the tensors of a batch to and from a fusion buffer on the device, and scales and casts them
-// on the way. One kernel launch moves all of them, up to the length of a table (kernel_args.h).
-class SegmentCopies {
- public:
-  static Result<std::unique_ptr<SegmentCopies>> load(std::shared_ptr<CudaDevice> device);
-
-  // Gives the segments to the device's communication stream. Types are the same, or a 16-bit float
-  // and float32; a scale other than 1 goes with floating-point types.
-  Status enqueue(DataType source, DataType target, std::span<const CopySegment> segments);
-
- private:
-  explicit SegmentCopies(std::unique_ptr<KernelModule> kernels) : kernels_(std::move(kernels)) {}
-  Status launch(const std::string& name, CopyArgs& args);
-
-  const std::unique_ptr<KernelModule> kernels_;
 };
 
 }  // namespace hvdlite

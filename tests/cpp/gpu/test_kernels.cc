@@ -78,8 +78,7 @@ bool is_same(T a, T b) {
 struct Gpu {
   std::shared_ptr<CudaDevice> device =
       OnDevice::must(CudaDevice::open(OnDevice::must(gpu_libraries().cuda()), 0));
-  std::unique_ptr<KernelModule> kernels =
-      OnDevice::must(KernelModule::load(device, pack_ptx(), "the kernels"));
+  std::unique_ptr<SegmentCopies> kernels = OnDevice::must(SegmentCopies::load(device));
   OnDevice buffer(const std::vector<char>& content) const {
     OnDevice made(*device, device->stream(), content.size());
     made.write(content.data(), content.size());
@@ -157,7 +156,7 @@ void check_kernel(const Gpu& gpu, const std::string& name, bool tame, unsigned b
       std::memcpy(wanted.data() + place.target + i * sizeof(Target), &value, sizeof value);
     }
   }
-  CHECK_OK(gpu.kernels->launch(name, blocks > 0 ? blocks : launch_blocks(args, 4), &args));
+  CHECK_OK(gpu.kernels->launch(name, blocks > 0 ? blocks : launch_blocks(args, 4), args));
 
   std::vector<char> got(wanted.size());
   target.read(got.data(), got.size());
