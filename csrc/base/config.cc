@@ -34,28 +34,12 @@ bool parse(const std::string& text, double& value) {
   return parse_double(text, value) && value >= 0;  // no NaN either
 }
 
-struct NamedRange {
-  const char* field;
-  IntegerRange range;
-};
-constexpr NamedRange kRanges[] = {
-#define HVDLITE_RANGE(field, least, most) {#field, {least, most}},
-    HVDLITE_INTEGER_RANGES(HVDLITE_RANGE)
-#undef HVDLITE_RANGE
-};
-
-std::optional<IntegerRange> range_of(const std::string& field) {
-  for (const NamedRange& row : kRanges) {
-    if (field == row.field) return row.range;
-  }
-  return std::nullopt;
-}
+using Allowed = std::optional<IntegerRange>;
 
 // True when the knob takes this value.
 template <typename T>
-bool fits(const std::string& field, const T& value) {
+bool fits(const Allowed& range, const T& value) {
   if constexpr (std::is_same_v<T, std::int64_t>) {
-    const auto range = range_of(field);
     return !range || (value >= range->least && value <= range->most);
   }
   return true;
@@ -63,9 +47,8 @@ bool fits(const std::string& field, const T& value) {
 
 // The values that a knob takes, for the error: "a whole number from 0 to 1".
 template <typename T>
-std::string what_it_takes(const std::string& field) {
+std::string what_it_takes(const Allowed& range) {
   if constexpr (std::is_same_v<T, double>) return "a number of at least 0, or inf";
-  const auto range = range_of(field);
   if (!range) return "a whole number";
   return "a whole number from " + std::to_string(range->least) + " to " +
          std::to_string(range->most);
@@ -97,14 +80,14 @@ bool is_set(const char* variable) {
 }
 
 template <typename T>
-Status read(const std::string& field, const std::string& horovod, T& value) {
+Status read(const std::string& field, const Allowed& range, const std::string& horovod, T& value) {
   std::string used;
   const char* text = lookup(environment_name(field), horovod, used);
   if (text == nullptr || *text == '\0') return Status();
   T parsed{};
-  if (!parse(text, parsed) || !fits(field, parsed)) {
+  if (!parse(text, parsed) || !fits(range, parsed)) {
     return Status(StatusCode::kInvalidArgument, used + "=" + text + " cannot be used: it takes " +
-                                                    what_it_takes<T>(field) +
+                                                    what_it_takes<T>(range) +
                                                     "; unset it or see docs/knobs.md");
   }
   value = parsed;
@@ -115,8 +98,8 @@ Status read(const std::string& field, const std::string& horovod, T& value) {
 
 Result<Config> Config::from_environment() {
   Config config;
-#define HVDLITE_READ(type, field, value, unit, horovod, help)                                      \
-  HVDLITE_RETURN_IF_ERROR(read<type>(#field, horovod, config.field));
+#define HVDLITE_READ(type, field, value, range, unit, horovod, help)                               \
+  HVDLITE_RETURN_IF_ERROR(read<type>(#field, range, horovod, config.field));
   HVDLITE_KNOBS(HVDLITE_READ)
 #undef HVDLITE_READ
   const double timeout = config.collective_timeout;
@@ -140,9 +123,9 @@ std::vector<std::pair<std::string, std::string>> Config::agreed() const {
 
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> kRows = {
-#define HVDLITE_ROW(type, field, value, unit, horovod, help)                                       \
-  {#field, environment_name(#field), horovod, type_name<type>(), text_of(type(value)), unit,       \
-   help,   range_of(#field)},
+#define HVDLITE_ROW(type, field, value, range, unit, horovod, help)                                \
+  {#field, environment_name(#field), horovod, type_name<type>(), text_of(type(value)), unit, help, \
+   range},
       HVDLITE_KNOBS(HVDLITE_ROW)
 #undef HVDLITE_ROW
   };

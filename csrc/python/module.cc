@@ -118,7 +118,8 @@ py::dict knob_values() {
   raise_if_error(read.status());
   const Config& config = read.value();
   py::dict values;
-#define HVDLITE_VALUE(type, field, fallback, unit, horovod, help) values[#field] = config.field;
+#define HVDLITE_VALUE(type, field, fallback, range, unit, horovod, help)                           \
+  values[#field] = config.field;
   HVDLITE_KNOBS(HVDLITE_VALUE)
 #undef HVDLITE_VALUE
   return values;
