@@ -63,11 +63,10 @@ Status add_local_peer(Fabric& fabric, PeerLink& link) {
   fabric.segments[peer] = segment.value();
   fabric.event_fds[peer] = std::move(link.event);
   fabric.wake_ups[peer] = WakeUp(segment.value()->sleeping(), fabric.event_fds[peer].get());
-  const std::size_t capacity = fabric.own_segment->layout().ring_bytes;
   fabric.control[peer] = std::make_unique<ShmChannel>(
-      peer, ByteRing(fabric.own_segment->inbound_ring(topology.local_index(peer)), capacity),
-      ByteRing(segment.value()->inbound_ring(topology.local_index(topology.rank)), capacity),
-      fabric.wake_ups[peer], std::move(link.control));
+      peer, fabric.own_segment->control_ring(topology.local_index(peer)),
+      segment.value()->control_ring(topology.local_index(topology.rank)), fabric.wake_ups[peer],
+      std::move(link.control));
   fabric.data[peer] = make_ring_channel(fabric, peer);
   return Status();
 }
@@ -120,11 +119,9 @@ void Fabric::close() {
 
 std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer) {
   const Topology& topology = fabric.topology;
-  // A quarter of a ring at once: so the one side writes while the other reads.
   return std::make_unique<ShmChannel>(
       peer, fabric.own_segment->data_ring(topology.local_index(peer)),
-      fabric.segments[peer]->data_ring(topology.local_index(topology.rank)), fabric.wake_ups[peer],
-      Fd(), fabric.own_segment->layout().data_ring_bytes / 4);
+      fabric.segments[peer]->data_ring(topology.local_index(topology.rank)), fabric.wake_ups[peer]);
 }
 
 Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, OwnLink own,

@@ -4,7 +4,6 @@
 #include <new>
 
 #include "base/fd.h"
-#include "transport/byte_ring.h"
 
 namespace hvdlite {
 namespace {
@@ -111,14 +110,18 @@ std::atomic<std::uint32_t>* Segment::sleeping() const {
   return &reinterpret_cast<Header*>(mapping_.data())->sleeping;
 }
 
-std::byte* Segment::inbound_ring(int local_index) const {
-  return mapping_.data() + kRingsAt +
-         static_cast<std::uint64_t>(local_index) * ByteRing::footprint(layout_.ring_bytes);
+ByteRing Segment::control_ring(int local_index) const {
+  const std::uint64_t ring_bytes = layout_.ring_bytes;
+  return ByteRing(mapping_.data() + kRingsAt +
+                      static_cast<std::uint64_t>(local_index) * ByteRing::footprint(ring_bytes),
+                  ring_bytes);
 }
 
-std::byte* Segment::data_ring(int local_index) const {
-  return mapping_.data() + data_rings_at(layout_) +
-         static_cast<std::uint64_t>(local_index) * ByteRing::footprint(layout_.data_ring_bytes);
+ByteRing Segment::data_ring(int local_index) const {
+  const std::uint64_t ring_bytes = layout_.data_ring_bytes;
+  return ByteRing(mapping_.data() + data_rings_at(layout_) +
+                      static_cast<std::uint64_t>(local_index) * ByteRing::footprint(ring_bytes),
+                  ring_bytes);
 }
 
 Lane& Segment::lane(int index) const {

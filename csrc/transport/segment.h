@@ -25,6 +25,7 @@
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "transport/byte_ring.h"
 
 namespace hvdlite {
 
@@ -65,8 +66,9 @@ class Segment {
 
   const SegmentLayout& layout() const { return layout_; }
   std::atomic<std::uint32_t>* sleeping() const;
-  std::byte* inbound_ring(int local_index) const;  // memory of a ByteRing of layout().ring_bytes
-  std::byte* data_ring(int local_index) const;     // This one has layout().data_ring_bytes.
+  // The rings into which the rank of this host with that index writes.
+  ByteRing control_ring(int local_index) const;
+  ByteRing data_ring(int local_index) const;
   Lane& lane(int index) const;
   std::byte* staging_buffer(int index) const;
   std::span<std::byte> gradients() const;
