@@ -89,12 +89,12 @@ int available_cores() {
   return quota > 0 ? std::min(cores, quota) : cores;
 }
 
-CpuFeatures cpu_features() {
-  CpuFeatures features;
+bool has_avx2_f16c() {
 #if defined(__x86_64__)
-  features.avx2_f16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#else
+  return false;
 #endif
-  return features;
 }
 
 void cpu_pause() {

@@ -16,10 +16,8 @@ int available_cores();
 // `membership` the text of the process's /proc/PID/cgroup.
 int quota_cores(const std::string& cgroups, const std::string& membership);
 
-struct CpuFeatures {
-  bool avx2_f16c = false;
-};
-CpuFeatures cpu_features();
+// Whether the processor has the instruction sets AVX2 and F16C.
+bool has_avx2_f16c();
 
 // Tells the processor that the caller is in a spin loop.
 void cpu_pause();

@@ -82,21 +82,8 @@ constexpr std::string_view name_of(DeviceType device) {
   return device == DeviceType::kHost ? "host memory" : "a GPU";
 }
 constexpr std::string_view name_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kAverage:
-      return "average";
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kAdasum:
-      return "adasum";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kProduct:
-      return "product";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"average", "sum", "adasum", "min", "max", "product"};
+  return kNames[static_cast<int>(op)];
 }
 constexpr bool is_floating(DataType dtype) {
   return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;

@@ -22,14 +22,14 @@ namespace hvdlite {
 
 ReduceFunction best_reduce() {
 #if defined(__x86_64__)
-  if (cpu_features().avx2_f16c) return &avx2::reduce_any;
+  if (has_avx2_f16c()) return &avx2::reduce_any;
 #endif
   return &portable::reduce_any;
 }
 
 CastFunction best_cast() {
 #if defined(__x86_64__)
-  if (cpu_features().avx2_f16c) return &avx2::cast_any;
+  if (has_avx2_f16c()) return &avx2::cast_any;
 #endif
   return &portable::cast_any;
 }
