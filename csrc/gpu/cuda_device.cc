@@ -141,6 +141,11 @@ void CudaDevice::settle() const {
   (void)api_->context_synchronize();
 }
 
+Status CudaDevice::zero(CudaPointer memory, std::size_t bytes) const {
+  const Current current(*this);
+  return check(api_->fill(memory, 0, bytes, stream_), "filling memory");
+}
+
 Result<DeviceMemory> CudaDevice::allocate(std::size_t bytes) {
   const Current current(*this);
   CudaPointer address = 0;

@@ -115,6 +115,8 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   Status wait(CudaStream stream, const CudaEvent& event) const;
   // Blocks until all work that any stream was given so far has ended, with or without an error.
   void settle() const;
+  // Gives the communication stream the work of filling memory with zeros. Runner only.
+  Status zero(CudaPointer memory, std::size_t bytes) const;
   // Allocates device memory. kOutOfMemory names the size.
   Result<DeviceMemory> allocate(std::size_t bytes);
   // OK, or the driver's error with `what` and this device.

@@ -125,9 +125,7 @@ Status SelfDeviceBackend::allreduce(const Allreduce& call, Patience patience) {
       continue;
     }
     HVDLITE_RETURN_IF_ERROR(
-        device().check(device().api().fill(address(piece.output), 0,
-                                           piece.count * size_of(types.memory), device().stream()),
-                       "filling memory"));
+        device().zero(address(piece.output), piece.count * size_of(types.memory)));
   }
   return workspace_.copies->enqueue(types.memory, types.memory, segments);
 }
@@ -146,9 +144,7 @@ Status SelfDeviceBackend::cast_and_back(ElementTypes types, std::span<const Piec
     if (piece.input != nullptr) {
       in.push_back({address(piece.input), place, part.count, piece.prescale});
     } else {
-      HVDLITE_RETURN_IF_ERROR(device().check(
-          device().api().fill(place, 0, part.count * size_of(types.wire), device().stream()),
-          "filling memory"));
+      HVDLITE_RETURN_IF_ERROR(device().zero(place, part.count * size_of(types.wire)));
     }
     out.push_back({place, address(piece.output), part.count, piece.postscale});
   }

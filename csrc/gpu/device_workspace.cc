@@ -46,7 +46,6 @@ GradientMemory::Area GradientMemory::find(CudaPointer address) {
 
 std::vector<DeviceMemory> GradientMemory::take_ended() {
   MutexLock lock(mutex_);
-  any_ended_.store(false, std::memory_order_release);
   for (const DeviceMemory& memory : ended_) areas_.erase(memory.address());
   return std::move(ended_);
 }
@@ -54,7 +53,6 @@ std::vector<DeviceMemory> GradientMemory::take_ended() {
 void GradientMemory::end(DeviceMemory memory) {
   MutexLock lock(mutex_);
   ended_.push_back(std::move(memory));
-  any_ended_.store(true, std::memory_order_release);
 }
 
 Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<const CudaApi> cuda,

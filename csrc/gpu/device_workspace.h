@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -94,8 +93,6 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   Result<Holder> allocate(const std::shared_ptr<const NcclApi>& nccl, std::size_t bytes);
   // The area in which this address lies; its `bytes` are 0 when there is none.
   Area find(CudaPointer address);
-  // True when an area has ended since take_ended(). Any thread.
-  bool any_ended() const { return any_ended_.load(std::memory_order_acquire); }
   // The memory of the areas that have ended. The caller frees it when no data plane knows it any
   // more.
   std::vector<DeviceMemory> take_ended();
@@ -107,7 +104,6 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   Mutex mutex_;
   std::map<CudaPointer, std::size_t> areas_ HVDLITE_GUARDED_BY(mutex_);  // bytes by address
   std::vector<DeviceMemory> ended_ HVDLITE_GUARDED_BY(mutex_);
-  std::atomic<bool> any_ended_{false};
 };
 
 // The state that all data planes of one device share: the device, its kernels, the fusion buffer,

@@ -127,7 +127,6 @@ void GpuPlane::free_gradient_memory() {
   {
     MutexLock lock(mutex_);
     for (const auto& [ordinal, workspace] : workspaces_) {
-      if (!workspace->gradients->any_ended()) continue;
       for (DeviceMemory& memory : workspace->gradients->take_ended()) {
         ended.push_back(std::move(memory));
       }
@@ -346,29 +345,26 @@ Status GpuPlane::fall_back(const Group& group, const std::vector<DeviceCandidate
   return Status();
 }
 
-namespace {
-
-Viability examine_driver(const Config& config) {
+std::vector<LibraryReport> examine_gpus(const Config& config,
+                                        std::span<const std::string> nccl_folders) {
+  std::vector<LibraryReport> rows;
   const auto cuda = CudaApi::load(config.cuda_library);
-  if (!cuda.ok()) return {false, cuda.status().message()};
-  const CudaApi& api = *cuda.value();
-  return {true, "CUDA " + cuda_version_text(api.version) + ", " + std::to_string(api.devices) +
-                    (api.devices == 1 ? " device, " : " devices, ") + api.path};
-}
-
-Viability examine_nccl(const Config& config, std::span<const std::string> folders) {
-  const auto nccl = NcclApi::load(config.nccl_library, folders);
-  if (!nccl.ok()) return {false, nccl.status().message()};
-  const NcclApi& api = *nccl.value();
-  std::string text = nccl_version_text(api.version) + ", " + api.path + " (" + api.origin + ")";
-  if (api.version > kNewestNccl) text += ", newer than any version that was tested";
-  return {true, text};
-}
-
-}  // namespace
-
-GpuReport examine_gpus(const Config& config, std::span<const std::string> nccl_folders) {
-  return {examine_driver(config), examine_nccl(config, nccl_folders)};
+  std::string text = cuda.status().message();
+  if (cuda.ok()) {
+    const CudaApi& api = *cuda.value();
+    text = "CUDA " + cuda_version_text(api.version) + ", " + std::to_string(api.devices) +
+           (api.devices == 1 ? " device, " : " devices, ") + api.path;
+  }
+  rows.push_back({"CUDA driver", cuda.ok(), text});
+  const auto nccl = NcclApi::load(config.nccl_library, nccl_folders);
+  text = nccl.status().message();
+  if (nccl.ok()) {
+    const NcclApi& api = *nccl.value();
+    text = nccl_version_text(api.version) + ", " + api.path + " (" + api.origin + ")";
+    if (api.version > kNewestNccl) text += ", newer than any version that was tested";
+  }
+  rows.push_back({"NCCL", nccl.ok(), text});
+  return rows;
 }
 
 }  // namespace hvdlite

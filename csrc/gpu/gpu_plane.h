@@ -44,22 +44,16 @@ struct GpuLibraries {
   static GpuLibraries search(const Config& config, std::vector<std::string> nccl_folders);
 };
 
-// Whether a library can be used here.
-struct Viability {
+// Whether a library can be used here: a row of `hvdlite-run --doctor`.
+struct LibraryReport {
+  std::string library;
   bool ok = true;
   // Why the library cannot be used; where it can, the file, version and features that were found.
   std::string reason;
 };
-
-// The GPUs that this process can use, or why it can use none: rows for `hvdlite-run --doctor`. Any
-// thread.
-struct GpuReport {
-  Viability driver;
-  Viability nccl;
-};
-
-// Loads both libraries; `nccl_folders` are those of nvidia-nccl wheels.
-GpuReport examine_gpus(const Config& config, std::span<const std::string> nccl_folders);
+// Loads both libraries; `nccl_folders` are those of nvidia-nccl wheels. Any thread.
+std::vector<LibraryReport> examine_gpus(const Config& config,
+                                        std::span<const std::string> nccl_folders);
 
 struct DeviceCandidate;  // the message by which members agree on a data plane
 

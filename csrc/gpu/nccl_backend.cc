@@ -193,9 +193,7 @@ Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces, cons
     const Piece& piece = pieces[part.piece];
     const CudaPointer place = buffer + part.offset;
     if (piece.input == nullptr) {
-      HVDLITE_RETURN_IF_ERROR(
-          device().check(device().api().fill(place, 0, part.count * size_of(types.wire), stream()),
-                         "filling memory"));
+      HVDLITE_RETURN_IF_ERROR(device().zero(place, part.count * size_of(types.wire)));
       continue;
     }
     const CudaPointer from = address(piece.input) + part.begin * size_of(types.memory);
@@ -250,9 +248,7 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
   Direct call{piece.input, piece.output, piece.count, nccl_op(op), false};
   if (piece.input == nullptr) {
     call.input = piece.output;
-    HVDLITE_RETURN_IF_ERROR(device().check(
-        device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
-        "filling memory"));
+    HVDLITE_RETURN_IF_ERROR(device().zero(address(piece.output), piece.count * size_of(dtype)));
   }
   // Every member chooses the same op, even if its own factor is 1.
   const bool scaled = piece.prescale != 1.0 || piece.own_scale;

@@ -18,41 +18,20 @@ namespace py = pybind11;
 namespace hvdlite {
 namespace {
 
-const char* class_of(StatusCode code) {
-  switch (code) {
-    case StatusCode::kInvalidArgument:
-      return "ArgumentError";
-    case StatusCode::kMismatch:
-      return "MismatchError";
-    case StatusCode::kDeadlock:
-      return "DeadlockError";
-    case StatusCode::kDuplicateName:
-      return "DuplicateNameError";
-    case StatusCode::kOutOfMemory:
-      return "OutOfMemoryError";
-    case StatusCode::kRankFailed:
-      return "RankFailedError";
-    case StatusCode::kTimeout:
-      return "CollectiveTimeoutError";
-    case StatusCode::kStalled:
-      return "StalledError";
-    case StatusCode::kShutdown:
-      return "ShutdownError";
-    case StatusCode::kForked:
-      return "ForkedError";
-    case StatusCode::kOk:
-    case StatusCode::kInternal:
-      break;
-  }
-  return "CollectiveError";
-}
+// The class of hvdlite.errors of each StatusCode.
+constexpr const char* kClasses[] = {
+    "CollectiveError",  "ArgumentError",   "MismatchError",          "DuplicateNameError",
+    "OutOfMemoryError", "RankFailedError", "CollectiveTimeoutError", "StalledError",
+    "ShutdownError",    "ForkedError",     "CollectiveError",        "DeadlockError"};
+static_assert(std::size(kClasses) == static_cast<std::size_t>(kLastStatusCode) + 1);
 
 }  // namespace
 
 void raise_status(const Status& status) {
   // This runs Python code. Other threads may get the GIL meanwhile, and the interpreter may end.
   asleep_at_the_end([&status] {
-    const py::object type = py::module_::import("hvdlite.errors").attr(class_of(status.code()));
+    const char* name = kClasses[static_cast<std::size_t>(status.code())];
+    const py::object type = py::module_::import("hvdlite.errors").attr(name);
     const py::object error = type(status.message());
     if (status.failed_rank() >= 0) error.attr("failed_rank") = status.failed_rank();
     PyErr_SetObject(type.ptr(), error.ptr());
@@ -144,15 +123,17 @@ std::vector<std::pair<int, int>> blocks_of_virtual_ranks(const std::vector<int>&
   return pairs;
 }
 
-using Row = std::tuple<std::string, bool, std::string>;
+using LibraryRow = std::tuple<std::string, bool, std::string>;
 
-std::vector<Row> gpu_report(const std::vector<std::string>& nccl_folders) {
+std::vector<LibraryRow> gpu_report(const std::vector<std::string>& nccl_folders) {
   const Result<Config> config = Config::from_environment();
   raise_if_error(config.status());
   const Unlocked unlocked;
-  const GpuReport report = examine_gpus(config.value(), nccl_folders);
-  return {{"CUDA driver", report.driver.ok, report.driver.reason},
-          {"NCCL", report.nccl.ok, report.nccl.reason}};
+  std::vector<LibraryRow> rows;
+  for (const auto& [library, ok, reason] : examine_gpus(config.value(), nccl_folders)) {
+    rows.emplace_back(library, ok, reason);
+  }
+  return rows;
 }
 
 }  // namespace
