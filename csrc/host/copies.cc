@@ -212,7 +212,75 @@ constexpr std::uint64_t kDirectGather = 256 << 10;
 // What a host passes on at once.
 constexpr std::uint64_t kPiece = 512 << 10;
 
-}  // namespace
+// Spans of memory that count as one run of bytes, from 0 on: the blocks of several tensors that
+// travel together. A value; the memory is borrowed. Any thread.
+template <typename Byte>
+class SpanList {
+ public:
+  void add(std::span<Byte> span) {
+    if (span.empty()) return;
+    begins_.push_back(bytes_);
+    spans_.push_back(span);
+    bytes_ += span.size();
+  }
+  std::size_t bytes() const { return bytes_; }
+
+  // Calls visit(span) for what lies within `range`, in order. The range may end behind the run.
+  template <typename Visit>
+  void for_each(Range range, Visit&& visit) const {
+    if (range.begin >= std::min<std::uint64_t>(range.end, bytes_)) return;
+    const auto after = std::upper_bound(begins_.begin(), begins_.end(), range.begin);
+    for (auto i = static_cast<std::size_t>(after - begins_.begin()) - 1;
+         i < spans_.size() && begins_[i] < range.end; ++i) {
+      const std::size_t begin = std::max<std::size_t>(begins_[i], range.begin) - begins_[i];
+      const std::size_t end = std::min<std::size_t>(begins_[i] + spans_[i].size(), range.end);
+      visit(spans_[i].subspan(begin, end - begins_[i] - begin));
+    }
+  }
+  // The part of the run that lies within `range`.
+  SpanList part(Range range) const {
+    SpanList result;
+    for_each(range, [&](std::span<Byte> span) { result.add(span); });
+    return result;
+  }
+  void add(const SpanList& other) {
+    for (const std::span<Byte> span : other.spans_) add(span);
+  }
+
+ private:
+  std::vector<std::span<Byte>> spans_;
+  std::vector<std::size_t> begins_;
+  std::size_t bytes_ = 0;
+};
+
+class HostAllgather {
+ public:
+  // `plane` is borrowed.
+  HostAllgather(HostPlane& plane, const Group& group, Patience patience)
+      : plane_(plane), layout_(plane.layout_of(group)), patience_(patience) {}
+  Status run(std::span<const Allgather> calls);
+
+ private:
+  using Outputs = SpanList<std::byte>;
+  using Inputs = SpanList<const std::byte>;
+
+  // Each local publishes a run, and copies those of the others: that of local i to theirs[i].
+  Status spread_within_host(const Inputs& own, const std::vector<Outputs>& theirs);
+  Status cross();
+  Status cross_directly();
+  Status cross_in_ring();
+  Status hand_on();
+  // A driver's slice of the run of a host.
+  Outputs slice(std::size_t host, int driver) const {
+    const Outputs& run = runs_[host];
+    return run.part(part_of({0, run.bytes()}, 1, layout_.drivers, driver));
+  }
+
+  HostPlane& plane_;
+  const HostLayout& layout_;
+  const Patience patience_;
+  std::vector<Outputs> runs_;  // Each host has one, where its part lies in the outputs.
+};
 
 Status HostAllgather::run(std::span<const Allgather> calls) {
   Inputs own;
@@ -333,6 +401,12 @@ Status HostAllgather::hand_on() {
     }
   }
   return spread_within_host(own, theirs);
+}
+
+}  // namespace
+
+Status host_allgather(HostPlane& plane, std::span<const Allgather> calls, Patience patience) {
+  return HostAllgather(plane, calls[0].group, patience).run(calls);
 }
 
 }  // namespace hvdlite

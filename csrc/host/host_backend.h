@@ -36,7 +36,7 @@ class HostBackend : public Backend {
     return allgathers({&call, 1}, patience);
   }
   Status allgathers(std::span<const Allgather> calls, Patience patience) override {
-    return HostAllgather(plane_, calls[0].group, patience).run(calls);
+    return host_allgather(plane_, calls, patience);
   }
   Status broadcast(const Broadcast& call, Patience patience) override {
     return host_broadcast(plane_, call, patience);
