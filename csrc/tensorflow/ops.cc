@@ -132,16 +132,11 @@ void* create_node(TF_OpKernelConstruction* construction) {
 
 void destroy_node(void* node) { delete static_cast<Node*>(node); }
 
-template <void (*start)(std::unique_ptr<Pending>)>
+template <Kind kind, DeviceType device>
 void compute(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  start(std::make_unique<Pending>(*static_cast<Node*>(node), context, done, DeviceType::kHost,
-                                  nullptr));
-}
-
-template <void (*start)(std::unique_ptr<Pending>)>
-void compute_on_gpu(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  start(std::make_unique<Pending>(*static_cast<Node*>(node), context, done, DeviceType::kGpu,
-                                  stream_of(context)));
+  void* stream = device == DeviceType::kGpu ? stream_of(context) : nullptr;
+  Pending::start(
+      std::make_unique<Pending>(*static_cast<Node*>(node), context, done, device, stream), kind);
 }
 
 // The number that a query asks for, and the process set that it asks about.
@@ -222,10 +217,10 @@ bool has_kernels_for_gpus() {
   return config.ok() && config.value().tensorflow_gpu != 0 && can_tell_streams();
 }
 
-template <void (*start)(std::unique_ptr<Pending>)>
+template <Kind kind>
 void register_op(const AsyncOp& op) {
-  register_async(op, "CPU", &compute<start>);
-  if (has_kernels_for_gpus()) register_async(op, "GPU", &compute_on_gpu<start>);
+  register_async(op, "CPU", &compute<kind, DeviceType::kHost>);
+  if (has_kernels_for_gpus()) register_async(op, "GPU", &compute<kind, DeviceType::kGpu>);
 }
 
 void register_query(const char* device) {
@@ -238,17 +233,16 @@ void register_query(const char* device) {
 }
 
 void register_kernels() {
-  register_op<&Pending::allreduce>(
+  register_op<Kind::kAllreduce>(
       {kAllreduceOp, &create_node<Attributes::kOpAndWire, true>, {"terms"}});
-  register_op<&Pending::broadcast>(
-      {kBroadcastOp, &create_node<Attributes::kRoot, true>, {"terms"}});
-  register_op<&Pending::allgather>(
+  register_op<Kind::kBroadcast>({kBroadcastOp, &create_node<Attributes::kRoot, true>, {"terms"}});
+  register_op<Kind::kAllgather>(
       {kAllgatherOp, &create_node<Attributes::kNone, true>, {"terms", "sizes"}});
-  register_op<&Pending::reducescatter>(
+  register_op<Kind::kReducescatter>(
       {kReducescatterOp, &create_node<Attributes::kOp, true>, {"terms"}});
-  register_op<&Pending::alltoall>({kAlltoallOp,
-                                   &create_node<Attributes::kNone, false>,
-                                   {"terms", "splits", "received_splits"}});
+  register_op<Kind::kAlltoall>({kAlltoallOp,
+                                &create_node<Attributes::kNone, false>,
+                                {"terms", "splits", "received_splits"}});
   register_query("CPU");
   if (has_kernels_for_gpus()) register_query("GPU");
 }

@@ -27,53 +27,41 @@ std::vector<std::int64_t> dims_of(const TF_Tensor* tensor) {
   return dims;
 }
 
-}  // namespace
-
+// The core's number of a type; -1 when the core does not know the type.
 int core_dtype(TF_DataType dtype) {
-  switch (dtype) {
-    case TF_UINT8:
-      return static_cast<int>(DataType::kUint8);
-    case TF_INT8:
-      return static_cast<int>(DataType::kInt8);
-    case TF_INT16:
-      return static_cast<int>(DataType::kInt16);
-    case TF_INT32:
-      return static_cast<int>(DataType::kInt32);
-    case TF_INT64:
-      return static_cast<int>(DataType::kInt64);
-    case TF_HALF:
-      return static_cast<int>(DataType::kFloat16);
-    case TF_BFLOAT16:
-      return static_cast<int>(DataType::kBfloat16);
-    case TF_FLOAT:
-      return static_cast<int>(DataType::kFloat32);
-    case TF_DOUBLE:
-      return static_cast<int>(DataType::kFloat64);
-    case TF_BOOL:
-      return static_cast<int>(DataType::kBool);
-    case TF_UINT16:
-      return static_cast<int>(DataType::kUint16);
-    case TF_UINT32:
-      return static_cast<int>(DataType::kUint32);
-    case TF_UINT64:
-      return static_cast<int>(DataType::kUint64);
-    case TF_COMPLEX64:
-      return static_cast<int>(DataType::kComplex64);
-    case TF_COMPLEX128:
-      return static_cast<int>(DataType::kComplex128);
-    case TF_FLOAT8_E4M3FN:
-      return static_cast<int>(DataType::kFloat8E4m3fn);
-    case TF_FLOAT8_E5M2:
-      return static_cast<int>(DataType::kFloat8E5m2);
-    case TF_FLOAT8_E4M3FNUZ:
-      return static_cast<int>(DataType::kFloat8E4m3fnuz);
-    case TF_FLOAT8_E5M2FNUZ:
-      return static_cast<int>(DataType::kFloat8E5m2fnuz);
-    case TF_FLOAT8_E4M3B11FNUZ:
-      return static_cast<int>(DataType::kFloat8E4m3b11fnuz);
+  struct Row {
+    TF_DataType theirs;
+    DataType ours;
+  };
+  constexpr Row kRows[] = {
+      {TF_UINT8, DataType::kUint8},
+      {TF_INT8, DataType::kInt8},
+      {TF_INT16, DataType::kInt16},
+      {TF_INT32, DataType::kInt32},
+      {TF_INT64, DataType::kInt64},
+      {TF_HALF, DataType::kFloat16},
+      {TF_BFLOAT16, DataType::kBfloat16},
+      {TF_FLOAT, DataType::kFloat32},
+      {TF_DOUBLE, DataType::kFloat64},
+      {TF_BOOL, DataType::kBool},
+      {TF_UINT16, DataType::kUint16},
+      {TF_UINT32, DataType::kUint32},
+      {TF_UINT64, DataType::kUint64},
+      {TF_COMPLEX64, DataType::kComplex64},
+      {TF_COMPLEX128, DataType::kComplex128},
+      {TF_FLOAT8_E4M3FN, DataType::kFloat8E4m3fn},
+      {TF_FLOAT8_E5M2, DataType::kFloat8E5m2},
+      {TF_FLOAT8_E4M3FNUZ, DataType::kFloat8E4m3fnuz},
+      {TF_FLOAT8_E5M2FNUZ, DataType::kFloat8E5m2fnuz},
+      {TF_FLOAT8_E4M3B11FNUZ, DataType::kFloat8E4m3b11fnuz},
+  };
+  for (const Row& row : kRows) {
+    if (row.theirs == dtype) return static_cast<int>(row.ours);
   }
   return -1;
 }
+
+}  // namespace
 
 bool Pending::read_terms() {
   const OwnedStatus status = new_status();
@@ -164,29 +152,21 @@ bool Pending::take_splits() {
   return true;
 }
 
-void Pending::allreduce(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_tensors();
-  ready ? submit(std::move(self), Kind::kAllreduce) : finish(std::move(self));
+bool Pending::take(Kind kind) {
+  switch (kind) {
+    case Kind::kAllreduce:
+    case Kind::kBroadcast:
+      return take_tensors();
+    case Kind::kAlltoall:
+      return take_inputs(1) && take_splits();
+    default:
+      return take_inputs(TF_NumInputs(context_) - 1);
+  }
 }
 
-void Pending::broadcast(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_tensors();
-  ready ? submit(std::move(self), Kind::kBroadcast) : finish(std::move(self));
-}
-
-void Pending::allgather(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_inputs(TF_NumInputs(self->context_) - 1);
-  ready ? submit(std::move(self), Kind::kAllgather) : finish(std::move(self));
-}
-
-void Pending::reducescatter(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_inputs(TF_NumInputs(self->context_) - 1);
-  ready ? submit(std::move(self), Kind::kReducescatter) : finish(std::move(self));
-}
-
-void Pending::alltoall(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_inputs(1) && self->take_splits();
-  ready ? submit(std::move(self), Kind::kAlltoall) : finish(std::move(self));
+void Pending::start(std::unique_ptr<Pending> self, Kind kind) {
+  const bool ready = self->read_terms() && self->take(kind);
+  ready ? submit(std::move(self), kind) : finish(std::move(self));
 }
 
 void Pending::submit(std::unique_ptr<Pending> self, Kind kind) {

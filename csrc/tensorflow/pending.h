@@ -36,9 +36,6 @@ struct TensorDeleter {
 };
 using OwnedTensor = std::unique_ptr<TF_Tensor, TensorDeleter>;
 
-// The core's number of a type; -1 when the core does not know the type.
-int core_dtype(TF_DataType dtype);
-
 class Pending {
  public:
   // `done` is the callback that TensorFlow gave to compute: the address of a std::function on
@@ -52,15 +49,12 @@ class Pending {
         stream_(stream),
         done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
 
-  // Each takes over `self` and submits the entry. On an error it ends `self` at once.
-  static void allreduce(std::unique_ptr<Pending> self);
-  static void broadcast(std::unique_ptr<Pending> self);
-  static void allgather(std::unique_ptr<Pending> self);
-  static void reducescatter(std::unique_ptr<Pending> self);
-  static void alltoall(std::unique_ptr<Pending> self);
+  // Takes over `self` and submits the entry. On an error it ends `self` at once.
+  static void start(std::unique_ptr<Pending> self, Kind kind);
 
  private:
   bool read_terms();  // the last input
+  bool take(Kind kind);
   bool take_tensors();
   bool take_inputs(int count);  // for results that the core allocates
   bool take_splits();
