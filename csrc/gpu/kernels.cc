@@ -4,6 +4,20 @@
 
 #include "gpu/kernel_args.h"
 
+// The PTX text of pack.cu, NUL-terminated, which tools/make_ptx.py writes: the assembler copies the
+// file, whose path CMakeLists.txt gives.
+asm(R"(
+  .pushsection .rodata
+  .global hvdlite_pack_ptx
+  .hidden hvdlite_pack_ptx
+hvdlite_pack_ptx:
+  .incbin ")" HVDLITE_PACK_PTX R"("
+  .byte 0
+  .popsection
+)");
+
+extern "C" [[gnu::visibility("hidden")]] const char hvdlite_pack_ptx[];
+
 namespace hvdlite {
 namespace {
 
@@ -33,7 +47,7 @@ Result<std::unique_ptr<SegmentCopies>> SegmentCopies::load(std::shared_ptr<CudaD
   std::unique_ptr<SegmentCopies> made(new SegmentCopies(std::move(device)));
   const CudaDevice& on = *made->device_;
   const CudaDevice::Current current(on);
-  HVDLITE_RETURN_IF_ERROR(on.check(on.api().module_load(&made->module_, pack_ptx()),
+  HVDLITE_RETURN_IF_ERROR(on.check(on.api().module_load(&made->module_, hvdlite_pack_ptx),
                                    "loading the kernels that pack gradients"));
   return made;
 }
@@ -86,18 +100,3 @@ Result<CudaFunction> SegmentCopies::kernel(const std::string& name) {
 }
 
 }  // namespace hvdlite
-
-// The assembler copies the file, whose path CMakeLists.txt gives.
-asm(R"(
-  .pushsection .rodata
-  .global hvdlite_pack_ptx
-  .hidden hvdlite_pack_ptx
-hvdlite_pack_ptx:
-  .incbin ")" HVDLITE_PACK_PTX R"("
-  .byte 0
-  .popsection
-)");
-
-extern "C" [[gnu::visibility("hidden")]] const char hvdlite_pack_ptx[];
-
-const char* hvdlite::pack_ptx() { return hvdlite_pack_ptx; }

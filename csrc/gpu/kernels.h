@@ -12,10 +12,6 @@
 
 namespace hvdlite {
 
-// The PTX text of pack.cu, NUL-terminated, which tools/make_ptx.py writes and the build embeds. The
-// driver compiles it for its device.
-const char* pack_ptx();
-
 // The kernels, loaded on a device. They move the tensors of a batch to and from a fusion buffer on
 // the device, and scale and cast them on the way. One launch moves all of them, up to the length of
 // a table (kernel_args.h).

@@ -1,5 +1,6 @@
 #include "kernels/reduce.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -60,66 +61,50 @@ void scale_copy(ElementTypes types, const void* source, void* destination, std::
 
 namespace {
 
-template <typename T>
-struct Element {
-  using Sum = T;
-  static T widen(T value) { return value; }
-  static T narrow(T value) { return value; }
-};
-template <>
-struct Element<Float16> {
-  using Sum = float;
-  static float widen(Float16 value) { return to_float(value); }
-  static Float16 narrow(float value) { return to_float16(value); }
-};
-template <>
-struct Element<Bfloat16> {
-  using Sum = float;
-  static float widen(Bfloat16 value) { return to_float(value); }
-  static Bfloat16 narrow(float value) { return to_bfloat16(value); }
-};
-
-// Calls visit with a value of the element type.
+// Calls visit() with the types of the elements and of their sum, and a zero of the latter.
 template <typename Visit>
-void with_type(DataType dtype, Visit&& visit) {
-  switch (dtype) {
-    case DataType::kFloat16:
-      return visit(Float16{});
-    case DataType::kBfloat16:
-      return visit(Bfloat16{});
-    case DataType::kFloat64:
-      return visit(double{});
-    default:
-      return visit(float{});
-  }
+void with_sum(DataType dtype, Visit&& visit) {
+  if (dtype == DataType::kFloat64) return visit(ElementTypes(dtype), double{});
+  visit(ElementTypes(dtype, DataType::kFloat32), float{});
 }
+
+// Elements that are widened at once.
+constexpr std::size_t kFolded = 1024;
 
 }  // namespace
 
 void fold_in(DataType dtype, void* sum, const void* from, std::size_t count, double weight) {
-  with_type(dtype, [&](auto type) {
-    using T = decltype(type);
-    using Sum = typename Element<T>::Sum;
-    auto* sums = static_cast<Sum*>(sum);
-    const auto* values = static_cast<const T*>(from);
-    const auto factor = static_cast<Sum>(weight);
-    for (std::size_t i = 0; i < count; ++i) sums[i] += factor * Element<T>::widen(values[i]);
+  with_sum(dtype, [&](ElementTypes types, auto zero) {
+    using Sum = decltype(zero);
+    Sum wide[kFolded];
+    for (std::size_t at = 0; at < count; at += kFolded) {
+      const std::size_t block = std::min(kFolded, count - at);
+      scale_copy(types, static_cast<const std::byte*>(from) + at * size_of(dtype), wide, block,
+                 1.0);
+      Sum* sums = static_cast<Sum*>(sum) + at;
+      for (std::size_t i = 0; i < block; ++i) sums[i] += static_cast<Sum>(weight) * wide[i];
+    }
   });
 }
 
 void fold_out(DataType dtype, const void* sum, const void* from, void* to, std::size_t count,
               double weight, double total) {
-  with_type(dtype, [&](auto type) {
-    using T = decltype(type);
-    using Sum = typename Element<T>::Sum;
-    const auto* sums = static_cast<const Sum*>(sum);
-    const auto* values = static_cast<const T*>(from);
-    auto* results = static_cast<T*>(to);
-    const auto factor = static_cast<Sum>(weight);
-    const auto divisor = static_cast<Sum>(total);
-    for (std::size_t i = 0; i < count; ++i) {
-      const Sum own = weight == 0 ? Sum{} : factor * Element<T>::widen(values[i]);
-      results[i] = Element<T>::narrow((sums[i] + own) / divisor);
+  with_sum(dtype, [&](ElementTypes types, auto zero) {
+    using Sum = decltype(zero);
+    Sum wide[kFolded] = {};
+    for (std::size_t at = 0; at < count; at += kFolded) {
+      const std::size_t block = std::min(kFolded, count - at);
+      const std::size_t offset = at * size_of(dtype);
+      if (weight != 0) {
+        scale_copy(types, static_cast<const std::byte*>(from) + offset, wide, block, 1.0);
+      }
+      const Sum* sums = static_cast<const Sum*>(sum) + at;
+      for (std::size_t i = 0; i < block; ++i) {
+        const Sum own = weight == 0 ? zero : static_cast<Sum>(weight) * wide[i];
+        wide[i] = (sums[i] + own) / static_cast<Sum>(total);
+      }
+      scale_copy({types.wire, types.memory}, wide, static_cast<std::byte*>(to) + offset, block,
+                 1.0);
     }
   });
 }

@@ -15,11 +15,7 @@ constexpr std::uint64_t kLargestLocalSize = 4096;
 
 struct Header {
   std::uint64_t magic;
-  std::uint64_t local_size;
-  std::uint64_t ring_bytes;
-  std::uint64_t data_ring_bytes;
-  std::uint64_t buffer_bytes;
-  std::uint64_t gradient_bytes;
+  SegmentLayout layout;
   alignas(64) std::atomic<std::uint32_t> sleeping;
 };
 
@@ -41,16 +37,6 @@ std::uint64_t buffers_at(const SegmentLayout& layout) {
 std::uint64_t gradients_at(const SegmentLayout& layout) {
   const std::uint64_t end = buffers_at(layout) + kStagingBuffers * layout.buffer_bytes;
   return layout.gradient_bytes == 0 ? end : round_up(end, kHugePage);
-}
-
-void write_header(const Mapping& mapping, const SegmentLayout& layout) {
-  Header* header = new (mapping.data()) Header{};
-  header->local_size = layout.local_size;
-  header->ring_bytes = layout.ring_bytes;
-  header->data_ring_bytes = layout.data_ring_bytes;
-  header->buffer_bytes = layout.buffer_bytes;
-  header->gradient_bytes = layout.gradient_bytes;
-  header->magic = kMagic;
 }
 
 }  // namespace
@@ -80,7 +66,7 @@ Result<Fd> Segment::create(const SegmentLayout& layout) {
   if (!memfd.ok()) return memfd.status();
   const Result<Mapping> mapping = Mapping::shared(memfd.value(), layout.total_bytes());
   if (!mapping.ok()) return mapping.status();
-  write_header(mapping.value(), layout);
+  new (mapping.value().data()) Header{kMagic, layout, 0};
   return memfd;
 }
 
@@ -92,8 +78,7 @@ Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   Result<Mapping> mapping = Mapping::shared(memfd, bytes.value());
   if (!mapping.ok()) return mapping.status();
   const auto* header = reinterpret_cast<const Header*>(mapping.value().data());
-  const SegmentLayout layout{header->local_size, header->ring_bytes, header->data_ring_bytes,
-                             header->buffer_bytes, header->gradient_bytes};
+  const SegmentLayout layout = header->layout;
   if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
       layout.ring_bytes != kRingBytes || layout.data_ring_bytes != kDataRingBytes ||
       layout.buffer_bytes > bytes.value() || layout.gradient_bytes > bytes.value() ||
