@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "check.h"
-#include "support/inproc_channel.h"
+#include "support/inproc_world.h"
 #include "transport/channel.h"
 #include "transport/fabric.h"
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "host/host_backend.h"
-#include "support/inproc_channel.h"
 #include "support/inproc_world.h"
 #include "transport/topology.h"
 
