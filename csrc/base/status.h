@@ -81,3 +81,14 @@ inline Status system_error(const std::string& what, int error) {
       return status_;                                                                              \
     }                                                                                              \
   } while (false)
+
+// HVDLITE_ASSIGN_OR_RETURN(Fd memfd, create_memfd(bytes)): the value of a Result, or its Status to
+// the caller.
+#define HVDLITE_ASSIGN_OR_RETURN(target, ...)                                                      \
+  HVDLITE_ASSIGN_BY(HVDLITE_NAME(result_, __LINE__), target, __VA_ARGS__)
+#define HVDLITE_ASSIGN_BY(result, target, ...)                                                     \
+  auto result = (__VA_ARGS__);                                                                     \
+  if (!result.ok()) return result.status();                                                        \
+  target = std::move(result.value())
+#define HVDLITE_NAME(name, line) HVDLITE_NAME_OF(name, line)
+#define HVDLITE_NAME_OF(name, line) name##line

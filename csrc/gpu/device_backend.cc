@@ -7,10 +7,9 @@
 namespace hvdlite {
 
 Status StagedBackend::wait_for_device(Patience patience) {
-  const Result<CudaEventPtr> end = record();
-  HVDLITE_RETURN_IF_ERROR(end.status());
+  HVDLITE_ASSIGN_OR_RETURN(CudaEventPtr end, record());
   const Deadline deadline = Deadline::after(patience);
-  while (!end.value()->reached()) {
+  while (!end->reached()) {
     if (deadline.passed()) {
       return Status(StatusCode::kTimeout,
                     device().describe() + " did not finish a copy within collective_timeout");
@@ -134,13 +133,13 @@ Status SelfDeviceBackend::allreduce(const Allreduce& call, Patience patience) {
 Status SelfDeviceBackend::cast_and_back(ElementTypes types, std::span<const Piece> pieces) {
   const auto rounds =
       lay_out(pieces, size_of(types.wire), std::numeric_limits<std::uint64_t>::max());
-  Result<DeviceMemory> memory = workspace_.pool->take(std::max<std::uint64_t>(rounds[0].bytes, 1));
-  HVDLITE_RETURN_IF_ERROR(memory.status());
+  HVDLITE_ASSIGN_OR_RETURN(DeviceMemory memory,
+                           workspace_.pool->take(std::max<std::uint64_t>(rounds[0].bytes, 1)));
   std::vector<CopySegment> in;
   std::vector<CopySegment> out;
   for (const FusedPart& part : rounds[0].parts) {
     const Piece& piece = pieces[part.piece];
-    const CudaPointer place = memory.value().address() + part.offset;
+    const CudaPointer place = memory.address() + part.offset;
     if (piece.input != nullptr) {
       in.push_back({address(piece.input), place, part.count, piece.prescale});
     } else {
@@ -150,9 +149,8 @@ Status SelfDeviceBackend::cast_and_back(ElementTypes types, std::span<const Piec
   }
   HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(types.memory, types.wire, in));
   HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(types.wire, types.memory, out));
-  Result<CudaEventPtr> after = record();
-  HVDLITE_RETURN_IF_ERROR(after.status());
-  workspace_.pool->give_back(std::move(memory.value()), after.value());
+  HVDLITE_ASSIGN_OR_RETURN(CudaEventPtr after, record());
+  workspace_.pool->give_back(std::move(memory), after);
   return Status();
 }
 

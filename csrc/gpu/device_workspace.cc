@@ -20,9 +20,8 @@ Result<DeviceMemory> allocate_for_nccl(const std::shared_ptr<CudaDevice>& device
 
 Result<GradientMemory::Holder> GradientMemory::allocate(const std::shared_ptr<const NcclApi>& nccl,
                                                         std::size_t bytes) {
-  Result<DeviceMemory> allocated = allocate_for_nccl(device_, nccl, bytes);
-  HVDLITE_RETURN_IF_ERROR(allocated.status());
-  auto memory = std::make_shared<DeviceMemory>(std::move(allocated.value()));
+  HVDLITE_ASSIGN_OR_RETURN(DeviceMemory allocated, allocate_for_nccl(device_, nccl, bytes));
+  auto memory = std::make_shared<DeviceMemory>(std::move(allocated));
   const Area area{memory->address(), memory->bytes()};
   {
     MutexLock lock(mutex_);
@@ -58,12 +57,8 @@ void GradientMemory::end(DeviceMemory memory) {
 Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<const CudaApi> cuda,
                                                                int ordinal) {
   auto workspace = std::make_unique<DeviceWorkspace>();
-  Result<std::shared_ptr<CudaDevice>> device = CudaDevice::open(std::move(cuda), ordinal);
-  HVDLITE_RETURN_IF_ERROR(device.status());
-  workspace->device = device.value();
-  Result<std::unique_ptr<SegmentCopies>> copies = SegmentCopies::load(workspace->device);
-  HVDLITE_RETURN_IF_ERROR(copies.status());
-  workspace->copies = std::move(copies.value());
+  HVDLITE_ASSIGN_OR_RETURN(workspace->device, CudaDevice::open(std::move(cuda), ordinal));
+  HVDLITE_ASSIGN_OR_RETURN(workspace->copies, SegmentCopies::load(workspace->device));
   workspace->pool =
       std::make_shared<DeviceMemoryPool>(workspace->device, DeviceMemoryPool::kSparesOfResults);
   workspace->kept =
@@ -75,9 +70,7 @@ Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<c
 Status DeviceWorkspace::reserve_fusion(const std::shared_ptr<const NcclApi>& nccl,
                                        std::size_t bytes) {
   if (fusion.valid()) return Status();
-  Result<DeviceMemory> memory = allocate_for_nccl(device, nccl, bytes);
-  HVDLITE_RETURN_IF_ERROR(memory.status());
-  fusion = std::move(memory.value());
+  HVDLITE_ASSIGN_OR_RETURN(fusion, allocate_for_nccl(device, nccl, bytes));
   return Status();
 }
 

@@ -26,18 +26,14 @@ GpuPlane::~GpuPlane() { abort(); }
 
 Status GpuPlane::load_cuda() {
   if (cuda_ != nullptr) return Status();
-  Result<std::shared_ptr<const CudaApi>> loaded = libraries_.cuda();
-  HVDLITE_RETURN_IF_ERROR(loaded.status());
-  cuda_ = std::move(loaded.value());
+  HVDLITE_ASSIGN_OR_RETURN(cuda_, libraries_.cuda());
   return Status();
 }
 
 Result<std::shared_ptr<const NcclApi>> GpuPlane::nccl() {
   MutexLock lock(nccl_mutex_);
   if (nccl_ == nullptr) {
-    Result<std::shared_ptr<const NcclApi>> loaded = libraries_.nccl();
-    HVDLITE_RETURN_IF_ERROR(loaded.status());
-    nccl_ = std::move(loaded.value());
+    HVDLITE_ASSIGN_OR_RETURN(nccl_, libraries_.nccl());
     log(LogLevel::kInfo, fabric_->topology.rank,
         "NCCL " + nccl_version_text(nccl_->version) + " of " + nccl_->path + ", " + nccl_->origin);
   }
@@ -49,17 +45,14 @@ Result<DeviceWorkspace*> GpuPlane::workspace(int ordinal) {
   HVDLITE_RETURN_IF_ERROR(load_cuda());
   std::unique_ptr<DeviceWorkspace>& place = workspaces_[ordinal];
   if (place == nullptr) {
-    Result<std::unique_ptr<DeviceWorkspace>> opened = DeviceWorkspace::open(cuda_, ordinal);
-    HVDLITE_RETURN_IF_ERROR(opened.status());
-    place = std::move(opened.value());
+    HVDLITE_ASSIGN_OR_RETURN(place, DeviceWorkspace::open(cuda_, ordinal));
   }
   return place.get();
 }
 
 Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream stream) {
-  const Result<DeviceWorkspace*> found = workspace(ordinal);
-  HVDLITE_RETURN_IF_ERROR(found.status());
-  CudaDevice& device = *found.value()->device;
+  HVDLITE_ASSIGN_OR_RETURN(const auto found, workspace(ordinal));
+  CudaDevice& device = *found->device;
   {
     MutexLock lock(mutex_);
     const int before = device_of_.try_emplace(set, ordinal).first->second;
@@ -96,9 +89,8 @@ Result<int> GpuPlane::ordinal_of(const void* pointer) {
 }
 
 Result<DeviceMemory> GpuPlane::allocate(int ordinal, std::size_t bytes) {
-  const Result<DeviceWorkspace*> found = workspace(ordinal);
-  HVDLITE_RETURN_IF_ERROR(found.status());
-  return found.value()->pool->take(bytes);
+  HVDLITE_ASSIGN_OR_RETURN(const auto found, workspace(ordinal));
+  return found->pool->take(bytes);
 }
 
 std::shared_ptr<DeviceMemoryPool> GpuPlane::pool(int ordinal) {
@@ -112,13 +104,12 @@ std::shared_ptr<DeviceMemoryPool> GpuPlane::pool_of_kept(int ordinal) {
 }
 
 Result<GradientMemory::Holder> GpuPlane::allocate_gradient_memory(int ordinal, std::size_t bytes) {
-  const Result<DeviceWorkspace*> found = workspace(ordinal);
-  HVDLITE_RETURN_IF_ERROR(found.status());
+  HVDLITE_ASSIGN_OR_RETURN(const auto found, workspace(ordinal));
   std::shared_ptr<const NcclApi> by;
   if (fabric_ != nullptr) {
     if (Result<std::shared_ptr<const NcclApi>> loaded = nccl(); loaded.ok()) by = loaded.value();
   }
-  return found.value()->gradients->allocate(by, bytes);
+  return found->gradients->allocate(by, bytes);
 }
 
 void GpuPlane::free_gradient_memory() {
@@ -142,11 +133,9 @@ Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience 
   free_gradient_memory();
   const Planes::key_type key{group.id, group.ranks};
   if (const auto at = planes_.find(key); at != planes_.end()) return at->second.backend.get();
-  const Result<DeviceWorkspace*> found = workspace(ordinal);
-  HVDLITE_RETURN_IF_ERROR(found.status());
-  Result<std::unique_ptr<DeviceBackend>> made = make(group, *found.value(), patience);
-  HVDLITE_RETURN_IF_ERROR(made.status());
-  Plane& plane = planes_[key] = {std::move(made.value()), part};
+  HVDLITE_ASSIGN_OR_RETURN(const auto found, workspace(ordinal));
+  HVDLITE_ASSIGN_OR_RETURN(auto made, make(group, *found, patience));
+  Plane& plane = planes_[key] = {std::move(made), part};
   return plane.backend.get();
 }
 
@@ -308,9 +297,7 @@ Result<std::unique_ptr<DeviceBackend>> GpuPlane::make_nccl(
     NcclUniqueId id{};
     NcclResult result = NcclResult::kSuccess;
   } start;
-  const Result<std::shared_ptr<const NcclApi>> loaded = nccl();  // present() has done so before
-  HVDLITE_RETURN_IF_ERROR(loaded.status());
-  const std::shared_ptr<const NcclApi>& api = loaded.value();
+  HVDLITE_ASSIGN_OR_RETURN(const auto api, nccl());  // present() has loaded it before
   const int root = group.ranks.front();
   if (fabric_->topology.rank == root) start.result = api->get_unique_id(&start.id);
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&start, 1));

@@ -78,11 +78,10 @@ Status SegmentCopies::enqueue(DataType source, DataType target,
 
 Status SegmentCopies::launch(const std::string& name, unsigned blocks, CopyArgs& args) {
   const CudaDevice::Current current(*device_);
-  const Result<CudaFunction> function = kernel(name);
-  HVDLITE_RETURN_IF_ERROR(function.status());
+  HVDLITE_ASSIGN_OR_RETURN(CudaFunction function, kernel(name));
   void* parameters[] = {&args};
-  return device_->check(device_->api().launch(function.value(), blocks, 1, 1, kThreadsPerBlock, 1,
-                                              1, 0, device_->stream(), parameters, nullptr),
+  return device_->check(device_->api().launch(function, blocks, 1, 1, kThreadsPerBlock, 1, 1, 0,
+                                              device_->stream(), parameters, nullptr),
                         "launching a kernel");
 }
 

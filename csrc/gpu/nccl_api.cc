@@ -69,9 +69,8 @@ int nccl_dtype(DataType dtype) {
 
 Result<std::shared_ptr<const NcclApi>> NcclApi::load(const std::string& library,
                                                      std::span<const std::string> folders) {
-  Result<Found> found = search(library, folders);
-  HVDLITE_RETURN_IF_ERROR(found.status());
-  return take(std::move(found.value().library), std::move(found.value().origin));
+  HVDLITE_ASSIGN_OR_RETURN(Found found, search(library, folders));
+  return take(std::move(found.library), std::move(found.origin));
 }
 
 Result<std::shared_ptr<const NcclApi>> NcclApi::take(Dylib library, std::string origin) {

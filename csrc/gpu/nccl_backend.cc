@@ -264,9 +264,7 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
   }
   if (!by_op) return call;
   const double share = op == ReduceOp::kAverage ? piece.prescale / size_ : piece.prescale;
-  const Result<int> own = communicator_->make_scaled_sum(dtype, share);
-  HVDLITE_RETURN_IF_ERROR(own.status());
-  call.op = own.value();
+  HVDLITE_ASSIGN_OR_RETURN(call.op, communicator_->make_scaled_sum(dtype, share));
   call.own_op = true;
   return call;
 }
@@ -306,9 +304,8 @@ Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) 
   }
   // The input is not ours to overwrite.
   const std::uint64_t bytes = piece.count * size_of(dtype);
-  Result<DeviceMemory> memory = workspace_.pool->take(bytes);
-  HVDLITE_RETURN_IF_ERROR(memory.status());
-  const CudaPointer scratch = memory.value().address();
+  HVDLITE_ASSIGN_OR_RETURN(DeviceMemory memory, workspace_.pool->take(bytes));
+  const CudaPointer scratch = memory.address();
   const CopySegment in{address(piece.input), scratch, piece.count, piece.prescale};
   HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&in, 1}));
   const std::uint64_t before = std::accumulate(counts.begin(), counts.begin() + index_, 0ULL);
@@ -316,9 +313,8 @@ Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) 
   HVDLITE_RETURN_IF_ERROR(scatter(dtype, op, pointer(scratch), pointer(block), counts, patience));
   const CopySegment out{block, address(piece.output), counts[index_], piece.postscale};
   HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&out, 1}));
-  Result<CudaEventPtr> after = record();
-  HVDLITE_RETURN_IF_ERROR(after.status());
-  workspace_.pool->give_back(std::move(memory.value()), after.value());
+  HVDLITE_ASSIGN_OR_RETURN(CudaEventPtr after, record());
+  workspace_.pool->give_back(std::move(memory), after);
   return Status();
 }
 

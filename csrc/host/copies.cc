@@ -92,9 +92,7 @@ Status swap_within_host(HostPlane& plane, const HostLayout& layout, const Outgoi
   const std::vector<int>& ranks = layout.locals.group.ranks;
   // A buffer holds a part for each local, and before them how many steps its owner needs: no rank
   // knows what the others send to each other.
-  const Result<std::uint64_t> share = plane.share_bytes(layout, ranks.size() + 1);
-  if (!share.ok()) return share.status();
-  const std::size_t stride = share.value();
+  HVDLITE_ASSIGN_OR_RETURN(const std::size_t stride, plane.share_bytes(layout, ranks.size() + 1));
   const auto offset = [&](int local_index) {
     return (static_cast<std::size_t>(local_index) + 1) * stride;
   };

@@ -55,11 +55,10 @@ Status Exchange::write_some(Channel& channel, Queue<const std::byte>& queue) {
   for (; !queue.empty(); ++queue.first) {
     std::span<const std::byte>& bytes = queue.items[queue.first].bytes;
     while (!bytes.empty()) {
-      const Result<std::size_t> written = channel.try_write(bytes);
-      if (!written.ok()) return written.status();
-      if (written.value() == 0) return Status();
-      moved_ += written.value();
-      bytes = bytes.subspan(written.value());
+      HVDLITE_ASSIGN_OR_RETURN(std::size_t written, channel.try_write(bytes));
+      if (written == 0) return Status();
+      moved_ += written;
+      bytes = bytes.subspan(written);
     }
   }
   queue.clear();
@@ -70,11 +69,10 @@ Status Exchange::read_some(Channel& channel, Queue<std::byte>& queue, std::uint6
   for (; !queue.moved(mark); ++queue.first) {
     std::span<std::byte>& bytes = queue.items[queue.first].bytes;
     while (!bytes.empty()) {
-      const Result<std::size_t> got = channel.try_read(bytes);
-      if (!got.ok()) return got.status();
-      if (got.value() == 0) return Status();
-      moved_ += got.value();
-      bytes = bytes.subspan(got.value());
+      HVDLITE_ASSIGN_OR_RETURN(std::size_t got, channel.try_read(bytes));
+      if (got == 0) return Status();
+      moved_ += got;
+      bytes = bytes.subspan(got);
     }
   }
   if (queue.empty()) queue.clear();

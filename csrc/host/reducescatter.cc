@@ -21,17 +21,15 @@ Status HostReducescatter::run(const Reducescatter& call, Patience patience) {
   const std::uint64_t longest = *std::max_element(call.counts.begin(), call.counts.end());
   if (longest == 0) return Status();
   const HostLayout& layout = plane_.layout_of(call.group);
-  const Result<std::uint64_t> bytes = plane_.share_bytes(layout, call.counts.size());
-  if (!bytes.ok()) return bytes.status();
-  const Scatter scatter = set_up(layout, call, patience, bytes.value() / size_of(call.dtype));
+  HVDLITE_ASSIGN_OR_RETURN(std::uint64_t bytes, plane_.share_bytes(layout, call.counts.size()));
+  const Scatter scatter = set_up(layout, call, patience, bytes / size_of(call.dtype));
   return plane_.pipeline(
       layout, patience, kReducescatter, chunk_count(longest, scatter.share),
       [&](const Staging::Step& step, std::uint64_t k) { return publish(scatter, step, k); },
       [&](const Staging::Step& step, std::uint64_t k) -> Status {
         if (!layout.spans_hosts()) return reduce_own_part(scatter, step, k);
-        Result<std::vector<Transfer>> sums = sum_within_host(scatter, step, k);
-        HVDLITE_RETURN_IF_ERROR(sums.status());
-        return reduce_across_hosts(scatter, k, std::move(sums.value()));
+        HVDLITE_ASSIGN_OR_RETURN(std::vector<Transfer> sums, sum_within_host(scatter, step, k));
+        return reduce_across_hosts(scatter, k, std::move(sums));
       });
 }
 

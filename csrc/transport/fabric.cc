@@ -58,14 +58,13 @@ Status check(const Topology& topology, const std::vector<PeerLink>& links) {
 Status add_local_peer(Fabric& fabric, PeerLink& link) {
   const Topology& topology = fabric.topology;
   const int peer = link.rank;
-  Result<std::shared_ptr<Segment>> segment = Segment::map(link.segment);
-  HVDLITE_RETURN_IF_ERROR(segment.status());
-  fabric.segments[peer] = segment.value();
+  HVDLITE_ASSIGN_OR_RETURN(std::shared_ptr<Segment> segment, Segment::map(link.segment));
+  fabric.segments[peer] = segment;
   fabric.event_fds[peer] = std::move(link.event);
-  fabric.wake_ups[peer] = WakeUp(segment.value()->sleeping(), fabric.event_fds[peer].get());
+  fabric.wake_ups[peer] = WakeUp(segment->sleeping(), fabric.event_fds[peer].get());
   fabric.control[peer] = std::make_unique<ShmChannel>(
       peer, fabric.own_segment->control_ring(topology.local_index(peer)),
-      segment.value()->control_ring(topology.local_index(topology.rank)), fabric.wake_ups[peer],
+      segment->control_ring(topology.local_index(topology.rank)), fabric.wake_ups[peer],
       std::move(link.control));
   fabric.data[peer] = make_ring_channel(fabric, peer);
   return Status();
@@ -84,11 +83,8 @@ Fabric::Fabric(Topology its_topology)
 Status Fabric::open(Fd own_event, const Config& config) {
   gradients = std::make_shared<GradientArea>(own_segment);
   const int local_size = topology.local_size(topology.rank);
-  Result<std::unique_ptr<Waiter>> made =
-      Waiter::make(own_segment->sleeping(), std::move(own_event), awake_times(config, local_size),
-                   topology.size);
-  HVDLITE_RETURN_IF_ERROR(made.status());
-  waiter = std::move(made.value());
+  HVDLITE_ASSIGN_OR_RETURN(waiter, Waiter::make(own_segment->sleeping(), std::move(own_event),
+                                                awake_times(config, local_size), topology.size));
   if (config.spin_us >= 0) waiter->always_spin();
   return Status();
 }
@@ -131,9 +127,8 @@ Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, OwnLink own,
   auto fabric = std::make_unique<Fabric>(std::move(topology));
   close_in_forked_child(own.lifeline.get());
   fabric->lifeline = std::move(own.lifeline);
-  Result<std::shared_ptr<Segment>> segment = Segment::map(own.segment);
-  HVDLITE_RETURN_IF_ERROR(segment.status());
-  fabric->own_segment = fabric->segments[fabric->topology.rank] = segment.value();
+  HVDLITE_ASSIGN_OR_RETURN(fabric->own_segment, Segment::map(own.segment));
+  fabric->segments[fabric->topology.rank] = fabric->own_segment;
   HVDLITE_RETURN_IF_ERROR(fabric->open(std::move(own.event), config));
   for (PeerLink& link : links) {
     if (fabric->topology.same_host(link.rank)) {

@@ -62,33 +62,29 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
 }
 
 Result<Fd> Segment::create(const SegmentLayout& layout) {
-  Result<Fd> memfd = create_memfd(layout.total_bytes());
-  if (!memfd.ok()) return memfd.status();
-  const Result<Mapping> mapping = Mapping::shared(memfd.value(), layout.total_bytes());
-  if (!mapping.ok()) return mapping.status();
-  new (mapping.value().data()) Header{kMagic, layout, 0};
+  HVDLITE_ASSIGN_OR_RETURN(Fd memfd, create_memfd(layout.total_bytes()));
+  HVDLITE_ASSIGN_OR_RETURN(Mapping mapping, Mapping::shared(memfd, layout.total_bytes()));
+  new (mapping.data()) Header{kMagic, layout, 0};
   return memfd;
 }
 
 Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   HVDLITE_RETURN_IF_ERROR(check_sealed(memfd));
-  const Result<std::uint64_t> bytes = file_bytes(memfd);
-  if (!bytes.ok()) return bytes.status();
-  if (bytes.value() < kRingsAt) return Status(StatusCode::kInternal, "a segment is too small");
-  Result<Mapping> mapping = Mapping::shared(memfd, bytes.value());
-  if (!mapping.ok()) return mapping.status();
-  const auto* header = reinterpret_cast<const Header*>(mapping.value().data());
+  HVDLITE_ASSIGN_OR_RETURN(std::uint64_t bytes, file_bytes(memfd));
+  if (bytes < kRingsAt) return Status(StatusCode::kInternal, "a segment is too small");
+  HVDLITE_ASSIGN_OR_RETURN(Mapping mapping, Mapping::shared(memfd, bytes));
+  const auto* header = reinterpret_cast<const Header*>(mapping.data());
   const SegmentLayout layout = header->layout;
   if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
       layout.ring_bytes != kRingBytes || layout.data_ring_bytes != kDataRingBytes ||
-      layout.buffer_bytes > bytes.value() || layout.gradient_bytes > bytes.value() ||
-      layout.total_bytes() != bytes.value()) {
+      layout.buffer_bytes > bytes || layout.gradient_bytes > bytes ||
+      layout.total_bytes() != bytes) {
     return Status(
         StatusCode::kInternal,
         "a shared segment has another layout; run the same version of hvdlite on all ranks");
   }
-  mapping.value().keep_out_of_dumps(gradients_at(layout), layout.gradient_bytes);
-  return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
+  mapping.keep_out_of_dumps(gradients_at(layout), layout.gradient_bytes);
+  return std::shared_ptr<Segment>(new Segment(std::move(mapping), layout));
 }
 
 std::atomic<std::uint32_t>* Segment::sleeping() const {
