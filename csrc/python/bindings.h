@@ -23,6 +23,11 @@ void register_fast_path(pybind11::module_& module);  // the fast path of torch's
 inline void raise_if_error(const Status& status) {
   if (!status.ok()) raise_status(status);
 }
+template <typename T>
+T value_of(Result<T> result) {
+  raise_if_error(result.status());
+  return std::move(result.value());
+}
 
 // Never returns. This costs nothing: the process is about to end.
 [[noreturn]] inline void sleep_forever() {

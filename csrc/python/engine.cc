@@ -166,11 +166,9 @@ using Tensors = std::vector<const TensorArgument*>;
 std::unique_ptr<TensorArgument> make_tensor(Name name, int dtype, std::vector<std::int64_t> shape,
                                             std::uintptr_t input, std::uintptr_t output, int gpu,
                                             std::optional<int> wire, std::uint64_t capacity) {
-  Result<TensorShape> made =
-      make_shape(std::move(name.text), dtype, wire.value_or(dtype), std::move(shape));
-  raise_if_error(made.status());
   auto tensor = std::make_unique<TensorArgument>();
-  tensor->shape = std::move(made.value());
+  tensor->shape =
+      value_of(make_shape(std::move(name.text), dtype, wire.value_or(dtype), std::move(shape)));
   tensor->input = reinterpret_cast<const void*>(input);  // NOLINT: an address from Python
   tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
   tensor->gpu = gpu;
@@ -283,26 +281,22 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
   for (const auto& [peer, control, data, peer_segment, peer_event] : links) {
     peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_event)});
   }
-  Result<Config> config = Config::from_environment();
-  raise_if_error(config.status());
-  set_log_level(parse_log_level(config.value().log_level));
+  Config config = value_of(Config::from_environment());
+  set_log_level(parse_log_level(config.log_level));
   auto trace = std::make_unique<Trace>();
   if (trace_fd.valid()) raise_if_error(trace->start(std::move(trace_fd), rank, trace_rounds));
   std::unique_ptr<Fabric> fabric;
   std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
   if (size > 1) {
-    Result<std::unique_ptr<Fabric>> connected =
-        connect_fabric({rank, size, std::move(host_of), control_tree}, std::move(own),
-                       std::move(peers), config.value());
-    raise_if_error(connected.status());
-    fabric = std::move(connected.value());
-    backend = std::make_unique<HostBackend>(*fabric, config.value());
+    fabric = value_of(connect_fabric({rank, size, std::move(host_of), control_tree}, std::move(own),
+                                     std::move(peers), config));
+    backend = std::make_unique<HostBackend>(*fabric, config);
   }
-  GpuLibraries gpus = GpuLibraries::search(config.value(), std::move(nccl_folders));
+  GpuLibraries gpus = GpuLibraries::search(config, std::move(nccl_folders));
   std::optional<Engine::Elastic> elastic;
   if (pending != nullptr) elastic = {{epoch, std::move(process_sets)}, std::move(pending)};
   return std::make_shared<EngineHolder>(
-      std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value()),
+      std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config),
                                std::move(gpus), std::move(trace), elastic, clock_offset));
 }
 

@@ -209,12 +209,10 @@ std::uintptr_t HandleObject::stream() const {
 
 HandlePtr submit(const std::shared_ptr<EngineHolder>& holder, EntryBuilder& call, py::object keep,
                  bool blocking) {
-  Result<EntryPtr> entry = call.build();
-  raise_if_error(entry.status());
+  EntryPtr entry = value_of(call.build());
   holder->release_orphans();
-  raise_if_error(holder->engine().enqueue(entry.value(), blocking));
-  return std::make_unique<HandleObject>(holder, std::move(entry.value()), std::move(keep),
-                                        blocking);
+  raise_if_error(holder->engine().enqueue(entry, blocking));
+  return std::make_unique<HandleObject>(holder, std::move(entry), std::move(keep), blocking);
 }
 
 void register_handle(py::module_& module) {

@@ -86,16 +86,13 @@ py::list knob_rows() {
 }
 
 std::map<std::string, std::string> agreed_knobs() {
-  const Result<Config> config = Config::from_environment();
-  raise_if_error(config.status());
-  const auto rows = config.value().agreed();
+  const Config config = value_of(Config::from_environment());
+  const auto rows = config.agreed();
   return {rows.begin(), rows.end()};
 }
 
 py::dict knob_values() {
-  const Result<Config> read = Config::from_environment();
-  raise_if_error(read.status());
-  const Config& config = read.value();
+  const Config& config = value_of(Config::from_environment());
   py::dict values;
 #define HVDLITE_VALUE(type, field, fallback, range, unit, horovod, help)                           \
   values[#field] = config.field;
@@ -107,30 +104,25 @@ py::dict knob_values() {
 int create_segment(int local_size) {
   if (local_size < 1)
     raise_status(Status(StatusCode::kInvalidArgument, "local_size is at least 1"));
-  const Result<Config> config = Config::from_environment();
-  raise_if_error(config.status());
-  Result<Fd> memfd = Segment::create(SegmentLayout::make(local_size, config.value()));
-  raise_if_error(memfd.status());
-  return memfd.value().release();
+  const Config config = value_of(Config::from_environment());
+  return value_of(Segment::create(SegmentLayout::make(local_size, config))).release();
 }
 
 std::vector<std::pair<int, int>> blocks_of_virtual_ranks(const std::vector<int>& hosts,
                                                          int virtual_size) {
-  const Result<std::vector<VirtualBlock>> blocks = virtual_blocks(hosts, virtual_size);
-  raise_if_error(blocks.status());
+  const std::vector<VirtualBlock> blocks = value_of(virtual_blocks(hosts, virtual_size));
   std::vector<std::pair<int, int>> pairs;
-  for (const VirtualBlock& block : blocks.value()) pairs.emplace_back(block.first, block.size);
+  for (const VirtualBlock& block : blocks) pairs.emplace_back(block.first, block.size);
   return pairs;
 }
 
 using LibraryRow = std::tuple<std::string, bool, std::string>;
 
 std::vector<LibraryRow> gpu_report(const std::vector<std::string>& nccl_folders) {
-  const Result<Config> config = Config::from_environment();
-  raise_if_error(config.status());
+  const Config config = value_of(Config::from_environment());
   const Unlocked unlocked;
   std::vector<LibraryRow> rows;
-  for (const auto& [library, ok, reason] : examine_gpus(config.value(), nccl_folders)) {
+  for (const auto& [library, ok, reason] : examine_gpus(config, nccl_folders)) {
     rows.emplace_back(library, ok, reason);
   }
   return rows;
