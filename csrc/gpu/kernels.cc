@@ -21,17 +21,9 @@ extern "C" [[gnu::visibility("hidden")]] const char hvdlite_pack_ptx[];
 namespace hvdlite {
 namespace {
 
+// "bf16", "f32"...
 std::string short_name(DataType dtype) {
-  switch (dtype) {
-    case DataType::kFloat16:
-      return "f16";
-    case DataType::kBfloat16:
-      return "bf16";
-    case DataType::kFloat32:
-      return "f32";
-    default:
-      return "f64";
-  }
+  return (dtype == DataType::kBfloat16 ? "bf" : "f") + std::to_string(8 * size_of(dtype));
 }
 
 std::string kernel_name(DataType source, DataType target, std::span<const CopySegment> segments) {

@@ -92,22 +92,10 @@ Status NcclBackend::barrier(const Group& group, Patience patience) {
 
 namespace {
 
+// NCCL's numbers of average, sum, Adasum (which goes through the host), min, max and product.
 int nccl_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return 0;
-    case ReduceOp::kProduct:
-      return 1;
-    case ReduceOp::kMax:
-      return 2;
-    case ReduceOp::kMin:
-      return 3;
-    case ReduceOp::kAverage:
-      return 4;
-    case ReduceOp::kAdasum:  // goes through the host
-      break;
-  }
-  return 0;
+  constexpr int kOps[] = {4, 0, 0, 3, 2, 1};
+  return kOps[static_cast<int>(op)];
 }
 
 }  // namespace
