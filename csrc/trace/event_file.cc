@@ -36,7 +36,7 @@ std::string quoted(std::string_view text) {
 }
 
 // Exact, with three decimals.
-std::string microseconds(TraceTime nanoseconds) {
+std::string in_microseconds(TraceTime nanoseconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(nanoseconds / 1000),
                 static_cast<long long>(nanoseconds % 1000));
@@ -216,7 +216,7 @@ void EventFile::on_row(const TraceRecord& record, const std::string& name) {
     event('B', row, record.time, name, arguments(record));
   } else if (record.kind == Mark::kSpan) {
     event('X', row, record.time, name,
-          ",\"dur\":" + microseconds(record.end - record.time) + arguments(record));
+          ",\"dur\":" + in_microseconds(record.end - record.time) + arguments(record));
   } else {
     event('i', row, record.time, name, kInstantOfThread + arguments(record));
   }
@@ -244,7 +244,7 @@ void EventFile::event(char type, const Task& task, TraceTime time, std::string_v
 
 void EventFile::event(char type, int process, int thread, TraceTime time, std::string_view name,
                       std::string_view rest) {
-  lines_ += "{\"ts\":" + microseconds(time) + ",\"ph\":\"" + type +
+  lines_ += "{\"ts\":" + in_microseconds(time) + ",\"ph\":\"" + type +
             "\",\"pid\":" + std::to_string(process) + ",\"tid\":" + std::to_string(thread);
   if (!name.empty()) lines_ += ",\"name\":" + quoted(name);
   lines_.append(rest).append("},\n");

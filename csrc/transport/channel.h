@@ -60,7 +60,7 @@ class Channel {
 class ShmChannel : public Channel {
  public:
   // The rings' memory and the peer's flag are borrowed from segments that outlive the channel. A
-  // call moves `most_at_once` bytes.
+  // call moves no more than `most_at_once` bytes.
   ShmChannel(int peer, ByteRing inbound, ByteRing outbound, WakeUp peer_wake_up, Fd lifeline = Fd(),
              std::size_t most_at_once = SIZE_MAX)
       : peer_(peer),

@@ -115,9 +115,11 @@ void Fabric::close() {
 
 std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer) {
   const Topology& topology = fabric.topology;
+  // A quarter of a ring at once: so the one side writes while the other reads.
   return std::make_unique<ShmChannel>(
       peer, fabric.own_segment->data_ring(topology.local_index(peer)),
-      fabric.segments[peer]->data_ring(topology.local_index(topology.rank)), fabric.wake_ups[peer]);
+      fabric.segments[peer]->data_ring(topology.local_index(topology.rank)), fabric.wake_ups[peer],
+      Fd(), fabric.own_segment->layout().data_ring_bytes / 4);
 }
 
 Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, OwnLink own,

@@ -188,7 +188,7 @@ def find_topology(
 
 def are_linked(host_of: Sequence[int], one: int, other: int) -> bool:
     """Return whether two ranks of different hosts have a control connection in a tree of hosts."""
-    # The first ranks of the hosts form a binary tree, as in csrc/transport/control_tree.h.
+    # The first ranks of the hosts form a binary tree, as in csrc/transport/topology.h.
     host, above = sorted((host_of[one], host_of[other]), reverse=True)
     if (host - 1) // 2 != above:
         return False
