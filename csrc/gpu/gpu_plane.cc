@@ -306,16 +306,15 @@ Result<std::unique_ptr<DeviceBackend>> GpuPlane::make_nccl(
     return invalid("NCCL does not start on rank " + std::to_string(root) + ": " +
                    api->error_string(start.result) + "; run with NCCL_DEBUG=INFO");
   }
-  Result<std::unique_ptr<NcclCommunicator>> connected =
-      NcclCommunicator::connect(api, workspace.device, {group, *fabric_}, start.id, patience);
+  const bool fused = std::all_of(members.begin(), members.end(),
+                                 [](const DeviceCandidate& member) { return member.fused != 0; });
+  Result<std::unique_ptr<NcclBackend>> connected =
+      NcclBackend::connect(api, {group, *fabric_}, workspace, host_, start.id, fused, patience);
   if (!connected.ok()) {
     const Status why = connected.status();
     return Status(why.code(), why.message() + one_gpu_for_two(members), why.failed_rank());
   }
-  const bool fused = std::all_of(members.begin(), members.end(),
-                                 [](const DeviceCandidate& member) { return member.fused != 0; });
-  return std::unique_ptr<DeviceBackend>(
-      std::make_unique<NcclBackend>(std::move(connected.value()), workspace, host_, fused));
+  return std::unique_ptr<DeviceBackend>(std::move(connected.value()));
 }
 
 Status GpuPlane::fall_back(const Group& group, const std::vector<DeviceCandidate>& members) {

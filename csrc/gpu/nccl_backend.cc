@@ -13,22 +13,22 @@ constexpr int kBytes = 1;  // ncclUint8
 
 }  // namespace
 
-NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
-                         Backend& host, bool fused)
-    : workspace_(workspace),
-      host_(host),
-      communicator_(std::move(communicator)),
-      index_(communicator_->index()),
-      size_(communicator_->size()),
-      fused_(fused) {
-  if (!fused_) return;
+Result<std::unique_ptr<NcclBackend>> NcclBackend::connect(std::shared_ptr<const NcclApi> api,
+                                                          Membership membership,
+                                                          DeviceWorkspace& workspace, Backend& host,
+                                                          const NcclUniqueId& id, bool fused,
+                                                          Patience patience) {
+  std::unique_ptr<NcclBackend> made(
+      new NcclBackend(std::move(api), std::move(membership), workspace, host, fused));
+  const CudaDevice::Current current(made->device());
+  NcclConfig config;
+  const NcclResult result =
+      made->api_->comm_init(&made->comm_, made->size(), id, made->index(), &config);
+  HVDLITE_RETURN_IF_ERROR(made->await(result, "starting NCCL", patience));
   // Without a registration NCCL copies through buffers of its own, which is only slower.
-  (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());
+  if (fused) (void)made->know_memory(workspace.fusion.address(), workspace.fusion.bytes());
+  return made;
 }
-
-NcclBackend::~NcclBackend() { abort(); }
-
-void NcclBackend::close(Deadline deadline) { communicator_->close(deadline); }
 
 Status NcclBackend::allgather(const Allgather& call, Patience patience) {
   const std::span<const std::byte> input = call.input;
@@ -38,12 +38,11 @@ Status NcclBackend::allgather(const Allgather& call, Patience patience) {
   const bool even = std::all_of(bytes.begin(), bytes.end(),
                                 [&](std::size_t count) { return count == bytes.front(); });
   if (even) {
-    return communicator_->enqueue("an allgather", patience, [&] {
-      return nccl().allgather(input.data(), output.data(), bytes.front(), kBytes,
-                              communicator_->get(), stream());
+    return enqueue("an allgather", patience, [&] {
+      return api_->allgather(input.data(), output.data(), bytes.front(), kBytes, comm_, stream());
     });
   }
-  return communicator_->enqueue("an allgather", patience, [&] {
+  return enqueue("an allgather", patience, [&] {
     std::size_t offset = 0;
     int root = -1;
     return for_all(bytes, [&](std::size_t count) {
@@ -51,22 +50,22 @@ Status NcclBackend::allgather(const Allgather& call, Patience patience) {
       offset += count;
       ++root;
       if (count == 0) return NcclResult::kSuccess;
-      const void* source = root == index_ ? static_cast<const void*>(input.data()) : block;
-      return nccl().broadcast(source, block, count, kBytes, root, communicator_->get(), stream());
+      const void* source = root == index() ? static_cast<const void*>(input.data()) : block;
+      return api_->broadcast(source, block, count, kBytes, root, comm_, stream());
     });
   });
 }
 
 Status NcclBackend::broadcast(const Broadcast& call, Patience patience) {
   if (call.output.empty()) return Status();
-  return communicator_->enqueue("a broadcast", patience, [&] {
-    return nccl().broadcast(call.input.data(), call.output.data(), call.output.size(), kBytes,
-                            call.group.index_of(call.root), communicator_->get(), stream());
+  return enqueue("a broadcast", patience, [&] {
+    return api_->broadcast(call.input.data(), call.output.data(), call.output.size(), kBytes,
+                           call.group.index_of(call.root), comm_, stream());
   });
 }
 
 Status NcclBackend::alltoall(const Alltoall& call, Patience patience) {
-  return communicator_->enqueue("an alltoall", patience, [&] {
+  return enqueue("an alltoall", patience, [&] {
     const std::byte* from = call.input.data();
     std::byte* to = call.output.data();
     int peer = -1;
@@ -76,18 +75,14 @@ Status NcclBackend::alltoall(const Alltoall& call, Patience patience) {
       std::byte* place = std::exchange(to, to + received);
       NcclResult result = NcclResult::kSuccess;
       if (sent > 0) {
-        result = nccl().send(part, sent, kBytes, peer, communicator_->get(), stream());
+        result = api_->send(part, sent, kBytes, peer, comm_, stream());
       }
       if (received > 0 && (result == NcclResult::kSuccess || result == NcclResult::kInProgress)) {
-        result = nccl().recv(place, received, kBytes, peer, communicator_->get(), stream());
+        result = api_->recv(place, received, kBytes, peer, comm_, stream());
       }
       return result;
     });
   });
-}
-
-Status NcclBackend::barrier(const Group& group, Patience patience) {
-  return host_.barrier(group, patience);
 }
 
 namespace {
@@ -103,7 +98,7 @@ int nccl_op(ReduceOp op) {
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   const auto& [group, types, op, pieces] = call;
   if (op == ReduceOp::kAdasum || !runs_on_device(group, types, op, pieces)) {
-    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    StagedBackend through_host(workspace_, host_, membership_.fabric.topology.rank);
     return through_host.allreduce(call, patience);
   }
   if (is_complex(types.memory)) {
@@ -141,9 +136,9 @@ Status NcclBackend::reduce_round(ElementTypes types, ReduceOp op, std::span<cons
   const CudaPointer area = gradient_memory_of(types, pieces, round);
   const CudaPointer buffer = area != 0 ? area : workspace_.fusion.address();
   HVDLITE_RETURN_IF_ERROR(pack(types, pieces, round, buffer));
-  HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
-    return nccl().allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(types.wire),
-                            nccl_dtype(types.wire), nccl_op(op), communicator_->get(), stream());
+  HVDLITE_RETURN_IF_ERROR(enqueue(kAllreduce, patience, [&] {
+    return api_->allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(types.wire),
+                           nccl_dtype(types.wire), nccl_op(op), comm_, stream());
   }));
   return unpack(types, pieces, round, buffer);
 }
@@ -170,7 +165,7 @@ CudaPointer NcclBackend::gradient_memory_of(ElementTypes types, std::span<const 
   const bool as_laid_out =
       std::all_of(round.parts.begin(), round.parts.end(),
                   [&](const FusedPart& part) { return output_of(part) == begin + part.offset; });
-  return as_laid_out && communicator_->know_memory(area.address, area.bytes) ? begin : 0;
+  return as_laid_out && know_memory(area.address, area.bytes) ? begin : 0;
 }
 
 Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
@@ -218,15 +213,15 @@ Status NcclBackend::reduce_in_place(DataType dtype, ReduceOp op, std::span<const
     calls.push_back(call.value());
   }
   if (status.ok()) {
-    status = communicator_->enqueue(kAllreduce, patience, [&] {
+    status = enqueue(kAllreduce, patience, [&] {
       return for_all(calls, [&](const Direct& call) {
-        return nccl().allreduce(call.input, call.output, call.count, nccl_dtype(dtype), call.op,
-                                communicator_->get(), stream());
+        return api_->allreduce(call.input, call.output, call.count, nccl_dtype(dtype), call.op,
+                               comm_, stream());
       });
     });
   }
   for (const Direct& call : calls) {
-    if (call.own_op) communicator_->destroy_op(call.op);
+    if (call.own_op) (void)api_->op_destroy(call.op, comm_);
   }
   return status.ok() ? scale_outputs(dtype, pieces) : status;
 }
@@ -251,8 +246,8 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
     call.input = piece.output;
   }
   if (!by_op) return call;
-  const double share = op == ReduceOp::kAverage ? piece.prescale / size_ : piece.prescale;
-  HVDLITE_ASSIGN_OR_RETURN(call.op, communicator_->make_scaled_sum(dtype, share));
+  const double share = op == ReduceOp::kAverage ? piece.prescale / size() : piece.prescale;
+  HVDLITE_ASSIGN_OR_RETURN(call.op, make_scaled_sum(dtype, share));
   call.own_op = true;
   return call;
 }
@@ -272,7 +267,7 @@ Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) 
   const auto& [group, dtype, op, piece, counts] = call;
   if (piece.count == 0) return Status();
   if (!runs_on_device(group, dtype, op, {&piece, 1})) {
-    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    StagedBackend through_host(workspace_, host_, membership_.fabric.topology.rank);
     return through_host.reducescatter(call, patience);
   }
   if (is_complex(dtype)) {
@@ -287,7 +282,7 @@ Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) 
   }
   if (piece.prescale == 1.0) {
     HVDLITE_RETURN_IF_ERROR(scatter(dtype, op, piece.input, piece.output, counts, patience));
-    const Piece block{nullptr, piece.output, counts[index_], 1.0, piece.postscale};
+    const Piece block{nullptr, piece.output, counts[index()], 1.0, piece.postscale};
     return scale_outputs(dtype, {&block, 1});
   }
   // The input is not ours to overwrite.
@@ -296,10 +291,10 @@ Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) 
   const CudaPointer scratch = memory.address();
   const CopySegment in{address(piece.input), scratch, piece.count, piece.prescale};
   HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&in, 1}));
-  const std::uint64_t before = std::accumulate(counts.begin(), counts.begin() + index_, 0ULL);
+  const std::uint64_t before = std::accumulate(counts.begin(), counts.begin() + index(), 0ULL);
   const CudaPointer block = scratch + before * size_of(dtype);  // in place, as NCCL allows
   HVDLITE_RETURN_IF_ERROR(scatter(dtype, op, pointer(scratch), pointer(block), counts, patience));
-  const CopySegment out{block, address(piece.output), counts[index_], piece.postscale};
+  const CopySegment out{block, address(piece.output), counts[index()], piece.postscale};
   HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&out, 1}));
   HVDLITE_ASSIGN_OR_RETURN(CudaEventPtr after, record());
   workspace_.pool->give_back(std::move(memory), after);
@@ -310,10 +305,10 @@ Status NcclBackend::scatter(DataType dtype, ReduceOp op, const void* input, void
                             std::span<const std::uint64_t> counts, Patience patience) {
   const bool even = std::all_of(counts.begin(), counts.end(),
                                 [&](std::uint64_t count) { return count == counts.front(); });
-  return communicator_->enqueue(kReducescatter, patience, [&] {
+  return enqueue(kReducescatter, patience, [&] {
     if (even) {
-      return nccl().reducescatter(input, output, counts.front(), nccl_dtype(dtype), nccl_op(op),
-                                  communicator_->get(), stream());
+      return api_->reducescatter(input, output, counts.front(), nccl_dtype(dtype), nccl_op(op),
+                                 comm_, stream());
     }
     const auto* block = static_cast<const std::byte*>(input);
     int root = -1;
@@ -322,8 +317,8 @@ Status NcclBackend::scatter(DataType dtype, ReduceOp op, const void* input, void
       block += count * size_of(dtype);
       ++root;
       if (count == 0) return NcclResult::kSuccess;
-      return nccl().reduce(source, output, count, nccl_dtype(dtype), nccl_op(op), root,
-                           communicator_->get(), stream());
+      return api_->reduce(source, output, count, nccl_dtype(dtype), nccl_op(op), root, comm_,
+                          stream());
     });
   });
 }
@@ -344,23 +339,9 @@ bool is_accepted(NcclResult result) {
 
 }  // namespace
 
-Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::connect(
-    std::shared_ptr<const NcclApi> api, std::shared_ptr<CudaDevice> device, Membership membership,
-    const NcclUniqueId& id, Patience patience) {
-  std::unique_ptr<NcclCommunicator> made(
-      new NcclCommunicator(std::move(api), std::move(device), membership));
-  const CudaDevice::Current current(*made->device_);
-  NcclConfig config;
-  const NcclResult result =
-      made->api_->comm_init(&made->comm_, static_cast<int>(membership.group.ranks.size()), id,
-                            membership.group.index_of(membership.fabric.topology.rank), &config);
-  HVDLITE_RETURN_IF_ERROR(made->await(result, "starting NCCL", patience));
-  return made;
-}
-
-Status NcclCommunicator::enqueue(const char* operation, Patience patience,
-                                 const std::function<NcclResult()>& calls) {
-  const CudaDevice::Current current(*device_);
+Status NcclBackend::enqueue(const char* operation, Patience patience,
+                            const std::function<NcclResult()>& calls) {
+  const CudaDevice::Current current(device());
   NcclResult result = api_->group_start();
   if (!is_success(result)) return failure(result, operation);
   const NcclResult called = calls();
@@ -368,7 +349,7 @@ Status NcclCommunicator::enqueue(const char* operation, Patience patience,
   return await(is_accepted(called) ? result : called, operation, patience);
 }
 
-Result<int> NcclCommunicator::make_scaled_sum(DataType dtype, double factor) {
+Result<int> NcclBackend::make_scaled_sum(DataType dtype, double factor) {
   int op = 0;
   float narrow = static_cast<float>(factor);
   void* scalar = dtype == DataType::kFloat64 ? static_cast<void*>(&factor) : &narrow;
@@ -378,7 +359,7 @@ Result<int> NcclCommunicator::make_scaled_sum(DataType dtype, double factor) {
   return op;
 }
 
-Status NcclCommunicator::await(NcclResult result, const char* operation, Patience patience) {
+Status NcclBackend::await(NcclResult result, const char* operation, Patience patience) {
   if (is_success(result)) return Status();
   if (result != NcclResult::kInProgress) return failure(result, operation);
   const auto ready = [&] {
@@ -402,7 +383,7 @@ Status NcclCommunicator::await(NcclResult result, const char* operation, Patienc
   return is_success(result) ? Status() : failure(result, operation);
 }
 
-Status NcclCommunicator::failure(NcclResult result, const std::string& operation) {
+Status NcclBackend::failure(NcclResult result, const std::string& operation) {
   // Such an error is most often the end of a peer. Then the lost rank is the cause to name.
   if (result == NcclResult::kRemoteError || result == NcclResult::kSystemError) {
     Status lost;
@@ -417,13 +398,13 @@ Status NcclCommunicator::failure(NcclResult result, const std::string& operation
   return Status(StatusCode::kInternal,
                 "NCCL " + nccl_version_text(api_->version) + " failed in " + operation +
                     " on rank " + std::to_string(membership_.fabric.topology.rank) + ", " +
-                    device_->describe() + ": " + api_->error_string(result) +
+                    device().describe() + ": " + api_->error_string(result) +
                     (words.empty() ? "" : " (" + words + ")") +
                     "; run with NCCL_DEBUG=INFO for what led to it",
                 membership_.fabric.topology.rank);
 }
 
-Status NcclCommunicator::lost_member(const std::string& operation) const {
+Status NcclBackend::lost_member(const std::string& operation) const {
   for (const int rank : membership_.group.ranks) {
     if (rank == membership_.fabric.topology.rank || !membership_.fabric.waiter->lost(rank))
       continue;
@@ -433,10 +414,10 @@ Status NcclCommunicator::lost_member(const std::string& operation) const {
   return Status();
 }
 
-bool NcclCommunicator::know_memory(CudaPointer address, std::size_t bytes) {
+bool NcclBackend::know_memory(CudaPointer address, std::size_t bytes) {
   const auto [at, is_new] = registrations_.try_emplace(address);
   if (is_new) {
-    const CudaDevice::Current current(*device_);
+    const CudaDevice::Current current(device());
     void* registration = nullptr;
     void* memory = reinterpret_cast<void*>(address);  // NOLINT: NCCL's form of an address
     if (is_success(api_->comm_register(comm_, memory, bytes, &registration))) {
@@ -446,33 +427,33 @@ bool NcclCommunicator::know_memory(CudaPointer address, std::size_t bytes) {
   return at->second.has_value();
 }
 
-void NcclCommunicator::forget_memory(CudaPointer address) {
+void NcclBackend::forget_memory(CudaPointer address) {
   const auto at = registrations_.find(address);
   if (at == registrations_.end()) return;
   if (comm_ != nullptr && at->second.value_or(nullptr) != nullptr) {
-    const CudaDevice::Current current(*device_);
+    const CudaDevice::Current current(device());
     (void)api_->comm_deregister(comm_, *at->second);
   }
   registrations_.erase(at);
 }
 
-Status NcclCommunicator::poll() {
+Status NcclBackend::poll() {
   NcclResult result = NcclResult::kSuccess;
   const NcclResult asked = api_->comm_async_error(comm_, &result);
   if (!is_success(asked)) result = asked;
   return is_accepted(result) ? Status() : failure(result, "a collective that was under way");
 }
 
-void NcclCommunicator::abort() {
+void NcclBackend::abort() {
   if (comm_ == nullptr) return;
-  const CudaDevice::Current current(*device_);
+  const CudaDevice::Current current(device());
   (void)api_->comm_abort(std::exchange(comm_, nullptr));
 }
 
-void NcclCommunicator::close(Deadline deadline) {
+void NcclBackend::close(Deadline deadline) {
   if (comm_ == nullptr) return;
   while (!registrations_.empty()) forget_memory(registrations_.begin()->first);
-  const CudaDevice::Current current(*device_);
+  const CudaDevice::Current current(device());
   NcclResult result = api_->comm_finalize(comm_);
   while (result == NcclResult::kInProgress && !deadline.passed()) {
     if (!is_success(api_->comm_async_error(comm_, &result))) break;

@@ -1,4 +1,5 @@
-// The data plane of GPUs: NCCL, between the members of one process set, each with one device.
+// The data plane of GPUs: NCCL, between the members of one process set, each with one device: this
+// rank's end of one communicator.
 //
 // An all-reduce of one tensor runs where the tensor lies. Several tensors are packed into the
 // device's fusion buffer, reduced there and unpacked: one kernel launch each way, which scales too.
@@ -8,7 +9,13 @@
 // tensor is reduced where it lies, all in one group call of NCCL. Averages are NCCL's own; float32
 // and float64 tensors that need no packing are scaled by a pre-multiplied sum. What neither
 // NCCL nor the kernels know, such as Adasum and 16-bit integers, is reduced through the host
-// (StagedBackend). Runner only.
+// (StagedBackend).
+//
+// The runner never blocks inside NCCL: every call may answer "in progress", and enqueue() then
+// waits for the call and, at the same time, for the loss of a member (transport/waiter.h), so that
+// a dead peer ends the wait with an error. Errors: kRankFailed names a lost member; kTimeout;
+// kInternal carries NCCL's own last message. After an error only abort() may be called. Runner
+// only.
 #pragma once
 
 #include <functional>
@@ -26,74 +33,6 @@
 
 namespace hvdlite {
 
-// One NCCL communicator: this rank's end of one process set on one device.
-//
-// This class never blocks inside NCCL: every call may answer "in progress", and this class then
-// waits for the call and, at the same time, for the loss of a member (transport/waiter.h), so that
-// a dead peer ends the wait with an error. Errors: kRankFailed names a lost member; kTimeout;
-// kInternal carries NCCL's own last message. After an error only abort() may be called.
-class NcclCommunicator {
- public:
-  // The group, and this rank's connections to its members; the fabric is borrowed.
-  struct Membership {
-    Group group;
-    Fabric& fabric;
-  };
-  // Connects this rank with the other members of the group, which all call this with the same id.
-  // kTimeout unless all of them do so within `patience`.
-  static Result<std::unique_ptr<NcclCommunicator>> connect(std::shared_ptr<const NcclApi> api,
-                                                           std::shared_ptr<CudaDevice> device,
-                                                           Membership membership,
-                                                           const NcclUniqueId& id,
-                                                           Patience patience);
-  ~NcclCommunicator() { abort(); }
-  NcclCommunicator(const NcclCommunicator&) = delete;
-  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
-
-  NcclComm get() const { return comm_; }
-  int index() const { return membership_.group.index_of(membership_.fabric.topology.rank); }
-  int size() const { return static_cast<int>(membership_.group.ranks.size()); }
-  const NcclApi& api() const { return *api_; }
-
-  // Runs `calls`, whose calls of NCCL become one group, and returns when the group is on the
-  // stream. `operation` ("an allreduce") is for messages. `calls` returns the first result that is
-  // not a success.
-  Status enqueue(const char* operation, Patience patience,
-                 const std::function<NcclResult()>& calls);
-  // Makes a sum that multiplies this rank's input first. float32 and float64 only.
-  Result<int> make_scaled_sum(DataType dtype, double factor);
-  void destroy_op(int op) { (void)api_->op_destroy(op, comm_); }
-
-  // Registers memory with NCCL, once, until forget_memory() or the end of the communicator. False
-  // when NCCL has refused. An NCCL that cannot register memory at all takes any memory: true.
-  bool know_memory(CudaPointer address, std::size_t bytes);
-  void forget_memory(CudaPointer address);
-
-  // Returns an error that came after enqueue() had returned.
-  Status poll();
-  // Ends NCCL's work on the device, and the communicator. Idempotent.
-  void abort();
-  // Ends the communicator in good order together with the members, or aborts it at the deadline.
-  void close(Deadline deadline);
-
- private:
-  NcclCommunicator(std::shared_ptr<const NcclApi> api, std::shared_ptr<CudaDevice> device,
-                   Membership membership)
-      : api_(std::move(api)), device_(std::move(device)), membership_(std::move(membership)) {}
-  // Waits until NCCL has ended the call that gave `result`.
-  Status await(NcclResult result, const char* operation, Patience patience);
-  Status failure(NcclResult result, const std::string& operation);
-  Status lost_member(const std::string& operation) const;
-
-  const std::shared_ptr<const NcclApi> api_;
-  const std::shared_ptr<CudaDevice> device_;
-  const Membership membership_;
-  NcclComm comm_ = nullptr;
-  // The registrations of known memory, by address. No value: NCCL has refused. A null pointer: NCCL
-  // is set not to register memory.
-  std::map<CudaPointer, std::optional<void*>> registrations_;
-};
-
 // For enqueue(): calls `call` for each item until one fails.
 template <typename Items, typename Call>
 NcclResult for_all(const Items& items, Call&& call) {
@@ -108,12 +47,23 @@ NcclResult for_all(const Items& items, Call&& call) {
 
 class NcclBackend : public DeviceBackend {
  public:
-  // Serves the group that `communicator` connects. `workspace` and `host` are borrowed; `host`
-  // serves the barrier and what goes through the host. `fused` says that every member has a fusion
-  // buffer.
-  NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
-              Backend& host, bool fused);
-  ~NcclBackend() override;
+  // The group, and this rank's connections to its members; the fabric is borrowed.
+  struct Membership {
+    Group group;
+    Fabric& fabric;
+  };
+  // Connects this rank with the other members of the group, which all call this with the same id.
+  // kTimeout unless all of them do so within `patience`. `workspace` and `host` are borrowed;
+  // `host` serves the barrier and what goes through the host. `fused` says that every member has a
+  // fusion buffer.
+  static Result<std::unique_ptr<NcclBackend>> connect(std::shared_ptr<const NcclApi> api,
+                                                      Membership membership,
+                                                      DeviceWorkspace& workspace, Backend& host,
+                                                      const NcclUniqueId& id, bool fused,
+                                                      Patience patience);
+  ~NcclBackend() override { NcclBackend::abort(); }
+  NcclBackend(const NcclBackend&) = delete;
+  NcclBackend& operator=(const NcclBackend&) = delete;
 
   CudaDevice& device() const override { return *workspace_.device; }
   Status allreduce(const Allreduce& call, Patience patience) override;
@@ -121,10 +71,12 @@ class NcclBackend : public DeviceBackend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
-  Status barrier(const Group& group, Patience patience) override;
-  Status poll() override { return communicator_->poll(); }
-  void abort() override { communicator_->abort(); }
-  void forget_memory(CudaPointer address) override { communicator_->forget_memory(address); }
+  Status barrier(const Group& group, Patience patience) override {
+    return host_.barrier(group, patience);
+  }
+  Status poll() override;
+  void abort() override;
+  void forget_memory(CudaPointer address) override;
   void close(Deadline deadline) override;
 
  private:
@@ -156,22 +108,48 @@ class NcclBackend : public DeviceBackend {
   Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                          Patience patience);
   // Applies the factor of the input: through a scaled op of NCCL, or by a kernel that writes the
-  // scaled input to the output. If the kernels must look for NaN, they write the input to the
-  // output in any case.
+  // scaled input to the output.
   Result<Direct> prepare(DataType dtype, ReduceOp op, const Piece& piece);
   Status scale_outputs(DataType dtype, std::span<const Piece> pieces);
   Status scatter(DataType dtype, ReduceOp op, const void* input, void* output,
                  std::span<const std::uint64_t> counts, Patience patience);
 
-  const NcclApi& nccl() const { return communicator_->api(); }
+  NcclBackend(std::shared_ptr<const NcclApi> api, Membership membership, DeviceWorkspace& workspace,
+              Backend& host, bool fused)
+      : workspace_(workspace),
+        host_(host),
+        api_(std::move(api)),
+        membership_(std::move(membership)),
+        fused_(fused) {}
+  // Runs `calls`, whose calls of NCCL become one group, and returns when the group is on the
+  // stream. `operation` ("an allreduce") is for messages. `calls` returns the first result that is
+  // not a success.
+  Status enqueue(const char* operation, Patience patience,
+                 const std::function<NcclResult()>& calls);
+  // Makes a sum that multiplies this rank's input first. float32 and float64 only.
+  Result<int> make_scaled_sum(DataType dtype, double factor);
+  // Registers memory with NCCL, once, until forget_memory() or the end of the communicator. False
+  // when NCCL has refused. An NCCL that is set not to register memory takes any memory: true.
+  bool know_memory(CudaPointer address, std::size_t bytes);
+  // Waits until NCCL has ended the call that gave `result`.
+  Status await(NcclResult result, const char* operation, Patience patience);
+  Status failure(NcclResult result, const std::string& operation);
+  Status lost_member(const std::string& operation) const;
+
   CudaStream stream() const { return workspace_.device->stream(); }
+  // This rank's position in the group.
+  int index() const { return membership_.group.index_of(membership_.fabric.topology.rank); }
+  int size() const { return static_cast<int>(membership_.group.ranks.size()); }
 
   DeviceWorkspace& workspace_;
   Backend& host_;
-  const std::unique_ptr<NcclCommunicator> communicator_;
-  const int index_;  // This rank has this index in the group.
-  const int size_;
+  const std::shared_ptr<const NcclApi> api_;
+  const Membership membership_;
   const bool fused_;
+  NcclComm comm_ = nullptr;
+  // The registrations of known memory, by address. No value: NCCL has refused. A null pointer: NCCL
+  // is set not to register memory.
+  std::map<CudaPointer, std::optional<void*>> registrations_;
   std::vector<CopySegment> segments_;
 };
 
