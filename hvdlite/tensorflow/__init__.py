@@ -13,7 +13,7 @@ Example:
 A gradient reaches the engine without Python: it is an asynchronous operation of a library
 (`library`, `csrc/tensorflow`), which TensorFlow starts when the gradient is ready, and which ends
 when the core's completion calls its continuation. GPU kernels find TensorFlow's stream
-(`csrc/tensorflow/gpu_stream.h`), and the core makes that stream wait for a result before it calls
+(`csrc/tensorflow/ops.cc`), and the core makes that stream wait for a result before it calls
 the continuation. The operations are stateless, because TensorFlow would run stateful ones one at a
 time; their last input, `call_scalars` (`tracing`), keeps TensorFlow from folding them as constants.
 A function that XLA compiles makes one grouped custom call instead (`xla`).
