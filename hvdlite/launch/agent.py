@@ -77,7 +77,6 @@ class LauncherChannel:
 
     @property
     def lost(self) -> bool:
-        """Whether the launcher, or the connection to it, is gone."""
         return self.gone or time.monotonic() - self.heard_at > SILENCE
 
     @property
@@ -93,7 +92,6 @@ class LauncherChannel:
         self.flush()
 
     def flush(self) -> None:
-        """Write what can be written now."""
         try:
             while self._out and not self.gone:
                 del self._out[: os.write(self.write_fd, memoryview(self._out)[: 1 << 18])]
@@ -136,8 +134,6 @@ class LauncherChannel:
 
 
 class _Forwarder(StreamReader):
-    """Sends the output of the processes to the launcher."""
-
     def __init__(self, agent: Agent, channel: LauncherChannel) -> None:
         super().__init__(agent.selector)
         self._channel = channel
@@ -151,7 +147,6 @@ class _Forwarder(StreamReader):
 
 
 def tell_signals(channel: LauncherChannel, inbox: SignalInbox) -> None:
-    """Tell the launcher which signals have arrived here."""
     for number in inbox.take():
         channel.send(data_frame(Kind.CAUGHT, 0, number))
 
@@ -166,7 +161,6 @@ class Agent(JobLoop[Worker]):
         environment: Mapping[str, str],
         inbox: SignalInbox,
     ) -> None:
-        """Make a loop without processes."""
         # `channel` is the connection to the launcher; borrowed.
         # `inbox` receives signals to the agent, which the launcher is told; borrowed.
         own = secrets.token_hex(16)
@@ -191,21 +185,17 @@ class Agent(JobLoop[Worker]):
 
     @property
     def streams(self) -> StreamReader:
-        """The reader of the processes' output, which sends it to the launcher."""
         return self._forwarder
 
     def goes_on(self) -> bool:
-        """Return whether the launcher may still want processes here."""
         return super().goes_on() or not (self._closing or self._stop is not None)
 
     def ended(self, worker: Worker, ending: Ending) -> None:
-        """Tell the launcher how a process ended; the launcher decides what follows."""
         oom_killed = oom_kills() > self._oom_kills
         body = [ending.status, ending.by_signal, oom_killed]
         self._channel.send(data_frame(Kind.ENDED, worker.number, body))
 
-    def complain(self, text: str) -> None:
-        """Report to stderr that something could not be ended."""
+    def say(self, text: str) -> None:
         print(f"hvdlite-run: {text}", file=sys.stderr)
 
     def tick(self, now: float) -> float | None:
@@ -393,7 +383,6 @@ def _run(
 
 
 def hello() -> bytes:
-    """Describe this host to the launcher, in a message."""
     return data_frame(
         Kind.HELLO,
         0,
@@ -488,7 +477,6 @@ def _environment(part: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Run the agent; return its exit status."""
     return 0 if attend(LauncherChannel(), _environment) else 1
 
 

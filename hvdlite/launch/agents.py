@@ -63,7 +63,6 @@ class Agents:
     """All other hosts of a job; a context manager. Used by the loop's thread."""
 
     def __init__(self, remote_launcher: RemoteLauncher, pulse: Pulse, interrupted_fd: int) -> None:
-        """Make it without hosts."""
         # `pulse` says how long they may be silent.
         # `interrupted_fd` is readable when the user wants to stop.
         self.hosts: dict[str, RemoteHost] = {}
@@ -98,7 +97,6 @@ class Agents:
 
     @property
     def present(self) -> list[RemoteHost]:
-        """The hosts whose agents have answered."""
         return [host for host in self.hosts.values() if host.hello]
 
     def begin(self, part_of: Callable[[RemoteHost], dict[str, Any]], stdin: bytes | None) -> None:
@@ -134,7 +132,6 @@ class Agents:
                 self._watch(host, owner)
 
     def serves(self, name: str) -> bool:
-        """Return whether processes can be started on a host."""
         return name in self.hosts and self.hosts[name].serves
 
     def _connect(self, name: str) -> RemoteHost:

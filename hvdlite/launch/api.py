@@ -29,7 +29,6 @@ class RemoteTraceback(Exception):
     """The traceback of a rank, as text; it is the cause of the exception that `run` raises."""
 
     def __str__(self) -> str:
-        """Show the traceback as text."""
         return f"\n{self.args[0]}"
 
 

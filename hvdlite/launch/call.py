@@ -20,8 +20,6 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class Returned:
-    """The result or the exception of the call in one rank."""
-
     value: bytes | None = None  # the pickled result; None after an exception
     # The pickled exception; None without one, or if it cannot be pickled.
     error: bytes | None = None

@@ -128,7 +128,6 @@ class ProcessChannel:
         self.pid = self._process.pid
 
     def said(self) -> str:
-        """Return what the command has printed to its stderr."""
         try:
             return self._read_stderr() if self._said is None else self._said
         except OSError:
@@ -138,12 +137,10 @@ class ProcessChannel:
         return os.pread(self._stderr, _MOST_SAID, 0).decode(errors="replace")
 
     def cut(self) -> None:
-        """Kill the command and its children."""
         if self._process.returncode is None:  # Nobody else has its number then.
             signal_group(self.pid, signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Close the pipes."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -195,11 +192,9 @@ class Ssh:
         return True
 
     def open(self, host: str) -> ProcessChannel:
-        """Start ssh."""
         return ProcessChannel(ssh_command(host, self))
 
     def explain(self, host: str, said: str, status: int | None) -> str:
-        """Describe why ssh ended, and what to do."""
         last = last_line(said) or f"ssh ended with status {status} and said nothing"
         for words, remedy in _SSH_REMEDIES:
             if words in said.lower():
@@ -269,13 +264,11 @@ class Srun:
         return True
 
     def open(self, host: str) -> ProcessChannel:
-        """Start srun."""
         # When the launcher dies, SIGTERM has srun end its step at once. A killed srun cannot, and
         # the agent's stdin then ends up to 8 seconds later.
         return ProcessChannel(srun_command(host, self.python), death=signal.SIGTERM)
 
     def explain(self, host: str, said: str, status: int | None) -> str:
-        """Describe why srun ended, and what to do."""
         last = last_line(said) or f"srun ended with status {status} and said nothing"
         for words, remedy in _SRUN_REMEDIES:
             if words in said.lower():
@@ -291,7 +284,6 @@ class Srun:
 
 
 def srun_command(host: str, python: str) -> list[str]:
-    """Build the command that starts the agent on a host."""
     # The step shares the host's processors with other steps of the job and may use all of them: the
     # agent's ranks need them. Options of the allocation, which srun reads from its environment,
     # such as the number of tasks of a node, do not hold for the agent.
@@ -317,7 +309,6 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[Host]:
 
 
 def _ask(*command: str) -> str:
-    """Return what a command of Slurm prints."""
     # Raises OSError if the command cannot be run, or fails.
     try:
         done = subprocess.run(

@@ -135,7 +135,6 @@ def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def remote_launcher_of(options: argparse.Namespace) -> RemoteLauncher:
-    """Return how the other hosts are reached."""
     seconds = Ssh.connect_seconds if options.start_timeout is None else options.start_timeout
     if options.via == "srun":
         return Srun(options.remote_python, seconds)
@@ -154,7 +153,6 @@ def describe_job(
     environment: Mapping[str, str],
     launches: bool,
 ) -> Description:
-    """Turn the parsed command line into the description of a job."""
     # `launches` says whether this process launches the job, and does not just bring a node to it.
     return Description(
         command=options.command,
@@ -414,7 +412,6 @@ _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 
 
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
-    """Return what makes the viewers that the flags ask for."""
     # Raises ArgumentError if a package is missing, or a flag cannot be used.
     found: list[MakeViewer] = []
     if options.live:

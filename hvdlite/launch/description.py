@@ -47,7 +47,6 @@ class Elastic:
         return ranks if self.min_np is None else self.min_np
 
     def check(self, ranks: int) -> None:
-        """Check the numbers of a job that starts with `ranks` ranks."""
         # Raises ArgumentError if a number is out of range, or two contradict each other.
         shortest, longest = self.cooldown
         wrong = {
@@ -90,7 +89,6 @@ class Servers:
     restarts: int = 3  # how many times in a row a worker that dies is started again
 
     def check(self, ranks: int) -> None:
-        """Check the numbers of a job with `ranks` ranks."""
         # Raises ArgumentError if a number is out of range.
         workers = ranks - self.count
         wrong = {
@@ -138,7 +136,6 @@ class Description:
 
     @property
     def live(self) -> bool:
-        """Whether the ranks tell what they do."""
         return bool(self.viewers)
 
     @property
@@ -185,8 +182,6 @@ class ThisNode:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended."""
-
     status: int  # the exit status for the launcher
     root: Failure | None  # the failure that the others followed from, if any rank failed
     # By rank, the bytes that it wrote as its result; in an elastic job by worker.
@@ -218,5 +213,4 @@ def threads_text(threads: int, cores: int, ranks: int) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Write a number of things."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

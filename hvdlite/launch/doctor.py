@@ -25,8 +25,6 @@ _MEET = "from hvdlite import basics; basics.init(); basics.shutdown()"
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the table."""
-
     subject: str  # what was checked
     works: bool | None  # whether it works; None for a mere fact
     text: str  # what was found
@@ -41,7 +39,6 @@ def _check(subject: str, probe: Callable[[], str]) -> Finding:
 
 
 def machine() -> list[Finding]:
-    """State facts about this machine."""
     uname = platform.uname()
     return [
         Finding("hvdlite", None, hvdlite.__version__),
@@ -108,7 +105,6 @@ def _tcp() -> str:
 
 
 def data_planes() -> list[Finding]:
-    """Check every data plane that can connect ranks here."""
     return [
         _check("native core", _native_core),
         _check("shared memory", _shared_memory),
@@ -149,7 +145,6 @@ def _meet(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
 
 
 def table(sections: Mapping[str, list[Finding]]) -> str:
-    """Lay out the findings as a table; pure."""
     marks = {True: "yes", False: "no", None: ""}
     width = max(len(row.subject) for rows in sections.values() for row in rows)
     lines = []

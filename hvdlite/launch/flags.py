@@ -42,7 +42,6 @@ def amount(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """Read the number of a port."""
     value = int(text)
     if not 0 < value < 1 << 16:
         raise ValueError(text)
@@ -50,7 +49,6 @@ def port(text: str) -> int:
 
 
 def names(text: str) -> list[str]:
-    """Read names with commas between them."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -234,7 +232,6 @@ class _Parser(argparse.ArgumentParser):
     # In `--check-finite 1` argparse takes the 1 for the program to run. No program has such a name.
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the command line."""
         options = super().parse_args(args, namespace)
         while options.switch and options.command[:1] in (["0"], ["1"], ["2"]):
             value, *rest = options.command
@@ -254,8 +251,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """Show the help with all flags, and exit."""
-
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -391,7 +386,6 @@ def _add_switch(
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
-    """Return the variables that the flags set for every rank."""
     found = dict(options.knobs)
     if options.independent:
         found[INDEPENDENT] = "1"
@@ -467,8 +461,6 @@ class _NoteNeedless(argparse.Action):
 
 
 class _Refuse(argparse.Action):
-    """Exit with the reason why there is no such flag."""
-
     def __call__(
         self,
         parser: argparse.ArgumentParser,

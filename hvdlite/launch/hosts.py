@@ -18,8 +18,6 @@ MOST_SLOTS = 10_000  # More on one host is a mistake that would end only when me
 
 @dataclass(frozen=True)
 class Host:
-    """One host."""
-
     name: str
     slots: int  # how many ranks it takes
     here: bool | None = None  # whether it is this machine; None if its name tells that
@@ -64,7 +62,6 @@ def read_hostfile(text: str, path: str) -> list[Host]:
 
 
 def _read_words(words: Sequence[str]) -> Host:
-    """Read the words of one line of a hostfile."""
     host = read_host(words[0])
     # Open MPI's upper limit changes nothing: no host gets more ranks than slots.
     options = [word for word in words[1:] if not re.fullmatch(r"max[_-]slots=\d+", word)]
@@ -219,8 +216,6 @@ _GOOD_LIFE = 60.0  # seconds after which earlier failures do not count any more
 
 @dataclass(frozen=True)
 class Start:
-    """A process to start."""
-
     worker: int  # its number, which is never used again
     host: str  # the name of its host
     slot: int  # its slot there, from 0

@@ -1,7 +1,8 @@
-"""Run one job from its hosts to its end.
+"""A job from its hosts to its end, here of ranks that are known when it starts.
 
-`Run` is what all jobs have in common: it reaches the other hosts, has the processes meet, starts
-them here and there, and supervises them until nothing of the job is left.
+A `Job` reaches the other hosts, has the processes meet, starts them here and there, and has the
+supervisor watch them until nothing of the job is left, for which it is the policy. Other kinds of
+jobs (`servers`, `elastic.job`) are subclasses, which say what is different.
 """
 
 from __future__ import annotations
@@ -34,35 +35,85 @@ from hvdlite.launch.process import (
 )
 from hvdlite.launch.remote_host import RemoteHost, more_sinks
 from hvdlite.launch.resources import available_cores
-from hvdlite.launch.supervisor import AnyRank, Desk, FixedRanks, Policy, Supervisor
+from hvdlite.launch.supervisor import AnyRank, Policy, Supervisor
+from hvdlite.launch.view import View
+from hvdlite.rendezvous import handshake
 from hvdlite.rendezvous.address import split_host
 from hvdlite.rendezvous.descriptors import room_for_processes
-from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.service import Service
 from hvdlite.rendezvous.store import Store
 from hvdlite.timeline.recorder import merge_leftovers
 
 _SILENCE = 15.0  # seconds that a host may be silent until its processes count as dead
-_PATIENCE = 30.0  # seconds that an agent may hear nothing before it ends its processes
+_LAUNCHER_SILENCE = 30.0  # seconds that an agent may hear nothing before it ends its processes
+_NEVER_MET = (
+    "hvd.init() was never called: {0} independent copies of the program ran, and trained {0} times "
+    "what they train; call hvd.init() or dist.init_process_group() in the script, or give "
+    "--independent if the ranks need nothing of each other"
+)
 
 
-class Run:
-    """One run of a description; used once. A subclass says what is different in its kind of job."""
+class Job(Policy):
+    """One run of a description; used once."""
 
     def __init__(
         self, what: Description, console: Console, inbox: SignalInbox, view: View | None
     ) -> None:
-        """Prepare a run; `view` takes the processes' samples of themselves."""
         self.what = what
         self.console = console
         self.inbox = inbox
-        self.job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
-        self.pulse = Pulse(_SILENCE, _PATIENCE, GRACE)
+        # The secret, number and epoch by which its processes know each other.
+        self.identity = what.job or handshake.Job(
+            secrets.token_bytes(32), secrets.token_bytes(16), epoch=0
+        )
+        self.pulse = Pulse(_SILENCE, _LAUNCHER_SILENCE, GRACE)
         self.agents: Agents
         self.address = ""  # where the processes meet
         self._first: Sequence[Start] = ()
         self._view = view
-        self._timeline = _timeline_folder(self.job.job_id)
+        # Where the ranks of this host write the parts of the timeline. If no temporary folder can
+        # be written, they put them beside the timeline, and what they cannot merge stays there.
+        self._timeline_parts: Path | None = None
+        try:
+            folder = Path(tempfile.gettempdir())
+            self._timeline_parts = folder / f"hvdlite-timeline-{self.identity.job_id.hex()}"
+        except FileNotFoundError:
+            pass
+
+    def run(self) -> Outcome:
+        """Run the job to its end.
+
+        Raises:
+            LaunchError: a host cannot take part.
+            OSError: a process could not be started here.
+            KeyboardInterrupt: a signal came before the processes were started.
+        """
+        what = self.what
+        with Agents(what.remote_launcher, self.pulse, self.inbox.fd) as self.agents:
+            self._first = self.first()
+            with self.rendezvous() as rendezvous:
+                self.address = rendezvous.address
+                self.choose_threads()
+                self.agents.begin(self.part, what.stdin)
+                supervisor = Supervisor(
+                    self.console,
+                    self.inbox,
+                    self.identity.job_id,
+                    self,
+                    self.agents,
+                    timestamps=what.timestamps,
+                    reports=what.stdin is None,  # `hvdlite.run` raises instead.
+                    grace=what.grace,
+                    view=self._view,
+                )
+                self.agents.attach(supervisor)
+                try:
+                    supervisor.run([partial(self.start, one) for one in self._first])
+                finally:
+                    self._merge_timeline()
+                outcome = self.outcome()
+                self.agents.conclude(outcome.status)
+                return outcome
 
     # What is different in each kind of job.
 
@@ -70,7 +121,7 @@ class Run:
         """Connect to the agents on other hosts, and return the first processes."""
         raise NotImplementedError
 
-    def rendezvous(self, first: Sequence[Start]) -> Service:
+    def rendezvous(self) -> Service:
         """Begin to serve the place where the processes meet."""
         raise NotImplementedError
 
@@ -90,83 +141,57 @@ class Run:
         """Return the variables of a process that only this kind of job has."""
         raise NotImplementedError
 
-    def policy(self) -> Policy:
-        """Return what this kind of job decides."""
+    def met(self) -> bool:
+        """Return whether the processes of a job that ended well have met."""
         raise NotImplementedError
 
-    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
-        """Show how the job ended, and return it."""
+    def order(self) -> tuple[int, ...]:
+        """Return the numbers of the processes whose results count, in rank order."""
         raise NotImplementedError
 
     # What is the same.
 
-    def run(self) -> Outcome:
-        """Run the job to its end. Raises LaunchError if a host cannot take part."""
-        # Raises OSError if a process could not be started here.
-        # Raises KeyboardInterrupt if a signal came before the processes were started.
-        what = self.what
-        with Agents(what.remote_launcher, self.pulse, self.inbox.fd) as self.agents:
-            self._first = self.first()
-            with self.rendezvous(self._first) as rendezvous:
-                self.address = rendezvous.address
-                self.choose_threads()
-                self.agents.begin(self.part, what.stdin)
-                policy = self.policy()
-                supervisor = Supervisor(self._desk(), policy)
-                self.agents.attach(supervisor)
-                try:
-                    supervisor.run_first(self._first, partial(self._start, supervisor, policy))
-                finally:
-                    if self._timeline is not None:
-                        _merge_timeline(self._timeline, self.console)
-                outcome = self.outcome(supervisor, rendezvous)
-                self.agents.conclude(outcome.status)
-                return outcome
-
-    def _desk(self) -> Desk:
-        what = self.what
-        return Desk(
-            self.console,
-            self.inbox,
-            self.job.job_id,
-            self.agents,
-            timestamps=what.timestamps,
-            reports=what.stdin is None,  # `hvdlite.run` raises instead.
-            grace=what.grace,
-            view=self._view,
-        )
+    def outcome(self) -> Outcome:
+        """Show how the job ended, and return it."""
+        what, supervisor = self.what, self.supervisor
+        status = supervisor.conclude()
+        # `hvdlite.run` returns the results of a function, which may well train nothing.
+        alone = what.ranks == 1 or what.independent or what.stdin is not None
+        if status == 0 and not alone and not self.met():
+            self.console.say(_NEVER_MET.format(what.ranks))
+            status = 1
+        return Outcome(status, supervisor.root, supervisor.results, self.order())
 
     def part(self, host: RemoteHost) -> dict[str, Any]:
         """Build another host's part of the job: what its processes have in common."""
         what = self.what
         part: dict[str, Any] = {
-            "job_id": self.job.job_id.hex(),
+            "job_id": self.identity.job_id.hex(),
             "compat": what.compat,
             "live": what.live,
             "ranks": [start.worker for start in self._first if start.host == host.name],
             "rendezvous": {
                 "HVDLITE_RENDEZVOUS": self.address,
-                "HVDLITE_EPOCH": str(self.job.epoch),
+                "HVDLITE_EPOCH": str(self.identity.epoch),
             },
         }
         if what.remote_launcher.carries_secrets:  # Otherwise the agent has all of this itself.
             part["folder"] = str(Path.cwd())
             part["command"] = list(what.command)
             part["environment"] = what.shared_environment(self.threads(host.name))
-            part["rendezvous"]["HVDLITE_TOKEN"] = self.job.token.hex()
+            part["rendezvous"]["HVDLITE_TOKEN"] = self.identity.token.hex()
         return part
 
-    def _start(self, supervisor: Supervisor, policy: Policy, start: Start) -> None:
-        """Start a process, watch it and show its output."""
+    def start(self, start: Start) -> None:
         what = self.what
         name = socket.gethostname() if self.here(start.host) else start.host
         own = {
-            **job_environment(start.placement, self.job, self.address),
+            **job_environment(start.placement, self.identity, self.address),
             **self.variables(start),
             "HVDLITE_HOSTNAME": name,
             "HOROVOD_HOSTNAME": name,
         }
-        room_for_processes(max(what.ranks, len(supervisor.workers) + 1))
+        room_for_processes(max(what.ranks, len(self.supervisor.workers) + 1))
         files = None
         if what.output_folder is not None:
             files = output_files(what.output_folder, start.worker)
@@ -179,35 +204,37 @@ class Run:
         said = None
         if what.verbose:
             joins = ", to join" if start.joiner else ""
-            who = f"{policy.noun_of(start.worker)} {start.worker}"
+            who = f"{self.noun_of(start.worker)} {start.worker}"
             said = f"{who}: {{}}{joins}: {shlex.join(what.command)}"
-        supervisor.add(worker, files, said)
+        self.supervisor.add(worker, files, said)
 
     def _start_anywhere(self, start: Start, own: dict[str, str]) -> AnyRank:
         what = self.what
-        if self.here(start.host):
-            return self._start_here(start, own)
-        if not what.remote_launcher.carries_secrets:
-            del own["HVDLITE_TOKEN"]
-        sinks = more_sinks(what.stdin is not None, what.live)
-        return self.agents.hosts[start.host].launch(start, own, sinks)
-
-    def _start_here(self, start: Start, own: Mapping[str, str]) -> AnyRank:
-        what = self.what
+        if not self.here(start.host):
+            if not what.remote_launcher.carries_secrets:
+                del own["HVDLITE_TOKEN"]
+            sinks = more_sinks(what.stdin is not None, what.live)
+            return self.agents.hosts[start.host].launch(start, own, sinks)
         shared = what.shared_environment(self.threads(start.host))
         environment = {**shared, **own}
-        if self._timeline is not None:
-            environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline)
-        if what.compat:
-            environment = on_path(environment)
+        if self._timeline_parts is not None:
+            environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
         return start_worker(
             start.placement,
             what.command,
-            environment,
+            on_path(environment) if what.compat else environment,
             stdin=what.stdin,
             number=start.worker,
             live=what.live,
         )
+
+    def _merge_timeline(self) -> None:
+        """Merge the parts that the ranks could not merge, for example because one was killed."""
+        try:
+            if self._timeline_parts is not None:
+                merge_leftovers(self._timeline_parts)
+        except (OSError, ArgumentError) as error:
+            self.console.say(f"no timeline: {error}; its parts are in {self._timeline_parts}")
 
     def say_threads(self, *texts: str) -> None:
         """Say how many threads the processes get, unless the user chose."""
@@ -216,44 +243,8 @@ class Run:
                 self.console.say(f"{text}; set OMP_NUM_THREADS to choose")
 
 
-def _timeline_folder(job_id: bytes) -> Path | None:
-    """Return a name of a folder for the ranks' parts of the timeline, which they create.
-
-    None if no temporary folder can be written. The ranks then put the parts beside the timeline,
-    and the parts that they cannot merge stay there.
-    """
-    try:
-        return Path(tempfile.gettempdir()) / f"hvdlite-timeline-{job_id.hex()}"
-    except FileNotFoundError:
-        return None
-
-
-def _merge_timeline(folder: Path, console: Console) -> None:
-    """Merge the parts that the ranks could not merge, for example because one was killed."""
-    try:
-        merge_leftovers(folder)
-    except (OSError, ArgumentError) as error:
-        console.say(f"no timeline: {error}; its parts are in {folder}")
-
-
-_TEXT = (
-    "hvd.init() was never called: {0} independent copies of the program ran, and trained {0} times "
-    "what they train; call hvd.init() or dist.init_process_group() in the script, or give "
-    "--independent if the ranks need nothing of each other"
-)
-
-
-def status_of_strangers(what: Description, met: bool, console: Console) -> int:
-    """Return the status of a job without a failure: 1 if its ranks should have met, and did not."""
-    # `hvdlite.run` returns the results of a function, which may well train nothing.
-    if met or what.ranks == 1 or what.independent or what.stdin is not None:
-        return 0
-    console.say(_TEXT.format(what.ranks))
-    return 1
-
-
-class FixedRun(Run):
-    """One run of a job whose ranks, and their hosts, are known when it starts."""
+class FixedJob(Job):
+    """A job whose ranks, and their hosts, are known when it starts."""
 
     def __init__(
         self, what: Description, console: Console, inbox: SignalInbox, view: View | None
@@ -266,23 +257,22 @@ class FixedRun(Run):
         self.elsewhere = [name for name in self._names if name in hosts and not _here(hosts[name])]
         self._threads: Mapping[str, int] = {}
         self._torch_master: Mapping[str, str] = {}
+        self._store: Store
 
     def first(self) -> Sequence[Start]:
         """Connect to all other hosts, which have to answer, and return all ranks."""
         self.agents.greet(self.elsewhere, set(self.elsewhere).issubset)
         return self.starts
 
-    def rendezvous(self, first: Sequence[Start]) -> Store:
-        """Serve the store."""
+    def rendezvous(self) -> Store:
         address = rendezvous_address(self.agents.present, self.what.interfaces)
-        return Store.start(self.what.ranks, self.job, address)
+        self._store = Store.start(self.what.ranks, self.identity, address)
+        return self._store
 
     def here(self, host: str) -> bool:
-        """Return whether a host is this machine."""
         return host not in self.elsewhere
 
     def choose_threads(self) -> None:
-        """Share the cores of each host among its ranks."""
         cores = {host.name: int(host.hello["cores"]) for host in self.agents.present}
         hosts = [start.host for start in self.starts]
         self._threads, texts = share_cores(
@@ -292,7 +282,6 @@ class FixedRun(Run):
         self.say_threads(*texts)
 
     def threads(self, host: str) -> int:
-        """Return the number of threads of each rank of a host."""
         return self._threads[host]
 
     def variables(self, start: Start) -> Mapping[str, str]:
@@ -310,20 +299,15 @@ class FixedRun(Run):
             else:
                 host = self.agents.hosts[name].address()
             self._torch_master = torch_master(
-                self.what.environment, host, self.here(name), self.job.job_id
+                self.what.environment, host, self.here(name), self.identity.job_id
             )
-        return torchrun_environment(start.placement, self._torch_master, self.job.job_id)
+        return torchrun_environment(start.placement, self._torch_master, self.identity.job_id)
 
-    def policy(self) -> Policy:
-        """Return the policy."""
-        return FixedRanks()
+    def met(self) -> bool:
+        return self._store.met
 
-    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
-        """Show how the job ended, and return it."""
-        assert isinstance(met, Store)
-        status = supervisor.conclude() or status_of_strangers(self.what, met.met, self.console)
-        order = tuple(range(self.what.ranks))
-        return Outcome(status, supervisor.root, supervisor.results, order)
+    def order(self) -> tuple[int, ...]:
+        return tuple(range(self.what.ranks))
 
 
 def _here(host: Host) -> bool:
@@ -331,8 +315,11 @@ def _here(host: Host) -> bool:
 
 
 def first_processes(what: Description) -> list[Start]:
-    """Return what a job starts with: a process for each rank, whose number is the rank."""
-    # Raises HostsError if the hosts have too few slots.
+    """Return what a job starts with: a process for each rank, whose number is the rank.
+
+    Raises:
+        HostsError: the hosts have too few slots.
+    """
     hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
     host_of_rank = spread(hosts, what.ranks)
 

@@ -52,8 +52,10 @@ class Watched(Protocol):
         ...
 
     def reap(self, at_end: bool = False) -> str | None:
-        """End the rank and release its resources; return a complaint if it could not be ended."""
-        # `at_end` says whether the job is over.
+        """End the rank and release its resources; return a complaint if it could not be ended.
+
+        `at_end` says whether the job is over.
+        """
         ...
 
 
@@ -78,7 +80,6 @@ class JobLoop(Generic[AnyWorker]):
     """Runs one host's part of a job from its first rank to its last. Used by one thread."""
 
     def __init__(self, job_id: bytes, mark: str | None = None) -> None:
-        """Make a loop without ranks."""
         # `mark` is a variable, "NAME=value", that all processes have that this loop may end; by
         # default the job id.
         self._job_id = job_id.hex()
@@ -90,7 +91,6 @@ class JobLoop(Generic[AnyWorker]):
 
     @property
     def streams(self) -> StreamReader:
-        """The reader of the ranks' output."""
         raise NotImplementedError
 
     def ended(self, worker: AnyWorker, ending: Ending) -> None:
@@ -126,7 +126,7 @@ class JobLoop(Generic[AnyWorker]):
             for worker in self._workers:
                 complaint = worker.reap(at_end=True)
                 if complaint:
-                    self.complain(complaint)
+                    self.say(complaint)
             self.selector.close()
 
     def goes_on(self) -> bool:
@@ -141,7 +141,7 @@ class JobLoop(Generic[AnyWorker]):
         self._workers.remove(worker)
         complaint = worker.reap()
         if complaint:
-            self.complain(complaint)
+            self.say(complaint)
 
     def retire(self, worker: AnyWorker, well: bool) -> None:
         """Release a worker of an elastic job, which goes on."""
@@ -161,8 +161,8 @@ class JobLoop(Generic[AnyWorker]):
             self.retire(worker, well=False)
         return min((when for when, _ in self._release_at), default=None)
 
-    def complain(self, text: str) -> None:
-        """Report that something could not be ended."""
+    def say(self, text: str) -> None:
+        """Print a line for the user."""
         raise NotImplementedError
 
     def settle(self) -> None:
@@ -252,7 +252,6 @@ class SignalInbox:
     # notebooks), no signals arrive.
 
     def __init__(self, passes_on: bool = False) -> None:
-        """Make the descriptor; no signal is caught yet."""
         # `passes_on` also catches `PASSED_ON`, unless this process has a handler for it.
         self._passes_on = passes_on
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -273,7 +272,6 @@ class SignalInbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the former handlers."""
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before:

@@ -91,7 +91,6 @@ def _refuse_loopback(listener: socket.socket, address: str) -> None:
 
 
 def _join(here: ThisNode, what: Description) -> int:
-    """Connect to node 0, and be its agent."""
     sealed = _connect(here, what.ranks)
     channel = LauncherChannel(sealed.read_fd, sealed.write_fd)
     me = f"node {here.node} of {here.nodes}"
@@ -249,7 +248,6 @@ def _number_of_nodes(text: str, found: _Found, variables: Variables) -> int:
 
 
 def _find(variables: Variables) -> _Found:
-    """Read what cluster software tells about the nodes."""
     # Raises BootstrapError if a variable cannot be used.
     if "PET_NNODES" in variables:
         return _kubeflow(variables)

@@ -31,8 +31,6 @@ from hvdlite.rendezvous.handshake import Job
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank ended."""
-
     status: int  # the exit status, or the number of the signal that killed the process
     by_signal: bool  # whether a signal killed the process
     # If the launcher knows more than the status: what happened, such as a lost connection.
@@ -60,7 +58,6 @@ class Ending:
         return 128 + self.status if self.by_signal else self.status
 
     def __str__(self) -> str:
-        """Describe the ending in words."""
         if self.why:
             return self.why
         if not self.by_signal:
@@ -168,12 +165,10 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """The rank in the job."""
         return self.placement.rank
 
     @property
     def host(self) -> str:
-        """The name of the host, for messages."""
         return socket.gethostname()
 
     @property
@@ -469,7 +464,6 @@ def _is_free(host: str, port: int) -> bool:
 def torchrun_environment(
     placement: Placement, master: Mapping[str, str], job_id: bytes
 ) -> dict[str, str]:
-    """Build torchrun's variables for one rank."""
     return {**_numbers(placement, job_id), **master}
 
 

@@ -66,12 +66,10 @@ class RemoteWorker:
 
     @property
     def rank(self) -> int:
-        """The rank in the job."""
         return self.placement.rank
 
     @property
     def host(self) -> str:
-        """The name of the host, for messages."""
         return self._host.name
 
     @property
@@ -159,7 +157,6 @@ class RemoteHost:
     # called.
 
     def __init__(self, name: str, remote_launcher: RemoteLauncher) -> None:
-        """Begin to connect to the agent of a host."""
         self.name = name
         # The agent's description of its host; empty until it arrives.
         self.hello: dict[str, Any] = {}
@@ -252,7 +249,6 @@ class RemoteHost:
         self.send(data_frame(Kind.PART, 0, dict(part)))
 
     def serve(self) -> None:
-        """Start the host's thread."""
         self.serves = True
         self.heard_at = time.monotonic()
         self._thread.start()
@@ -285,7 +281,6 @@ class RemoteHost:
         return worker
 
     def forget(self, number: int) -> None:
-        """Take no more messages about a process."""
         self.workers.pop(number, None)
 
     def finish(self) -> None:

@@ -7,31 +7,36 @@ import time
 
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome
-from hvdlite.launch.elastic.job import ElasticRun
-from hvdlite.launch.job import FixedRun
+from hvdlite.launch.elastic.job import ElasticJob
+from hvdlite.launch.job import FixedJob, Job
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.output import View
 from hvdlite.launch.report import verdict
-from hvdlite.launch.servers import ServersRun, kind_of
+from hvdlite.launch.servers import ServersJob
+from hvdlite.launch.view import View
 from hvdlite.live.run import About, End
 
 
 def run_job(what: Description) -> Outcome:
-    """Run a job to its end, and return how it ended."""
-    # Raises ArgumentError if the numbers of an elastic job contradict each other.
-    # Raises HostsError if the hosts have too few slots.
-    # Raises LaunchError if another host cannot take part.
-    # Raises OSError if a rank could not be started here.
-    # Raises KeyboardInterrupt if a signal came before the ranks were started.
+    """Run a job to its end, and return how it ended.
+
+    Raises:
+        ArgumentError: the numbers of an elastic job contradict each other.
+        HostsError: the hosts have too few slots.
+        LaunchError: another host cannot take part.
+        OSError: a rank could not be started here.
+        KeyboardInterrupt: a signal came before the ranks were started.
+    """
     with Console() as console, SignalInbox(passes_on=True) as inbox:
         if not what.live:
-            return _run(what, console, inbox, None)
+            return _job_of(what, console, inbox, None).run()
         view = View(what.viewers, console)
         view.start(_about(what))
         end = End(1, "the launcher failed")
         try:
-            outcome = _run(what, console, inbox, view)
-            end = End(outcome.status, _why(what, outcome))
+            job = _job_of(what, console, inbox, view)
+            outcome = job.run()
+            end = End(outcome.status, _why(job, outcome))
             return outcome
         except KeyboardInterrupt:
             end = End(130, "interrupted before the ranks ran")
@@ -43,12 +48,12 @@ def run_job(what: Description) -> Outcome:
             view.stop(end)
 
 
-def _run(what: Description, console: Console, inbox: SignalInbox, view: View | None) -> Outcome:
+def _job_of(what: Description, console: Console, inbox: SignalInbox, view: View | None) -> Job:
     if what.elastic is not None:
-        return ElasticRun(what, what.elastic, console, inbox, view).run()
+        return ElasticJob(what, what.elastic, console, inbox, view)
     if what.servers is not None:
-        return ServersRun(what, what.servers, console, inbox, view).run()
-    return FixedRun(what, console, inbox, view).run()
+        return ServersJob(what, what.servers, console, inbox, view)
+    return FixedJob(what, console, inbox, view)
 
 
 def _about(what: Description) -> About:
@@ -57,11 +62,8 @@ def _about(what: Description) -> About:
     return About(tuple(what.command), what.ranks, hosts, time.time())
 
 
-def _why(what: Description, outcome: Outcome) -> str:
+def _why(job: Job, outcome: Outcome) -> str:
     root = outcome.root
     if root is None:
         return ""
-    noun = "rank" if what.elastic is None else "worker"
-    if what.servers is not None:
-        noun = kind_of(root.rank, what.servers.count)
-    return f"{noun} {root.rank} (host {root.host}) {verdict(root)}"
+    return f"{job.noun_of(root.rank)} {root.rank} (host {root.host}) {verdict(root)}"

@@ -84,7 +84,6 @@ class SealedChannel:
         self._thread.start()
 
     def said(self) -> str:
-        """Return why the channel has ended."""
         return self._why
 
     def cut(self) -> None:
@@ -230,7 +229,6 @@ def dial(
 
 
 def introduction(nodes: int, ranks: int) -> bytes:
-    """Return what a node says first."""
     return json.dumps([socket.gethostname(), ranks, nodes]).encode()
 
 
@@ -255,8 +253,6 @@ class IncomingAgents(Service):
 
 @dataclass
 class Node:
-    """A node that has connected to node 0."""
-
     number: int  # its number, from 1
     hostname: str  # the name of its host
     ranks: int  # how many ranks it runs
@@ -320,12 +316,10 @@ class NodeLauncher(IncomingAgents):
     # What the agents' side calls.
 
     def reachable(self, host: str) -> bool:
-        """Return whether a node is connected, and its channel is not in use."""
         node = self._nodes[host]
         return not node.opened and not node.channel.ended
 
     def open(self, host: str) -> SealedChannel:
-        """Return the channel to a node."""
         node = self._nodes[host]
         if node.opened:
             raise LaunchError(f"{host} has not connected again")
@@ -333,7 +327,6 @@ class NodeLauncher(IncomingAgents):
         return node.channel
 
     def explain(self, host: str, said: str, status: int | None) -> str:
-        """Describe why a node is not there any more."""
         return f"lost {host} before its ranks ran: {said or 'it has hung up'}"
 
     def host_address(self, host: str, hello: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ class _Host:
         return self.states.setdefault(number, BackOff())
 
 
-class Fleet:
+class Slots:
     """The workers of a job, and the slots for more. Used by one thread."""
 
     def __init__(
@@ -57,7 +57,6 @@ class Fleet:
         cooldown: tuple[float, float],
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Make a fleet without hosts."""
         # `max_np` is the most workers; None for as many as there are slots.
         # `timeout` gives the seconds for which there may be fewer slots than `min_np`.
         # `cooldown` is the shortest and the longest time for which a host is away, in seconds.
@@ -81,17 +80,17 @@ class Fleet:
         self._restarts = math.inf  # how many workers of a slot may die in a row until the last one
 
     @classmethod
-    def of(cls, first: Sequence[Start], restarts: int, now: float) -> Fleet:
-        """Make a fleet of workers that run from now on, whose slots get others when they die."""
-        fleet = cls(len(first), 0, None, 0.0, (0.0, 0.0))
-        fleet._begun = fleet._entered = True
-        fleet._restarts = restarts
-        fleet._next_worker = first[-1].worker + 1
+    def of(cls, first: Sequence[Start], restarts: int, now: float) -> Slots:
+        """Describe workers that run from now on, whose slots get others when they die."""
+        slots = cls(len(first), 0, None, 0.0, (0.0, 0.0))
+        slots._begun = slots._entered = True
+        slots._restarts = restarts
+        slots._next_worker = first[-1].worker + 1
         for one in first:
-            fleet._fixed[one.host, one.slot] = one.placement
-            fleet._hosts.setdefault(one.host, _Host()).slots = one.slot + 1
-            fleet._running[one.worker] = _Running(one.host, one.slot, now)
-        return fleet
+            slots._fixed[one.host, one.slot] = one.placement
+            slots._hosts.setdefault(one.host, _Host()).slots = one.slot + 1
+            slots._running[one.worker] = _Running(one.host, one.slot, now)
+        return slots
 
     def offer(self, hosts: Mapping[str, int], now: float) -> list[int]:
         """Take the provider's answer; return the workers that have to leave their slots."""
@@ -137,11 +136,6 @@ class Fleet:
             if host.slots and not host.drained
         }
 
-    @property
-    def used(self) -> set[str]:
-        """The hosts on which workers run."""
-        return {one.host for one in self._running.values()}
-
     def entered(self) -> None:
         """Note that the workers can take joiners now."""
         self._entered, self._first_missing = True, 0
@@ -155,12 +149,10 @@ class Fleet:
         self.grows = False
 
     def host_of(self, worker: int) -> str:
-        """Return the host of a running worker."""
         return self._running[worker].host
 
     @property
     def size(self) -> int:
-        """The number of workers that run."""
         return len(self._running)
 
     @property
@@ -213,7 +205,7 @@ class Fleet:
         """Return the workers to start now; they count as running from now on."""
         starts: list[Start] = []
         if not self._begun:
-            if self._slots(now) < self.fewest_first:
+            if self._room(now) < self.fewest_first:
                 return []
             self._begun = True
             free = self._free(now)
@@ -285,11 +277,11 @@ class Fleet:
             for start, placement in zip(starts, placements, strict=True)
         ]
 
-    def _slots(self, now: float) -> int:
+    def _room(self, now: float) -> int:
         return sum(self._hosts[name].slots for name in self._usable(now))
 
     def _count_slots(self, now: float) -> None:
-        if self._slots(now) >= self._min_np:
+        if self._room(now) >= self._min_np:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = now
@@ -304,7 +296,7 @@ class Fleet:
         listed = ", ".join(f"{name}:{h.slots}" for name, h in self._hosts.items() if h.slots)
         return (
             f"for {self._timeout:g} s there have been fewer than {self._min_np} slots: "
-            f"{self._slots(now)} now ({listed or 'no host is listed'}); --min-np allows fewer, "
+            f"{self._room(now)} now ({listed or 'no host is listed'}); --min-np allows fewer, "
             "and --elastic-timeout a longer wait"
         )
 

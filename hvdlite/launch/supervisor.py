@@ -1,7 +1,7 @@
 """The launcher's loop: it shows the output of all ranks, and ends the job as one.
 
-There is one supervisor for all kinds of jobs. What differs is a `Policy`, which
-decides what follows from the end of a process; the supervisor does it.
+There is one supervisor for all kinds of jobs. What differs is a `Policy`, which decides what
+follows from the end of a process; the supervisor does it.
 
 A failure goes like this. The first rank that fails starts a window (`Failure.window`). In this
 window other ranks may still fail, and turn out to be the cause, or raise the error that hvdlite
@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
-from functools import partial
 from typing import TypeAlias
 
 from hvdlite.launch.agents import Agents
@@ -39,117 +38,11 @@ from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 AnyRank: TypeAlias = Worker | RemoteWorker
 
-
-@dataclass(frozen=True)
-class Desk:
-    """What a supervisor works with; all of it is borrowed."""
-
-    console: Console  # shows the output
-    inbox: SignalInbox  # receives signals to the launcher
-    job_id: bytes  # the public number of the job, 16 bytes
-    agents: Agents | None = None  # start and end ranks on other hosts; None in a job that has none
-    timestamps: bool = False  # whether the time stands before each line
-    reports: bool = True  # whether to show a report of the first failure
-    grace: float = GRACE  # seconds from a signal to the launcher until its ranks are killed
-    view: View | None = None  # takes the ranks' samples of themselves, and what happens to them
-
-
-class Control(JobLoop[AnyRank]):
-    """The part of the supervisor that a policy sees. Used by the loop's thread."""
-
-    def __init__(self, desk: Desk) -> None:
-        """Make the part for a job without processes."""
-        super().__init__(desk.job_id)
-        self._console = desk.console
-        self._view = desk.view
-        self.agents = desk.agents
-        self.grace = desk.grace
-        self.lost = False  # the job has failed
-        self.signalled = 0  # the signal to the launcher that ends the job; 0 without one
-        # These processes have to end: when each is killed, and how many seconds it got.
-        self._kill_at: dict[int, tuple[float, float]] = {}
-        self._killed: dict[int, str] = {}  # The report says why each was killed.
-        self._raised: dict[int, str] = {}  # These end because of what they raised.
-
-    @property
-    def workers(self) -> Sequence[AnyRank]:
-        """The processes that were started, without those that were released."""
-        return self._workers
-
-    @property
-    def ending(self) -> bool:
-        """Whether the job ends, so that nothing is started any more."""
-        return self._stop is not None
-
-    @property
-    def told(self) -> bool:
-        """Whether the ranks were told to end, so that it is not a failure when they do."""
-        return self._stop is not None and self._stop.terminated
-
-    def runs(self, number: int) -> AnyRank | None:
-        """Return a process that runs."""
-        return next(
-            (one for one in self._workers if one.number == number and one.ending is None), None
-        )
-
-    def say(self, text: str) -> None:
-        """Print a line of the launcher."""
-        self._console.say(text)
-
-    def note(self, text: str) -> None:
-        """Tell the view, if there is one, what has happened to a rank."""
-        if self._view is not None:
-            self._view.note("worker", -1, text)
-
-    def expect_end(self, number: int, seconds: float, raised: str = "") -> None:
-        """Kill a process that does not end in time; `raised` is why it ends, for the report."""
-        if self.runs(number) is None:
-            return
-        if raised:
-            self._raised[number] = raised
-        at = (time.monotonic() + seconds, seconds)
-        self._kill_at[number] = min(self._kill_at.get(number, at), at)
-
-    def kill(self, worker: AnyRank, why: str) -> None:
-        """Kill a process; `why` is for the report."""
-        self._killed[worker.number] = why
-        worker.send_signal(signal.SIGKILL)
-
-    def end_in(self, seconds: float = 0.0, grace: float = GRACE) -> None:
-        """End all processes, unless that has been decided already."""
-        if self._stop is None:
-            at = time.monotonic() + seconds
-            self._stop = Stop(at, at + grace)
-
-    def call_off(self) -> None:
-        """End nothing: all processes that `end_in` would end have ended."""
-        if self._stop is not None and self._stop.status is None and not self.lost:
-            self._stop = None
-
-    def finish(self, well: bool) -> None:
-        """End what still runs of a job that is over."""
-        self.lost = not well
-        if super().goes_on():
-            self.end_in()
-
-    def fail(self, reason: str) -> None:
-        """End a job that cannot go on."""
-        if not self.signalled:  # Otherwise the user has ended the job.
-            self.say(reason)
-        self.lost = True
-        self.end_in()
-
-    def _kill_late(self, now: float) -> None:
-        for number, (at, seconds) in list(self._kill_at.items()):
-            if at > now:
-                continue
-            del self._kill_at[number]
-            for worker in [one for one in self._workers if one.number == number]:
-                self.say(f"worker {number} has not ended in time, and is killed")
-                raised = self._raised.get(number)
-                if raised:
-                    self._killed[number] = f"{raised}, and did not end within {seconds:g} s"
-                worker.send_signal(signal.SIGKILL)
+_STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
+_HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
+_FIRST_NOTE = 2.0  # seconds after a signal until the launcher names the ranks that it waits for
+_NOTE_SECONDS = 10.0  # seconds between later notes
+_MOST_NAMED = 8  # a note lists at most so many ranks
 
 
 class Next(Enum):
@@ -161,33 +54,33 @@ class Next(Enum):
 
 
 class Policy:
-    """What one kind of job decides; the answers here are those of a job that starts nothing later.
+    """What a kind of job decides; here for ranks of which the first failure ends the job.
 
     The supervisor calls all methods, and `attach` first.
     """
 
     noun = "rank"  # what the numbers of processes count
     recovers = False  # whether the job may go on without a process that has ended
-    story = math.inf  # seconds before a failure in which an earlier one may be its cause
-    job: Control
+    cause_seconds = math.inf  # before a failure, in which an earlier one may be its cause
+    supervisor: Supervisor  # borrowed
 
-    def attach(self, job: Control) -> None:
-        """Take the supervisor, which is borrowed."""
-        self.job = job
+    def attach(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
 
-    def begin(self, first: Sequence[Start]) -> None:
-        """Take the processes with which the job starts."""
+    def start(self, start: Start) -> None:
+        """Start a process, and pass it to `Supervisor.add`, on this thread.
 
-    def starting(self, start: Start) -> str:
-        """Note that a process is about to be started; return what to tell of a joiner."""
-        return ""
+        Raises:
+            OSError: it could not be started here.
+        """
+        raise NotImplementedError
 
     def not_started(self, start: Start, error: OSError) -> None:
         """Note that a later process could not be started here."""
 
     def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
         """Decide what follows from the end of a process; `excused` if it was told to end."""
-        raise NotImplementedError
+        return Next.GO_ON if ending.well or excused else Next.FAIL
 
     def judge(self) -> None:
         """Decide whether the job is over, after the end of a process."""
@@ -250,28 +143,50 @@ class Policy:
 
     def all_well(self) -> bool:
         """Return whether no process has failed."""
-        return all(one.ending is not None and one.ending.well for one in self.job.workers)
+        return all(one.ending is not None and one.ending.well for one in self.supervisor.workers)
 
 
-_STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
-_HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
-_FIRST_NOTE = 2.0  # seconds after a signal until the launcher names the ranks that it waits for
-_NOTE_SECONDS = 10.0  # seconds between later notes
-_MOST_NAMED = 8  # a note lists at most so many ranks
+class Supervisor(JobLoop[AnyRank]):
+    """Runs one job, in the launcher, from its first rank to its last. Used by one thread.
 
+    Args:
+        console: shows the output; borrowed, as all arguments are.
+        inbox: receives signals to the launcher.
+        job_id: the public number of the job, 16 bytes.
+        policy: what this kind of job decides.
+        agents: start and end ranks on other hosts; None in a job that has none.
+        timestamps: whether the time stands before each line.
+        reports: whether to show a report of the first failure.
+        grace: seconds from a signal to the launcher until its ranks are killed.
+        view: takes the ranks' samples of themselves, and what happens to them.
+    """
 
-class Supervisor(Control):
-    """Runs one job, in the launcher, from its first rank to its last. Used by one thread."""
-
-    def __init__(self, desk: Desk, policy: Policy) -> None:
-        """Make a supervisor without ranks."""
-        super().__init__(desk)
-        console, inbox = desk.console, desk.inbox
+    def __init__(
+        self,
+        console: Console,
+        inbox: SignalInbox,
+        job_id: bytes,
+        policy: Policy,
+        agents: Agents | None = None,
+        timestamps: bool = False,
+        reports: bool = True,
+        grace: float = GRACE,
+        view: View | None = None,
+    ) -> None:
+        super().__init__(job_id)
+        self._console, self._inbox = console, inbox
         self._policy = policy
-        self._inbox = inbox
-        self._pump = OutputPump(console, self.selector, desk.timestamps, desk.view, policy.label)
-        self._reports = desk.reports
-        self._starter: Callable[[Start], None] = lambda start: None
+        self._agents = agents
+        self._reports = reports
+        self._view = view
+        self._pump = OutputPump(console, self.selector, timestamps, view, policy.label)
+        self.grace = grace
+        self.lost = False  # the job has failed
+        self.signalled = 0  # the signal to the launcher that ends the job; 0 without one
+        # These processes have to end: when each is killed, and how many seconds it got.
+        self._kill_at: dict[int, tuple[float, float]] = {}
+        self._killed: dict[int, str] = {}  # The report says why each was killed.
+        self._raised: dict[int, str] = {}  # These end because of what they raised.
         self._unsaid: dict[int, str] = {}  # What to say of ranks without a process id.
         self._signalled_by: set[str] = set()  # hosts that got such a signal; "" is this one
         self._hurried = False  # the user did not want to wait: a second signal, or no grace
@@ -286,7 +201,6 @@ class Supervisor(Control):
 
     @property
     def streams(self) -> OutputPump:
-        """The reader that shows the ranks' output."""
         return self._pump
 
     @property
@@ -294,28 +208,13 @@ class Supervisor(Control):
         """By rank, the bytes that it wrote as its result for `hvdlite.run`."""
         return self._pump.results
 
-    def run_first(self, first: Sequence[Start], starter: Callable[[Start], None]) -> None:
-        """Start the first ranks and run the job to its end."""
-        # `starter` starts one rank, and passes it to `add`; called on this thread, because a
-        # process dies when the thread that started it ends.
-        # Raises OSError if one of them could not be started here; the others have been ended.
-        self._starter = starter
-        self._policy.begin(first)
-        self.run([partial(self.start, start) for start in first])
-
-    def start(self, start: Start) -> None:
-        """Start one rank. Raises OSError if it could not be started here."""
-        text = self._policy.starting(start)
-        self._starter(start)
-        if start.joiner:
-            self.note(text)
-
     def add(
         self, worker: AnyRank, files: tuple[int, int] | None = None, said: str | None = None
     ) -> None:
-        """Watch a rank and show its output; say `said` when its process, {} in it, is known."""
-        # `files` has descriptors for copies of its stdout and stderr, which the supervisor then
-        # owns.
+        """Watch a rank and show its output; say `said` when its process, {} in it, is known.
+
+        `files` has descriptors for copies of its stdout and stderr, which the supervisor then owns.
+        """
         self.watch(worker)
         copies = dict(zip((STDOUT, STDERR), files or (), strict=False))
         for sink, pipe in worker.take_pipes().items():
@@ -325,14 +224,80 @@ class Supervisor(Control):
             if worker.pid:
                 self.worker_started(worker.number)
 
+    # What a policy asks.
+
+    @property
+    def workers(self) -> Sequence[AnyRank]:
+        """The processes that were started, without those that were released."""
+        return self._workers
+
+    @property
+    def ending(self) -> bool:
+        """Whether the job ends, so that nothing is started any more."""
+        return self._stop is not None
+
+    @property
+    def told(self) -> bool:
+        """Whether the ranks were told to end, so that it is not a failure when they do."""
+        return self._stop is not None and self._stop.terminated
+
+    def runs(self, number: int) -> AnyRank | None:
+        return next(
+            (one for one in self._workers if one.number == number and one.ending is None), None
+        )
+
+    def say(self, text: str) -> None:
+        self._console.say(text)
+
+    def note(self, text: str) -> None:
+        """Tell the view, if there is one, what has happened to a rank."""
+        if self._view is not None:
+            self._view.note("worker", -1, text)
+
+    def expect_end(self, number: int, seconds: float, raised: str = "") -> None:
+        """Kill a process that does not end in time; `raised` is why it ends, for the report."""
+        if self.runs(number) is None:
+            return
+        if raised:
+            self._raised[number] = raised
+        at = (time.monotonic() + seconds, seconds)
+        self._kill_at[number] = min(self._kill_at.get(number, at), at)
+
+    def kill(self, worker: AnyRank, why: str) -> None:
+        """Kill a process; `why` is for the report."""
+        self._killed[worker.number] = why
+        worker.send_signal(signal.SIGKILL)
+
+    def end_in(self, seconds: float = 0.0, grace: float = GRACE) -> None:
+        """End all processes, unless that has been decided already."""
+        if self._stop is None:
+            at = time.monotonic() + seconds
+            self._stop = Stop(at, at + grace)
+
+    def call_off(self) -> None:
+        """End nothing: all processes that `end_in` would end have ended."""
+        if self._stop is not None and self._stop.status is None and not self.lost:
+            self._stop = None
+
+    def finish(self, well: bool) -> None:
+        """End what still runs of a job that is over."""
+        self.lost = not well
+        if super().goes_on():
+            self.end_in()
+
+    def fail(self, reason: str) -> None:
+        """End a job that cannot go on."""
+        if not self.signalled:  # Otherwise the user has ended the job.
+            self.say(reason)
+        self.lost = True
+        self.end_in()
+
     # What the agents tell; see `agents.Owner`.
 
     def off(self, fd: int) -> None:
-        """Stop watching a descriptor."""
         self.selector.unregister(fd)
 
     def host_ready(self, name: str) -> None:
-        """Note that processes can be started on a host."""
         self._taken_away.discard(name)
         self._policy.host_ready(name)
 
@@ -352,8 +317,8 @@ class Supervisor(Control):
         elif number != PASSED_ON and self._policy.taken_away(name):
             self._taken_away.add(name)
             self.say(f"host {name} is taken away ({_name(number)} to its agent)")
-            if self.agents is not None:
-                self.agents.excuse(name)
+            if self._agents is not None:
+                self._agents.excuse(name)
         else:
             self._inbox.tell(name, number)
 
@@ -363,15 +328,13 @@ class Supervisor(Control):
         for worker in self._workers:
             if said is not None and worker.number == number:
                 where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
-                self._console.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
+                self.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
 
     def settle(self) -> None:
-        """Wait until nothing of the job is left on other hosts."""
-        if self.agents is not None:
-            self.agents.settle()
+        if self._agents is not None:
+            self._agents.settle()
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
-        """Note how a rank ended, and do what the policy says."""
         policy, number = self._policy, worker.number
         if policy.recovers and not ending.well:
             worker.send_signal(signal.SIGKILL)  # Its children would live on.
@@ -394,7 +357,6 @@ class Supervisor(Control):
         policy.judge()
 
     def goes_on(self) -> bool:
-        """Return whether a rank runs, or the job waits for something else."""
         return super().goes_on() or self._policy.expects()
 
     def _clear_leftovers(self) -> None:
@@ -407,7 +369,7 @@ class Supervisor(Control):
         failure = Failure(worker.number, worker.pid, ending, now, stderr, worker.host)
         self._failures.append(failure)
         if not self.lost:  # The job has survived earlier ones.
-            since = now - self._policy.story
+            since = now - self._policy.cause_seconds
             self._failures = [one for one in self._failures if one.at > since]
         return failure
 
@@ -419,10 +381,6 @@ class Supervisor(Control):
             self._stop = Stop(at, at + GRACE)
         elif self._stop.status is None and at < self._stop.terminate_at:
             self._stop.terminate_at, self._stop.kill_at = at, at + GRACE
-
-    def complain(self, text: str) -> None:
-        """Print that something could not be ended."""
-        self._console.say(text)
 
     def _take_signals(self) -> None:
         caught = [("", number) for number in self._inbox.take()]
@@ -448,7 +406,7 @@ class Supervisor(Control):
         grace = min(self.grace, GRACE) if self._has_failed(number) else self.grace
         count = sum(worker.ending is None for worker in self._workers)
         where = f" on host {host}" if host else ""
-        self._console.say(
+        self.say(
             f"{_name(number)}{where}: stopping {counted(count, self._policy.noun)} "
             "(again to kill them at once)"
         )
@@ -463,13 +421,12 @@ class Supervisor(Control):
         return self.lost and any(code != 128 + number for code in codes)
 
     def tick(self, now: float) -> float | None:
-        """Do what is due, for ranks and agents."""
         policy = self._policy
         times = [self._note_waits(now), self.release_due(now)]
-        if self.agents is not None:
+        if self._agents is not None:
             wanted = policy.hosts() if policy.expects() else {}
             used = {worker.host for worker in self._workers if worker.ending is None}
-            times.append(self.agents.tick(now, wanted, used))
+            times.append(self._agents.tick(now, wanted, used))
         if self._stop is None:
             for start in policy.due(now):
                 self._start_later(start)
@@ -480,11 +437,23 @@ class Supervisor(Control):
 
     def _start_later(self, start: Start) -> None:
         try:
-            self.start(start)
+            self._policy.start(start)
         except OSError as error:
             where = self._policy.host_name(start.host)
             self.say(f"cannot start worker {start.worker} on {where}: {explained(error)}")
             self._policy.not_started(start, error)
+
+    def _kill_late(self, now: float) -> None:
+        for number, (at, seconds) in list(self._kill_at.items()):
+            if at > now:
+                continue
+            del self._kill_at[number]
+            for worker in [one for one in self._workers if one.number == number]:
+                self.say(f"worker {number} has not ended in time, and is killed")
+                raised = self._raised.get(number)
+                if raised:
+                    self._killed[number] = f"{raised}, and did not end within {seconds:g} s"
+                worker.send_signal(signal.SIGKILL)
 
     def _note_waits(self, now: float) -> float | None:
         """Once a signal came, print which ranks the launcher waits for."""
@@ -493,7 +462,7 @@ class Supervisor(Control):
             return None
         if now >= self._note_at:
             self._note_at = now + _NOTE_SECONDS
-            self._console.say(
+            self.say(
                 f"waiting{_up_to(stop.kill_at - now)} for {self._those_left()}; "
                 f"{_name(self.signalled)} again ends them at once"
             )
@@ -510,9 +479,8 @@ class Supervisor(Control):
         self._policy.judge()
 
     def killing(self) -> None:
-        """Print that the user's grace was not long enough."""
         if self.signalled and not self._hurried:
-            self._console.say(f"the grace is over: killing {self._those_left()}")
+            self.say(f"the grace is over: killing {self._those_left()}")
 
     def _those_left(self) -> str:
         ranks = [worker.number for worker in self._workers if worker.ending is None]
@@ -541,7 +509,7 @@ class Supervisor(Control):
                 self._console.write(STDERR, self._report(self.root).encode())
         elif self._stopped_by_request():
             status = EXIT_STOPPED
-            self._console.say(
+            self.say(
                 f"{self._named(sorted(self._asked))} stopped by request (exit status "
                 f"{EXIT_STOPPED}); the job has not failed: run it again to go on"
             )
@@ -584,11 +552,3 @@ def _name(number: int) -> str:
 
 def _up_to(seconds: float) -> str:
     return "" if math.isinf(seconds) else f" up to {max(1, round(seconds))} s"
-
-
-class FixedRanks(Policy):
-    """Ends the job with the first failure of a rank."""
-
-    def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
-        """End the job, unless the rank has done its work or was told to end."""
-        return Next.GO_ON if ending.well or excused else Next.FAIL

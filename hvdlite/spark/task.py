@@ -25,7 +25,8 @@ from hvdlite.launch.hosts import place_as
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.process import Ending, inherited_environment, start_worker
 from hvdlite.launch.report import CAUSE_WINDOW, Failure
-from hvdlite.launch.supervisor import AnyRank, Desk, FixedRanks, Next, Supervisor
+from hvdlite.launch.supervisor import AnyRank, Next, Policy, Supervisor
+from hvdlite.rendezvous.acceptor import Acceptor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
 from hvdlite.rendezvous.client import reach
@@ -112,7 +113,8 @@ def _watch(
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_assigned, (assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
-        supervisor = Supervisor(Desk(console, inbox, own, reports=False), alarmed)
+        alarmed = _AlarmedRank()
+        supervisor = Supervisor(console, inbox, own, alarmed, reports=False)
 
         def start() -> None:
             try:
@@ -136,7 +138,7 @@ def _watch(
         return Report(rank, failure, status, supervisor.results.get(rank, b""))
 
 
-class _AlarmedRank(FixedRanks):
+class _AlarmedRank(Policy):
     """Decides about the one rank of a task; the alarm of another task ends it."""
 
     def __init__(
@@ -146,10 +148,11 @@ class _AlarmedRank(FixedRanks):
         self._address, self._listener = hub, listener
         self._alarm: Hub | Line | None = None
 
-    def meet(self, deadline: Deadline) -> None:
-        loop = self.job.selector
-        if self._listener is None:
-            self._alarm = Line(self._address, self._secret, self._rank, loop, self._rang, deadline)
+    def meet(self, one: _Rank, deadline: Deadline) -> None:
+        """Connect this task to the others."""
+        selector = self.supervisor.selector
+        if one.listener is not None:
+            self._alarm = Hub(one.listener.dup(), one.job, len(one.places), selector, self._rang)
         else:
             self._alarm = Hub(self._listener.dup(), self._secret, self._size, loop, self._rang)
 
@@ -176,7 +179,7 @@ class _AlarmedRank(FixedRanks):
 
     def _rang(self) -> None:
         """End the rank, because another one has failed; it has a moment to say what it knows."""
-        self.job.end_in(CAUSE_WINDOW)
+        self.supervisor.end_in(CAUSE_WINDOW)
 
 
 def _assigned(assignment: WorkerEnvironment, call: bytes) -> Any:

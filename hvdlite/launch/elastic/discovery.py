@@ -41,11 +41,9 @@ class StaticHosts:
     """The provider for hosts that do not change: those of -H, or this machine alone."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
-        """Keep the hosts."""
         self._hosts = {host.name: host.slots for host in hosts}
 
     def hosts(self) -> Mapping[str, int]:
-        """Return the hosts."""
         return self._hosts
 
     def close(self) -> None:
@@ -67,7 +65,6 @@ class ScriptHosts:
         self._running: subprocess.Popen[bytes] | None = None  # guarded by the lock, until reaped
 
     def hosts(self) -> Mapping[str, int]:
-        """Run the script, and read its lines."""
         status, stdout, stderr = self._run()
         if status:
             said = last_lines(stderr)
@@ -188,7 +185,6 @@ class Discovery:
         self._thread = threading.Thread(target=self._run, name="hvdlite-hosts", daemon=True)
 
     def __enter__(self) -> Discovery:
-        """Start the thread."""
         self._thread.start()
         return self
 
@@ -249,7 +245,6 @@ class Discovery:
             last = News(last.hosts if news.hosts is None else news.hosts, news.warning)
 
     def here(self, name: str) -> bool:
-        """Return whether a host that was listed is this machine."""
         return self._here[name]
 
     def _hosts(self) -> dict[str, int]:

@@ -1,7 +1,11 @@
-"""Run one elastic job: its hosts may change, and its workers come and go.
+"""An elastic job: its hosts may change, and workers die, leave and join while the job goes on.
 
-`ElasticRun` finds the hosts, waits for slots, and starts the registrar, which takes the place of
-the store.
+`ElasticJob` finds the hosts, waits for slots, and starts the registrar, which takes the place of
+the store. The registrar decides who belongs to which epoch; the job tells it who has ended, and
+does what it asks for. A worker that dies is an event: its group is killed at once, because its
+children (those of a DataLoader, for example) would live on; it is reaped, and its slot gets another
+worker later. The job is over when no worker of the last epoch runs. It has succeeded if they all
+ended well.
 """
 
 from __future__ import annotations
@@ -24,45 +28,35 @@ from hvdlite.launch.agents import (
 from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Elastic, Outcome, counted, threads_text
+from hvdlite.launch.elastic import messages
 from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
-from hvdlite.launch.elastic.messages import (
-    Entered,
-    EpochBegun,
-    EpochFormed,
-    Event,
-    Evict,
-    Failed,
-    Goodbye,
-    Leaving,
-    Limits,
-    Raised,
-    Refused,
-    Replace,
-    Warn,
-    Went,
-)
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.hosts import Host, HostProvider, Start, is_here, spread, threads_per_rank
-from hvdlite.launch.job import Run, status_of_strangers
+from hvdlite.launch.job import Job
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.output import View
 from hvdlite.launch.process import Ending
 from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.report import Failure
 from hvdlite.launch.resources import available_cores, oom_kills
-from hvdlite.launch.slots import Fleet
-from hvdlite.launch.supervisor import AnyRank, Control, Next, Policy, Supervisor
+from hvdlite.launch.slots import Slots
+from hvdlite.launch.supervisor import AnyRank, Next, Supervisor
+from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import interface_address
 from hvdlite.rendezvous.client import PATIENCE
 from hvdlite.rendezvous.deadline import is_never
-from hvdlite.rendezvous.service import Service
+from hvdlite.rendezvous.registrar_client import PATIENCE
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
 
 
-class ElasticRun(Run):
+class ElasticJob(Job):
     """One run of a description of an elastic job; used once."""
+
+    noun = "worker"
+    recovers = True
+    cause_seconds = 60.0
 
     def __init__(
         self,
@@ -72,28 +66,38 @@ class ElasticRun(Run):
         inbox: SignalInbox,
         view: View | None = None,
     ) -> None:
-        """Check the description; `view` takes the workers' samples of themselves."""
-        # Raises ArgumentError if numbers contradict each other.
-        # Raises HostsError if the hosts of -H have too few slots.
+        """Check the description.
+
+        Raises:
+            ArgumentError: numbers contradict each other.
+            HostsError: the hosts of -H have too few slots.
+        """
         elastic.check(what.ranks)
         super().__init__(what, console, inbox, view)
-        self.job = replace(self.job, epoch=0)  # The epochs of such a job are those of its worlds.
+        # The epochs of such a job are those of its worlds.
+        self.identity = replace(self.identity, epoch=0)
         self._elastic = elastic
+        self._min_np = elastic.least(what.ranks)
         # The launcher has given silent workers up long before their agent kills them.
-        heartbeat = elastic.heartbeat
-        self.pulse = Pulse(heartbeat, PATIENCE * heartbeat, grace=0.0)
+        self.pulse = Pulse(elastic.heartbeat, PATIENCE * elastic.heartbeat, grace=0.0)
         self._provider = self._choose_provider()
-        self._fleet = Fleet(
-            what.ranks,
-            elastic.least(what.ranks),
-            elastic.max_np,
-            elastic.timeout,
-            elastic.cooldown,
+        self._slots = Slots(
+            what.ranks, self._min_np, elastic.max_np, elastic.timeout, elastic.cooldown
         )
         self._discovery: Discovery
         self._registrar: Registrar
-        self._policy: ElasticMembership
         self._threads = 1
+        self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
+        self._trained: set[int] = set()  # workers that run and were members of an epoch
+        self._went_at: dict[int, float] = {}  # when the first sign came that a worker has gone
+        self._formed = False  # whether the first epoch was formed
+        self._ended_well: dict[int, bool] = {}  # These ended since the last epoch.
+        self._drains: set[int] = set()  # workers that shall leave at the next boundary
+        self._leaves: set[int] = set()  # workers that the registrar has told to leave
+        self._goodbyes: set[int] = set()  # workers that have finished their work
+        self._killed_after: dict[int, str] = {}  # of these, how each was killed
+        self._over = False
+        self._oom_kills_before = oom_kills()
 
     def _choose_provider(self) -> HostProvider:
         what, elastic = self.what, self._elastic
@@ -113,10 +117,13 @@ class ElasticRun(Run):
         return StaticHosts(hosts)
 
     def run(self) -> Outcome:
-        """Run the job to its end."""
-        # Raises DiscoveryError if the script for the hosts fails at its first run.
-        # Raises LaunchError if a host cannot take part, or there are too few slots for too long.
-        # Raises KeyboardInterrupt if a signal came before the workers were started.
+        """Run the job to its end.
+
+        Raises:
+            DiscoveryError: the script for the hosts fails at its first run.
+            LaunchError: a host cannot take part, or there are too few slots for too long.
+            KeyboardInterrupt: a signal came before the workers were started.
+        """
         asks = Discovery(
             self._provider,
             interrupt_fd=self.inbox.fd,
@@ -135,19 +142,6 @@ class ElasticRun(Run):
         known = {host.name: host.here for host in self.what.hosts}.get(name)
         return self.what.provider is None and (is_here(name) if known is None else known)
 
-    def _limits(self, first: int) -> Limits:
-        elastic = self._elastic
-        return Limits(
-            np=first,
-            min_np=elastic.least(self.what.ranks),
-            max_np=elastic.max_np,
-            elastic_timeout=elastic.timeout,
-            reset_limit=elastic.reset_limit,
-            heartbeat=elastic.heartbeat,
-            silence=PATIENCE * elastic.heartbeat,
-            start_timeout=self._start_timeout(),
-        )
-
     def _start_timeout(self) -> float:
         variables = self.what.environment
         given = variables.get("HVDLITE_START_TIMEOUT") or variables.get("HOROVOD_START_TIMEOUT")
@@ -159,18 +153,18 @@ class ElasticRun(Run):
 
     def first(self) -> Sequence[Start]:
         """Wait until there are slots for the first workers, and all their hosts have answered."""
-        fleet, discovery = self._fleet, self._discovery
+        discovery = self._discovery
         self._offer(discovery.first)
         waits = False
-        while not (first := fleet.due(time.monotonic())):
+        while not (first := self._slots.due(time.monotonic())):
             if not waits:
                 self.console.say("waiting for slots: there are too few to start")
                 waits = True
             now = time.monotonic()
-            shortage = fleet.shortage(now)
+            shortage = self._slots.shortage(now)
             if shortage is not None:
                 raise LaunchError(shortage)
-            wake_at = fleet.wake_at(now)
+            wake_at = self._slots.wake_at(now)
             left = ALIVE_SECONDS if wake_at is None else min(wake_at - now, ALIVE_SECONDS)
             keep_alive(self.agents.present)
             ready, _, _ = select.select([discovery.fd, self.inbox.fd], [], [], left)
@@ -181,25 +175,27 @@ class ElasticRun(Run):
                     self.console.say(f"{news.warning}; the hosts stay as they were")
                 if news.hosts is not None:
                     self._offer(news.hosts)
+        self._members = tuple(start.worker for start in first)
+        self._trained.update(self._members)
         return first
 
     def _offer(self, hosts: Mapping[str, int]) -> None:
-        """Offer hosts to the fleet; those of whose agents nothing is heard are not needed now."""
-        fleet, discovery, agents = self._fleet, self._discovery, self.agents
+        """Take hosts; those of whose agents nothing is heard are not needed now."""
+        discovery, agents = self._discovery, self.agents
         others = [name for name in hosts if not discovery.here(name) and name not in agents.hosts]
 
         def enough(names: Collection[str]) -> bool:
             if self._by_hand:
                 return set(others) <= set(names)
             slots = sum(n for name, n in hosts.items() if discovery.here(name) or name in names)
-            return slots >= fleet.fewest_first
+            return slots >= self._slots.fewest_first
 
         missed = agents.greet(others, enough)
-        fleet.offer(hosts, time.monotonic())
+        self._slots.offer(hosts, time.monotonic())
         present = [host.name for host in agents.present]
         for name in hosts:
             if not discovery.here(name):
-                fleet.reach(name, name in present)
+                self._slots.reach(name, name in present)
         for name, why in missed.items():
             self.console.say(f"host {name} takes no part now: {why}")
         for name in agents.hosts:
@@ -209,9 +205,19 @@ class ElasticRun(Run):
                     "join when it does"
                 )
 
-    def rendezvous(self, first: Sequence[Start]) -> Registrar:
-        """Start the registrar."""
-        self._registrar = Registrar.start(self.job, self._limits(len(first)), self._address())
+    def rendezvous(self) -> Registrar:
+        elastic = self._elastic
+        limits = messages.Limits(
+            np=len(self._first),
+            min_np=self._min_np,
+            max_np=elastic.max_np,
+            elastic_timeout=elastic.timeout,
+            reset_limit=elastic.reset_limit,
+            heartbeat=elastic.heartbeat,
+            silence=PATIENCE * elastic.heartbeat,
+            start_timeout=self._start_timeout(),
+        )
+        self._registrar = Registrar.start(self.identity, limits, self._address())
         return self._registrar
 
     def _address(self) -> str | None:
@@ -229,11 +235,9 @@ class ElasticRun(Run):
             return None  # There is no network.
 
     def here(self, host: str) -> bool:
-        """Return whether a host is this machine."""
         return self._discovery.here(host)
 
     def part(self, host: RemoteHost) -> dict[str, Any]:
-        """Build another host's part of the job."""
         # Raises LaunchError if the host cannot reach the registrar, which listens on a Unix socket.
         if self.address.startswith("unix:"):
             raise LaunchError(
@@ -242,7 +246,6 @@ class ElasticRun(Run):
         return super().part(host)
 
     def threads(self, host: str) -> int:
-        """Return the number of threads of each worker of a host: a share for each slot."""
         if self.here(host):
             return self._threads
         cores = int(self.agents.hosts[host].hello["cores"])
@@ -258,24 +261,232 @@ class ElasticRun(Run):
             self.say_threads(threads_text(self._threads, available_cores(), slots))
 
     def variables(self, start: Start) -> Mapping[str, str]:
-        """Return the variables that tell a worker that its job is elastic."""
         return elastic_variables(start, self._elastic.heartbeat)
 
-    def policy(self) -> Policy:
-        """Return the policy."""
-        least = self._elastic.least(self.what.ranks)
-        self._policy = ElasticMembership(
-            self._elastic, least, self._fleet, self._registrar, self._discovery
-        )
-        return self._policy
+    def outcome(self) -> Outcome:
+        self.take_events()
+        return super().outcome()
 
-    def outcome(self, supervisor: Supervisor, met: Service) -> Outcome:
-        """Show how the job ended, and return it."""
-        policy = self._policy
-        policy.take_events()
-        joined = not policy.strangers
-        status = supervisor.conclude() or status_of_strangers(self.what, joined, self.console)
-        return Outcome(status, supervisor.root, supervisor.results, policy.members)
+    def met(self) -> bool:
+        """Return False if all workers have ended well, and none has asked for a first epoch."""
+        return self._formed or not self.supervisor.workers or not self.all_well()
+
+    def order(self) -> tuple[int, ...]:
+        return self._members
+
+    # While the workers run.
+
+    def attach(self, supervisor: Supervisor) -> None:
+        super().attach(supervisor)
+        supervisor.on(self._registrar.fd, self.take_events)
+        supervisor.on(self._discovery.fd, self._take_hosts)
+
+    def start(self, start: Start) -> None:
+        """Start a worker, of which the registrar is told before."""
+        host = self.host_name(start.host)
+        self._registrar.expect(start.worker, host, start.joiner)
+        if not start.joiner and start.worker not in self._members:
+            self._members += (start.worker,)
+        super().start(start)
+        if start.joiner:
+            self.supervisor.note(f"worker {start.worker} starts on {host}")
+
+    def label(self, number: int) -> str:
+        """Name a member by its rank, and another worker by its number."""
+        self.take_events()  # It may have become a member a moment ago.
+        if number in self._members:
+            return str(self._members.index(number))
+        return f"worker {number}"
+
+    def host_name(self, host: str) -> str:
+        """Name a host as reports do: this machine by its own name, whatever the list says."""
+        return socket.gethostname() if self._discovery.here(host) else host
+
+    def expects(self) -> bool:
+        return not (self._over or self.supervisor.ending)
+
+    def due(self, now: float) -> Sequence[Start]:
+        starts = self._slots.due(now)
+        for host in dict.fromkeys(one.host for one in starts):
+            there = [str(one.worker) for one in starts if one.host == host]
+            who = (
+                f"worker {there[0]} starts"
+                if len(there) == 1
+                else f"workers {', '.join(there)} start"
+            )
+            self.supervisor.say(f"{who} on {self.host_name(host)}")
+        return starts
+
+    def not_started(self, start: Start, error: OSError) -> None:
+        self._registrar.ended(start.worker, f"could not be started: {error}", False)
+        self._slots.ended(start.worker, time.monotonic(), died=True, blames=True)
+
+    def tick(self, now: float) -> float | None:
+        if self.supervisor.ending:
+            return None
+        shortage = self._slots.shortage(now)
+        if shortage is not None:
+            self._fail(shortage)
+        return self._slots.wake_at(now)
+
+    def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
+        number = worker.number
+        self.take_events()  # A moment ago it may have become a member, or have been told to leave.
+        leaves = number in self._leaves
+        well = ending.well or leaves or number in self._drains
+        kills, self._oom_kills_before = self._oom_kills_before, oom_kills()
+        if ending.by_signal and self._oom_kills_before > kills:
+            ending = replace(ending, oom_killed=True)
+        if not (well or self.supervisor.told):
+            self.supervisor.note(f"worker {number} (host {worker.host}): {died_of(ending)}")
+        self._registrar.ended(number, died_of(ending), well)
+        # It said goodbye before it ended, so the next epoch may have been formed without it.
+        finished = ending.well and number in self._trained and not leaves
+        asked = ending.by_signal and ending.status == signal.SIGTERM
+        self._slots.ended(
+            number,
+            time.monotonic(),
+            died=not (finished or leaves or number in self._drains),
+            blames=not (well or asked),
+        )
+        self._ended_well[number] = well
+        if number in self._goodbyes and ending.by_signal:
+            self._killed_after[number] = f"worker {number} (host {worker.host}) {died_of(ending)}"
+        self._trained.discard(number)
+        if finished:
+            self._slots.stop_growing()
+        if well or excused:
+            return Next.GO_ON
+        # No other worker can join before the first epoch.
+        too_few = not self._formed and len(self._running()) < self._min_np
+        return Next.FAIL if too_few else Next.RECOVER
+
+    def _running(self) -> list[int]:
+        return [number for number in self._members if number not in self._ended_well]
+
+    def judge(self) -> None:
+        """Decide whether the job is over, after one of the last epoch's workers has ended."""
+        if self._running() or self.supervisor.ending:
+            return
+        self._over = True
+        if all(number in self._leaves for number in self._members):
+            self._fail("all workers have left: their hosts were taken away")
+        else:  # Workers that waited to join are not needed any more.
+            well = self.all_well()
+            for number in self._members if well else ():
+                if number in self._killed_after:
+                    self.supervisor.say(
+                        f"{self._killed_after[number]} after its goodbye, when its work was done, "
+                        "and others have ended well: the job has not failed"
+                    )
+            self.supervisor.finish(well)
+
+    def signalled(self) -> None:
+        self._registrar.stops()
+
+    def all_well(self) -> bool:
+        """Return whether all workers of the last epoch have ended well, or after a goodbye."""
+        well = [number for number in self._members if self._ended_well.get(number, False)]
+        return bool(well) and set(self._members) <= {*well, *self._killed_after}
+
+    def _fail(self, reason: str) -> None:
+        self._over = True
+        again = "; start the job again from its checkpoint" if self._formed else ""
+        self.supervisor.fail(reason + again)
+
+    def take_events(self) -> None:
+        for event in self._registrar.take():
+            self._follow(event)
+
+    def _follow(self, event: messages.Event) -> None:
+        supervisor, drain_timeout = self.supervisor, self._elastic.drain_timeout
+        match event:
+            case messages.EpochFormed(line=line):
+                supervisor.say(line)
+                supervisor.note(line)
+            case messages.EpochBegun(workers):
+                self._begin_epoch(workers)
+            case messages.Evict(number, why):
+                worker = supervisor.runs(number)
+                if worker is not None:
+                    supervisor.say(f"worker {number} (host {worker.host}) is killed: {why}")
+                    supervisor.kill(worker, f"evicted: {why}")
+                    self._slots.lost(self._slots.host_of(number), time.monotonic())
+            case messages.Leaving(number):
+                self._leaves.add(number)
+                self._slots.leaving(number)
+                supervisor.expect_end(number, drain_timeout)
+            case messages.Raised(number, what):
+                supervisor.expect_end(number, drain_timeout, what)
+            case messages.Went(number, at):
+                self._went_at[number] = at
+            case messages.Refused(number, reason):
+                supervisor.say(f"worker {number} cannot join: {reason}")
+                supervisor.note(f"worker {number} cannot join: {reason}")
+                supervisor.expect_end(number, drain_timeout)
+            case messages.Replace():
+                self._slots.replace_first()
+            case messages.Goodbye(number):
+                self._goodbyes.add(number)
+            case messages.Entered():
+                self._slots.entered()
+            case messages.Warn(text):
+                supervisor.say(text)
+            case messages.Failed(reason):
+                self._fail(reason)
+
+    def _begin_epoch(self, members: tuple[int, ...]) -> None:
+        self._formed = True
+        self._members = members
+        running = {one.number for one in self.supervisor.workers}
+        self._trained.update(running.intersection(members))
+        kept = running.union(members)
+        self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
+        self._leaves &= kept
+        self._drains &= kept
+        self.judge()
+
+    def _take_hosts(self) -> None:
+        now = time.monotonic()
+        for news in self._discovery.take():
+            if news.warning:
+                self.supervisor.say(f"{news.warning}; the hosts stay as they were")
+            if news.hosts is not None:
+                leaving = self._slots.offer(news.hosts, now)
+                for name in self.hosts() if self.expects() else ():
+                    self._slots.reach(name, self.agents.serves(name))
+                for number in leaving:
+                    slots = news.hosts.get(self._slots.host_of(number), 0)
+                    left = (
+                        f"has {counted(slots, 'slot')} now" if slots else "is not listed any more"
+                    )
+                    self._drain([number], f"its host {left}")
+
+    def hosts(self) -> Mapping[str, float]:
+        wanted = self._slots.wanted.items()
+        return {name: when for name, when in wanted if not self._discovery.here(name)}
+
+    def host_ready(self, name: str) -> None:
+        self._slots.reach(name, True)
+
+    def host_lost(self, name: str, why: str) -> None:
+        self._slots.reach(name, False)
+        if why and self.expects():
+            self._slots.lost(name, time.monotonic())
+
+    def taken_away(self, name: str) -> bool:
+        self._drain(self._slots.drain(name), "its host is taken away")
+        return True
+
+    def _drain(self, workers: Iterable[int], why: str) -> None:
+        for number in workers:
+            self._drains.add(number)
+            self._registrar.drain(number, why)
+            self.supervisor.expect_end(number, self._elastic.drain_timeout)
+
+    def suspects(self, failures: Sequence[Failure]) -> Sequence[Failure]:
+        """Return the failures; the registrar says who went first, as in the lines about epochs."""
+        return [replace(one, at=self._went_at.get(one.rank, one.at)) for one in failures]
 
 
 def elastic_variables(start: Start, heartbeat: float) -> dict[str, str]:
@@ -291,271 +502,7 @@ def elastic_variables(start: Start, heartbeat: float) -> dict[str, str]:
     return variables
 
 
-class ElasticMembership(Policy):
-    """Has the registrar decide which workers go on, and a fleet which ones are started."""
-
-    noun = "worker"
-    recovers = True
-    story = 60.0
-
-    def __init__(
-        self,
-        elastic: Elastic,
-        min_np: int,
-        fleet: Fleet,
-        registrar: Registrar,
-        discovery: Discovery,
-    ) -> None:
-        """Make the policy of a job without workers; all arguments are borrowed."""
-        self._drain_timeout = elastic.drain_timeout
-        self._min_np = min_np
-        self._fleet = fleet
-        self._registrar = registrar
-        self._discovery = discovery
-        self.members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
-        self._trained: set[int] = set()  # workers that run and were members of an epoch
-        self._went_at: dict[int, float] = {}  # This was the first sign that it has gone.
-        self._formed = False  # whether the first epoch was formed
-        self._ended_well: dict[int, bool] = {}  # These ended since the last epoch.
-        self._drains: set[int] = set()  # workers that shall leave at the next boundary
-        self._leaves: set[int] = set()  # workers that the registrar has told to leave
-        self._goodbyes: set[int] = set()  # workers that have finished their work
-        self._killed_after: dict[int, str] = {}  # Of these, how each was killed.
-        self._over = False
-        self._oom_kills = oom_kills()
-
-    def attach(self, job: Control) -> None:
-        """Take the supervisor, and listen to registrar and discovery."""
-        super().attach(job)
-        job.on(self._registrar.fd, self.take_events)
-        job.on(self._discovery.fd, self._take_hosts)
-
-    def begin(self, first: Sequence[Start]) -> None:
-        """Take the first workers, which are the members until an epoch is formed."""
-        self.members = tuple(start.worker for start in first)
-        self._trained.update(self.members)
-
-    def starting(self, start: Start) -> str:
-        """Tell the registrar of a worker before it starts."""
-        host = self.host_name(start.host)
-        self._registrar.expect(start.worker, host, start.joiner)
-        if not start.joiner and start.worker not in self.members:
-            self.members += (start.worker,)
-        return f"worker {start.worker} starts on {host}"
-
-    def label(self, number: int) -> str:
-        """Name a member by its rank, and another worker by its number."""
-        self.take_events()  # It may have become a member a moment ago.
-        if number in self.members:
-            return str(self.members.index(number))
-        return f"worker {number}"
-
-    def host_name(self, host: str) -> str:
-        """Name a host as reports do: this machine by its own name, whatever the list says."""
-        return socket.gethostname() if self._discovery.here(host) else host
-
-    def expects(self) -> bool:
-        """Return whether the job waits for workers that come later."""
-        return not (self._over or self.job.ending)
-
-    def due(self, now: float) -> Sequence[Start]:
-        """Return the workers to start now."""
-        starts = self._fleet.due(now)
-        for host in dict.fromkeys(one.host for one in starts):
-            there = [str(one.worker) for one in starts if one.host == host]
-            who = (
-                f"worker {there[0]} starts"
-                if len(there) == 1
-                else f"workers {', '.join(there)} start"
-            )
-            self.job.say(f"{who} on {self.host_name(host)}")
-        return starts
-
-    def not_started(self, start: Start, error: OSError) -> None:
-        """Note that a worker could not be started here."""
-        self._registrar.ended(start.worker, f"could not be started: {error}", False)
-        self._fleet.ended(start.worker, time.monotonic(), died=True, blames=True)
-
-    def tick(self, now: float) -> float | None:
-        """End a job that has too few slots."""
-        if self.job.ending:
-            return None
-        shortage = self._fleet.shortage(now)
-        if shortage is not None:
-            self._fail(shortage)
-        return self._fleet.wake_at(now)
-
-    def ended(self, worker: AnyRank, ending: Ending, excused: bool) -> Next:
-        """Note how a worker ended; the job goes on without it if it can."""
-        number = worker.number
-        self.take_events()  # A moment ago it may have become a member, or have been told to leave.
-        leaves = number in self._leaves
-        well = ending.well or leaves or number in self._drains
-        kills, self._oom_kills = self._oom_kills, oom_kills()
-        if ending.by_signal and self._oom_kills > kills:
-            ending = replace(ending, oom_killed=True)
-        if not (well or self.job.told):
-            self.job.note(f"worker {number} (host {worker.host}): {died_of(ending)}")
-        self._registrar.ended(number, died_of(ending), well)
-        # It said goodbye before it ended, so the next epoch may have been formed without it.
-        finished = ending.well and number in self._trained and not leaves
-        asked = ending.by_signal and ending.status == signal.SIGTERM
-        self._fleet.ended(
-            number,
-            time.monotonic(),
-            died=not (finished or leaves or number in self._drains),
-            blames=not (well or asked),
-        )
-        self._ended_well[number] = well
-        if number in self._goodbyes and ending.by_signal:
-            self._killed_after[number] = f"worker {number} (host {worker.host}) {died_of(ending)}"
-        self._trained.discard(number)
-        if finished:
-            self._fleet.stop_growing()
-        if well or excused:
-            return Next.GO_ON
-        # No other worker can join before the first epoch.
-        too_few = not self._formed and len(self._running()) < self._min_np
-        return Next.FAIL if too_few else Next.RECOVER
-
-    def _running(self) -> list[int]:
-        return [number for number in self.members if number not in self._ended_well]
-
-    def judge(self) -> None:
-        """Decide whether the job is over, after one of the last epoch's workers has ended."""
-        if self._running() or self.job.ending:
-            return
-        self._over = True
-        if all(number in self._leaves for number in self.members):
-            self._fail("all workers have left: their hosts were taken away")
-        else:  # Workers that waited to join are not needed any more.
-            well = self.all_well()
-            for number in self.members if well else ():
-                if number in self._killed_after:
-                    self.job.say(
-                        f"{self._killed_after[number]} after its goodbye, when its work was done, "
-                        "and others have ended well: the job has not failed"
-                    )
-            self.job.finish(well)
-
-    def signalled(self) -> None:
-        """Tell the registrar that the workers are asked to stop."""
-        self._registrar.stops()
-
-    def all_well(self) -> bool:
-        """Return whether all workers of the last epoch have ended well, or after a goodbye."""
-        well = [number for number in self.members if self._ended_well.get(number, False)]
-        return bool(well) and set(self.members) <= {*well, *self._killed_after}
-
-    def _fail(self, reason: str) -> None:
-        self._over = True
-        again = "; start the job again from its checkpoint" if self._formed else ""
-        self.job.fail(reason + again)
-
-    def take_events(self) -> None:
-        """Do what the registrar has asked for since the last call."""
-        for event in self._registrar.take():
-            self._follow(event)
-
-    def _follow(self, event: Event) -> None:
-        """Do what the registrar asks for."""
-        if isinstance(event, EpochFormed):
-            self.job.say(event.line)
-            self.job.note(event.line)
-        elif isinstance(event, EpochBegun):
-            self._formed = True
-            self.members = event.workers
-            running = {one.number for one in self.job.workers}
-            self._trained.update(running.intersection(event.workers))
-            kept = running.union(event.workers)
-            self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
-            self._leaves &= kept
-            self._drains &= kept
-            self.judge()
-        elif isinstance(event, Evict):
-            worker = self.job.runs(event.worker)
-            if worker is not None:
-                self.job.say(f"worker {event.worker} (host {worker.host}) is killed: {event.why}")
-                self.job.kill(worker, f"evicted: {event.why}")
-                self._fleet.lost(self._fleet.host_of(event.worker), time.monotonic())
-        elif isinstance(event, Leaving):
-            self._leaves.add(event.worker)
-            self._fleet.leaving(event.worker)
-            self.job.expect_end(event.worker, self._drain_timeout)
-        elif isinstance(event, Raised):
-            self.job.expect_end(event.worker, self._drain_timeout, event.what)
-        elif isinstance(event, Went):
-            self._went_at[event.worker] = event.at
-        elif isinstance(event, Refused):
-            self.job.say(f"worker {event.worker} cannot join: {event.reason}")
-            self.job.note(f"worker {event.worker} cannot join: {event.reason}")
-            self.job.expect_end(event.worker, self._drain_timeout)
-        elif isinstance(event, Replace):
-            self._fleet.replace_first()
-        elif isinstance(event, Goodbye):
-            self._goodbyes.add(event.worker)
-        elif isinstance(event, Entered):
-            self._fleet.entered()
-        elif isinstance(event, Warn):
-            self.job.say(event.text)
-        elif isinstance(event, Failed):
-            self._fail(event.reason)
-
-    def _take_hosts(self) -> None:
-        now = time.monotonic()
-        for news in self._discovery.take():
-            if news.warning:
-                self.job.say(f"{news.warning}; the hosts stay as they were")
-            if news.hosts is not None:
-                leaving = self._fleet.offer(news.hosts, now)
-                for name in self.hosts() if self.expects() else ():
-                    agents = self.job.agents
-                    self._fleet.reach(name, agents is not None and agents.serves(name))
-                for number in leaving:
-                    slots = news.hosts.get(self._fleet.host_of(number), 0)
-                    left = (
-                        f"has {counted(slots, 'slot')} now" if slots else "is not listed any more"
-                    )
-                    self._drain([number], f"its host {left}")
-
-    def hosts(self) -> Mapping[str, float]:
-        """Return the other hosts that may have workers, and from when on."""
-        wanted = self._fleet.wanted.items()
-        return {name: when for name, when in wanted if not self._discovery.here(name)}
-
-    def host_ready(self, name: str) -> None:
-        """Note that workers can be started on a host."""
-        self._fleet.reach(name, True)
-
-    def host_lost(self, name: str, why: str) -> None:
-        """Put a host away whose connection is lost."""
-        self._fleet.reach(name, False)
-        if why and self.expects():
-            self._fleet.lost(name, time.monotonic())
-
-    def taken_away(self, name: str) -> bool:
-        """Have the workers of a host leave."""
-        self._drain(self._fleet.drain(name), "its host is taken away")
-        return True
-
-    def _drain(self, workers: Iterable[int], why: str) -> None:
-        for number in workers:
-            self._drains.add(number)
-            self._registrar.drain(number, why)
-            self.job.expect_end(number, self._drain_timeout)
-
-    def suspects(self, failures: Sequence[Failure]) -> Sequence[Failure]:
-        """Return the failures; the registrar says who went first, as in the lines about epochs."""
-        return [replace(one, at=self._went_at.get(one.rank, one.at)) for one in failures]
-
-    @property
-    def strangers(self) -> bool:
-        """Whether all workers have ended well, and none has asked for a first epoch."""
-        return not self._formed and bool(self.job.workers) and self.all_well()
-
-
 def died_of(ending: Ending) -> str:
-    """Say how a worker ended, for the line of the next epoch."""
     if not ending.by_signal:
         return str(ending)
     memory = " (the kernel's out-of-memory killer)" if ending.oom_killed else ""

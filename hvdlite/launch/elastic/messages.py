@@ -118,8 +118,6 @@ class Entered:
 
 @dataclass(frozen=True)
 class Warn:
-    """Show this to the user."""
-
     text: str
 
 
@@ -175,7 +173,7 @@ def _is_why(value: Any) -> bool:
     return value in ("start", "join", "lost", "boundary")
 
 
-# A kind has fields; each has its check, and its value where it is absent.
+# By kind the fields, each with its check and its value where it is absent.
 _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
     "ready": {
         "epoch": (_is_number, _ABSENT),
@@ -206,8 +204,11 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {"steps": _is_number}
 
 
 def parse(body: bytes) -> Message:
-    """Return the message in a frame's body, with absent fields filled in."""
-    # Raises MalformedError if it is not a message that a worker of hvdlite sends.
+    """Return the message in a frame's body, with absent fields filled in.
+
+    Raises:
+        MalformedError: it is not a message that a worker of hvdlite sends.
+    """
     if len(body) > MAX_MESSAGE_BYTES:
         raise MalformedError(f"it has {len(body)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
     try:

@@ -17,42 +17,18 @@ from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.messages import (
     Action,
     Close,
-    Entered,
-    EpochFormed,
     Event,
-    Evict,
     Failed,
-    Leaving,
     Limits,
     MalformedError,
     Message,
-    Raised,
-    Refused,
     Send,
     Warn,
-    Went,
     parse,
 )
 from hvdlite.rendezvous.address import fresh_unix_address, listen
-from hvdlite.rendezvous.client import MAX_MESSAGE_BYTES
-from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import Job, Role
 from hvdlite.rendezvous.service import BacklogError, Peer, Service
-
-__all__ = [
-    "Entered",
-    "EpochFormed",
-    "Event",
-    "Evict",
-    "Failed",
-    "Leaving",
-    "Limits",
-    "Raised",
-    "Refused",
-    "Registrar",
-    "Warn",
-    "Went",
-]
 
 _MOST_WORKERS = 2**31  # worker numbers are below it
 
@@ -69,7 +45,7 @@ class Registrar(Service):
         super().__init__(job, _MOST_WORKERS, listener, 2 * (limits.max_np or limits.np))
         # Readable while `take()` has events; borrowed by the caller until `close()`.
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._heartbeat = None if is_never(limits.heartbeat) else limits.heartbeat
+        self._heartbeat = limits.heartbeat
         self._silence = limits.silence
         self._membership = Membership(limits)
         self._workers: dict[int, Peer] = {}  # The membership knows these, by number.
@@ -79,10 +55,16 @@ class Registrar(Service):
 
     @classmethod
     def start(cls, job: Job, limits: Limits, address: str | None = None) -> Registrar:
-        """Listen, and serve until `close` is called."""
-        # `job` has epoch 0.
-        # `address` says where to listen; by default a fresh abstract Unix socket.
-        # Raises OSError if the kernel refuses to listen at this address.
+        """Listen, and serve until `close` is called.
+
+        Args:
+            job: the job, with epoch 0.
+            limits: what the user allows.
+            address: where to listen; by default a fresh abstract Unix socket.
+
+        Raises:
+            OSError: the kernel refuses to listen at this address.
+        """
         return cls(job, limits, listen(address or fresh_unix_address()))._start()
 
     # Any thread calls these.
@@ -114,7 +96,6 @@ class Registrar(Service):
             return events
 
     def close(self) -> bool:
-        """Stop serving; workers that are connected lose their connection."""
         first = super().close()
         if first:
             os.close(self.fd)
@@ -133,20 +114,22 @@ class Registrar(Service):
         self._emit(Failed(f"the registrar of the job failed: {error!r}"))
 
     def _sleep_seconds(self, now: float) -> float:
-        times = [now + super()._sleep_seconds(now)]
-        if self._heartbeat is not None:
-            times.append(self._alive_at)
-        wake_at = self._membership.wake_at()
-        if wake_at is not None:
-            times.append(wake_at)
-        return max(0.0, min(times) - now)
+        times = [now + super()._sleep_seconds(now), self._alive_at, self._membership.wake_at()]
+        return max(0.0, min(when for when in times if when is not None) - now)
 
     def _tick(self, asleep: float) -> None:
         self._obey()
-        # Whatever came before the sleep has been read by now, however late this thread is.
-        self._find_silent(asleep)
+        for peer in list(self._workers.values()):
+            # Whatever came before the sleep has been read by now, however late this thread is.
+            if asleep - peer.heard_at >= self._silence:
+                self._do(self._membership.heartbeat_lost(peer.number, time.monotonic()))
+                self._dismiss(peer.number)
         now = time.monotonic()
-        self._beat(now)
+        if now >= self._alive_at:
+            self._alive_at = now + self._heartbeat / 4
+            for peer in list(self._workers.values()):
+                if not peer.outgoing:  # Whatever is on its way says as much.
+                    self._do([Send(peer.number, {"kind": "alive"})])
         self._do(self._membership.tick(now))
 
     def _obey(self) -> None:
@@ -196,7 +179,7 @@ class Registrar(Service):
         worker = peer.number
         if self._membership.knows(worker) and worker not in self._workers:
             self._workers[worker] = peer
-            if self._heartbeat is not None and peer.connection.family != socket.AF_UNIX:
+            if peer.connection.family != socket.AF_UNIX:
                 # The kernel of a living host confirms what it gets, whatever the worker does.
                 lost = int(1000 * self._heartbeat)
                 peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost)
@@ -211,9 +194,9 @@ class Registrar(Service):
         try:
             message = parse(body)
         except MalformedError as error:
-            text = f"worker {peer.number} sent a malformed message: {error}"
-            self._emit(Warn(text))
-            self._do(self._membership.evict(peer.number, f"sent a malformed message: {error}", now))
+            why = f"sent a malformed message: {error}"
+            self._emit(Warn(f"worker {peer.number} {why}"))
+            self._do(self._membership.evict(peer.number, why, now))
             return
         if message["kind"] != "alive":
             self._do(self._membership.received(peer.number, message, now))
@@ -230,19 +213,3 @@ class Registrar(Service):
         peer = self._workers.pop(worker, None)
         if peer is not None:
             self._close_soon(peer)
-
-    def _find_silent(self, now: float) -> None:
-        if self._heartbeat is None:
-            return
-        for peer in list(self._workers.values()):
-            if now - peer.heard_at >= self._silence:
-                self._do(self._membership.heartbeat_lost(peer.number, time.monotonic()))
-                self._dismiss(peer.number)
-
-    def _beat(self, now: float) -> None:
-        if self._heartbeat is None or now < self._alive_at:
-            return
-        self._alive_at = now + self._heartbeat / 4
-        for peer in list(self._workers.values()):
-            if not peer.outgoing:  # Whatever is on its way says as much.
-                self._do([Send(peer.number, {"kind": "alive"})])

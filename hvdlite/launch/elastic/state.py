@@ -1,4 +1,4 @@
-"""What the membership knows of each worker, and how it names workers."""
+"""What the membership knows: its workers, what happened in an epoch, and for whom the job waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hvdlite.launch.elastic.messages import EpochFormed, Limits, Message
+from hvdlite.launch.elastic.messages import EpochFormed, Message
 
 _MOST_NAMED = 4  # a sentence names at most so many workers
 
@@ -60,7 +60,6 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """The name of the worker in a sentence."""
         return f"worker {self.number} (host {self.host})"
 
     @property
@@ -121,7 +120,6 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The clause for the line of the epoch."""
         return f"{self.name} {self.why}"
 
 
@@ -149,11 +147,9 @@ class Record:
             self.steps = max(message["steps"], self.steps or 0)
 
     def sign(self, now: float) -> None:
-        """Note the time of the first sign."""
         self._sign = now if self._sign is None else self._sign
 
     def went(self, change: Change, now: float) -> None:
-        """A worker has gone."""
         self.whole = False
         self._changes.append(change)
         self.sign(now)
@@ -180,7 +176,6 @@ class Record:
 
     @property
     def changed(self) -> bool:
-        """Whether anything is known to have changed."""
         return bool(self._changes)
 
     @property
@@ -200,18 +195,15 @@ class Record:
 
     @property
     def gone(self) -> list[tuple[int, str]]:
-        """The workers that have gone, each with the reason."""
         return [(one.worker, one.why) for one in self._changes if one.worker is not None]
 
     def reason(self, joined: Sequence[Worker] = ()) -> str:
-        """Say why the next epoch follows."""
         texts = [change.text for change in self._changes]
         if not texts and self._symptom is not None:
             texts = [self._symptom.text]
         return listed([*texts, *(f"{one.name} joined" for one in joined)], "; ")
 
     def nobody_left(self) -> str:
-        """Say why the job has failed if no worker is left."""
         trouble = self.trouble
         if trouble is None:
             return f"no worker is left: {self.reason()}"
@@ -238,7 +230,6 @@ class Formed:
     at: float  # when it was formed
 
     def event(self) -> EpochFormed:
-        """Return the event that shows it."""
         line = self.record.line(self.epoch, len(self.workers), self.joined, self.at)
         return EpochFormed(self.epoch, self.workers, line)
 
@@ -246,8 +237,8 @@ class Formed:
 _WARN_SECONDS = 10.0
 
 
-class Watch:
-    """Says when to warn of a wait that goes on."""
+class WaitWarning:
+    """When to warn of a wait that goes on."""
 
     def __init__(self) -> None:
         self._wait = ""
@@ -263,31 +254,7 @@ class Watch:
         return warn
 
 
-def describe_start(first: Sequence[Worker]) -> str:
-    """Say which of the first workers are not ready."""
-    late = [one for one in first if one.stage is not Stage.WAITING]
-    return f"waits for {named(late)} to call hvd.init()" if late else ""
-
-
-def describe_shortage(living: int, min_np: int) -> str:
-    """Say that members and joiners are too few, and wait for others."""
-    return f"{living} of at least {min_np} workers wait for others to join"
-
-
-def given_up(limits: Limits, at_start: bool, living: int, wait: str) -> str:
-    """Say why a job is given up: the first workers, or enough of the later ones, did not come."""
-    if at_start:
-        return (
-            f"{limits.np} workers were not connected within --start-timeout "
-            f"({limits.start_timeout:g} s): {wait}"
-        )
-    return (
-        f"too few workers for --elastic-timeout ({limits.elastic_timeout:g} s): "
-        f"{living} of at least {limits.min_np} (--min-np)"
-    )
-
-
-def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
+def waited_for(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
     """Say which members keep the others waiting; "" if none does."""
     if phase is Phase.FORMING:
         late = [one for one in members if not one.connected]

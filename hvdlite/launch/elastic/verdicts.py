@@ -1,4 +1,4 @@
-"""Who joins and who leaves when all members are at a boundary, and when to call them there."""
+"""Three judgements of the membership: who comes and goes, whom to evict, and when to give up."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Plan:
 def plan(
     limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
 ) -> Plan:
-    """Decide who leaves, who joins, and how many workers are missing."""
+    """Decide who leaves, who joins, and how many workers are missing.
+
+    `waiting` has joiners, in the order in which they may join; they may if `growing`.
+    """
     # A member that shall leave stays as long as nobody else has the job's state: it first hands the
     # state over, in an epoch with joiners, or another one if a joiner has died. A job that does not
     # grow any more, because some worker has finished, goes on with any number of workers.
-    # `waiting` has joiners, in the order in which they may join.
-    # `growing` says whether joiners may join.
     staying = [worker for worker in members if worker.draining is None]
     joiners = fitting(limits, members, waiting) if growing else []
     if not any(worker.synced for worker in staying):
@@ -42,19 +43,8 @@ def fitting(limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker]
     """Return the joiners for whom there is room at the next boundary."""
     if limits.max_np is None:
         return list(waiting)
-    staying = [worker for worker in members if worker.draining is None]
-    room = limits.max_np - len(staying)
-    return list(waiting[: max(0, room)])
-
-
-def company_until(joiners: Sequence[Worker], starting: Sequence[Worker]) -> float:
-    """Return until when joiners that are ready wait for those that still start."""
-    # A new host starts several workers at once, and their start-up differs. One change of hosts is
-    # to be one epoch, so the first one waits as long again as its own start has taken.
-    if not joiners or not starting:
-        return -math.inf
-    first = min(joiners, key=lambda one: one.ready_at)
-    return 2 * first.ready_at - first.expected_at
+    staying = sum(worker.draining is None for worker in members)
+    return list(waiting[: max(0, limits.max_np - staying)])
 
 
 class Notices:
@@ -65,7 +55,7 @@ class Notices:
 
     def __init__(self) -> None:
         self.deal_anew = False
-        # This says when joiners that are ready stop waiting for others; None if none does.
+        # When joiners that are ready stop waiting for others; None if none does.
         self.complete_at: float | None = None
         self._version = 0
         self._told: object = None
@@ -89,7 +79,12 @@ class Notices:
         fit = fitting(limits, members, joining) if growing else []
         joiners = [one for one in fit if one.stage is Stage.WAITING]
         starting = [one for one in fit if one.stage is Stage.STARTING and one.draining is None]
-        until = company_until(joiners, starting)
+        until = -math.inf
+        if joiners and starting:
+            # A new host starts several workers at once, and their start-up differs. One change of
+            # hosts is to be one epoch, so the first one waits as long again as its start has taken.
+            first = min(joiners, key=lambda one: one.ready_at)
+            until = 2 * first.ready_at - first.expected_at
         self.complete_at = until if now < until else None
         told = [] if now < until else [worker.number for worker in joiners]
         leavers = [worker.number for worker in members if worker.draining is not None]
@@ -101,24 +96,32 @@ class Notices:
         return self._version, not joiners
 
 
-GRACE = 0.3  # seconds from the first suspicion to the verdict
+_VERDICT_SECONDS = 0.3  # from the first report of a broken link
 
 
 @dataclass(frozen=True)
-class _Suspicion:
+class _Report:
     suspect: int
     reason: str
     reporter: int
     mutual: bool
 
 
-class Suspicions:
-    """The suspicions of one gathering, at most one by each worker."""
+class BrokenLinks:
+    """Whom to evict when links break and nobody died: the reports of one gathering.
+
+    A worker *suspects* another one when its link to it broke, or when it could not connect to it. A
+    link has two ends, so a report is evidence and not a verdict. It also often is the consequence
+    of a death that is about to be reported. So the verdict waits a moment, and a death in that
+    moment explains all reports. If the network between two workers is silent, the one that dials
+    says so for both of them, because the other one only waits: such a report is *mutual*. It also
+    explains what other workers report, to whom these two hang up when they cannot connect.
+    """
 
     def __init__(self) -> None:
-        self._by_reporter: dict[int, _Suspicion] = {}
-        self._implied: dict[int, _Suspicion] = {}  # They have not said it themselves.
-        self._moot = False
+        self._by_reporter: dict[int, _Report] = {}  # at most one by each worker
+        self._implied: dict[int, _Report] = {}  # They have not said it themselves.
+        self._someone_went = False
         self._explained: set[tuple[int, int]] = set()
         self.verdict_at: float | None = None
 
@@ -131,32 +134,34 @@ class Suspicions:
         anew: bool = False,
         mutual: bool = False,
     ) -> None:
-        """Take a suspicion, unless somebody has gone in this gathering."""
-        # `anew` says whether it was seen just now. A worker repeats what its last engine has seen
-        # until it has another one, and what was explained once does not count again.
-        # `mutual` says whether the suspect would say the same of the reporter.
-        if self._moot:
+        """Take a report, unless somebody has gone in this gathering.
+
+        `anew` says whether it was seen just now: a worker repeats what its last engine has seen
+        until it has another one, and what was explained once does not count again. `mutual` says
+        whether the suspect would say the same of the reporter.
+        """
+        if self._someone_went:
             self._explained.add((reporter, suspect))
-        if self._moot or ((reporter, suspect) in self._explained and not anew):
+        if self._someone_went or ((reporter, suspect) in self._explained and not anew):
             return
         before = self._by_reporter.get(reporter)
         if mutual or before is None or not before.mutual:
-            self._by_reporter[reporter] = _Suspicion(suspect, reason, reporter, mutual)
+            self._by_reporter[reporter] = _Report(suspect, reason, reporter, mutual)
         if mutual:
-            self._implied[suspect] = _Suspicion(reporter, reason, reporter, mutual)
+            self._implied[suspect] = _Report(reporter, reason, reporter, mutual)
         if self.verdict_at is None:
-            self.verdict_at = now + GRACE
+            self.verdict_at = now + _VERDICT_SECONDS
 
-    def dismiss(self) -> None:
+    def explain(self) -> None:
         """Somebody has gone, which explains broken links: drop all, and take no more."""
         self._explained |= {(one, two.suspect) for one, two in self._by_reporter.items()}
         self._clear()
-        self._moot = True
+        self._someone_went = True
 
     def begin(self) -> None:
         """Begin anew: the members of another epoch connect."""
         self._clear()
-        self._moot = False
+        self._someone_went = False
 
     def forget(self) -> None:
         """Begin anew: an epoch was formed, and the workers have other engines."""
@@ -168,13 +173,12 @@ class Suspicions:
         self._implied.clear()
         self.verdict_at = None
 
-    def ripe(self, now: float) -> bool:
-        """Return whether there are suspicions, and the moment has passed."""
+    def due(self, now: float) -> bool:
         return self.verdict_at is not None and now >= self.verdict_at
 
     def worst(self, members: Set[int]) -> tuple[int, str] | None:
         """Return the member that most suspect, on a tie the highest, and what they say."""
-        votes: dict[int, list[_Suspicion]] = {}
+        votes: dict[int, list[_Report]] = {}
         for reporter in sorted(members):
             said = (self._by_reporter.get(reporter), self._implied.get(reporter))
             counts = [one for one in said if one and one.suspect in members]
@@ -189,18 +193,18 @@ class Suspicions:
         return worst, f"worker {first}{others} reported: {reason or 'the link broke'}"
 
 
-_MOST_FRUITLESS = 3  # epochs in a row that may end before a step is committed
+_MOST_IN_VAIN = 3  # epochs in a row that may end before a step is committed
 _REASONS_SHOWN = 3
 
 
-class Patience:
-    """Counts epochs, and how many of them in a row came to nothing."""
+class Progress:
+    """When the job is given up: too many resets, or epochs that never commit a step."""
 
     def __init__(self, reset_limit: int | None) -> None:
         self._limit = reset_limit
         self._resets = 0
         self._reasons: deque[str] = deque(maxlen=_REASONS_SHOWN)
-        self._fruitless = 0
+        self._in_vain = 0
         self._first_reason = ""
         self._judged = True  # until an epoch was formed, nothing came to nothing
         self._commits: dict[str, int] = {}
@@ -214,10 +218,12 @@ class Patience:
     def judge(
         self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
     ) -> str | None:
-        """Judge the epoch that ends; return why the job must be given up, or None."""
-        # `steps` says how many steps the epoch has committed, if the workers report it.
-        # `trouble` says whether something went wrong in the epoch.
-        complaint = self._judge_fruits(commits, steps, reason, trouble)
+        """Judge the epoch that ends; return why the job must be given up, or None.
+
+        `steps` says how many steps the epoch has committed, if the workers report it, and `trouble`
+        whether something went wrong in it.
+        """
+        complaint = self._no_progress(commits, steps, reason, trouble)
         if complaint is None and self._limit is not None and self._resets >= self._limit:
             last = "; ".join(self._reasons) or reason
             complaint = (
@@ -228,24 +234,24 @@ class Patience:
         self._reasons.append(reason)
         return complaint
 
-    def _judge_fruits(
+    def _no_progress(
         self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
     ) -> str | None:
-        fruitful = self._progressed(commits, steps)
+        progressed = self._progressed(commits, steps)
         if self._judged:
             return None
         self._judged = True
-        if fruitful:
-            self._fruitless = 0
-        if fruitful or not trouble:
+        if progressed:
+            self._in_vain = 0
+        if progressed or not trouble:
             return None
-        self._fruitless += 1
-        if self._fruitless == 1:
+        self._in_vain += 1
+        if self._in_vain == 1:
             self._first_reason = reason
-        if self._fruitless < _MOST_FRUITLESS:
+        if self._in_vain < _MOST_IN_VAIN:
             return None
         return (
-            f"{_MOST_FRUITLESS} worlds in a row ended before a step was committed; the first "
+            f"{_MOST_IN_VAIN} worlds in a row ended before a step was committed; the first "
             f"ended because {self._first_reason}"
         )
 

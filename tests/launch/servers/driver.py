@@ -8,5 +8,5 @@ from hvdlite.launch import servers
 from hvdlite.launch.cli import main
 
 if __name__ == "__main__":
-    servers._PATIENCE = 0.3
+    servers._SERVERS_END = 0.3
     sys.exit(main())

@@ -14,54 +14,53 @@ from hvdlite.launch.hosts import Host
 from hvdlite.launch.job import first_processes
 from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
-from hvdlite.launch.servers import RestartingWorkers
-from hvdlite.launch.slots import Fleet
+from hvdlite.launch.servers import ServersJob
+from hvdlite.launch.slots import Slots
 from hvdlite.launch.supervisor import Next
 
 
-def three_workers(restarts: int = 3) -> Fleet:
+def three_workers(restarts: int = 3) -> Slots:
     """Return ranks 1 to 3 of a job with one server: one on host a, two on b."""
     what = Description(["x"], 4, {}, hosts=[Host("a", 2), Host("b", 2)])
-    return Fleet.of(first_processes(what)[1:], restarts, now=0.0)
+    return Slots.of(first_processes(what)[1:], restarts, now=0.0)
 
 
-def ended(fleet: Fleet, worker: int, now: float, well: bool = False) -> float | None:
-    pause = fleet.ended(worker, now, died=not well, blames=False)
+def ended(slots: Slots, worker: int, now: float, well: bool = False) -> float | None:
+    pause = slots.ended(worker, now, died=not well, blames=False)
     if well:
-        fleet.stop_growing()
+        slots.stop_growing()
     return pause
 
 
 def test_pauses_double_until_the_rank_is_given_up() -> None:
-    fleet, worker, now, pauses = three_workers(), 2, 0.0, []
-    while (pause := ended(fleet, worker, now)) is not None:
+    slots, worker, now, pauses = three_workers(), 2, 0.0, []
+    while (pause := ended(slots, worker, now)) is not None:
         pauses.append(pause)
-        assert fleet.waits
-        assert fleet.due(now + pause - 0.1) == []
-        assert fleet.wake_at(now) == now + pause
+        assert slots.waits
+        assert slots.due(now + pause - 0.1) == []
+        assert slots.wake_at(now) == now + pause
         now += pause
-        (start,) = fleet.due(now)
+        (start,) = slots.due(now)
         worker = start.worker
         assert (start.placement.rank, start.joiner, start.host) == (2, True, "b")
         assert (start.placement.local_rank, start.slot) == (0, 0)
     assert pauses == [1.0, 2.0, 4.0]
-    assert fleet.grows and not fleet.waits and fleet.size == 2
-    assert fleet.due(1000.0) == []
+    assert slots.grows and not slots.waits and slots.size == 2
+    assert slots.due(1000.0) == []
 
 
 def test_nothing_is_started_once_a_worker_has_finished() -> None:
-    fleet = three_workers()
-    ended(fleet, 1, 0.0)
-    assert ended(fleet, 2, 0.5, well=True) is None
-    assert fleet.due(9.0) == [] and not fleet.waits and fleet.size == 1
-    assert ended(fleet, 3, 1.0) is None
-    assert fleet.size == 0 and not fleet.waits
+    slots = three_workers()
+    ended(slots, 1, 0.0)
+    assert ended(slots, 2, 0.5, well=True) is None
+    assert slots.due(9.0) == [] and not slots.waits and slots.size == 1
+    assert ended(slots, 3, 1.0) is None
+    assert slots.size == 0 and not slots.waits
 
 
-class Job:
+class Supervisor:
     """What the policy sees of a job in which nothing has failed."""
 
-    agents = None
     ending = told = lost = False
     signalled = 0
     workers = ()
@@ -76,14 +75,14 @@ class Job:
         assert text == self.said[-1]
 
 
-def policy_of(servers: Servers) -> RestartingWorkers:
-    what = Description(["x"], 4, {}, hosts=[Host("a", 2), Host("b", 2)])
-    policy = RestartingWorkers(servers, first_processes(what)[1:], ())
-    policy.attach(Job())
+def policy_of(servers: Servers) -> ServersJob:
+    what = Description(["x"], 4, {}, hosts=[Host("a", 2, here=True), Host("b", 2, here=True)])
+    policy = ServersJob(what, servers, None, None, None)
+    policy.attach(Supervisor())
     return policy
 
 
-def end(policy: RestartingWorkers, number: int, status: int) -> Next:
+def end(policy: ServersJob, number: int, status: int) -> Next:
     worker = SimpleNamespace(number=number, host="b")
     return policy.ended(worker, Ending(status, by_signal=False), excused=False)
 
@@ -110,7 +109,7 @@ def test_rank_that_is_given_up_says_so_and_one_that_is_not_needed_does_not() -> 
     assert end(policy, 3, 4) is Next.RECOVER
     many, few = (f"{n} of 3 workers go on or have finished, and its rank gets no" for n in (2, 1))
     why = "because its workers died too often (--worker-restarts)"
-    assert policy.job.said == [
+    assert policy.supervisor.said == [
         f"worker 2 (host b): exit status 3; {many} other one, {why}",
         f"worker 3 (host b): exit status 4; {few} other one",
     ]

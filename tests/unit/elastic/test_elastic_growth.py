@@ -1,4 +1,4 @@
-"""The membership of an elastic job: who joins and leaves, limits, ends, and suspicions."""
+"""The membership of an elastic job: who joins and leaves, limits, ends, and links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdlite.launch.elastic.messages import (
     Warn,
 )
 from hvdlite.launch.elastic.state import Phase
-from hvdlite.launch.elastic.verdicts import Suspicions
+from hvdlite.launch.elastic.verdicts import BrokenLinks
 from membership_story import at_boundary, formed, lost
 
 # Joining, leaving, limits.
@@ -320,7 +320,7 @@ def test_lost_world_without_a_death_or_a_suspect_is_formed_again() -> None:
 
 
 def test_later_suspicion_leaves_a_silent_way_with_both_of_its_ends() -> None:
-    suspicions = Suspicions()
-    suspicions.add(1, 2, "timed out", 0.0, mutual=True)
-    suspicions.add(1, 0, "hung up", 0.1)
-    assert suspicions.worst({0, 1, 2}) == (2, "worker 1 reported: timed out")
+    links = BrokenLinks()
+    links.add(1, 2, "timed out", 0.0, mutual=True)
+    links.add(1, 0, "hung up", 0.1)
+    assert links.worst({0, 1, 2}) == (2, "worker 1 reported: timed out")
