@@ -14,7 +14,7 @@ from typing import Any
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
 from hvdlite.launch.channels import Ssh
-from hvdlite.launch.description import DEFAULT_GRACE, Description, Elastic, Outcome
+from hvdlite.launch.description import DEFAULT_GRACE, Description, Outcome, elastic_job
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.process import without_outer_job
 from hvdlite.launch.report import Failure, last_lines, verdict
@@ -112,55 +112,6 @@ def run(
         elastic=elastic_job(**elastic),
     )
     return _outcome_of(what)
-
-
-def elastic_job(
-    min_np: int | None = None,
-    max_np: int | None = None,
-    host_discovery_script: str | None = None,
-    slots_per_host: int | None = None,
-    reset_limit: int | None = None,
-    blacklist_cooldown_range: tuple[float, float] = Elastic.cooldown,
-    elastic_timeout: float = Elastic.timeout,
-    elastic_heartbeat: float = Elastic.heartbeat,
-    drain_timeout: float = Elastic.drain_timeout,
-) -> Elastic | None:
-    """Describe an elastic job, with the names of the flags; times are in seconds.
-
-    Args:
-        min_np: the fewest ranks with which the job goes on. This argument, `max_np` or the script
-            makes a job elastic; the others alone change nothing.
-        max_np: the most ranks; by default one for each slot.
-        host_discovery_script: a command that prints lines of `host[:slots]`, asked every second.
-        slots_per_host: the slots of a host for which the script prints none.
-        reset_limit: how often the ranks may be formed anew; by default without a limit.
-        blacklist_cooldown_range: the shortest and the longest time without new ranks for a host
-            whose ranks die again and again.
-        elastic_timeout: how long to wait while there are fewer than `min_np` ranks or slots.
-        elastic_heartbeat: how long a host may be silent until it counts as dead; a rank
-            may for 60 s.
-        drain_timeout: how long ranks may take to leave a host that is taken away.
-
-    Returns:
-        The description; None if the job is not elastic.
-
-    Example:
-        >>> elastic_job(max_np=4).max_np
-        4
-    """
-    if min_np is None and max_np is None and host_discovery_script is None:
-        return None
-    return Elastic(
-        min_np,
-        max_np,
-        host_discovery_script,
-        slots_per_host,
-        elastic_timeout,
-        reset_limit,
-        blacklist_cooldown_range,
-        elastic_heartbeat,
-        drain_timeout,
-    )
 
 
 def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) -> int:

@@ -2,8 +2,8 @@
 
 `main` reads the environment once and passes it on as a mapping. Besides it, `hvdlite.launch.api`
 reads the environment for `hvdlite.run`, the agent reads that of its login, `call` reads the
-descriptor for its result, and `process` passes on that of a task of cluster software. No
-other module of the launcher reads environment variables.
+descriptor for its result, and `process` passes on that of a task of cluster software. No other
+module of the launcher reads environment variables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch import flags
 from hvdlite.launch.channels import RemoteLauncher, Srun, Ssh, allocated_hosts
 from hvdlite.launch.console import Console
-from hvdlite.launch.description import Description, Elastic, Servers
+from hvdlite.launch.description import Description, Elastic, Servers, elastic_job
 from hvdlite.launch.emit import EmitRequest, emit
 from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.node import this_node
@@ -58,10 +59,11 @@ def _text_of(flag: str, path: Path) -> str:
 def choose_hosts(
     parser: argparse.ArgumentParser, options: argparse.Namespace, environment: Mapping[str, str]
 ) -> list[Host]:
-    """Read the hosts, and set the number of ranks if -np does not."""
-    # Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks
-    # run on each host. With --host-discovery-script, an elastic job then starts with --min-np
-    # ranks.
+    """Read the hosts, and set the number of ranks if -np does not.
+
+    Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks run
+    on each host. With --host-discovery-script, an elastic job then starts with --min-np ranks.
+    """
     hosts: list[Host] = []
     if options.hosts is not None and options.hostfile is not None:
         parser.error("-H and --hostfile: give one of them")
@@ -153,7 +155,7 @@ def describe_job(
     environment: Mapping[str, str],
     launches: bool,
 ) -> Description:
-    # `launches` says whether this process launches the job, and does not just bring a node to it.
+    """Describe the job; `launches` is False where this process only brings a node to it."""
     return Description(
         command=options.command,
         ranks=options.num_proc,
@@ -231,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-# This prefix makes a flag's name from a key of the section.
+# The sections of horovodrun's file, and what makes a flag's name from a key there.
 _PREFIXES = {
     "params": "",
     "autotune": "autotune-",
@@ -247,8 +249,14 @@ class ConfigError(ValueError):
 
 
 def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
-    """Turn the file's text into arguments, to be put before those of the command line."""
-    # Raises ConfigError if the text is not YAML, or has a key that is not a flag.
+    """Turn the text of a --config-file into arguments, to be put before those of the command line.
+
+    Every flag may stand at the top level by its long name, with underscores or hyphens. The
+    sections of horovodrun's file work, too.
+
+    Raises:
+        ConfigError: the text is not YAML, or has a key that is not a flag.
+    """
     import yaml  # Other command lines do not wait for it.
 
     try:
@@ -259,7 +267,7 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
         raise ConfigError(f"{path} must have lines of `flag: value`")
     known = {flag: action for action in parser._actions for flag in action.option_strings}
     arguments: list[str] = []
-    for flag, key, value in _flags(content):
+    for flag, key, value in _entries(content):
         if flag not in known:
             raise ConfigError(f"{path}: {key} is not a flag of hvdlite-run")
         if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
@@ -269,24 +277,23 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
     return arguments
 
 
-def _flags(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
+def _entries(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
     """Give (flag, key as written, value) for each key of the file."""
     for key, value in content.items():
         section = str(key).replace("-", "_")
         if section == "controller":
             continue  # It chooses gloo or mpi; hvdlite has neither.
         if section not in _PREFIXES or not isinstance(value, dict):
-            yield _flag("", key), str(key), value
+            yield _flag(key), str(key), value
             continue
         for name, inner in value.items():
             if name == "enabled":
-                flag = _flag("" if inner else "no-", section)
-                yield flag, f"{key}.{name}", True
+                yield _flag(section, "" if inner else "no-"), f"{key}.{name}", True
             else:
-                yield _flag(_PREFIXES[section], name), f"{key}.{name}", inner
+                yield _flag(name, _PREFIXES[section]), f"{key}.{name}", inner
 
 
-def _flag(prefix: str, name: object) -> str:
+def _flag(name: object, prefix: str = "") -> str:
     return f"--{prefix}{str(name).replace('_', '-')}"
 
 
@@ -303,60 +310,37 @@ def _argument(flag: str, value: Any, nargs: int | str | None) -> list[str]:
     return [flag, str(value)]
 
 
-_TIMEOUT_VARIABLE = "HOROVOD_ELASTIC_TIMEOUT"
 _MAKES_ELASTIC = "--min-np, --max-np or --host-discovery-script make a job elastic"
-# These flags, by their names in the options, change nothing alone.
-_SETTINGS = {
-    "slots_per_host": "--slots-per-host",
-    "elastic_timeout": "--elastic-timeout",
-    "reset_limit": "--reset-limit",
-    "blacklist_cooldown_range": "--blacklist-cooldown-range",
-    "elastic_heartbeat": "--elastic-heartbeat",
-    "drain_timeout": "--drain-timeout",
-}
 
 
 def describe_elastic(options: argparse.Namespace, environment: Mapping[str, str]) -> Elastic | None:
-    """Turn the flags into the description of an elastic job; None for any other job."""
-    # Without an elastic job, settings that were given change nothing; the reasons are added to
-    # `options.needless`.
-    script = options.host_discovery_script
-    given = {name: getattr(options, name) for name in _SETTINGS}
-    given = {name: value for name, value in given.items() if value is not None}
-    if options.min_np is None and options.max_np is None and script is None:
-        options.needless = {
-            **options.needless,
-            **{_SETTINGS[name]: _MAKES_ELASTIC for name in given},
-        }
+    """Turn the flags into the description of an elastic job; None for any other job.
+
+    Flags that change nothing are added to `options.needless`, each with the reason.
+    """
+    given = {field.name: getattr(options, field.name) for field in fields(Elastic)}
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    elastic = elastic_job(**given)
+    if elastic is None:
+        needless = dict.fromkeys(map(_flag, given), _MAKES_ELASTIC)
+        options.needless = {**options.needless, **needless}
         return None
-    if script is None and "slots_per_host" in given:
+    if elastic.host_discovery_script is None and elastic.slots_per_host is not None:
         why = "it belongs to --host-discovery-script; -H has the slots of its hosts"
         options.needless = {**options.needless, "--slots-per-host": why}
-        del given["slots_per_host"]
-    standard = Elastic()
-    timeout = given.get("elastic_timeout", _timeout_of(environment, standard.timeout))
-    shortest, longest = given.get("blacklist_cooldown_range", standard.cooldown)
-    return Elastic(
-        min_np=options.min_np,
-        max_np=options.max_np,
-        script=script,
-        slots_per_host=given.get("slots_per_host"),
-        timeout=timeout,
-        reset_limit=given.get("reset_limit"),
-        cooldown=(shortest, longest),
-        heartbeat=given.get("elastic_heartbeat", standard.heartbeat),
-        drain_timeout=given.get("drain_timeout", standard.drain_timeout),
-    )
-
-
-def _timeout_of(environment: Mapping[str, str], standard: float) -> float:
+        elastic = replace(elastic, slots_per_host=None)
     try:
-        return float(environment.get(_TIMEOUT_VARIABLE) or standard)
+        timeout = float(environment.get("HOROVOD_ELASTIC_TIMEOUT") or elastic.elastic_timeout)
     except ValueError:
-        return standard
+        timeout = elastic.elastic_timeout
+    return elastic if "elastic_timeout" in given else replace(elastic, elastic_timeout=timeout)
 
 
-_NEEDS_EMIT = {"ntasks_per_node": "--ntasks-per-node", "name": "--name", "image": "--image"}
+_EMIT_FLAGS = ("ntasks_per_node", "name", "image")
 # What a described job cannot have, by the name in the options.
 _NOT_WITH_EMIT = {
     "hosts": "-H (the cluster chooses the hosts)",
@@ -370,15 +354,30 @@ _NOT_WITH_EMIT = {
     "output_filename": "--output-filename",
     "prefix_output_with_timestamp": "--prefix-output-with-timestamp",
 }
+_SERVER_FLAGS = ("min_workers", "worker_restarts")
+_NOT_WITH_SERVERS = {
+    "min_np": "--min-np (write --min-workers)",
+    "max_np": "--max-np",
+    "host_discovery_script": "--host-discovery-script",
+    "emit": "--emit",
+}
+
+
+def _refuse_without(needed: str, options: argparse.Namespace, names: Iterable[str]) -> None:
+    """Refuse flags that belong to one that is not given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ArgumentError(f"{_flag(name)} belongs to {needed}, which is not given")
 
 
 def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> EmitRequest | None:
-    """Return the job to be described; None without --emit."""
-    # Raises ArgumentError if flags contradict each other, or -np is missing.
+    """Return the job to be described; None without --emit.
+
+    Raises:
+        ArgumentError: flags contradict each other, or -np is missing.
+    """
     if options.emit is None:
-        for dest, flag in _NEEDS_EMIT.items():
-            if getattr(options, dest) is not None:
-                raise ArgumentError(f"{flag} belongs to --emit, which is not given")
+        _refuse_without("--emit", options, _EMIT_FLAGS)
         return None
     for dest, flag in _NOT_WITH_EMIT.items():
         if getattr(options, dest):
@@ -395,12 +394,10 @@ def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> E
     elif command and command[0].endswith(".py"):
         command = ["python", *command]
     per_node = options.ntasks_per_node
-    if per_node is None:
-        per_node = options.num_proc
     return EmitRequest(
         command=command,
         ranks=options.num_proc,
-        ranks_per_node=per_node,
+        ranks_per_node=options.num_proc if per_node is None else per_node,
         name="train" if options.name is None else options.name,
         image=options.image,
         grace=options.grace,
@@ -408,18 +405,39 @@ def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> E
     )
 
 
+def refuse_contradictions(options: argparse.Namespace) -> None:
+    """Refuse flags that contradict --servers, or that need it, by an ArgumentError."""
+    if options.servers is None:
+        _refuse_without("--servers", options, _SERVER_FLAGS)
+        return
+    for dest, flag in _NOT_WITH_SERVERS.items():
+        if getattr(options, dest) is not None:
+            raise ArgumentError(f"--servers and {flag}: a job has one of them")
+
+
+def describe_servers(options: argparse.Namespace) -> Servers | None:
+    """Turn the flags into the description of the servers; None for a job without."""
+    if options.servers is None:
+        return None
+    least, restarts = options.min_workers, options.worker_restarts
+    return Servers(
+        options.servers,
+        Servers.min_workers if least is None else least,
+        Servers.restarts if restarts is None else restarts,
+    )
+
+
 _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 
 
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
-    # Raises ArgumentError if a package is missing, or a flag cannot be used.
+    """Return what shows the running job; an ArgumentError says which package is missing."""
     found: list[MakeViewer] = []
     if options.live:
         if find_spec("rich") is None:
             raise ArgumentError("--live needs the package rich: pip install 'hvdlite[live]'")
         rows = environment.get("TERM", "dumb") != "dumb"
-        colour = not environment.get("NO_COLOR")
-        found.append(lambda console: _screen(console, rows, colour))
+        found.append(partial(_screen, rows=rows, colour=not environment.get("NO_COLOR")))
     if options.report is not None:
         found.append(_report(options.report, options.baseline))
     elif options.baseline is not None:
@@ -444,39 +462,3 @@ def _screen(console: Console, rows: bool, colour: bool) -> Viewer:
     from hvdlite.live.screen import Screen  # it imports rich
 
     return Screen(console, rows, colour)
-
-
-_BELONG = {"min_workers": "--min-workers", "worker_restarts": "--worker-restarts"}
-# What a job with servers cannot have besides, by the name in the options.
-_NOT_WITH_SERVERS = {
-    "min_np": "--min-np (write --min-workers)",
-    "max_np": "--max-np",
-    "host_discovery_script": "--host-discovery-script",
-    "emit": "--emit",
-}
-
-
-def refuse_contradictions(options: argparse.Namespace) -> None:
-    """Refuse flags that contradict --servers, or that need it."""
-    # Raises ArgumentError if there are such flags.
-    if options.servers is None:
-        for dest, flag in _BELONG.items():
-            if getattr(options, dest) is not None:
-                raise ArgumentError(f"{flag} belongs to --servers, which is not given")
-        return
-    for dest, flag in _NOT_WITH_SERVERS.items():
-        if getattr(options, dest) is not None:
-            raise ArgumentError(f"--servers and {flag}: a job has one of them")
-
-
-def describe_servers(options: argparse.Namespace) -> Servers | None:
-    """Turn the flags into the description of the servers; None for a job without."""
-    if options.servers is None:
-        return None
-    standard = Servers(options.servers)
-    least, restarts = options.min_workers, options.worker_restarts
-    return Servers(
-        options.servers,
-        standard.min_workers if least is None else least,
-        standard.restarts if restarts is None else restarts,
-    )

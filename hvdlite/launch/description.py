@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.channels import RemoteLauncher, Ssh
@@ -23,23 +24,16 @@ INDEPENDENT = "HVDLITE_INDEPENDENT"  # set by --independent
 
 @dataclass(frozen=True)
 class Elastic:
-    """How the number of ranks of an elastic job may change. Times are in seconds."""
+    """How the number of ranks of an elastic job may change; `elastic_job` describes the fields."""
 
-    # The fewest ranks with which the job goes on past a boundary; None: as many as `-np`.
     min_np: int | None = None
-    max_np: int | None = None  # the most ranks; None: as many as the hosts have slots
-    # The command that prints the hosts that there are now; None: they do not change.
-    script: str | None = None
-    slots_per_host: int | None = None  # the slots of a host for which the script prints none
-    # This says how long the job waits for slots, or ranks, if there are fewer than `min_np`.
-    timeout: float = 600.0
-    # This says how often the job may form its ranks anew; None: without a limit.
+    max_np: int | None = None
+    host_discovery_script: str | None = None
+    slots_per_host: int | None = None
+    elastic_timeout: float = 600.0
     reset_limit: int | None = None
-    # The shortest and the longest time for which a failing host gets no ranks.
-    cooldown: tuple[float, float] = (10.0, 600.0)
-    heartbeat: float = 3.0  # how long a host may be silent until it counts as dead
-    # This says how long ranks may take to leave a host that is taken away, or to end after an
-    # exception.
+    blacklist_cooldown_range: tuple[float, float] = (10.0, 600.0)
+    elastic_heartbeat: float = 3.0
     drain_timeout: float = 30.0
 
     def least(self, ranks: int) -> int:
@@ -48,7 +42,7 @@ class Elastic:
 
     def check(self, ranks: int) -> None:
         # Raises ArgumentError if a number is out of range, or two contradict each other.
-        shortest, longest = self.cooldown
+        shortest, longest = self.blacklist_cooldown_range
         wrong = {
             f"min-np {self.min_np}: at least one rank is needed": self.least(ranks) < 1,
             f"min-np {self.min_np} is more than np {ranks}, with which the job starts": (
@@ -63,14 +57,14 @@ class Elastic:
             f"reset-limit {self.reset_limit}: give a number from 0": (
                 self.reset_limit is not None and self.reset_limit < 0
             ),
-            f"elastic-timeout {self.timeout:g}: give a number of seconds from 0": (
-                not self.timeout >= 0
+            f"elastic-timeout {self.elastic_timeout:g}: give a number of seconds from 0": (
+                not self.elastic_timeout >= 0
             ),
             f"drain-timeout {self.drain_timeout:g}: give a number of seconds from 0": (
                 not self.drain_timeout >= 0
             ),
-            f"elastic-heartbeat {self.heartbeat:g}: give at least 0.2 seconds": (
-                not 0.2 <= self.heartbeat < float("inf")
+            f"elastic-heartbeat {self.elastic_heartbeat:g}: give at least 0.2 seconds": (
+                not 0.2 <= self.elastic_heartbeat < float("inf")
             ),
             f"blacklist-cooldown-range {shortest:g} {longest:g}: give a shortest and a longest "
             "time, from 1 second": not 1 <= shortest <= longest < float("inf"),
@@ -78,6 +72,40 @@ class Elastic:
         for message, applies in wrong.items():
             if applies:
                 raise ArgumentError(message)
+
+
+def elastic_job(**settings: Any) -> Elastic | None:
+    """Describe an elastic job, with the names of the flags; times are in seconds.
+
+    Args:
+        **settings: any of these.
+
+            min_np: the fewest ranks with which the job goes on; by default as many as `np`. This
+                argument, `max_np` or the script makes a job elastic; the others alone change
+                nothing.
+            max_np: the most ranks; by default one for each slot.
+            host_discovery_script: a command that prints lines of `host[:slots]`, asked every
+                second.
+            slots_per_host: the slots of a host for which the script prints none.
+            reset_limit: how often the ranks may be formed anew; by default without a limit.
+            blacklist_cooldown_range: the shortest and the longest time without new ranks for a host
+                whose ranks die again and again.
+            elastic_timeout: how long to wait while there are fewer than `min_np` ranks or slots.
+            elastic_heartbeat: how long a host may be silent until it counts as dead; a rank may for
+                60 s.
+            drain_timeout: how long ranks may take to leave a host that is taken away, or to end
+                after an exception.
+
+    Returns:
+        The description; None if the job is not elastic.
+
+    Example:
+        >>> elastic_job(max_np=4).max_np
+        4
+    """
+    elastic = Elastic(**settings)
+    makers = (elastic.min_np, elastic.max_np, elastic.host_discovery_script)
+    return None if makers == (None, None, None) else elastic
 
 
 @dataclass(frozen=True)

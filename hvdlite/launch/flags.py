@@ -10,7 +10,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,7 +57,7 @@ megabytes.__name__ = "number of MiB"
 amount.__name__ = "number"
 
 
-_ELASTIC, _SERVERS = Elastic(), Servers(1)
+_COOLDOWN = Elastic.blacklist_cooldown_range
 # A row has the names of a flag, what reads its value, what stands for the value in the help, and
 # the help, which goes on in lines that are indented. A row that begins with = opens a group.
 _TABLE = f"""
@@ -103,21 +103,21 @@ _TABLE = f"""
     hosts, as lines of HOST[:SLOTS]
 --slots-per-host | count | N | slots of a host for which the script prints none (default: 1)
 --elastic-timeout | amount | SECONDS | how long to wait while there are fewer than --min-np ranks or
-    slots (default: {_ELASTIC.timeout:g})
+    slots (default: {Elastic.elastic_timeout:g})
 --reset-limit | count | N | end the job when its ranks have changed more than this many times
     (default: no limit)
 --blacklist-cooldown-range | amount | MIN MAX | seconds without new ranks for a host whose ranks die
-    again and again (default: {_ELASTIC.cooldown[0]:g} {_ELASTIC.cooldown[1]:g})
+    again and again (default: {_COOLDOWN[0]:g} {_COOLDOWN[1]:g})
 --elastic-heartbeat | amount | SECONDS | how long a host may be silent before it counts as dead; a
-    rank may for 20 times as long (default: {_ELASTIC.heartbeat:g})
+    rank may for 20 times as long (default: {Elastic.elastic_heartbeat:g})
 --drain-timeout | amount | SECONDS | how long ranks may take to leave a host that is taken away, or
-    to end after an exception (default: {_ELASTIC.drain_timeout:g})
+    to end after an exception (default: {Elastic.drain_timeout:g})
 = parameter servers | asynchronous training; see docs/parameter_server.md
 --servers | count | N | the first N ranks of -np are parameter servers, and the others workers
 --min-workers | count | N | continue while at least this many workers live (default:
-    {_SERVERS.min_workers})
+    {Servers.min_workers})
 --worker-restarts | count | N | how many times in a row a worker that dies is started again
-    (default: {_SERVERS.restarts})
+    (default: {Servers.restarts})
 = cluster software | see docs/slurm.md
 --emit | str | | print a description of the job for this cluster software instead of running it
 --ntasks-per-node | int | N | largest number of ranks on a node (default: all ranks on one node)
@@ -152,53 +152,10 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-class _Version(argparse.Action):
-    """Print the version, which is read from the metadata of the package only then."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"hvdlite {hvdlite.__version__}")
-        parser.exit()
-
-
-_ACTIONS = {"switch": "store_true", "either": argparse.BooleanOptionalAction}
-# What a row cannot say, by the first name of its flag.
-_MORE: Mapping[str, Mapping[str, Any]] = {
-    "-v": {"action": _Version, "nargs": 0, "default": argparse.SUPPRESS},
-    "--grace": {"default": DEFAULT_GRACE},
-    "--via": {"choices": ("ssh", "srun"), "default": "ssh"},
-    "--remote-python": {"default": Ssh.python},
-    "--network-interfaces": {"action": "extend", "default": []},
-    "--emit": {"choices": tuple(KINDS)},
-}
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the table to a parser, and their groups."""
-    group: argparse._ArgumentGroup | argparse.ArgumentParser = parser
-    for row in _TABLE.strip().replace("\n    ", " ").splitlines():
-        if row.startswith("= "):
-            title, _, about = row[2:].partition(" | ")
-            group = parser.add_argument_group(title, about or None)
-            continue
-        flags, kind, metavar, text = (cell.strip() for cell in row.split("|", 3))
-        settings: dict[str, Any] = {"help": text}
-        if kind in _ACTIONS:
-            settings["action"] = _ACTIONS[kind]
-        elif kind in _READERS:
-            settings["type"] = _READERS[kind]
-        several = tuple(metavar.split())
-        if several:
-            settings["metavar"] = metavar if len(several) == 1 else several
-        if len(several) > 1:
-            settings["nargs"] = len(several)
-        first, *others = flags.split()
-        group.add_argument(first, *others, **settings, **_MORE.get(first, {}))
-
-
 EXAMPLE = "hvdlite-run -np 2 python train.py"
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
-# It has, by knob, the name of horovodrun's flag and the function that reads its value.
+# By knob, the name of horovodrun's flag and the function that reads its value.
 _HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "fusion_threshold": ("--fusion-threshold-mb", megabytes),
     "stall_warning": ("--stall-check-warning-time-seconds", amount),
@@ -251,13 +208,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        values: Any,
-        flag: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
         build_parser(shows_all=True).print_help()
         parser.exit()
 
@@ -284,27 +235,64 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
         nargs=argparse.REMAINDER,
         help="the program and its arguments; a file train.py is run with this Python",
     )
-    add_flags(parser)
+    _add_own_flags(parser)
     _add_knob_flags(
         parser.add_argument_group(
             "knobs", "each is a flag; --help-all lists them, docs/knobs.md explains them"
         ),
         shows_all,
     )
-    add_horovods_flags(parser, shows_all)
+    _add_horovods_flags(parser, shows_all)
     return parser
+
+
+class _Version(argparse.Action):
+    """Print the version, which is read from the metadata of the package only then."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
+        print(f"hvdlite {hvdlite.__version__}")
+        parser.exit()
+
+
+_ACTIONS = {"switch": "store_true", "either": argparse.BooleanOptionalAction}
+# What a row cannot say, by the first name of its flag.
+_MORE: Mapping[str, Mapping[str, Any]] = {
+    "-v": {"action": _Version, "nargs": 0, "default": argparse.SUPPRESS},
+    "--grace": {"default": DEFAULT_GRACE},
+    "--via": {"choices": ("ssh", "srun"), "default": "ssh"},
+    "--remote-python": {"default": Ssh.python},
+    "--network-interfaces": {"action": "extend", "default": []},
+    "--emit": {"choices": tuple(KINDS)},
+}
+
+
+def _add_own_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the table to a parser, and their groups."""
+    group: argparse._ArgumentGroup | argparse.ArgumentParser = parser
+    for row in _TABLE.strip().replace("\n    ", " ").splitlines():
+        if row.startswith("= "):
+            title, _, about = row[2:].partition(" | ")
+            group = parser.add_argument_group(title, about or None)
+            continue
+        flags, kind, metavar, text = (cell.strip() for cell in row.split("|", 3))
+        settings: dict[str, Any] = {"help": text}
+        if kind in _ACTIONS:
+            settings["action"] = _ACTIONS[kind]
+        elif kind in _READERS:
+            settings["type"] = _READERS[kind]
+        several = tuple(metavar.split())
+        if several:
+            settings["metavar"] = metavar if len(several) == 1 else several
+        if len(several) > 1:
+            settings["nargs"] = len(several)
+        first, *others = flags.split()
+        group.add_argument(first, *others, **settings, **_MORE.get(first, {}))
 
 
 class _SetKnob(argparse.Action):
     """Store the value of a variable that the ranks get."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        values: Any,
-        flag: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
         value = self.const if self.nargs == 0 else values
         options.knobs = {**options.knobs, self.dest: str(value)}
         takes_value = f"{flag}=0" in parser._option_string_actions
@@ -325,64 +313,107 @@ def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
         if name in _OTHERWISE or name in EXPERT:
             continue
         own = "--" + name.replace("_", "-")
-        if row["type"] == "int" and row["default"] in ("0", "1") and not unit:
-            _add_switch(group, own, row, shows_all)
+        add = partial(_add_knob_flag, group, row["environment"], shows_all)
+        if row["type"] == "int" and row["default"] in ("0", "1") and not unit:  # a switch
+            add(own, _described(row), nargs=0, const=1)
+            add(f"--no-{own[2:]}", f"{own} 0", nargs=0, const=0)
+            for value in range(int(row["range"].rpartition(" ")[2]) + 1):
+                add(f"{own}={value}", "", nargs=0, const=value)
             continue
         levels = _LOG_LEVELS if name == "log_level" else None
-        group.add_argument(
-            own,
-            action=_SetKnob,
-            dest=row["environment"],
-            type=_READ_AS.get(name, _TYPES[row["type"]]),
-            metavar=None if levels else (unit.upper() or "VALUE"),
-            choices=levels,
-            default=argparse.SUPPRESS,
-            help=_described(row) if shows_all else argparse.SUPPRESS,
-        )
+        reader = _READ_AS.get(name, _TYPES[row["type"]])
+        metavar = None if levels else (unit.upper() or "VALUE")
+        add(own, _described(row), type=reader, metavar=metavar, choices=levels)
         if name in _HOROVODS:
-            flag, read = _HOROVODS[name]
-            unit = "MB" if flag.endswith("-mb") else unit.upper()
+            flag, reader = _HOROVODS[name]
+            metavar = "MB" if flag.endswith("-mb") else unit.upper()
+            add(flag, f"{own} as horovodrun has it", type=reader, metavar=metavar)
+        if name == "stall_warning":
+            add("--no-stall-check", f"{own} 0 as horovodrun has it", nargs=0, const=0)
+
+
+def _add_knob_flag(
+    group: argparse._ArgumentGroup,
+    variable: str,
+    shows_all: bool,
+    flag: str,
+    text: str,
+    **settings: Any,
+) -> None:
+    shown = text if text and shows_all else argparse.SUPPRESS
+    group.add_argument(
+        flag, action=_SetKnob, dest=variable, default=argparse.SUPPRESS, help=shown, **settings
+    )
+
+
+# Flags of horovodrun that are accepted and change nothing, whether they take a value, and why.
+_NEEDLESS: Sequence[tuple[Sequence[str], bool, str]] = (
+    (("--gloo", "--mpi"), False, "there is one data plane for CPUs, and it needs no MPI"),
+    (("--disable-cache",), False, "nothing about hosts is remembered"),
+    (("--cycle-time-ms",), True, "there are no cycles: a request is negotiated at once"),
+    (
+        (
+            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
+            *("--torus-allreduce", "--no-torus-allreduce"),
+        ),
+        False,
+        "the levels of an all-reduce follow from the hosts",
+    ),
+    (
+        ("--autotune-gaussian-process-noise",),
+        True,
+        "the search compares settings pair by pair, without a model of the noise",
+    ),
+    (("--mpi-threads-disable", "--no-mpi-threads-disable"), False, "there is no MPI"),
+    (("--mpi-args", "--binding-args"), True, "there is no MPI"),
+    (("--thread-affinity", "--num-nccl-streams"), True, "the engine chooses by itself"),
+    (
+        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"),
+        False,
+        "use --prefix-output-with-timestamp",
+    ),
+)
+
+
+class _NoteNeedless(argparse.Action):
+    """Store a flag that changes nothing, and the reason, so that main() can print it."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
+        options.needless = {**options.needless, flag: self.const}
+
+
+class _Refuse(argparse.Action):
+    def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
+        parser.error(f"{flag}: {self.const}")
+
+
+def _add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
+    """Add the flags that only horovodrun has, so that its users' commands run unchanged."""
+    group = parser.add_argument_group("flags of horovodrun that change nothing here")
+    for flags, takes_value, why in _NEEDLESS:
+        for flag in flags:
             group.add_argument(
                 flag,
-                action=_SetKnob,
-                dest=row["environment"],
-                type=read,
-                metavar=unit,
+                action=_NoteNeedless,
+                nargs=None if takes_value else 0,
+                const=why,
+                dest="needless",
                 default=argparse.SUPPRESS,
-                help=f"{own} as horovodrun has it" if shows_all else argparse.SUPPRESS,
+                metavar="VALUE",
+                help=why if shown else argparse.SUPPRESS,
             )
-        if name == "stall_warning":
-            group.add_argument(
-                "--no-stall-check",
-                action=_SetKnob,
-                dest=row["environment"],
-                nargs=0,
-                const=0,
-                default=argparse.SUPPRESS,
-                help=f"{own} 0 as horovodrun has it" if shows_all else argparse.SUPPRESS,
-            )
-
-
-def _add_switch(
-    group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
-) -> None:
-    """Add --name and --no-name for a knob whose least value is 0."""
-    most = int(row["range"].rpartition(" ")[2])
-    spellings = (
-        (own, 1, _described(row)),
-        (f"--no-{own[2:]}", 0, f"{own} 0"),
-        *((f"{own}={value}", value, "") for value in range(most + 1)),
+    parser.add_argument(
+        "--jsrun",
+        action=_Refuse,
+        nargs=0,
+        const="there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of "
+        "hvdlite-run",
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
-    for flag, value, text in spellings:
-        group.add_argument(
-            flag,
-            action=_SetKnob,
-            dest=row["environment"],
-            nargs=0,
-            const=value,
-            default=argparse.SUPPRESS,
-            help=text if text and shows_all else argparse.SUPPRESS,
-        )
+    # This flag turns on what is on by default.
+    parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
@@ -402,98 +433,3 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
     if options.tcp:
         found["NCCL_IB_DISABLE"] = "1"
     return found
-
-
-@dataclass(frozen=True)
-class _Needless:
-    """Flags of horovodrun that are accepted and change nothing, and the reason."""
-
-    flags: Sequence[str]
-    why: str
-    takes_value: bool = False
-
-
-_NEEDLESS = (
-    _Needless(("--gloo", "--mpi"), "there is one data plane for CPUs, and it needs no MPI"),
-    _Needless(("--disable-cache",), "nothing about hosts is remembered"),
-    _Needless(("--cycle-time-ms",), "there are no cycles: a request is negotiated at once", True),
-    _Needless(
-        (
-            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
-            *("--torus-allreduce", "--no-torus-allreduce"),
-        ),
-        "the levels of an all-reduce follow from the hosts",
-    ),
-    _Needless(
-        ("--autotune-gaussian-process-noise",),
-        "the search compares settings pair by pair, without a model of the noise",
-        True,
-    ),
-    _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
-    _Needless(("--mpi-args", "--binding-args"), "there is no MPI", True),
-    _Needless(("--thread-affinity", "--num-nccl-streams"), "the engine chooses by itself", True),
-    _Needless(
-        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"),
-        "use --prefix-output-with-timestamp",
-    ),
-)
-
-# Flags of horovodrun that need an effect, which hvdlite does not have; the key says what to do.
-_REFUSED: Mapping[str, Sequence[str]] = {
-    "there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of hvdlite-run": (
-        "--jsrun",
-    ),
-}
-
-
-class _NoteNeedless(argparse.Action):
-    """Store a flag that changes nothing, and the reason, so that main() can print it."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        values: Any,
-        flag: str | None = None,
-    ) -> None:
-        options.needless = {**options.needless, flag: self.const}
-
-
-class _Refuse(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        values: Any,
-        flag: str | None = None,
-    ) -> None:
-        parser.error(f"{flag}: {self.const}")
-
-
-def add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
-    """Add the flags that only horovodrun has, so that its users' commands run unchanged."""
-    group = parser.add_argument_group("flags of horovodrun that change nothing here")
-    for row in _NEEDLESS:
-        for flag in row.flags:
-            group.add_argument(
-                flag,
-                action=_NoteNeedless,
-                nargs=None if row.takes_value else 0,
-                const=row.why,
-                dest="needless",
-                default=argparse.SUPPRESS,
-                metavar="VALUE",
-                help=row.why if shown else argparse.SUPPRESS,
-            )
-    for why, refused in _REFUSED.items():
-        parser.add_argument(
-            *refused,
-            action=_Refuse,
-            nargs=0,
-            const=why,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
-    # This flag turns on what is on by default.
-    parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)

@@ -53,7 +53,7 @@ def run_elastic(
 
     `workers` says how many start; None for as many as there is room for.
     """
-    if elastic.script is not None or elastic.slots_per_host is not None:
+    if elastic.host_discovery_script is not None or elastic.slots_per_host is not None:
         raise ArgumentError("host_discovery_script and slots_per_host: Ray knows the nodes itself")
     if demand.strategy != "PACK":
         raise ArgumentError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import ArgumentError, UnsupportedError
-from hvdlite.launch.api import elastic_job
+from hvdlite.launch.description import elastic_job
 from hvdlite.ray.elastic import run_elastic
 from hvdlite.ray.group import Demand, Group, import_ray
 

@@ -79,10 +79,16 @@ class ElasticJob(Job):
         self._elastic = elastic
         self._min_np = elastic.least(what.ranks)
         # The launcher has given silent workers up long before their agent kills them.
-        self.pulse = Pulse(elastic.heartbeat, PATIENCE * elastic.heartbeat, grace=0.0)
+        self.pulse = Pulse(
+            elastic.elastic_heartbeat, PATIENCE * elastic.elastic_heartbeat, grace=0.0
+        )
         self._provider = self._choose_provider()
         self._slots = Slots(
-            what.ranks, self._min_np, elastic.max_np, elastic.timeout, elastic.cooldown
+            what.ranks,
+            self._min_np,
+            elastic.max_np,
+            elastic.elastic_timeout,
+            elastic.blacklist_cooldown_range,
         )
         self._discovery: Discovery
         self._registrar: Registrar
@@ -103,8 +109,8 @@ class ElasticJob(Job):
         what, elastic = self.what, self._elastic
         if what.provider is not None:
             return what.provider
-        if elastic.script is not None:
-            return ScriptHosts(elastic.script, elastic.slots_per_host or 1)
+        if elastic.host_discovery_script is not None:
+            return ScriptHosts(elastic.host_discovery_script, elastic.slots_per_host or 1)
         most = max(what.ranks, elastic.max_np or 0)
         hosts: Sequence[Host] = what.hosts or (Host("localhost", most),)
         spread(hosts, what.ranks)
@@ -136,7 +142,7 @@ class ElasticJob(Job):
     @property
     def _by_hand(self) -> bool:
         """Whether the user has named the hosts: then each has to come at first."""
-        return self.what.provider is None and self._elastic.script is None
+        return self.what.provider is None and self._elastic.host_discovery_script is None
 
     def _is_here(self, name: str) -> bool:
         known = {host.name: host.here for host in self.what.hosts}.get(name)
@@ -211,10 +217,10 @@ class ElasticJob(Job):
             np=len(self._first),
             min_np=self._min_np,
             max_np=elastic.max_np,
-            elastic_timeout=elastic.timeout,
+            elastic_timeout=elastic.elastic_timeout,
             reset_limit=elastic.reset_limit,
-            heartbeat=elastic.heartbeat,
-            silence=PATIENCE * elastic.heartbeat,
+            heartbeat=elastic.elastic_heartbeat,
+            silence=PATIENCE * elastic.elastic_heartbeat,
             start_timeout=self._start_timeout(),
         )
         self._registrar = Registrar.start(self.identity, limits, self._address())
@@ -261,7 +267,7 @@ class ElasticJob(Job):
             self.say_threads(threads_text(self._threads, available_cores(), slots))
 
     def variables(self, start: Start) -> Mapping[str, str]:
-        return elastic_variables(start, self._elastic.heartbeat)
+        return elastic_variables(start, self._elastic.elastic_heartbeat)
 
     def outcome(self) -> Outcome:
         self.take_events()

@@ -52,7 +52,7 @@ def test_settings_alone_change_nothing_and_that_is_said() -> None:
 
 def test_horovods_variable_sets_the_timeout() -> None:
     elastic, _ = described("--min-np", "1", HOROVOD_ELASTIC_TIMEOUT="30")
-    assert elastic is not None and elastic.timeout == 30
+    assert elastic is not None and elastic.elastic_timeout == 30
 
 
 def test_file_of_flags() -> None:
