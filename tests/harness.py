@@ -39,7 +39,7 @@ import pytest
 
 import hvdlite
 from forkserver import ForkedRank, fork_rank
-from hvdlite.launch.hosts import Placement, place, place_as
+from hvdlite.launch.hosts import Placement, place_as
 from hvdlite.launch.process import (
     Worker,
     job_environment,
@@ -140,7 +140,7 @@ class World:
         self.started_at = time.monotonic()
         self._store = Store.start(n, job)
         try:
-            for placement in place([n]) if hosts is None else place_as(hosts):
+            for placement in place_as([0] * n if hosts is None else hosts):
                 own = dict(env(placement.rank) if callable(env) else env or {})
                 if hosts is not None:
                     own = {"HVDLITE_HOST_ID": f"host{placement.host}", **own}

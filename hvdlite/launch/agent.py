@@ -1,10 +1,11 @@
 """Agent: starts and ends processes of a job on this host; the launcher starts it by ssh or srun.
 
 The launcher runs `ssh host exec python -m hvdlite.launch.agent`. The agent reads commands from
-stdin (`messages`), and writes the output of the processes, and how each ended, to stdout. If
-stdin ends, or brings nothing for long, the launcher or the connection to it is gone: the agent then
-ends its processes and itself. ssh shows the launcher what the agent writes to stderr. In node mode
-(`nodes`) the agent is an hvdlite-run that has connected to the launcher.
+stdin (`messages`): the launcher has it start, signal and finish one process at a time. It writes
+the output of the processes, and how each ended, to stdout. Both say four times in a heartbeat that
+they are there; if stdin ends, or brings nothing for long, the agent ends its processes and itself.
+ssh shows the launcher what the agent writes to stderr. In node mode
+(`node`) the agent is an hvdlite-run that has connected to the launcher.
 
 Other software may start the agent on its host, as Ray does: it calls `serve`, which connects to the
 launcher, and starts the same program with that channel as stdin and stdout. Such an agent has
@@ -35,10 +36,10 @@ from hvdlite.errors import BootstrapError
 from hvdlite.launch import shim
 from hvdlite.launch.channels import SAFE_PATH
 from hvdlite.launch.hosts import Placement
-from hvdlite.launch.loop import PASSED_ON, JobLoop, SignalInbox, Stop
+from hvdlite.launch.loop import PASSED_ON, AnyRank, JobLoop, SignalInbox, Stop
 from hvdlite.launch.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
 from hvdlite.launch.output import Stream, StreamReader
-from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending, Worker, start_worker
+from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending, start_worker
 from hvdlite.launch.resources import available_cores, oom_kills
 from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
@@ -56,102 +57,197 @@ _KINDS = {STDOUT: Kind.OUT, STDERR: Kind.ERR, RESULT: Kind.RESULT, LIVE: Kind.LI
 _MARK = "HVDLITE_AGENT_ID"
 _CANNOT_START = 126  # status of a process that could not be started, as a shell's
 _GONE = 1  # status of a stop because the launcher is gone; no program reads it
+_CHECK_SECONDS = 10.0  # how long the agent tries to reach the launcher's store
+_DIAL_SECONDS = 10.0  # how long `serve` tries to reach the launcher
+# The secret of an agent that `serve` has started: an import of hvdlite takes HVDLITE_TOKEN away.
+_TOKEN = "HVDLITE_AGENT_TOKEN"
+# Variables that belong to a host or a login, and not to the job.
+_OWN_TO_HOST = (
+    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER"),
+    "_",
+)
+_OWN_TO_LOGIN = ("DBUS_", "DISPLAY", "SSH_", "XDG_")
+# Slurm chooses other GPUs on each host; srun has passed the user's choice on, if there is one.
+_OWN_TO_STEP = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-class LauncherChannel:
-    """The connection to the launcher, usually over stdin and stdout; writing never blocks."""
+def attend(
+    channel: LauncherChannel,
+    environment: Callable[[dict[str, Any]], dict[str, str]],
+    patient: bool = False,
+    afterwards: Callable[[SignalInbox], None] = lambda inbox: None,
+) -> bool:
+    """Run this host's ranks, from the launcher's first message to the last one about them.
 
-    # `read_fd` is the descriptor of what the launcher sends.
-    # `write_fd` is the descriptor of what is sent to the launcher; it may be the same one.
+    Args:
+        channel: the connection to the launcher.
+        environment: builds the variables that all ranks here share from this host's part of the
+            job, which it may complete.
+        patient: whether the launcher may first wait for other hosts, without a word.
+        afterwards: called when the ranks here have ended, with the inbox that was open while they
+            ran, so that no signal is lost in between.
 
-    def __init__(self, read_fd: int = 0, write_fd: int = 1) -> None:
-        self.read_fd, self.write_fd = read_fd, write_fd
-        os.set_blocking(read_fd, False)
-        os.set_blocking(write_fd, False)
-        self._reader = FrameReader()
-        # The status of the job, and why it did not start; None while it is not over.
-        self.outcome: tuple[int, str] | None = None
-        self._out = bytearray(GREETING)
-        self.heard_at = time.monotonic()  # the monotonic time of the launcher's last message
-        self.gone = False  # whether the connection has ended
-
-    @property
-    def lost(self) -> bool:
-        return self.gone or time.monotonic() - self.heard_at > SILENCE
-
-    @property
-    def waiting(self) -> int:
-        """The number of bytes that ssh has not taken yet."""
-        return len(self._out)
-
-    def send(self, data: bytes) -> None:
-        """Queue a frame and write what can be written; drop the frame if the launcher is gone."""
-        if self.gone:
-            return
-        self._out += data + _NEW_LINE
-        self.flush()
-
-    def flush(self) -> None:
+    Returns:
+        Whether the ranks ran to their end; otherwise the launcher is gone, or has learned why not.
+    """
+    channel.send(hello())
+    while patient and not channel.hears_launcher(1.0):
+        pass
+    part = _receive_part(channel)
+    if part is None:
+        return False
+    shared = environment(part)
+    if part["compat"]:
+        shared = on_path(shared)
+    well = True
+    with SignalInbox(passes_on=True) as inbox:
         try:
-            while self._out and not self.gone:
-                del self._out[: os.write(self.write_fd, memoryview(self._out)[: 1 << 18])]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.gone = True
-
-    def wait(self, seconds: float) -> None:
-        """Sleep until there is something to receive or room to write."""
-        if not self.gone:
-            select.select([self.read_fd], [self.write_fd] if self._out else [], [], seconds)
-        self.flush()
-
-    def hears_launcher(self, seconds: float) -> bool:
-        """Return whether the launcher has said something, or has gone, within these seconds."""
-        self.flush()
-        self.heard_at = time.monotonic()
-        return self.gone or bool(select.select([self.read_fd], [], [], seconds)[0])
-
-    def receive(self) -> list[Frame]:
-        """Return the frames that have arrived but for the outcome; set `gone` at the end."""
-        try:
-            data = os.read(self.read_fd, 1 << 18)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            self.gone = True
-        self.heard_at = time.monotonic()
-        frames = []
-        for one in self._reader.feed(data):
-            if one.kind == Kind.OUTCOME:
-                status, why = one.data()
-                self.outcome = int(status), str(why)
-            else:
-                frames.append(one)
-        return frames
+            _run(channel, part, shared, inbox)
+        except OSError as error:
+            _refuse(channel, str(error))
+            well = False
+        afterwards(inbox)
+    return well
 
 
-class _Forwarder(StreamReader):
-    def __init__(self, agent: Agent, channel: LauncherChannel) -> None:
-        super().__init__(agent.selector)
-        self._channel = channel
-
-    def took(self, stream: Stream, block: bytes) -> None:
-        self._channel.send(frame(_KINDS[stream.sink], stream.rank, block))
-
-    @property
-    def full(self) -> bool:
-        return self._channel.waiting > _CAPACITY and not self._channel.gone
-
-
-def tell_signals(channel: LauncherChannel, inbox: SignalInbox) -> None:
-    for number in inbox.take():
-        channel.send(data_frame(Kind.CAUGHT, 0, number))
+def _receive_part(channel: LauncherChannel) -> dict[str, Any] | None:
+    """Wait for this host's part of the job; return None if the launcher goes away instead."""
+    stdin: bytes | None = None
+    while True:
+        for command in channel.receive():  # Also where it has ended: it may say why.
+            if command.kind == Kind.STDIN:
+                stdin = command.body
+            elif command.kind == Kind.PART:
+                return {**command.data(), "stdin": stdin}
+        if channel.lost or channel.outcome is not None:
+            return None
+        channel.wait(1.0)
 
 
-class Agent(JobLoop[Worker]):
+def _run(
+    channel: LauncherChannel,
+    part: Mapping[str, Any],
+    environment: Mapping[str, str],
+    inbox: SignalInbox,
+) -> None:
+    """Run this host's part of the job to its end. Raises OSError if the part cannot run here."""
+    _check(part, environment)
+    agent = Agent(channel, part, environment, inbox)
+    channel.send(frame(Kind.READY))
+    agent.run(())
+    channel.send(frame(Kind.DONE))
+    # The rest of the output may have to wait for a slow console, but not for a dead channel.
+    while channel.waiting and not channel.lost:
+        channel.wait(1.0)
+        channel.receive()
+
+
+def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Check that the job can run here, as the ranks would fail less clearly; raise an OSError."""
+    try:
+        os.chdir(part["folder"])
+    except OSError as error:
+        raise OSError(f"the folder {part['folder']} is missing: {error.strerror}") from None
+    program = part["command"][0]
+    if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
+        raise OSError(f"the program {program!r} is not found")
+    own = {**part["rendezvous"], **part.get("own", {})}
+    epoch = int(own["HVDLITE_EPOCH"])  # Cluster software may have started the job again.
+    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), epoch)
+    address = own["HVDLITE_RENDEZVOUS"]
+    try:  # In an elastic job this reaches the registrar, to which a client of the store is nobody.
+        reach("the launcher", address, job, 0, Role.STORE, Deadline(_CHECK_SECONDS))[0].close()
+    except BootstrapError as error:
+        raise OSError(
+            f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
+            "do the hosts share another network interface? --network-interfaces names it"
+        ) from None
+
+
+def _refuse(channel: LauncherChannel, why: str) -> None:
+    channel.send(frame(Kind.REFUSED, body=why.encode()))
+    deadline = time.monotonic() + 2
+    while channel.waiting and not channel.gone and time.monotonic() < deadline:
+        channel.wait(0.1)
+
+
+def hello() -> bytes:
+    return data_frame(
+        Kind.HELLO,
+        0,
+        {
+            "version": hvdlite.__version__,
+            "hostname": socket.gethostname(),
+            "cores": available_cores(),
+            "ssh": os.environ.get("SSH_CONNECTION", ""),
+        },
+    )
+
+
+def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
+    """Combine this login's environment with the user's, which the launcher sent."""
+    # The user's variables win, except those that belong to a host, a login, or a step of Slurm.
+    kept = [name for name in _OWN_TO_STEP if "SLURM_STEP_ID" in own and name in own]
+    taken = {
+        name: value
+        for name, value in sent.items()
+        if name not in _OWN_TO_HOST and name not in kept and not name.startswith(_OWN_TO_LOGIN)
+    }
+    return {**own, **taken}
+
+
+def serve(
+    address: str,
+    job: Job,
+    number: int,
+    variables: Mapping[str, str],
+    without: Iterable[str],
+    threads: int,
+) -> int:
+    """Connect to the launcher, run the agent of this host until it ends; return its status.
+
+    The agent dies with the thread that calls this. Each rank gets `variables`, and not those in
+    `without`.
+
+    Raises:
+        BootstrapError: the launcher cannot be reached, or refuses.
+    """
+    # Agents that ssh starts are there sooner without these imports.
+    from hvdlite.launch.description import Description
+    from hvdlite.launch.sealed import dial
+
+    inner, outer = socket.socketpair()
+    deadline = Deadline(_DIAL_SECONDS)
+    channel = dial("the launcher", address, job, number, deadline, pair=(inner, outer))
+    own = {name: value for name, value in os.environ.items() if name not in set(without)}
+    shared = Description((), 1, {**own, **variables}).shared_environment(threads)
+    agent = [sys.executable, "-m", "hvdlite.launch.agent"]
+    with outer:
+        process = subprocess.Popen(
+            shim.tied(agent),
+            stdin=outer.fileno(),
+            stdout=outer.fileno(),
+            start_new_session=True,
+            env={**shared, _TOKEN: job.token.hex()},
+        )
+    try:
+        return process.wait()
+    finally:
+        channel.end()
+
+
+def _environment(part: dict[str, Any]) -> dict[str, str]:
+    """Build the ranks' environment from that of this process, and from what the launcher sent."""
+    if _TOKEN not in os.environ:
+        os.environ.pop(SAFE_PATH, None)  # It was set for this process; ranks get the user's value.
+        return environment_here(os.environ, part["environment"])
+    part["folder"] = str(Path.cwd())
+    part["command"] = [sys.executable, "-m", "hvdlite.launch.call"]
+    part["own"] = {"HVDLITE_TOKEN": os.environ.pop(_TOKEN)}
+    return dict(os.environ)
+
+
+class Agent(JobLoop):
     """The loop over one host's processes of a job. Used by one thread."""
 
     def __init__(
@@ -161,8 +257,6 @@ class Agent(JobLoop[Worker]):
         environment: Mapping[str, str],
         inbox: SignalInbox,
     ) -> None:
-        # `channel` is the connection to the launcher; borrowed.
-        # `inbox` receives signals to the agent, which the launcher is told; borrowed.
         own = secrets.token_hex(16)
         super().__init__(bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
         pulse = part["pulse"]
@@ -174,7 +268,7 @@ class Agent(JobLoop[Worker]):
         self._channel = channel
         self._part = part
         self._environment = {**environment, _MARK: own}
-        self._forwarder = _Forwarder(self, channel)
+        self.streams = _Forwarder(self, channel)
         self._oom_kills = oom_kills()
         self._listens = True
         self._watches_room = False
@@ -183,14 +277,10 @@ class Agent(JobLoop[Worker]):
         self.on(channel.read_fd, self._obey)
         self.on(inbox.fd, lambda: tell_signals(channel, inbox))
 
-    @property
-    def streams(self) -> StreamReader:
-        return self._forwarder
-
     def goes_on(self) -> bool:
         return super().goes_on() or not (self._closing or self._stop is not None)
 
-    def ended(self, worker: Worker, ending: Ending) -> None:
+    def ended(self, worker: AnyRank, ending: Ending) -> None:
         oom_killed = oom_kills() > self._oom_kills
         body = [ending.status, ending.by_signal, oom_killed]
         self._channel.send(data_frame(Kind.ENDED, worker.number, body))
@@ -267,7 +357,7 @@ class Agent(JobLoop[Worker]):
             self.streams.open(worker.number, pipe, sink)
         self._channel.send(data_frame(Kind.STARTED, worker.number, worker.pid))
 
-    def _signal_one(self, workers: list[Worker], number: int) -> None:
+    def _signal_one(self, workers: list[AnyRank], number: int) -> None:
         """Send a signal to a process; after CLOSE, SIGKILL ends all there."""
         for worker in workers:
             worker.send_signal(number)
@@ -282,198 +372,97 @@ class Agent(JobLoop[Worker]):
         super()._clear_leftovers()
 
 
-_CHECK_SECONDS = 10.0  # how long the agent tries to reach the launcher's store
-_DIAL_SECONDS = 10.0  # how long `serve` tries to reach the launcher
-# The secret of an agent that `serve` has started: an import of hvdlite takes HVDLITE_TOKEN away.
-_TOKEN = "HVDLITE_AGENT_TOKEN"
-# Variables that belong to a host or a login, and not to the job.
-_OWN_TO_HOST = frozenset(
-    (
-        "HOME",
-        "HOSTNAME",
-        "LOGNAME",
-        "MAIL",
-        "OLDPWD",
-        "PWD",
-        "SHELL",
-        "SHLVL",
-        "TMPDIR",
-        "USER",
-        "_",
-    )
-)
-_OWN_TO_LOGIN = ("DBUS_", "DISPLAY", "SSH_", "XDG_")
-# Slurm chooses other GPUs on each host; srun has passed the user's choice on, if there is one.
-_OWN_TO_STEP = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+class _Forwarder(StreamReader):
+    def __init__(self, agent: Agent, channel: LauncherChannel) -> None:
+        super().__init__(agent.selector)
+        self._channel = channel
+
+    def took(self, stream: Stream, block: bytes) -> None:
+        self._channel.send(frame(_KINDS[stream.sink], stream.rank, block))
+
+    @property
+    def full(self) -> bool:
+        return self._channel.waiting > _CAPACITY and not self._channel.gone
 
 
-def _refuse(channel: LauncherChannel, why: str) -> None:
-    channel.send(frame(Kind.REFUSED, body=why.encode()))
-    deadline = time.monotonic() + 2
-    while channel.waiting and not channel.gone and time.monotonic() < deadline:
-        channel.wait(0.1)
+def tell_signals(channel: LauncherChannel, inbox: SignalInbox) -> None:
+    for number in inbox.take():
+        channel.send(data_frame(Kind.CAUGHT, 0, number))
 
 
-def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
-    """Combine this login's environment with the user's, which the launcher sent."""
-    # The user's variables win, except those that belong to a host, a login, or a step of Slurm.
-    kept = [name for name in _OWN_TO_STEP if "SLURM_STEP_ID" in own and name in own]
-    taken = {
-        name: value
-        for name, value in sent.items()
-        if name not in _OWN_TO_HOST and name not in kept and not name.startswith(_OWN_TO_LOGIN)
-    }
-    return {**own, **taken}
+class LauncherChannel:
+    """The connection to the launcher, usually over stdin and stdout; writing never blocks."""
 
+    # `read_fd` is the descriptor of what the launcher sends.
+    # `write_fd` is the descriptor of what is sent to the launcher; it may be the same one.
 
-def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Check that the job can run here; without this check the ranks would fail less clearly."""
-    # Raises OSError if the folder or the program is missing, or the launcher's store cannot be
-    # reached.
-    try:
-        os.chdir(part["folder"])
-    except OSError as error:
-        raise OSError(f"the folder {part['folder']} is missing: {error.strerror}") from None
-    program = part["command"][0]
-    if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
-        raise OSError(f"the program {program!r} is not found")
-    own = {**part["rendezvous"], **part.get("own", {})}
-    epoch = int(own["HVDLITE_EPOCH"])  # Cluster software may have started the job again.
-    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), epoch)
-    address = own["HVDLITE_RENDEZVOUS"]
-    try:  # In an elastic job this reaches the registrar, to which a client of the store is nobody.
-        reach("the launcher", address, job, 0, Role.STORE, Deadline(_CHECK_SECONDS))[0].close()
-    except BootstrapError as error:
-        raise OSError(
-            f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
-            "do the hosts share another network interface? --network-interfaces names it"
-        ) from None
+    def __init__(self, read_fd: int = 0, write_fd: int = 1) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        self._reader = FrameReader()
+        # The status of the job, and why it did not start; None while it is not over.
+        self.outcome: tuple[int, str] | None = None
+        self._out = bytearray(GREETING)
+        self.heard_at = time.monotonic()  # the monotonic time of the launcher's last message
+        self.gone = False  # whether the connection has ended
 
+    @property
+    def lost(self) -> bool:
+        return self.gone or time.monotonic() - self.heard_at > SILENCE
 
-def _receive_part(channel: LauncherChannel) -> dict[str, Any] | None:
-    """Wait for this host's part of the job; return None if the launcher goes away instead."""
-    stdin: bytes | None = None
-    while True:
-        for command in channel.receive():  # Also where it has ended: it may say why.
-            if command.kind == Kind.STDIN:
-                stdin = command.body
-            elif command.kind == Kind.PART:
-                return {**command.data(), "stdin": stdin}
-        if channel.lost or channel.outcome is not None:
-            return None
-        channel.wait(1.0)
+    @property
+    def waiting(self) -> int:
+        """The number of bytes that ssh has not taken yet."""
+        return len(self._out)
 
+    def send(self, data: bytes) -> None:
+        """Queue a frame and write what can be written; drop the frame if the launcher is gone."""
+        if self.gone:
+            return
+        self._out += data + _NEW_LINE
+        self.flush()
 
-def _run(
-    channel: LauncherChannel,
-    part: Mapping[str, Any],
-    environment: Mapping[str, str],
-    inbox: SignalInbox,
-) -> None:
-    """Run this host's part of the job to its end. Raises OSError if the part cannot run here."""
-    _check(part, environment)
-    agent = Agent(channel, part, environment, inbox)
-    channel.send(frame(Kind.READY))
-    agent.run(())
-    channel.send(frame(Kind.DONE))
-    # The rest of the output may have to wait for a slow console, but not for a dead channel.
-    while channel.waiting and not channel.lost:
-        channel.wait(1.0)
-        channel.receive()
-
-
-def hello() -> bytes:
-    return data_frame(
-        Kind.HELLO,
-        0,
-        {
-            "version": hvdlite.__version__,
-            "hostname": socket.gethostname(),
-            "cores": available_cores(),
-            "ssh": os.environ.get("SSH_CONNECTION", ""),
-        },
-    )
-
-
-def attend(
-    channel: LauncherChannel,
-    environment: Callable[[dict[str, Any]], dict[str, str]],
-    patient: bool = False,
-    afterwards: Callable[[SignalInbox], None] = lambda inbox: None,
-) -> bool:
-    """Run this host's ranks, from the launcher's first message to the last one about them."""
-    # `environment` builds the variables that all ranks here share from this host's part of the job,
-    # which it may complete.
-    # `patient` says whether the launcher may first wait for other hosts, without a word.
-    # `afterwards` is called when the ranks here have ended. The inbox is the one that was open
-    # while they ran, so that no signal is lost in between.
-    # Returns whether the ranks ran to their end; otherwise the launcher is gone, or has learned why
-    # not.
-    channel.send(hello())
-    while patient and not channel.hears_launcher(1.0):
-        pass
-    part = _receive_part(channel)
-    if part is None:
-        return False
-    shared = environment(part)
-    if part["compat"]:
-        shared = on_path(shared)
-    well = True
-    with SignalInbox(passes_on=True) as inbox:
+    def flush(self) -> None:
         try:
-            _run(channel, part, shared, inbox)
-        except OSError as error:
-            _refuse(channel, str(error))
-            well = False
-        afterwards(inbox)
-    return well
+            while self._out and not self.gone:
+                del self._out[: os.write(self.write_fd, memoryview(self._out)[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.gone = True
 
+    def wait(self, seconds: float) -> None:
+        """Sleep until there is something to receive or room to write."""
+        if not self.gone:
+            select.select([self.read_fd], [self.write_fd] if self._out else [], [], seconds)
+        self.flush()
 
-def serve(
-    address: str,
-    job: Job,
-    number: int,
-    variables: Mapping[str, str],
-    without: Iterable[str],
-    threads: int,
-) -> int:
-    """Connect to the launcher, run the agent of this host until it ends; return its status."""
-    # The agent dies with the thread that calls this.
-    # `threads` is the number of threads of each rank.
-    # Raises BootstrapError if the launcher cannot be reached, or refuses.
-    # Agents that ssh starts are there sooner without these imports.
-    from hvdlite.launch.description import Description
-    from hvdlite.launch.sealed import dial
+    def hears_launcher(self, seconds: float) -> bool:
+        """Return whether the launcher has said something, or has gone, within these seconds."""
+        self.flush()
+        self.heard_at = time.monotonic()
+        return self.gone or bool(select.select([self.read_fd], [], [], seconds)[0])
 
-    inner, outer = socket.socketpair()
-    deadline = Deadline(_DIAL_SECONDS)
-    channel = dial("the launcher", address, job, number, deadline, pair=(inner, outer))
-    own = {name: value for name, value in os.environ.items() if name not in set(without)}
-    shared = Description((), 1, {**own, **variables}).shared_environment(threads)
-    agent = [sys.executable, "-m", "hvdlite.launch.agent"]
-    with outer:
-        process = subprocess.Popen(
-            shim.tied(agent),
-            stdin=outer.fileno(),
-            stdout=outer.fileno(),
-            start_new_session=True,
-            env={**shared, _TOKEN: job.token.hex()},
-        )
-    try:
-        return process.wait()
-    finally:
-        channel.end()
-
-
-def _environment(part: dict[str, Any]) -> dict[str, str]:
-    """Build the ranks' environment from that of this process, and from what the launcher sent."""
-    if _TOKEN not in os.environ:
-        os.environ.pop(SAFE_PATH, None)  # It was set for this process; ranks get the user's value.
-        return environment_here(os.environ, part["environment"])
-    part["folder"] = str(Path.cwd())
-    part["command"] = [sys.executable, "-m", "hvdlite.launch.call"]
-    part["own"] = {"HVDLITE_TOKEN": os.environ.pop(_TOKEN)}
-    return dict(os.environ)
+    def receive(self) -> list[Frame]:
+        """Return the frames that have arrived but for the outcome; set `gone` at the end."""
+        try:
+            data = os.read(self.read_fd, 1 << 18)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.gone = True
+        self.heard_at = time.monotonic()
+        frames = []
+        for one in self._reader.feed(data):
+            if one.kind == Kind.OUTCOME:
+                status, why = one.data()
+                self.outcome = int(status), str(why)
+            else:
+                frames.append(one)
+        return frames
 
 
 def main() -> int:

@@ -63,8 +63,6 @@ class Agents:
     """All other hosts of a job; a context manager. Used by the loop's thread."""
 
     def __init__(self, remote_launcher: RemoteLauncher, pulse: Pulse, interrupted_fd: int) -> None:
-        # `pulse` says how long they may be silent.
-        # `interrupted_fd` is readable when the user wants to stop.
         self.hosts: dict[str, RemoteHost] = {}
         self._remote_launcher = remote_launcher
         self._pulse = pulse
@@ -80,13 +78,10 @@ class Agents:
     def greet(
         self, names: Sequence[str], enough: Callable[[Collection[str]], bool]
     ) -> dict[str, str]:
-        """Connect to hosts and wait until their agents have sent their hello, or enough of them."""
-        # `enough` returns whether the job can start with these other hosts.
-        # Returns, by name, why each host that does not come is given up; `tick` connects to it
-        # again.
-        # Raises LaunchError if a host that is needed does not come, or one has another version of
-        # hvdlite.
-        # Raises KeyboardInterrupt if the user wants to stop.
+        """Connect to hosts and wait until their agents have sent their hello, or enough of them.
+
+        Returns, by name, why each host that does not come is given up; `tick` connects to it again.
+        """
         for name in names:
             self._connect(name)
         hosts = list(self.hosts.values())
@@ -101,10 +96,6 @@ class Agents:
 
     def begin(self, part_of: Callable[[RemoteHost], dict[str, Any]], stdin: bytes | None) -> None:
         """Give agents that have answered their part, and wait until they can start processes."""
-        # `part_of` returns a host's part, which also later hosts get.
-        # `stdin` has the bytes that every process reads from its stdin, if any.
-        # Raises LaunchError if the job cannot run on a host.
-        # Raises KeyboardInterrupt if the user wants to stop.
         self._part_of, self._stdin = part_of, stdin
         hosts = self.present
         names = {host.name for host in hosts}
@@ -186,9 +177,11 @@ class Agents:
             self._serve(host, owner)
 
     def tick(self, now: float, wanted: Mapping[str, float], used: Collection[str]) -> float | None:
-        """Connect to new hosts, give silent ones up, and close those that are not wanted."""
-        # `wanted` has the hosts on which processes may be started later, and from when on.
-        # Returns when to call this again; None if only events can change anything.
+        """Connect to new hosts, give silent ones up, and close those that are not wanted.
+
+        `wanted` has the hosts on which processes may be started later, and from when on. Returns
+        when to call this again; None if only events can change anything.
+        """
         owner = self._owner
         assert owner is not None
         failed = self._failures
@@ -267,16 +260,15 @@ def await_hosts(
     come: Callable[[RemoteHost], bool] = lambda host: bool(host.hello),
     what: str = "answered",
 ) -> dict[str, str]:
-    """Receive from the agents until all have come, or enough and the rest is late."""
-    # The threads of `hosts` do not run yet.
-    # `enough` returns whether the job can start with the hosts of these names.
-    # `remote_launcher` says how long a host may take, and a byte at `interrupted_fd` ends the wait.
-    # `come` returns whether a host has come as far as it should; by default, has said hello.
-    # Returns, by name, why each host cannot be reached. Those that are late may still come.
-    # Raises AbsentError if without a host there are not enough, and it cannot be reached, or takes
-    # too long.
-    # Raises LaunchError if the job cannot run on a host, or one has another version of hvdlite.
-    # Raises KeyboardInterrupt after such a byte.
+    """Receive from the agents until all have come, or enough and the rest is late.
+
+    Returns, by name, why each host cannot be reached; those that are late may still come.
+
+    Raises:
+        AbsentError: a host that is needed cannot be reached, or takes too long.
+        LaunchError: the job cannot run on a host, or one has another version of hvdlite.
+        KeyboardInterrupt: a byte has come at `interrupted_fd`.
+    """
     begun = time.monotonic()
     deadline = connect_deadline(remote_launcher)
     leave_at: float | None = None
@@ -318,10 +310,10 @@ def keep_alive(hosts: Iterable[RemoteHost]) -> None:
 
 
 def rendezvous_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> str | None:
-    """Choose the address of the store: the one from which this host reaches the other hosts."""
-    # Returns "host:0", or None for a fresh Unix socket when there is no other host.
-    # Raises LaunchError if this host reaches the others from different addresses, and `interfaces`
-    # is empty.
+    """Choose the address of the store: the one from which this host reaches the other hosts.
+
+    Returns "host:0", or None for a fresh Unix socket when there is no other host.
+    """
     if not hosts:
         return None
     if interfaces:

@@ -74,8 +74,7 @@ class RemoteLauncher(Protocol):
 
     @property
     def carries_secrets(self) -> bool:
-        """Whether environment and secret of the job may travel on its channels."""
-        # Otherwise the agents have their own.
+        """Whether environment and secret of the job may travel; otherwise agents have their own."""
 
     @property
     def connect_seconds(self) -> float:
@@ -86,14 +85,12 @@ class RemoteLauncher(Protocol):
 
     def open(self, host: str) -> Channel:
         """Begin to connect to the agent on a host; this does not wait for the host."""
-        # Raises OSError if nothing can be started here.
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why a channel ended before its agent answered, and what to do."""
 
     def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the IP address by which this host reaches another one whose agent has answered."""
-        # Raises OSError if the address is not known.
 
 
 def last_line(said: str) -> str:
@@ -295,8 +292,6 @@ def srun_command(host: str, python: str) -> list[str]:
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[Host]:
     """Return the hosts of this allocation, with as many slots as Slurm gave it tasks on each."""
-    # Raises ArgumentError if this process is not in an allocation.
-    # Raises OSError if scontrol cannot be run, or fails.
     nodes = environment.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise ArgumentError(
@@ -309,7 +304,6 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[Host]:
 
 
 def _ask(*command: str) -> str:
-    # Raises OSError if the command cannot be run, or fails.
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LONGEST_QUESTION, check=False

@@ -41,7 +41,6 @@ class Elastic:
         return ranks if self.min_np is None else self.min_np
 
     def check(self, ranks: int) -> None:
-        # Raises ArgumentError if a number is out of range, or two contradict each other.
         shortest, longest = self.blacklist_cooldown_range
         wrong = {
             f"min-np {self.min_np}: at least one rank is needed": self.least(ranks) < 1,
@@ -117,7 +116,6 @@ class Servers:
     restarts: int = 3  # how many times in a row a worker that dies is started again
 
     def check(self, ranks: int) -> None:
-        # Raises ArgumentError if a number is out of range.
         workers = ranks - self.count
         wrong = {
             f"servers {self.count}: at least one is needed": self.count < 1,
@@ -173,7 +171,6 @@ class Description:
 
     def shared_environment(self, threads: int) -> dict[str, str]:
         """Build the variables that are the same for every rank of a host."""
-        # `threads` is the number of threads per rank there.
         given = self.environment
         shared = {**given, **thread_caps(given, threads), **kept_memory(given)}
         # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names

@@ -157,7 +157,6 @@ def table(sections: Mapping[str, list[Finding]]) -> str:
 
 def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts: int = 0) -> int:
     """Print the table; return 0 if ranks can train here and on the hosts, else 1."""
-    # `hosts` says how many other hosts there are; with 0, only this machine is checked.
     sections = {
         "machine": machine(),
         "frameworks": frameworks(),

@@ -28,7 +28,6 @@ class HostProvider(Protocol):
 
     def hosts(self) -> Mapping[str, int]:
         """Return the slots of each host that there is now, by name, in order of preference."""
-        # Raises OSError if the hosts are not known now.
         ...
 
     def close(self) -> None:
@@ -47,8 +46,6 @@ def read_hosts(text: str) -> list[Host]:
 
 def read_hostfile(text: str, path: str) -> list[Host]:
     """Read a file with lines of `host slots=n`, as for Open MPI and Horovod, or `host:n`."""
-    # A # begins a comment.
-    # Raises HostsError if a line cannot be read, or there is no host.
     hosts = []
     for number, line in enumerate(lines_of(text), 1):
         words = line.partition("#")[0].split()
@@ -83,7 +80,6 @@ def lines_of(text: str) -> list[str]:
 
 def read_host(text: str, default: int = 1) -> Host:
     """Read `host[:slots]`; a host without a number has `default` slots."""
-    # Raises HostsError if the text is not the name of a host, or the slots are not a number from 1.
     name, slots = text, str(default)
     before, colon, after = text.rpartition(":")
     if colon and ("]" in text or ":" not in before):
@@ -115,7 +111,6 @@ def _slots(text: str, name: str) -> int:
 
 def checked_slots(host: Host, before: int) -> int:
     """Return the slots of a host with those of its lines before; they add up."""
-    # Raises HostsError if they are too many.
     if before + host.slots > MOST_SLOTS:
         raise HostsError(f"the lines of {host.name} add up to more than {MOST_SLOTS} slots")
     return before + host.slots
@@ -132,7 +127,6 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
 
 def spread(hosts: Sequence[Host], ranks: int) -> list[int]:
     """Fill the hosts in order, and return, by rank, the index of its host."""
-    # Raises HostsError if the hosts have fewer slots than there are ranks.
     host_of_slot = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
     if ranks > len(host_of_slot):
         raise HostsError(
@@ -172,11 +166,6 @@ class Placement:
     cross_rank: int
     cross_size: int
     host: int  # the index of its host, in order of first appearance
-
-
-def place(ranks_per_host: Sequence[int]) -> list[Placement]:
-    """Place ranks host by host: `ranks_per_host[h]` ranks on host h."""
-    return place_as([host for host, count in enumerate(ranks_per_host) for _ in range(count)])
 
 
 def place_as(hosts: Sequence[int]) -> list[Placement]:

@@ -23,9 +23,10 @@ from hvdlite.launch.agents import Agents, Pulse, rendezvous_address
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome, share_cores
 from hvdlite.launch.hosts import Host, Placement, Start, is_here, place_as, spread
-from hvdlite.launch.loop import GRACE, SignalInbox
-from hvdlite.launch.output import View
+from hvdlite.launch.loop import GRACE, AnyRank, SignalInbox
 from hvdlite.launch.process import (
+    LIVE,
+    RESULT,
     job_environment,
     output_files,
     start_worker,
@@ -33,9 +34,9 @@ from hvdlite.launch.process import (
     torch_master,
     torchrun_environment,
 )
-from hvdlite.launch.remote_host import RemoteHost, more_sinks
+from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.resources import available_cores
-from hvdlite.launch.supervisor import AnyRank, Policy, Supervisor
+from hvdlite.launch.supervisor import Policy, Supervisor
 from hvdlite.launch.view import View
 from hvdlite.rendezvous import handshake
 from hvdlite.rendezvous.address import split_host
@@ -213,7 +214,7 @@ class Job(Policy):
         if not self.here(start.host):
             if not what.remote_launcher.carries_secrets:
                 del own["HVDLITE_TOKEN"]
-            sinks = more_sinks(what.stdin is not None, what.live)
+            sinks = [RESULT] * (what.stdin is not None) + [LIVE] * what.live
             return self.agents.hosts[start.host].launch(start, own, sinks)
         shared = what.shared_environment(self.threads(start.host))
         environment = {**shared, **own}

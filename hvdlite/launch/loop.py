@@ -15,51 +15,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TypeAlias
 
 from hvdlite.launch.output import StreamReader
 from hvdlite.launch.process import (
     Ending,
+    Worker,
     job_mark,
     kill_processes,
     processes_with,
     signal_processes,
 )
+from hvdlite.launch.remote_host import RemoteWorker
 
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace
 _LINGER = 1.0  # seconds that background processes may take to end after a successful job
 _POLL = 0.02  # seconds between looks at processes that are not children of this one
 
 
-class Watched(Protocol):
-    """A started rank, on this host (`local.Worker`) or on another one (`remote.RemoteWorker`)."""
-
-    number: int  # the rank; in an elastic job, the number of the worker
-    pidfd: int  # a descriptor that becomes readable when the rank has ended
-    ending: Ending | None  # how the rank ended; None while it runs
-
-    @property
-    def lingers(self) -> bool:
-        """Whether processes of the rank may be left on another host, even if it has ended."""
-        ...
-
-    def look(self) -> Ending | None:
-        """Return how the rank ended; None while it runs."""
-        ...
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the rank; SIGKILL goes to its children, too."""
-        ...
-
-    def reap(self, at_end: bool = False) -> str | None:
-        """End the rank and release its resources; return a complaint if it could not be ended.
-
-        `at_end` says whether the job is over.
-        """
-        ...
-
-
-AnyWorker = TypeVar("AnyWorker", bound=Watched)
+# A started rank, here or on another host, with the same methods.
+AnyRank: TypeAlias = Worker | RemoteWorker
 
 
 @dataclass
@@ -76,8 +51,10 @@ class Stop:
     killed: bool = False  # whether they were killed
 
 
-class JobLoop(Generic[AnyWorker]):
+class JobLoop:
     """Runs one host's part of a job from its first rank to its last. Used by one thread."""
+
+    streams: StreamReader  # of the ranks' output; the subclass makes it
 
     def __init__(self, job_id: bytes, mark: str | None = None) -> None:
         # `mark` is a variable, "NAME=value", that all processes have that this loop may end; by
@@ -85,15 +62,11 @@ class JobLoop(Generic[AnyWorker]):
         self._job_id = job_id.hex()
         self._mark = mark or job_mark(self._job_id)
         self.selector = selectors.DefaultSelector()
-        self._workers: list[AnyWorker] = []
+        self._workers: list[AnyRank] = []
         self._stop: Stop | None = None
-        self._release_at: list[tuple[float, AnyWorker]] = []
+        self._release_at: list[tuple[float, AnyRank]] = []
 
-    @property
-    def streams(self) -> StreamReader:
-        raise NotImplementedError
-
-    def ended(self, worker: AnyWorker, ending: Ending) -> None:
+    def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Handle the end of a rank, after its output has been read."""
         raise NotImplementedError
 
@@ -105,14 +78,17 @@ class JobLoop(Generic[AnyWorker]):
         """Call `call` whenever the descriptor can be read."""
         self.selector.register(fd, selectors.EVENT_READ, call)
 
-    def watch(self, worker: AnyWorker) -> None:
+    def watch(self, worker: AnyRank) -> None:
         """Watch a rank that was started; the caller adds the rank's streams."""
         self._workers.append(worker)
         self.on(worker.pidfd, lambda: self._look(worker))
 
     def run(self, starters: Iterable[Callable[[], None]]) -> None:
-        """Start the ranks, and return when nothing of the job is left on this host."""
-        # Raises OSError if a rank could not be started; the others have been ended.
+        """Start the ranks, and return when nothing of the job is left on this host.
+
+        Raises:
+            OSError: a rank could not be started; the others have been ended.
+        """
         try:
             for start in starters:
                 start()
@@ -133,7 +109,7 @@ class JobLoop(Generic[AnyWorker]):
         """Return whether the job is not over yet: whether a rank runs."""
         return any(worker.ending is None for worker in self._workers)
 
-    def release(self, worker: AnyWorker) -> None:
+    def release(self, worker: AnyRank) -> None:
         """Kill the group of a rank that has ended, take its last output, and reap it."""
         # Its process id may then belong to a foreign process, so nothing signals its group again.
         worker.send_signal(signal.SIGKILL)
@@ -143,10 +119,12 @@ class JobLoop(Generic[AnyWorker]):
         if complaint:
             self.say(complaint)
 
-    def retire(self, worker: AnyWorker, well: bool) -> None:
-        """Release a worker of an elastic job, which goes on."""
-        # `well` says whether its children may take a moment to end by themselves; if not, they are
-        # killed at once, also those in sessions of their own.
+    def retire(self, worker: AnyRank, well: bool) -> None:
+        """Release a worker of a job that goes on.
+
+        If it ended `well`, its children may take a moment to end by themselves; otherwise they are
+        killed at once, also those in sessions of their own.
+        """
         if well:
             self._release_at.append((time.monotonic() + _LINGER, worker))
         else:
@@ -181,7 +159,7 @@ class JobLoop(Generic[AnyWorker]):
         self.streams.throttle()
         self._advance_stop(time.monotonic())
 
-    def _look(self, worker: AnyWorker) -> None:
+    def _look(self, worker: AnyRank) -> None:
         ending = worker.look()
         if ending is not None:
             self.selector.unregister(worker.pidfd)

@@ -61,8 +61,7 @@ class Frame:
     body: bytes
 
     def data(self) -> Any:
-        """Decode the body of a frame that carries JSON."""
-        # Raises NoFrameError if the body is not JSON.
+        """Decode the body of a frame that carries JSON; a NoFrameError says that it is none."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -90,8 +89,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes that arrived; return the frames that they complete."""
-        # Raises NoFrameError if the bytes are not a frame; the text shows them.
+        """Take bytes; return the frames that they complete. A NoFrameError shows what is none."""
         self._buffer += data
         if self._waits and not self._greeted():
             return []

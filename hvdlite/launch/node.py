@@ -42,8 +42,6 @@ _LOOPBACK_NAMES = ("localhost", "ip6-localhost")
 
 def run_node(here: ThisNode, what: Description) -> int:
     """Run this node's part of a job; return the exit status of the job."""
-    # Raises BootstrapError if the nodes do not meet; OSError if the job cannot run on a node.
-    # Raises KeyboardInterrupt if a signal came before the ranks were started.
     if here.nodes == 1:
         return run_job(what).status
     return _launch(here, what) if here.node == 0 else _join(here, what)
@@ -79,7 +77,6 @@ def _launch(here: ThisNode, what: Description) -> int:
 
 def _refuse_loopback(listener: socket.socket, address: str) -> None:
     """Refuse a name that /etc/hosts maps to this host alone; the user may insist on 127.0.0.1."""
-    # Raises BootstrapError if the name is such a one.
     host = split_host(address)[0]
     bound = str(listener.getsockname()[0])
     if is_loopback(f"{bound}:0") and host != bound and host not in _LOOPBACK_NAMES:
@@ -138,7 +135,6 @@ def _wait_for_outcome(channel: LauncherChannel, inbox: SignalInbox) -> None:
 
 def _connect(here: ThisNode, ranks: int) -> SealedChannel:
     """Connect to node 0, which may not listen yet, or whose name may not be known yet."""
-    # Raises BootstrapError if node 0 cannot be reached in time, or refuses this node.
     deadline = Deadline(here.start_timeout)
     while True:
         try:
@@ -176,8 +172,6 @@ class _Found:
 
 def this_node(options: argparse.Namespace, environment: Mapping[str, str]) -> ThisNode | None:
     """Return which node this is, and set the number of its ranks if -np does not; None without."""
-    # Raises ArgumentError if the flags contradict each other, or do not suffice.
-    # Raises BootstrapError if a variable cannot be used.
     if options.nodes is None:
         if options.node_rank is not None or options.meet is not None:
             raise ArgumentError("--node-rank and --meet belong to --nodes, which is not given")
@@ -248,7 +242,6 @@ def _number_of_nodes(text: str, found: _Found, variables: Variables) -> int:
 
 
 def _find(variables: Variables) -> _Found:
-    # Raises BootstrapError if a variable cannot be used.
     if "PET_NNODES" in variables:
         return _kubeflow(variables)
     if variables.has("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):

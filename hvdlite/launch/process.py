@@ -125,16 +125,14 @@ def inherited_environment(more: Mapping[str, str]) -> dict[str, str]:
 
 def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """Build the variables that limit the thread pools of numeric libraries."""
-    # Returns nothing if the user set OMP_NUM_THREADS: then the number of threads is the user's
-    # choice, and most libraries follow that variable unless their own is set.
+    # With OMP_NUM_THREADS the number is the user's choice, and most libraries follow that variable.
     if "OMP_NUM_THREADS" in environment:
         return {}
     return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
 
 
 def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """Build the variables by which glibc's allocator keeps memory from step to step."""
-    # Returns nothing if the user set up the allocator.
+    """Build the variables by which glibc's allocator keeps memory, unless the user set it up."""
     if "GLIBC_TUNABLES" in environment or any(name in environment for name in _KEPT_MEMORY):
         return {}
     return dict(_KEPT_MEMORY)
@@ -142,6 +140,8 @@ def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
 
 class Worker:
     """The process of one rank on this host. Used by the loop's thread."""
+
+    lingers = False  # all processes that it leaves are on this host, where the loop finds them
 
     def __init__(
         self,
@@ -170,11 +170,6 @@ class Worker:
     @property
     def host(self) -> str:
         return socket.gethostname()
-
-    @property
-    def lingers(self) -> bool:
-        """False: all processes that it leaves are on this host, where the loop finds them."""
-        return False
 
     def take_pipes(self) -> dict[int, int]:
         """Hand over the read ends of its output, by sink; the caller owns them."""
@@ -221,13 +216,13 @@ def start_worker(
     number: int | None = None,
     live: bool = False,
 ) -> Worker:
-    """Start one rank with exactly this environment; its group dies when this process dies."""
-    # `stdout` and `stderr` say where its output goes; by default through pipes of the worker.
-    # `stdin` says what the rank reads from its stdin; by default it has none. With `stdin` the rank
-    # also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
-    # `number` is the worker's number in an elastic job; by default the rank.
-    # `live` says whether the rank gets a pipe for samples of what it does, in HVDLITE_LIVE_FD.
-    # Raises OSError if the process cannot be started.
+    """Start one rank with exactly this environment; its group dies when this process dies.
+
+    Its output goes through pipes of the worker, or to `stdout` and `stderr`. With `stdin`, the
+    bytes that it reads there, the rank also gets a pipe for its result, whose descriptor is in
+    HVDLITE_RESULT_FD. With `live` it gets one for samples of what it does, in HVDLITE_LIVE_FD.
+    `number` is the worker's number in an elastic job; by default the rank.
+    """
     pipes: dict[int, int] = {}
     with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
 
@@ -327,8 +322,6 @@ def output_files(folder: Path, rank: int) -> tuple[int, int]:
 
 def nameless_file(name: str) -> int:
     """Make an empty file without a name, and return its descriptor, which exec closes."""
-    # Raises OSError if it can be neither in memory, which a container may refuse, nor in the
-    # temporary folder.
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError:
@@ -440,9 +433,10 @@ def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
 def torch_master(
     environment: Mapping[str, str], host: str, here: bool, job_id: bytes
 ) -> dict[str, str]:
-    """Choose where rank 0 is to serve torch.distributed's store; return it as variables."""
-    # `host` is the address of rank 0's host, for the other ranks.
-    # `here` says whether that is this host, whose free ports are known.
+    """Choose where rank 0 serves torch.distributed's store on its host; return it as variables.
+
+    `here` says whether that is this host, whose free ports are known.
+    """
     names = ("MASTER_ADDR", "MASTER_PORT")
     if all(environment.get(name) for name in names):
         return {name: environment[name] for name in names}

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from typing import Any, Protocol
+from typing import Any
 
 import hvdlite
 from hvdlite.launch.channels import AbsentError, LaunchError, RemoteLauncher, last_line
@@ -24,129 +24,10 @@ from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending
 from hvdlite.rendezvous.deadline import is_never
 
 LOST = 255  # status of a process when the connection to its host is lost; ssh uses it, too
-
-
-class ItsHost(Protocol):
-    """What a process needs of its host; see `host.RemoteHost`."""
-
-    name: str
-    over: bool  # whether nothing more comes from the agent
-
-    def send(self, data: bytes) -> None:
-        """Queue a message to the agent."""
-
-    def forget(self, number: int) -> None:
-        """Take no more messages about a process."""
-
-
-class RemoteWorker:
-    """One process on another host."""
-
-    # The host's thread calls `write` and `end`, and so does the supervisor's thread, which calls
-    # everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
-
-    def __init__(
-        self, number: int, placement: Placement, host: ItsHost, more: Sequence[int]
-    ) -> None:
-        """Make the pipes of a process, for the sinks STDOUT, STDERR and `more`."""
-        self.placement = placement
-        self.number = number
-        self.pid = 0  # its process id on its own host; 0 until the agent has told it
-        self.ending: Ending | None = None  # as `look` has found it
-        self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
-        self._host = host
-        self._told: Ending | None = None  # how it ended, as the host's thread says
-        self._lost = False
-        self._lock = threading.Lock()  # held while the write ends are used
-        self._read: dict[int, int] = {}
-        self._write: dict[int, int] = {}
-        for sink in (STDOUT, STDERR, *more):
-            self._read[sink], self._write[sink] = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(self._write[sink], sink != LIVE)  # Samples make nobody wait.
-
-    @property
-    def rank(self) -> int:
-        return self.placement.rank
-
-    @property
-    def host(self) -> str:
-        return self._host.name
-
-    @property
-    def lingers(self) -> bool:
-        """Whether the agent has not reported yet that nothing of the job is left on its host."""
-        return not self._host.over
-
-    def take_pipes(self) -> dict[int, int]:
-        """Hand over the read ends of its output, by sink; the caller owns them."""
-        pipes, self._read = self._read, {}
-        return pipes
-
-    def look(self) -> Ending | None:
-        """Return how the process ended; None while it runs."""
-        # Nobody takes it for ended before the supervisor, which calls this, handles its end.
-        self.ending = self._told
-        return self.ending
-
-    def send_signal(self, number: int) -> None:
-        """Have the agent send a signal to the process; SIGKILL goes to its children, too."""
-        self._host.send(data_frame(Kind.SIGNAL, self.number, int(number)))
-
-    def reap(self, at_end: bool = False) -> str | None:
-        """Have the agent end what the process has left; complain at the job's end if it cannot."""
-        self._host.send(frame(Kind.FINISH, self.number))
-        self._host.forget(self.number)
-        for pipe in self.take_pipes().values():
-            os.close(pipe)
-        with self._lock:  # A thread that waits for room in a pipe does not: nobody reads it.
-            for pipe in self._write.values():
-                os.close(pipe)
-            self._write = {}
-            os.close(self.pidfd)
-            self.pidfd = -1
-        if not at_end or (self._told is not None and not self._lost):
-            return None
-        return (
-            f"rank {self.number} on {self.host} may still run: the connection is lost; it ends "
-            "when the agent there notices"
-        )
-
-    def write(self, sink: int, data: bytes) -> None:
-        """Pass output on; this blocks while the pipe is full, or drops what is for a view."""
-        view = memoryview(data)
-        with self._lock:
-            try:
-                while view and sink in self._write:
-                    view = view[os.write(self._write[sink], view) :]
-            except OSError:
-                pass  # The supervisor has closed the read end, or samples found no room.
-
-    def end(self, ending: Ending, lost: bool = False) -> None:
-        """Note how the process ended, and wake the supervisor; later calls do nothing."""
-        # `lost` says whether this is a guess, because the connection to its host is lost.
-        with self._lock:
-            if self._told is None and self.pidfd >= 0:
-                self._told, self._lost = ending, lost
-                os.eventfd_write(self.pidfd, 1)
-
-
-def more_sinks(with_result: bool, live: bool) -> list[int]:
-    """List the sinks of a process besides STDOUT and STDERR."""
-    # `with_result` says whether it returns a result to `hvdlite.run`.
-    # `live` says whether there is a view of the job.
-    return [RESULT] * with_result + [LIVE] * live
-
-
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
 _LONGEST_FLUSH = 1.0  # seconds to write what is queued to an agent that is given up
 _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LIVE}
-
-
-def connect_deadline(remote_launcher: RemoteLauncher) -> float:
-    """Return until when a host that is connected to now has to answer; monotonic, in seconds."""
-    seconds = remote_launcher.connect_seconds
-    return math.inf if is_never(seconds) else time.monotonic() + seconds + 5
 
 
 class RemoteHost:
@@ -202,8 +83,6 @@ class RemoteHost:
 
     def receive(self) -> None:
         """Read and handle messages of an agent that cannot start processes yet."""
-        # Raises AbsentError if the host cannot be reached.
-        # Raises LaunchError if the agent refuses, or it has another version of hvdlite.
         data = self._read()
         if not data:
             status = self._channel.end()
@@ -401,5 +280,98 @@ class RemoteHost:
         self._channel.end()
 
 
+def connect_deadline(remote_launcher: RemoteLauncher) -> float:
+    """Return until when a host that is connected to now has to answer; monotonic, in seconds."""
+    seconds = remote_launcher.connect_seconds
+    return math.inf if is_never(seconds) else time.monotonic() + seconds + 5
+
+
 def _disturbed(error: NoFrameError) -> str:
     return f"something besides hvdlite's agent writes to its stdout there: {error}; redirect it"
+
+
+class RemoteWorker:
+    """One process on another host."""
+
+    # The host's thread calls `write` and `end`, and so does the supervisor's thread, which calls
+    # everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
+
+    def __init__(
+        self, number: int, placement: Placement, host: RemoteHost, more: Sequence[int]
+    ) -> None:
+        """Make the pipes of a process, for the sinks STDOUT, STDERR and `more`."""
+        self.placement = placement
+        self.number = number
+        self.pid = 0  # its process id on its own host; 0 until the agent has told it
+        self.ending: Ending | None = None  # as `look` has found it
+        self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._host = host
+        self._told: Ending | None = None  # how it ended, as the host's thread says
+        self._lost = False
+        self._lock = threading.Lock()  # held while the write ends are used
+        self._read: dict[int, int] = {}
+        self._write: dict[int, int] = {}
+        for sink in (STDOUT, STDERR, *more):
+            self._read[sink], self._write[sink] = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._write[sink], sink != LIVE)  # Samples make nobody wait.
+
+    @property
+    def host(self) -> str:
+        return self._host.name
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the agent has not reported yet that nothing of the job is left on its host."""
+        return not self._host.over
+
+    def take_pipes(self) -> dict[int, int]:
+        """Hand over the read ends of its output, by sink; the caller owns them."""
+        pipes, self._read = self._read, {}
+        return pipes
+
+    def look(self) -> Ending | None:
+        """Return how the process ended; None while it runs."""
+        # Nobody takes it for ended before the supervisor, which calls this, handles its end.
+        self.ending = self._told
+        return self.ending
+
+    def send_signal(self, number: int) -> None:
+        """Have the agent send a signal to the process; SIGKILL goes to its children, too."""
+        self._host.send(data_frame(Kind.SIGNAL, self.number, int(number)))
+
+    def reap(self, at_end: bool = False) -> str | None:
+        """Have the agent end what the process has left; complain at the job's end if it cannot."""
+        self._host.send(frame(Kind.FINISH, self.number))
+        self._host.forget(self.number)
+        for pipe in self.take_pipes().values():
+            os.close(pipe)
+        with self._lock:  # A thread that waits for room in a pipe does not: nobody reads it.
+            for pipe in self._write.values():
+                os.close(pipe)
+            self._write = {}
+            os.close(self.pidfd)
+            self.pidfd = -1
+        if not at_end or (self._told is not None and not self._lost):
+            return None
+        return (
+            f"rank {self.number} on {self.host} may still run: the connection is lost; it ends "
+            "when the agent there notices"
+        )
+
+    def write(self, sink: int, data: bytes) -> None:
+        """Pass output on; this blocks while the pipe is full, or drops what is for a view."""
+        view = memoryview(data)
+        with self._lock:
+            try:
+                while view and sink in self._write:
+                    view = view[os.write(self._write[sink], view) :]
+            except OSError:
+                pass  # The supervisor has closed the read end, or samples found no room.
+
+    def end(self, ending: Ending, lost: bool = False) -> None:
+        """Note how the process ended, and wake the supervisor; later calls do nothing."""
+        # `lost` says whether this is a guess, because the connection to its host is lost.
+        with self._lock:
+            if self._told is None and self.pidfd >= 0:
+                self._told, self._lost = ending, lost
+                os.eventfd_write(self.pidfd, 1)

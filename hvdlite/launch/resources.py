@@ -41,10 +41,9 @@ def available_cores() -> int:
 
 
 def quota_cores(cgroups: Path, membership: str) -> int | None:
-    """Count the whole cores that the strictest quota leaves to a process, at least 1."""
+    """Count the whole cores that the strictest quota leaves, at least 1; None without a quota."""
     # The core counts in the same way (csrc/base/cpu.cc), but --doctor needs the number even where
     # the core does not load.
-    # Returns the number of cores; None without a quota.
     quotas = []
     for line in membership.splitlines():
         _, _, rest = line.partition(":")

@@ -219,8 +219,6 @@ def dial(
     pair: tuple[socket.socket, socket.socket] | None = None,
 ) -> SealedChannel:
     """Connect an agent to the launcher; see `SealedChannel` for the introduction and the pair."""
-    # `server` names the launcher in messages.
-    # Raises BootstrapError if the launcher cannot be reached, or refuses.
     connection, handshake = reach(server, address, job, number, Role.NODE, deadline)
     from_client, from_server = session_keys(job, handshake.transcript)
     return SealedChannel(
@@ -294,7 +292,6 @@ class NodeLauncher(IncomingAgents):
 
     def gather(self, deadline: Deadline) -> list[Node]:
         """Wait until all other nodes have connected; return them by their numbers."""
-        # Raises LaunchError if a node is missing at the deadline, has gone, or contradicts another.
         while self._wrong or len(self._nodes) < self._count - 1:
             if self._wrong or deadline.passed:
                 raise LaunchError(self._wrong or self._missing())
@@ -411,7 +408,6 @@ class NodeLauncher(IncomingAgents):
 
 def _introduced(said: bytes) -> tuple[str, int, int]:
     """Read what a node says first: its host, its ranks, and how many nodes there are."""
-    # Raises ValueError if it is something else.
     match json.loads(said):
         case [str(hostname), int(ranks), int(nodes)] if ranks > 0:
             return hostname, ranks, nodes

@@ -20,12 +20,11 @@ from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.job import FixedJob
-from hvdlite.launch.loop import SignalInbox
-from hvdlite.launch.output import View
+from hvdlite.launch.loop import AnyRank, SignalInbox
 from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
 from hvdlite.launch.slots import Slots
-from hvdlite.launch.supervisor import AnyRank, Next
+from hvdlite.launch.supervisor import Next
 from hvdlite.launch.view import View
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 

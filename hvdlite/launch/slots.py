@@ -57,10 +57,7 @@ class Slots:
         cooldown: tuple[float, float],
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        # `max_np` is the most workers; None for as many as there are slots.
         # `timeout` gives the seconds for which there may be fewer slots than `min_np`.
-        # `cooldown` is the shortest and the longest time for which a host is away, in seconds.
-        # `jitter` returns a random number from 0 to 1.
         self._ranks = ranks
         self._min_np = min_np
         self._max_np = max_np

@@ -21,22 +21,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
-from typing import TypeAlias
 
 from hvdlite.launch.agents import Agents
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import counted
 from hvdlite.launch.hosts import Start
-from hvdlite.launch.loop import GRACE, PASSED_ON, JobLoop, SignalInbox, Stop
-from hvdlite.launch.output import OutputPump, View
-from hvdlite.launch.process import STDERR, STDOUT, Ending, Worker
+from hvdlite.launch.loop import GRACE, PASSED_ON, AnyRank, JobLoop, SignalInbox, Stop
+from hvdlite.launch.output import OutputPump
+from hvdlite.launch.process import STDERR, STDOUT, Ending
 from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure
 from hvdlite.launch.resources import oom_kills
 from hvdlite.rendezvous.descriptors import explained
 from hvdlite.rendezvous.environment import EXIT_STOPPED
-
-AnyRank: TypeAlias = Worker | RemoteWorker
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
@@ -146,7 +143,7 @@ class Policy:
         return all(one.ending is not None and one.ending.well for one in self.supervisor.workers)
 
 
-class Supervisor(JobLoop[AnyRank]):
+class Supervisor(JobLoop):
     """Runs one job, in the launcher, from its first rank to its last. Used by one thread.
 
     Args:
@@ -160,6 +157,8 @@ class Supervisor(JobLoop[AnyRank]):
         grace: seconds from a signal to the launcher until its ranks are killed.
         view: takes the ranks' samples of themselves, and what happens to them.
     """
+
+    streams: OutputPump
 
     def __init__(
         self,
@@ -179,7 +178,9 @@ class Supervisor(JobLoop[AnyRank]):
         self._agents = agents
         self._reports = reports
         self._view = view
-        self._pump = OutputPump(console, self.selector, timestamps, view, policy.label)
+        self.streams: OutputPump = OutputPump(
+            console, self.selector, timestamps, view, policy.label
+        )
         self.grace = grace
         self.lost = False  # the job has failed
         self.signalled = 0  # the signal to the launcher that ends the job; 0 without one
@@ -200,13 +201,9 @@ class Supervisor(JobLoop[AnyRank]):
         policy.attach(self)
 
     @property
-    def streams(self) -> OutputPump:
-        return self._pump
-
-    @property
     def results(self) -> Mapping[int, bytes]:
         """By rank, the bytes that it wrote as its result for `hvdlite.run`."""
-        return self._pump.results
+        return self.streams.results
 
     def add(
         self, worker: AnyRank, files: tuple[int, int] | None = None, said: str | None = None
@@ -218,7 +215,7 @@ class Supervisor(JobLoop[AnyRank]):
         self.watch(worker)
         copies = dict(zip((STDOUT, STDERR), files or (), strict=False))
         for sink, pipe in worker.take_pipes().items():
-            self._pump.open(worker.number, pipe, sink, copies.get(sink))
+            self.streams.open(worker.number, pipe, sink, copies.get(sink))
         if said is not None:
             self._unsaid[worker.number] = said
             if worker.pid:
@@ -364,7 +361,7 @@ class Supervisor(JobLoop[AnyRank]):
         super()._clear_leftovers()
 
     def _note_failure(self, worker: AnyRank, ending: Ending) -> Failure:
-        stderr = self._pump.last_words(worker.number)
+        stderr = self.streams.last_words(worker.number)
         now = time.monotonic()
         failure = Failure(worker.number, worker.pid, ending, now, stderr, worker.host)
         self._failures.append(failure)

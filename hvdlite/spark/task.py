@@ -22,10 +22,10 @@ from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
 from hvdlite.launch.console import Console
 from hvdlite.launch.hosts import place_as
-from hvdlite.launch.loop import SignalInbox
+from hvdlite.launch.loop import AnyRank, SignalInbox
 from hvdlite.launch.process import Ending, inherited_environment, start_worker
 from hvdlite.launch.report import CAUSE_WINDOW, Failure
-from hvdlite.launch.supervisor import AnyRank, Next, Policy, Supervisor
+from hvdlite.launch.supervisor import Next, Policy, Supervisor
 from hvdlite.rendezvous.acceptor import Acceptor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store

@@ -31,7 +31,7 @@ from hvdlite.elastic import ObjectState, run
 from hvdlite.launch.elastic.job import elastic_variables
 from hvdlite.launch.elastic.messages import EpochFormed, Event, Evict, Failed, Limits
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.launch.hosts import Start, place
+from hvdlite.launch.hosts import Start, place_as
 from hvdlite.launch.process import job_environment
 from hvdlite.objects import broadcast_object
 from hvdlite.rendezvous import epochs
@@ -133,7 +133,7 @@ class Soak:
     def start(self, joiner: bool = True) -> int:
         """Start a worker, and return its number."""
         number, self._next = self._next, self._next + 1
-        placement = place([MOST])[number % MOST]
+        placement = place_as([0] * MOST)[number % MOST]
         start = Start(number, "localhost", number % MOST, joiner, placement)
         environment = {
             **job_environment(placement, self._job, self._registrar.address),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from hvdlite.launch.hosts import place, place_as, threads_per_rank
+from hvdlite.launch.hosts import place_as, threads_per_rank
 
 
 def test_one_host() -> None:
-    placements = place([3])
+    placements = place_as([0, 0, 0])
     assert [placement.rank for placement in placements] == [0, 1, 2]
     assert [placement.local_rank for placement in placements] == [0, 1, 2]
     assert {
@@ -16,7 +16,7 @@ def test_one_host() -> None:
 
 
 def test_uneven_hosts_count_only_peers_of_the_same_local_rank() -> None:
-    placements = place([1, 3, 2])
+    placements = place_as([0, 1, 1, 1, 2, 2])
     assert [placement.host for placement in placements] == [0, 1, 1, 1, 2, 2]
     assert [placement.local_rank for placement in placements] == [0, 0, 1, 2, 0, 1]
     assert [placement.cross_rank for placement in placements] == [0, 1, 0, 0, 2, 1]

@@ -123,9 +123,7 @@ class ScriptHosts:
 
 
 def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
-    """Read lines of `host[:slots]`; empty lines and comments (#) do not count."""
-    # Returns the slots by host; the sum, for a host that has several lines.
-    # Raises DiscoveryError if a line cannot be read.
+    """Read lines of `host[:slots]`, without comments (#); the slots of a host's lines add up."""
     found: dict[str, int] = {}
     for number, line in enumerate(lines_of(text), 1):
         words = line.partition("#")[0].strip()
@@ -151,9 +149,10 @@ class News:
 
 
 class Discovery:
-    """Asks a provider again and again on its own thread; a context manager."""
+    """Asks a provider again and again on its own thread; a context manager.
 
-    # The owner's thread calls the methods, and reads `take` when `fd` is readable.
+    The owner's thread calls the methods, and `take` when `fd` is readable.
+    """
 
     def __init__(
         self,
@@ -163,65 +162,57 @@ class Discovery:
         is_here: Callable[[str], bool] = is_here,
         start_timeout: float = 0.0,
     ) -> None:
-        """Ask for the first time, and wait for the answer."""
-        # `provider` is asked; this owns it, and closes it at the end.
-        # `period` gives the seconds between two questions.
-        # `interrupt_fd` is readable when the wait for the first answer is to be given up; borrowed.
-        # `is_here` returns whether a host that is listed is this machine.
-        # `start_timeout` gives the seconds that the first answer may take; 0 for no limit.
-        # Raises DiscoveryError if the provider fails, or its first answer takes too long.
-        # Raises KeyboardInterrupt if the wait was given up.
+        """Ask for the first time, and wait for the answer.
+
+        The provider belongs to this from now on. The first answer may take `start_timeout` seconds,
+        0 for no limit; a byte at `interrupt_fd` ends the wait.
+
+        Raises:
+            DiscoveryError: the provider fails, or its first answer takes too long.
+            KeyboardInterrupt: the wait was given up.
+        """
         self._here: dict[str, bool] = {}
         self._is_here = is_here
         self._provider = provider
-        # The slots by host of the first answer.
-        # Those of the last answer.
-        self.first = self.last = self._first_answer(interrupt_fd, start_timeout)
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._period = period
         self._lock = threading.Lock()
         self._news: list[News] = []
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hvdlite-hosts", daemon=True)
-
-    def __enter__(self) -> Discovery:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the thread, which may still wait for the provider: nothing waits for the thread."""
-        with self._lock:
-            self._ending.set()
-            os.close(self.fd)
-        self._provider.close()
-
-    def _first_answer(self, interrupt_fd: int | None, start_timeout: float) -> dict[str, int]:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         answer: Future[dict[str, int]] = Future()
         ended, told = os.pipe2(os.O_CLOEXEC)
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._hosts())
-            except BaseException as error:
-                answer.set_exception(error)
-            finally:
-                os.close(told)
-
-        asking = threading.Thread(target=ask, name="hvdlite-first-hosts", daemon=True)
-        asking.start()
+        threading.Thread(
+            target=self._run, args=(answer, told), name="hvdlite-hosts", daemon=True
+        ).start()
         watched = [ended] if interrupt_fd is None else [ended, interrupt_fd]
         ready, _, _ = select.select(watched, [], [], start_timeout or None)
         os.close(ended)
         if not answer.done():
-            self._provider.close()
+            self._close()
             if ready:
                 raise KeyboardInterrupt
             raise DiscoveryError(
                 f"--start-timeout ({start_timeout:g} s) is over, and the first question for the "
                 "hosts has no answer yet"
             )
-        asking.join()
-        return answer.result()
+        try:  # The slots by host of the first answer, and of the last one.
+            self.first = self.last = answer.result()
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def __enter__(self) -> Discovery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread, which may still wait for the provider: nothing waits for the thread."""
+        self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._ending.set()
+            os.close(self.fd)
+        self._provider.close()
 
     def take(self) -> list[News]:
         """Return what has changed since the last call, in order."""
@@ -233,15 +224,25 @@ class Discovery:
             news, self._news = self._news, []
         return news
 
-    def _run(self) -> None:
-        last: News = News(self.first)
+    def _run(self, answer: Future[dict[str, int]], told: int) -> None:
+        try:
+            answer.set_result(self._hosts())
+        except BaseException as error:
+            answer.set_exception(error)
+            return
+        finally:
+            os.close(told)
+        last = News(answer.result())
         while not self._ending.wait(self._period):
             news = self._ask()
             hosts_changed = news.hosts is not None and (
                 news.hosts != last.hosts or list(news.hosts) != list(last.hosts or ())
             )
             if hosts_changed or news.warning not in ("", last.warning):
-                self._tell(news)
+                with self._lock:
+                    if not self._ending.is_set():
+                        self._news.append(news)
+                        os.eventfd_write(self.fd, 1)
             last = News(last.hosts if news.hosts is None else news.hosts, news.warning)
 
     def here(self, name: str) -> bool:
@@ -261,9 +262,3 @@ class Discovery:
             return News(self.last)
         except Exception as error:  # A provider of the user may raise anything.
             return News(None, str(error) or type(error).__name__)
-
-    def _tell(self, news: News) -> None:
-        with self._lock:
-            if not self._ending.is_set():
-                self._news.append(news)
-                os.eventfd_write(self.fd, 1)

@@ -97,7 +97,6 @@ def test_host_that_cannot_be_reached_gets_nothing() -> None:
     assert slots.due(1.0) == [] and slots.wanted == {"a": 0.0, "b": 0.0}
     slots.reach("b", True)
     assert where(slots.due(1.0)) == [(2, "b", 1)]
-    assert slots.used == {"a", "b"}
 
 
 def test_last_host_that_is_left_is_never_away() -> None:
