@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from hvdlite.launch.hosts import Host, HostProvider, threads_per_rank
 from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import kept_memory, thread_caps
 from hvdlite.launch.report import Failure
-from hvdlite.rendezvous.environment import JOB_ID_BYTES
+from hvdlite.launch.view import MakeViewer
 from hvdlite.rendezvous.handshake import Job
 
 DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
@@ -182,27 +181,6 @@ class Description:
             shared["HVDLITE_NETWORK_INTERFACES"] = names
             shared.setdefault("NCCL_SOCKET_IFNAME", names)
         return shared
-
-
-@dataclass(frozen=True)
-class ThisNode:
-    """What one node is told."""
-
-    nodes: int  # how many nodes the job has
-    node: int  # the number of this one
-    meet: str  # the address at which node 0 waits for the others, "host:port"
-    # The secret of the job; empty if there is one node.
-    token: bytes = field(default=b"", repr=False)
-    epoch: int = 0  # how often the job was started again
-    # The IP address at which node 0 listens, if it is not that of `meet`.
-    bind_address: str | None = None
-    start_timeout: float = 60.0  # seconds that the nodes have to meet; 0 means no limit
-
-    @property
-    def job(self) -> Job:
-        """The job whose nodes meet; its ranks get another number, which node 0 draws."""
-        digest = hashlib.sha256(b"nodes" + self.token).digest()
-        return Job(self.token, digest[:JOB_ID_BYTES], self.epoch)
 
 
 @dataclass(frozen=True)

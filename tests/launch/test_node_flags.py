@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hvdlite.errors import ArgumentError, BootstrapError
-from hvdlite.launch.description import ThisNode
 from hvdlite.launch.flags import build_parser
-from hvdlite.launch.node import this_node
+from hvdlite.launch.node import ThisNode, this_node
 from hvdlite.launch.resources import available_cores
 from hvdlite.rendezvous import environment as own_environment
 

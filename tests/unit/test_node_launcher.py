@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from hvdlite.launch.channels import LaunchError
-from hvdlite.launch.sealed import NodeLauncher, SealedChannel, dial, introduction
+from hvdlite.launch.node import NodeLauncher, introduction
+from hvdlite.launch.sealed import SealedChannel, dial
 from hvdlite.rendezvous.address import listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
