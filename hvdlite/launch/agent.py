@@ -326,7 +326,12 @@ class Agent(JobLoop):
             elif command.kind == Kind.START:
                 self._start(command)
             elif command.kind == Kind.SIGNAL:
-                self._signal_one(workers, int(command.data()))
+                number = int(command.data())
+                for worker in workers:
+                    worker.send_signal(number)
+                self._asked |= number not in (signal.SIGKILL, PASSED_ON)
+                if number == signal.SIGKILL and self._closing:  # It is for all there.
+                    self.stop_now(0, signal.SIGKILL, grace=0.0)
             elif command.kind == Kind.FINISH:
                 for worker in workers:
                     if worker.ending is not None:
@@ -356,14 +361,6 @@ class Agent(JobLoop):
         for sink, pipe in worker.take_pipes().items():
             self.streams.open(worker.number, pipe, sink)
         self._channel.send(data_frame(Kind.STARTED, worker.number, worker.pid))
-
-    def _signal_one(self, workers: list[AnyRank], number: int) -> None:
-        """Send a signal to a process; after CLOSE, SIGKILL ends all there."""
-        for worker in workers:
-            worker.send_signal(number)
-        self._asked |= number not in (signal.SIGKILL, PASSED_ON)
-        if number == signal.SIGKILL and self._closing:
-            self.stop_now(0, signal.SIGKILL, grace=0.0)
 
     def _clear_leftovers(self) -> None:
         if self._stop is None and self._asked and self._workers:

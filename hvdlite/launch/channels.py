@@ -28,6 +28,9 @@ from hvdlite.rendezvous.launchers import tasks_of_node
 
 _LONGEST_END = 5.0  # seconds that a command may take to end when its channel has been closed
 _MOST_SAID = 1 << 16  # bytes of its stderr that are read
+SAFE_PATH = "PYTHONSAFEPATH"
+_ALIVE_SECONDS, _ALIVE_COUNT = 3, 3  # ssh gives a silent host up after about ten seconds
+_LONGEST_QUESTION = 30.0  # seconds that Slurm's controller may take to answer
 
 
 class LaunchError(OSError):
@@ -39,10 +42,10 @@ class AbsentError(LaunchError):
 
 
 class Channel(Protocol):
-    """The connection to the agent on one host; it may still be in the making."""
+    """The connection to the agent on one host; it may still be in the making.
 
-    # The launcher's threads call the methods; none is called after `hang_up` but `cut`, `end` and
-    # `said`.
+    The launcher's threads call the methods; after `hang_up` only `cut`, `end` and `said`.
+    """
 
     @property
     def read_fd(self) -> int:
@@ -155,49 +158,59 @@ class ProcessChannel:
         return status
 
 
-SAFE_PATH = "PYTHONSAFEPATH"
-_ALIVE_SECONDS, _ALIVE_COUNT = 3, 3  # ssh gives a silent host up after about ten seconds
+class _CommandLauncher:
+    """What ssh and srun have in common: a command that runs here is the channel to an agent."""
 
-# Words that a failing ssh, or the shell on the host, prints, and what the user can do about it.
-_SSH_REMEDIES = (
-    ("could not resolve hostname", "is the name right? `ssh {host}` has to work by itself"),
-    ("connection refused", "does an ssh server run there, on this port? --ssh-port sets another"),
-    ("connection timed out", "is the host up, and does a firewall let ssh through?"),
-    ("no route to host", "is the host up, and on a network that this one reaches?"),
-    ("permission denied", "log in must work without a password: see --ssh-identity-file"),
-    ("host key verification failed", "run `ssh {host}` once and accept its key"),
-    ("host identification has changed", "run `ssh {host}` and settle its key"),
-    ("no module named", "install hvdlite there, into the same Python: {python}"),
-    ("no such file", "hvdlite's Python is expected at {python} there; see --remote-python"),
-    ("not found", "hvdlite's Python is expected at {python} there; see --remote-python"),
-)
+    carries_secrets: ClassVar[bool] = True
+    program: ClassVar[str]
+    # Words that a failing command, or the agent, prints, and what the user can do about it.
+    remedies: ClassVar[Sequence[tuple[str, str]]]
+    python: str
+
+    def reachable(self, host: str) -> bool:
+        return True  # Only an attempt tells.
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        last = last_line(said) or f"{self.program} ended with status {status} and said nothing"
+        for words, remedy in self.remedies:
+            if words in said.lower():
+                hint = remedy.format(host=host, python=self.python)
+                return f"cannot start on host {host}: {last}; {hint}"
+        return f"cannot start on host {host}: {last}"
 
 
 @dataclass(frozen=True)
-class Ssh:
-    """How ssh starts agents, with the user's choices; see `channels.RemoteLauncher`."""
+class Ssh(_CommandLauncher):
+    """How ssh starts agents, with the user's choices.
 
+    The remote command is one fixed program with fixed arguments, so that no shell has to interpret
+    anything of the user. Environment, command and secret of the job go through ssh's stdin.
+    """
+
+    program = "ssh"
+    remedies = (
+        ("could not resolve hostname", "is the name right? `ssh {host}` has to work by itself"),
+        (
+            "connection refused",
+            "does an ssh server run there, on this port? --ssh-port sets another",
+        ),
+        ("connection timed out", "is the host up, and does a firewall let ssh through?"),
+        ("no route to host", "is the host up, and on a network that this one reaches?"),
+        ("permission denied", "log in must work without a password: see --ssh-identity-file"),
+        ("host key verification failed", "run `ssh {host}` once and accept its key"),
+        ("host identification has changed", "run `ssh {host}` and settle its key"),
+        ("no module named", "install hvdlite there, into the same Python: {python}"),
+        ("no such file", "hvdlite's Python is expected at {python} there; see --remote-python"),
+        ("not found", "hvdlite's Python is expected at {python} there; see --remote-python"),
+    )
     port: int | None = None  # the port of sshd on the other hosts; None leaves it to ssh
     identity_file: Path | None = None  # a private key
     config: Path | None = None  # the configuration file that ssh reads instead of the user's
     python: str = sys.executable  # the Python with hvdlite on the other hosts
     connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
-    carries_secrets: ClassVar[bool] = True
-
-    def reachable(self, host: str) -> bool:
-        """Return True: only an attempt tells."""
-        return True
 
     def open(self, host: str) -> ProcessChannel:
         return ProcessChannel(ssh_command(host, self))
-
-    def explain(self, host: str, said: str, status: int | None) -> str:
-        last = last_line(said) or f"ssh ended with status {status} and said nothing"
-        for words, remedy in _SSH_REMEDIES:
-            if words in said.lower():
-                hint = remedy.format(host=host, python=self.python)
-                return f"cannot start on host {host}: {last}; {hint}"
-        return f"cannot start on host {host}: {last}"
 
     def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the host's address in its SSH_CONNECTION: our address, port, its, port."""
@@ -207,9 +220,10 @@ class Ssh:
 
 def ssh_command(host: str, options: Ssh) -> list[str]:
     """Build the command that starts the agent on a host; `hosts` has checked the name."""
+    seconds = options.connect_seconds
     settings = {
         "BatchMode": "yes",
-        "ConnectTimeout": _connect_timeout(options.connect_seconds),
+        "ConnectTimeout": "none" if is_never(seconds) else str(max(1, round(seconds))),
         "ServerAliveInterval": str(_ALIVE_SECONDS),
         "ServerAliveCountMax": str(_ALIVE_COUNT),
         "ClearAllForwardings": "yes",
@@ -232,45 +246,36 @@ def ssh_command(host: str, options: Ssh) -> list[str]:
     return [*command, "--", host, "exec", "env", safe, python, "-m", "hvdlite.launch.agent"]
 
 
-def _connect_timeout(seconds: float) -> str:
-    return "none" if is_never(seconds) else str(max(1, round(seconds)))
-
-
-_LONGEST_QUESTION = 30.0  # seconds that Slurm's controller may take to answer
-
-# Words that a failing srun, or the agent, prints, and what the user can do about it.
-_SRUN_REMEDIES = (
-    ("no module named", "install hvdlite there, into the same Python: {python}"),
-    ("no such file", "hvdlite's Python is expected at {python} there; see --remote-python"),
-    ("invalid job id", "has the allocation ended? see squeue"),
-    ("not in this job's", "-H names a host that the allocation does not have"),
-    ("requested node configuration", "does the allocation have this host? see -H"),
-)
-
-
 @dataclass(frozen=True)
-class Srun:
-    """How srun starts agents; see `channels.RemoteLauncher`."""
+class Srun(_CommandLauncher):
+    """How srun starts agents: a step with one task, the agent, on each host of the allocation.
 
+    Slurm authenticates both sides. It encrypts nothing, neither here nor where srun itself passes
+    the environment on, so the job's secret is as safe as Slurm's network.
+    """
+
+    program = "srun"
+    remedies = (
+        ("no module named", "install hvdlite there, into the same Python: {python}"),
+        ("no such file", "hvdlite's Python is expected at {python} there; see --remote-python"),
+        ("invalid job id", "has the allocation ended? see squeue"),
+        ("not in this job's", "-H names a host that the allocation does not have"),
+        ("requested node configuration", "does the allocation have this host? see -H"),
+    )
     python: str = sys.executable  # the Python with hvdlite on the hosts
     connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
-    carries_secrets: ClassVar[bool] = True
-
-    def reachable(self, host: str) -> bool:
-        """Return True: only an attempt tells."""
-        return True
 
     def open(self, host: str) -> ProcessChannel:
+        # The step shares the host's processors with other steps of the job and may use all of them:
+        # the agent's ranks need them. Options of the allocation, which srun reads from its
+        # environment, such as the number of tasks of a node, do not hold for the agent.
+        step = ["--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}"]
+        own = ["--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0"]
+        streams = ["--input=all", "--output=all"]
+        agent = ["env", f"{SAFE_PATH}=1", self.python, "-m", "hvdlite.launch.agent"]
         # When the launcher dies, SIGTERM has srun end its step at once. A killed srun cannot, and
         # the agent's stdin then ends up to 8 seconds later.
-        return ProcessChannel(srun_command(host, self.python), death=signal.SIGTERM)
-
-    def explain(self, host: str, said: str, status: int | None) -> str:
-        last = last_line(said) or f"srun ended with status {status} and said nothing"
-        for words, remedy in _SRUN_REMEDIES:
-            if words in said.lower():
-                return f"cannot start on host {host}: {last}; {remedy.format(python=self.python)}"
-        return f"cannot start on host {host}: {last}"
+        return ProcessChannel(["srun", *step, *own, *streams, *agent], death=signal.SIGTERM)
 
     def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the address of the node that Slurm knows, or else that of its name."""
@@ -278,16 +283,6 @@ class Srun:
         fields = dict(field.partition("=")[::2] for field in node.split())
         name = fields.get("NodeAddr", host)
         return str(socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][4][0])
-
-
-def srun_command(host: str, python: str) -> list[str]:
-    # The step shares the host's processors with other steps of the job and may use all of them: the
-    # agent's ranks need them. Options of the allocation, which srun reads from its environment,
-    # such as the number of tasks of a node, do not hold for the agent.
-    step = ["--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}"]
-    own = ["--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--input=all", "--output=all"]
-    agent = ["env", f"{SAFE_PATH}=1", python, "-m", "hvdlite.launch.agent"]
-    return ["srun", *step, *own, *agent]
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[Host]:

@@ -100,9 +100,7 @@ class JobLoop:
             self.streams.finish()
             self.settle()
             for worker in self._workers:
-                complaint = worker.reap(at_end=True)
-                if complaint:
-                    self.say(complaint)
+                self._reap(worker, at_end=True)
             self.selector.close()
 
     def goes_on(self) -> bool:
@@ -115,7 +113,10 @@ class JobLoop:
         worker.send_signal(signal.SIGKILL)
         self.streams.release(worker.number)
         self._workers.remove(worker)
-        complaint = worker.reap()
+        self._reap(worker)
+
+    def _reap(self, worker: AnyRank, at_end: bool = False) -> None:
+        complaint = worker.reap(at_end)
         if complaint:
             self.say(complaint)
 
@@ -152,7 +153,9 @@ class JobLoop:
     def _turn(self, longest: float = 60.0) -> None:
         """Wait for the next events or deadline, at most `longest` seconds, and handle them."""
         now = time.monotonic()
-        times = [now + longest, self.streams.due(now), self._next_stop_step(), self.tick(now)]
+        times = [now + longest, self.streams.due(now), self.tick(now)]
+        if self._stop is not None and not self._stop.killed:
+            times.append(self._stop.kill_at if self._stop.terminated else self._stop.terminate_at)
         wait = min(when for when in times if when is not None) - now
         for key, _ in self.selector.select(max(0.0, wait)):
             key.data()
@@ -170,12 +173,6 @@ class JobLoop:
         """Send the signal `number` to all ranks now, and SIGKILL after `grace` seconds."""
         now = time.monotonic()
         self._stop = Stop(now, now + grace, status, number)
-
-    def _next_stop_step(self) -> float | None:
-        stop = self._stop
-        if stop is None or stop.killed:
-            return None
-        return stop.kill_at if stop.terminated else stop.terminate_at
 
     def _advance_stop(self, now: float) -> None:
         stop = self._stop
@@ -208,14 +205,13 @@ class JobLoop:
         if self._stop is None:
             self._stop = Stop(now + _LINGER, now + _LINGER + GRACE)
         signalled = False
-        while self._something_left() and not self._stop.killed:
+        while not self._stop.killed and (
+            any(worker.lingers for worker in self._workers) or processes_with(self._mark)
+        ):
             if self._stop.terminated and not signalled:
                 signalled = True
                 signal_processes(processes_with(self._mark), signal.SIGTERM)
             self._turn(longest=_POLL)
-
-    def _something_left(self) -> bool:
-        return any(worker.lingers for worker in self._workers) or bool(processes_with(self._mark))
 
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -224,10 +220,10 @@ _TOLD = b"\0"  # on the descriptor instead of a number: another host has told of
 
 
 class SignalInbox:
-    """A context manager that turns signals to the launcher into bytes on the descriptor `fd`."""
+    """A context manager that turns signals to the launcher into bytes on the descriptor `fd`.
 
-    # Only the main thread of a process can catch signals. If another thread enters it (in some
-    # notebooks), no signals arrive.
+    No signals arrive if another thread than the main one enters it, as in some notebooks.
+    """
 
     def __init__(self, passes_on: bool = False) -> None:
         # `passes_on` also catches `PASSED_ON`, unless this process has a handler for it.
