@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hvdlite.launch import shim
-from hvdlite.launch.hosts import Placement
 from hvdlite.launch.process import Ending, signal_group
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
@@ -100,8 +99,8 @@ class Nursery:
 class ForkedRank:
     """A forked rank, with the methods of `hvdlite.launch.process.Worker` that World uses."""
 
-    def __init__(self, placement: Placement, nursery: Nursery, pid: int) -> None:
-        self.rank = placement.rank
+    def __init__(self, number: int, nursery: Nursery, pid: int) -> None:
+        self.number = number
         self.pid = pid
         self.ending: Ending | None = None
         self._nursery = nursery
@@ -130,7 +129,7 @@ _nurseries: OrderedDict[tuple[object, ...], Nursery] = OrderedDict()
 
 
 def fork_rank(
-    placement: Placement,
+    rank: int,
     modules: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
@@ -149,7 +148,7 @@ def fork_rank(
         _nurseries[key] = Nursery(modules, of_modules)
     _nurseries.move_to_end(key)
     nursery = _nurseries[key]
-    return ForkedRank(placement, nursery, nursery.fork(folder, environment, outputs))
+    return ForkedRank(rank, nursery, nursery.fork(folder, environment, outputs))
 
 
 def close_nurseries() -> None:

@@ -39,7 +39,7 @@ import pytest
 
 import hvdlite
 from forkserver import ForkedRank, fork_rank
-from hvdlite.launch.hosts import Placement, place_as
+from hvdlite.launch.hosts import place_as
 from hvdlite.launch.process import (
     Worker,
     job_environment,
@@ -150,21 +150,20 @@ class World:
                     **job_environment(placement, job, self._store.address),
                     **own,
                 }
-                self._workers.append(self._start(placement, command or (), environment))
+                self._workers.append(self._start(placement.rank, command or (), environment))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, placement: Placement, prefix: Sequence[str], env: dict[str, str]) -> Rank:
-        rank = placement.rank
+    def _start(self, rank: int, prefix: Sequence[str], env: dict[str, str]) -> Rank:
         command = [*prefix, sys.executable, str(_WORKER_MAIN), str(self._path)]
         with (
             open(self._path / f"stdout.{rank}", "wb") as stdout,
             open(self._path / f"stderr.{rank}", "wb") as stderr,
         ):
             if self._preload and not prefix:
-                return fork_rank(placement, self._preload, self._path, env, (stdout, stderr))
-            return start_worker(placement, command, env, stdout=stdout, stderr=stderr)
+                return fork_rank(rank, self._preload, self._path, env, (stdout, stderr))
+            return start_worker(rank, command, env, stdout=stdout, stderr=stderr)
 
     @property
     def pids(self) -> list[int]:
@@ -222,8 +221,8 @@ class World:
                 return False
             for worker in self._workers:
                 ending = worker.look()
-                if ending is not None and worker.rank not in self._ended_at:
-                    self._ended_at[worker.rank] = now
+                if ending is not None and worker.number not in self._ended_at:
+                    self._ended_at[worker.number] = now
                     if not ending.ok and not expect_failure:
                         deadline = min(deadline, now + _AFTER_FIRST_FAILURE)
             time.sleep(0.002)
@@ -232,7 +231,7 @@ class World:
     def _dump_stacks(self) -> None:
         """Let the ranks print their stacks, and wait for those that can."""
         hung = [worker for worker in self._workers if worker.look() is None]
-        before = {worker.rank: len(self.stderr(worker.rank)) for worker in hung}
+        before = {worker.number: len(self.stderr(worker.number)) for worker in hung}
         for worker in hung:
             for number in (signal.SIGCONT, signal.SIGUSR1):
                 os.kill(worker.pid, number)
@@ -240,7 +239,7 @@ class World:
         # The main thread's stack comes last, and ends in the module of the rank's program.
         while time.monotonic() < deadline and any(
             worker.look() is None
-            and "in <module>" not in self.stderr(worker.rank)[before[worker.rank] :]
+            and "in <module>" not in self.stderr(worker.number)[before[worker.number] :]
             for worker in hung
         ):
             time.sleep(0.05)
@@ -272,24 +271,24 @@ class World:
         code = -signal.SIGKILL if ending is None else ending.status
         if ending is not None and ending.by_signal:
             code = -ending.status
-        saved = self._path / f"value.{worker.rank}"
+        saved = self._path / f"value.{worker.number}"
         return RankResult(
-            rank=worker.rank,
+            rank=worker.number,
             returncode=code,
-            stdout=self.stdout(worker.rank),
-            stderr=self.stderr(worker.rank),
+            stdout=self.stdout(worker.number),
+            stderr=self.stderr(worker.number),
             value=pickle.loads(saved.read_bytes()) if saved.exists() else None,
-            seconds=self._ended_at.get(worker.rank, time.monotonic()) - self.started_at,
+            seconds=self._ended_at.get(worker.number, time.monotonic()) - self.started_at,
         )
 
     def _all_output(self) -> str:
         parts = []
         for worker in self._workers:
             for name in ("stdout", "stderr"):
-                text = (self._path / f"{name}.{worker.rank}").read_text(errors="replace")
+                text = (self._path / f"{name}.{worker.number}").read_text(errors="replace")
                 if text:
                     state = "running" if worker.ending is None else str(worker.ending)
-                    parts.append(f"--- rank {worker.rank} ({state}) {name}:\n{text[-_SHOWN:]}")
+                    parts.append(f"--- rank {worker.number} ({state}) {name}:\n{text[-_SHOWN:]}")
         return "\n".join(parts)
 
     def _end_processes(self) -> None:

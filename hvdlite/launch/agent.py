@@ -35,7 +35,6 @@ from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
 from hvdlite.launch import shim
 from hvdlite.launch.channels import SAFE_PATH
-from hvdlite.launch.hosts import Placement
 from hvdlite.launch.loop import PASSED_ON, AnyRank, JobLoop, SignalInbox, Stop
 from hvdlite.launch.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
 from hvdlite.launch.output import Stream, StreamReader
@@ -340,15 +339,14 @@ class Agent(JobLoop):
                 self._closing = True
 
     def _start(self, command: Frame) -> None:
-        own, part = command.data(), self._part
+        part = self._part
         room_for_processes(len(self._workers) + 1)
         try:
             worker = start_worker(
-                Placement(*own["placement"]),
+                command.number,
                 part["command"],
-                {**self._environment, **own["environment"], **part.get("own", {})},
+                {**self._environment, **command.data(), **part.get("own", {})},
                 stdin=part["stdin"],
-                number=command.number,
                 live=part["live"],
             )
         except OSError as error:

@@ -221,11 +221,10 @@ class Job(Policy):
         if self._timeline_parts is not None:
             environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
         return start_worker(
-            start.placement,
+            start.worker,
             what.command,
             on_path(environment) if what.compat else environment,
             stdin=what.stdin,
-            number=start.worker,
             live=what.live,
         )
 

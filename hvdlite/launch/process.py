@@ -145,27 +145,22 @@ class Worker:
 
     def __init__(
         self,
-        placement: Placement,
+        number: int,
         process: subprocess.Popen[bytes],
         tie: int,
-        pipes: Mapping[int, int] | None = None,
-        number: int | None = None,
+        pipes: Mapping[int, int],
     ) -> None:
-        """Take over a process that leads its own group, and its pipes by sink."""
-        # `tie` is a descriptor with which the group lives: it is killed when this is closed.
-        # `number` is the worker's number in an elastic job; by default the rank.
-        self.placement = placement
-        self.number = placement.rank if number is None else number
+        """Take over a process that leads its own group, and its pipes by sink.
+
+        The group lives as long as the descriptor `tie`: it is killed when this is closed.
+        """
+        self.number = number  # the rank; in an elastic job, the number of the worker
         self._tie = tie
-        self._pipes = dict(pipes or {})
+        self._pipes = dict(pipes)
         self.pid = process.pid
         self.process = process
         self.pidfd = _watch(process)
         self.ending: Ending | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.placement.rank
 
     @property
     def host(self) -> str:
@@ -207,13 +202,12 @@ class Worker:
 
 
 def start_worker(
-    placement: Placement,
+    number: int,
     command: Sequence[str],
     environment: Mapping[str, str],
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     stdin: bytes | None = None,
-    number: int | None = None,
     live: bool = False,
 ) -> Worker:
     """Start one rank with exactly this environment; its group dies when this process dies.
@@ -221,7 +215,6 @@ def start_worker(
     Its output goes through pipes of the worker, or to `stdout` and `stderr`. With `stdin`, the
     bytes that it reads there, the rank also gets a pipe for its result, whose descriptor is in
     HVDLITE_RESULT_FD. With `live` it gets one for samples of what it does, in HVDLITE_LIVE_FD.
-    `number` is the worker's number in an elastic job; by default the rank.
     """
     pipes: dict[int, int] = {}
     with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
@@ -263,7 +256,7 @@ def start_worker(
             pass_fds=passed,
         )
         _kill_at_hangup(own_tie, process.pid)
-        worker = Worker(placement, process, tie, pipes, number)
+        worker = Worker(number, process, tie, pipes)
         kept.pop_all()
     return worker
 

@@ -13,12 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import hvdlite
 from hvdlite.launch.channels import AbsentError, LaunchError, RemoteLauncher, last_line
-from hvdlite.launch.hosts import Placement, Start
+from hvdlite.launch.hosts import Start
 from hvdlite.launch.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending
 from hvdlite.rendezvous.deadline import is_never
@@ -151,10 +150,9 @@ class RemoteHost:
         self, start: Start, environment: Mapping[str, str], more: Sequence[int]
     ) -> RemoteWorker:
         """Have the agent start a process, with these sinks besides STDOUT and STDERR."""
-        worker = RemoteWorker(start.worker, start.placement, self, more)
+        worker = RemoteWorker(start.worker, self, more)
         self.workers[worker.number] = worker
-        own = {"environment": dict(environment), "placement": astuple(start.placement)}
-        self.send(data_frame(Kind.START, worker.number, own))
+        self.send(data_frame(Kind.START, worker.number, dict(environment)))
         if self.over:  # The host's thread may have ended before it could see this process.
             worker.end(Ending(LOST, by_signal=False, why="lost the connection to its host"), True)
         return worker
@@ -296,11 +294,8 @@ class RemoteWorker:
     # The host's thread calls `write` and `end`, and so does the supervisor's thread, which calls
     # everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
 
-    def __init__(
-        self, number: int, placement: Placement, host: RemoteHost, more: Sequence[int]
-    ) -> None:
+    def __init__(self, number: int, host: RemoteHost, more: Sequence[int]) -> None:
         """Make the pipes of a process, for the sinks STDOUT, STDERR and `more`."""
-        self.placement = placement
         self.number = number
         self.pid = 0  # its process id on its own host; 0 until the agent has told it
         self.ending: Ending | None = None  # as `look` has found it

@@ -21,7 +21,6 @@ from typing import Any
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.call import pack
 from hvdlite.launch.console import Console
-from hvdlite.launch.hosts import place_as
 from hvdlite.launch.loop import AnyRank, SignalInbox
 from hvdlite.launch.process import Ending, inherited_environment, start_worker
 from hvdlite.launch.report import CAUSE_WINDOW, Failure
@@ -106,8 +105,6 @@ def _watch(
     rank = assignment.rank
     # The processes of this rank are found by a number that no other task of this host has.
     own = token_bytes(JOB_ID_BYTES)
-    nodes = list(dict.fromkeys(place.node for place in places))
-    placement = place_as([nodes.index(place.node) for place in places])[rank]
     more = {**_gpus(context), "PYTHONUNBUFFERED": "1", **plan.env, "HVDLITE_JOB_ID": own.hex()}
     environment = inherited_environment(more)
     command = [sys.executable, "-m", "hvdlite.launch.call"]
@@ -118,8 +115,8 @@ def _watch(
 
         def start() -> None:
             try:
-                alarmed.meet(Deadline(plan.start_timeout))
-                worker = start_worker(placement, command, environment, stdin=stdin)
+                alarmed.meet(one, Deadline(plan.start_timeout))
+                worker = start_worker(rank, command, environment, stdin=stdin)
             except BaseException:
                 alarmed.left()
                 raise

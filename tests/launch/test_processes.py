@@ -9,7 +9,6 @@ import subprocess
 
 import pytest
 
-from hvdlite.launch.hosts import place_as
 from hvdlite.launch.process import kill_processes, processes_with, start_worker
 from patience import wait_until
 
@@ -45,7 +44,7 @@ def test_process_that_cannot_be_watched_leaves_no_file_open(
     before = os.listdir("/proc/self/fd")
     for _ in range(2):
         with pytest.raises(OSError, match="Too many open files"):
-            start_worker(place_as([0])[0], ["sleep", "600"], dict(os.environ), stdin=b"", live=True)
+            start_worker(0, ["sleep", "600"], dict(os.environ), stdin=b"", live=True)
         assert os.listdir("/proc/self/fd") == before
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 
-from hvdlite.launch.hosts import place_as
 from hvdlite.launch.process import Ending
 from hvdlite.launch.remote_host import RemoteWorker
 
@@ -25,7 +24,7 @@ class ItsHost:
 
 def test_process_has_not_ended_before_its_supervisor_looks() -> None:
     """The thread of its host hears of the end earlier; the job is not over before it is handled."""
-    worker = RemoteWorker(3, place_as([0])[0], ItsHost(), [])
+    worker = RemoteWorker(3, ItsHost(), [])
     for pipe in worker.take_pipes().values():
         os.close(pipe)
     assert worker.look() is None
