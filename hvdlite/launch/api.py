@@ -7,7 +7,6 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +95,21 @@ def run(
         [0, 10]
     """
     chosen, python = _hosts(hosts, hostfile), executable or sys.executable
-    ssh = Ssh(ssh_port, _path(ssh_identity_file), _path(ssh_config), python)
+    environment = without_outer_job(os.environ if env is None else env)
+    seconds = Ssh.connect_seconds
+    if start_timeout is not None:
+        if not start_timeout >= 0:
+            raise ArgumentError(
+                f"start_timeout={start_timeout}: give a number of seconds, or 0 for no limit"
+            )
+        seconds = start_timeout
+        environment["HVDLITE_START_TIMEOUT"] = str(start_timeout)
     what = Description(
         command=[python, "-m", "hvdlite.launch.call"],
         ranks=_ranks(np, chosen, elastic),
-        environment=_environment(env, start_timeout),
+        environment=environment,
         hosts=chosen,
-        remote_launcher=replace(ssh, connect_seconds=_seconds(start_timeout)),
+        remote_launcher=Ssh(ssh_port, _path(ssh_identity_file), _path(ssh_config), python, seconds),
         interfaces=network_interfaces,
         output_folder=_path(output_filename),
         timestamps=prefix_output_with_timestamp,
@@ -111,35 +118,6 @@ def run(
         grace=grace,
         elastic=elastic_job(**elastic),
     )
-    return _outcome_of(what)
-
-
-def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) -> int:
-    if np is not None:
-        return np
-    slots = sum(host.slots for host in hosts)
-    most = elastic.get("max_np")
-    return (slots if most is None else min(slots, most)) or elastic.get("min_np") or 1
-
-
-def _seconds(start_timeout: float | None) -> float:
-    if start_timeout is None:
-        return Ssh.connect_seconds
-    if not start_timeout >= 0:
-        raise ArgumentError(
-            f"start_timeout={start_timeout}: give a number of seconds, or 0 for no limit"
-        )
-    return start_timeout
-
-
-def _environment(env: Mapping[str, str] | None, start_timeout: float | None) -> dict[str, str]:
-    environment = without_outer_job(os.environ if env is None else env)
-    if start_timeout is not None:
-        environment["HVDLITE_START_TIMEOUT"] = str(start_timeout)
-    return environment
-
-
-def _outcome_of(what: Description) -> list[Any]:
     if what.ranks < 1:
         raise ArgumentError(f"np={what.ranks}: at least one rank is needed")
     if not what.grace >= 0:
@@ -149,6 +127,14 @@ def _outcome_of(what: Description) -> list[Any]:
     except HostsError as error:
         raise ArgumentError(str(error)) from None
     return results_of(outcome)
+
+
+def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) -> int:
+    if np is not None:
+        return np
+    slots = sum(host.slots for host in hosts)
+    most = elastic.get("max_np")
+    return (slots if most is None else min(slots, most)) or elastic.get("min_np") or 1
 
 
 def _path(text: str | Path | None) -> Path | None:
