@@ -236,7 +236,6 @@ def serve(
 
 
 def _environment(part: dict[str, Any]) -> dict[str, str]:
-    """Build the ranks' environment from that of this process, and from what the launcher sent."""
     if _TOKEN not in os.environ:
         os.environ.pop(SAFE_PATH, None)  # It was set for this process; ranks get the user's value.
         return environment_here(os.environ, part["environment"])
@@ -288,7 +287,6 @@ class Agent(JobLoop):
         print(f"hvdlite-run: {text}", file=sys.stderr)
 
     def tick(self, now: float) -> float | None:
-        """Write queued frames, say that this host is alive, and look after launcher and workers."""
         self._channel.flush()
         silent = now - self._channel.heard_at > self._silence
         if (self._channel.gone or silent) and self._listens:

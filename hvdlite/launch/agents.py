@@ -148,7 +148,6 @@ class Agents:
                 return
 
     def _drop(self, host: RemoteHost, owner: Owner, why: str) -> None:
-        """Take a host out whose connection has ended, or has to."""
         self._give_up(host)
         owner.host_lost(host.name, "" if host.closing else why)
 

@@ -73,8 +73,6 @@ class Channel(Protocol):
 
 
 class RemoteLauncher(Protocol):
-    """How the agents of a job are reached."""
-
     @property
     def carries_secrets(self) -> bool:
         """Whether environment and secret of the job may travel; otherwise agents have their own."""

@@ -94,7 +94,6 @@ def choose_hosts(
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: str) -> None:
-    """Check that the command can run; otherwise exit with a message that says what to write."""
     if options.command[:1] == ["--"]:
         del options.command[0]
     if options.num_proc is None:
@@ -195,7 +194,6 @@ def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run hvdlite-run with these arguments (the process's by default); return its exit status."""
     parser = flags.build_parser()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments:
@@ -364,7 +362,6 @@ _NOT_WITH_SERVERS = {
 
 
 def _refuse_without(needed: str, options: argparse.Namespace, names: Iterable[str]) -> None:
-    """Refuse flags that belong to one that is not given."""
     for name in names:
         if getattr(options, name) is not None:
             raise ArgumentError(f"{_flag(name)} belongs to {needed}, which is not given")
@@ -416,7 +413,6 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 
 
 def describe_servers(options: argparse.Namespace) -> Servers | None:
-    """Turn the flags into the description of the servers; None for a job without."""
     if options.servers is None:
         return None
     least, restarts = options.min_workers, options.worker_restarts

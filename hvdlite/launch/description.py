@@ -169,7 +169,6 @@ class Description:
         return self.environment.get(INDEPENDENT, "0") not in ("", "0")
 
     def shared_environment(self, threads: int) -> dict[str, str]:
-        """Build the variables that are the same for every rank of a host."""
         given = self.environment
         shared = {**given, **thread_caps(given, threads), **kept_memory(given)}
         # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names
@@ -196,7 +195,6 @@ class Outcome:
 def share_cores(
     ranks: Mapping[str, int], cores: Mapping[str, int]
 ) -> tuple[dict[str, int], list[str]]:
-    """Share the cores of each host among its ranks."""
     # Returns the number of threads per rank, by host; and texts about that, one for equal hosts.
     threads = {name: threads_per_rank(cores[name], count) for name, count in ranks.items()}
     said: dict[str, list[str]] = {}
@@ -208,7 +206,6 @@ def share_cores(
 
 
 def threads_text(threads: int, cores: int, ranks: int) -> str:
-    """Say how many threads each rank of a host gets, and why."""
     return (
         f"{counted(threads, 'thread')} per rank "
         f"({counted(cores, 'core')} / {counted(ranks, 'rank')})"

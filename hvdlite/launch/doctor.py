@@ -90,7 +90,6 @@ def _shared_memory() -> str:
 
 
 def _tcp() -> str:
-    """Connect to a port of this process over the loopback interface."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname(), timeout=2.0) as client,
@@ -124,7 +123,6 @@ def _gpus() -> list[Finding]:
 
 
 def _meet(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Start ranks by hvdlite-run, which connect to each other and end."""
     python = sys.executable
     try:
         done = subprocess.run(

@@ -267,7 +267,6 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 
 
 def _add_own_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the table to a parser, and their groups."""
     group: argparse._ArgumentGroup | argparse.ArgumentParser = parser
     for row in _TABLE.strip().replace("\n    ", " ").splitlines():
         if row.startswith("= "):

@@ -157,8 +157,6 @@ def is_here(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Placement:
-    """The host of one rank, and its numbers."""
-
     rank: int
     size: int
     local_rank: int

@@ -141,7 +141,6 @@ class JobLoop:
         return min((when for when, _ in self._release_at), default=None)
 
     def say(self, text: str) -> None:
-        """Print a line for the user."""
         raise NotImplementedError
 
     def settle(self) -> None:
@@ -254,7 +253,6 @@ class SignalInbox:
         os.close(self._write)
 
     def take(self) -> list[int]:
-        """Return the signals that have arrived since the last call."""
         try:
             caught = {number for number, _ in self._before}
             return [number for number in os.read(self.fd, 64) if number in caught]
@@ -270,5 +268,4 @@ class SignalInbox:
             pass  # The descriptor is readable already, or the job is over.
 
     def take_told(self) -> list[tuple[str, int]]:
-        """Return the hosts and signals that were told since the last call."""
         return [self._told.popleft() for _ in range(len(self._told))]

@@ -79,8 +79,6 @@ def data_frame(kind: Kind, number: int, data: Any) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
-
     def __init__(self, after_greeting: bool = False, longest: int = 1 << 32) -> None:
         # `after_greeting` says whether to skip everything before the agent's greeting.
         # `longest` is the most bytes that a body may have; a longer one is not a frame.

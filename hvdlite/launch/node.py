@@ -57,8 +57,6 @@ _NOT_WITH_NODES = {
 
 @dataclass(frozen=True)
 class ThisNode:
-    """What one node is told."""
-
     nodes: int  # how many nodes the job has
     node: int  # the number of this one
     meet: str  # the address at which node 0 waits for the others, "host:port"
@@ -333,8 +331,6 @@ class Node:
 
 @dataclass
 class _Arrival:
-    """A connection whose node has not been accepted."""
-
     number: int
     channel: SealedChannel
     at: float = field(default_factory=time.monotonic)

@@ -295,7 +295,6 @@ class RemoteWorker:
     # everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
 
     def __init__(self, number: int, host: RemoteHost, more: Sequence[int]) -> None:
-        """Make the pipes of a process, for the sinks STDOUT, STDERR and `more`."""
         self.number = number
         self.pid = 0  # its process id on its own host; 0 until the agent has told it
         self.ending: Ending | None = None  # as `look` has found it

@@ -224,7 +224,6 @@ class Slots:
 
     @property
     def fewest_first(self) -> int:
-        """The fewest slots with which the job starts."""
         return max(1, min(self._ranks, self._min_np))
 
     def _free(self, now: float) -> list[tuple[str, int]]:

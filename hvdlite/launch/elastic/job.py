@@ -287,7 +287,6 @@ class ElasticJob(Job):
         supervisor.on(self._discovery.fd, self._take_hosts)
 
     def start(self, start: Start) -> None:
-        """Start a worker, of which the registrar is told before."""
         host = self.host_name(start.host)
         self._registrar.expect(start.worker, host, start.joiner)
         if not start.joiner and start.worker not in self._members:
@@ -495,7 +494,6 @@ class ElasticJob(Job):
 
 
 def elastic_variables(start: Start, heartbeat: float) -> dict[str, str]:
-    """Build the variables that tell a worker that its job is elastic."""
     variables = {
         "HVDLITE_ELASTIC": "1",
         "HOROVOD_ELASTIC": "1",

@@ -171,7 +171,6 @@ class Membership:
         return self.evict(worker, f"sent nothing for {self._limits.silence:g} s", now)
 
     def drain(self, worker: int, why: str, now: float) -> list[Action]:
-        """A worker shall leave at the next boundary."""
         one = self._workers.get(worker)
         if one is not None:
             self._drain(one, why)
@@ -199,7 +198,6 @@ class Membership:
         return self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
-        """The time has come that `wake_at` named, or any other time."""
         return self._settle(now)
 
     # What workers say.
@@ -687,7 +685,6 @@ class Membership:
     # What the user and the members are told.
 
     def _show(self) -> None:
-        """Show the epoch that was formed last, if it has not been shown."""
         if self._last is not None:
             self._out.append(self._last.event())
             self._last = None

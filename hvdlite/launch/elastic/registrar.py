@@ -36,8 +36,6 @@ _Call = Callable[[float], list[Action]]
 
 
 class Registrar(Service):
-    """The service of the workers of an elastic job."""
-
     role = Role.MEMBERSHIP
     name = "hvdlite-registrar"
 

@@ -36,8 +36,6 @@ class Stage(enum.Enum):
 
 @dataclass
 class Worker:
-    """One living worker."""
-
     number: int  # never used again
     host: str  # where it runs, for sentences
     joiner: bool  # whether it was started after the first epoch
@@ -185,7 +183,6 @@ class Record:
 
     @property
     def trouble(self) -> Change | None:
-        """What went wrong first."""
         return next((change for change in self._changes if change.trouble), None)
 
     @property
@@ -210,7 +207,6 @@ class Record:
         return f"no worker is left; the first that went: {trouble.text}"
 
     def line(self, epoch: int, world_size: int, joined: Sequence[Worker], now: float) -> str:
-        """Return the line for the user about the epoch that follows."""
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         if epoch == 0:
             return f"world 0: {ranks} start{'s' if world_size == 1 else ''}"
@@ -221,8 +217,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Formed:
-    """An epoch that was formed, and is to be shown."""
-
     epoch: int  # its number
     workers: tuple[int, ...]  # its members by rank
     joined: list[Worker]  # those that were not members before

@@ -13,8 +13,6 @@ from hvdlite.launch.elastic.state import Stage, Worker
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens at a boundary."""
-
     leavers: list[Worker]  # leave now, whether or not the others go on
     joiners: list[Worker]  # join if the others go on
     missing: int  # how many workers are missing; the boundary waits for them
