@@ -446,12 +446,15 @@ def _report(path: Path, baseline: Path | None) -> MakeViewer:
 
     check_path(path)
     figures = None if baseline is None else read_baseline(baseline)
-    return lambda console: Report(path, figures, partial(_say_last, console))
 
+    def make(console: Console) -> Viewer:
+        def say_last(text: str) -> None:
+            console.say(text)
+            console.drained(_LONGEST_END)
 
-def _say_last(console: Console, text: str) -> None:
-    console.say(text)
-    console.drained(_LONGEST_END)
+        return Report(path, figures, say_last)
+
+    return make
 
 
 def _screen(console: Console, rows: bool, colour: bool) -> Viewer:

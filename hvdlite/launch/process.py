@@ -232,8 +232,11 @@ def start_worker(
         source: int | IO[Any] = subprocess.DEVNULL
         if stdin is not None:
             pipes[RESULT], write = pipe()
-            source = _file_of(stdin)
+            source = nameless_file("hvdlite-stdin")
             given.callback(os.close, source)
+            with open(source, "wb", closefd=False) as file:
+                file.write(stdin)
+            os.lseek(source, 0, os.SEEK_SET)
             environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
             passed.append(write)
         if live:
@@ -286,15 +289,6 @@ def _watch(process: subprocess.Popen[bytes]) -> int:
             f"cannot watch a process: pidfd_open: {error.strerror}; it needs Linux 5.3, and a "
             "container whose seccomp profile lets it pass"
         ) from error
-
-
-def _file_of(content: bytes) -> int:
-    """Make a file without a name, and return its descriptor, positioned at the start."""
-    fd = nameless_file("hvdlite-stdin")
-    with open(fd, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def _enlarge(pipe: int) -> None:

@@ -30,11 +30,11 @@ _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LI
 
 
 class RemoteHost:
-    """The connection to the agent on one other host, and the processes there."""
+    """The connection to the agent on one other host, and the processes there.
 
-    # The loop's thread makes it, because the process of a channel dies with the thread that started
-    # it, and calls all methods; the host's thread reads what the agent sends once `serve` was
-    # called.
+    The loop's thread makes it, because the process of a channel dies with the thread that started
+    it, and calls all methods; the host's thread reads what the agent sends once `serve` was called.
+    """
 
     def __init__(self, name: str, remote_launcher: RemoteLauncher) -> None:
         self.name = name
@@ -184,7 +184,9 @@ class RemoteHost:
             while data := self._read():
                 for message in self._reader.feed(data):
                     self._take(message)
-            why = self._why_lost()
+            said = self._cut_because or last_line(self._channel.said())
+            why = "lost the connection to its host" + (f": {said}" if said else "")
+            self.lost_because = why
         except NoFrameError as error:
             why = _disturbed(error)
         finally:
@@ -223,12 +225,6 @@ class RemoteHost:
         self.over = True
         self._settled.set()
 
-    def _why_lost(self) -> str:
-        said = self._cut_because or last_line(self._channel.said())
-        lost = "lost the connection to its host"
-        self.lost_because = f"lost the connection to its host: {said}" if said else lost
-        return self.lost_because
-
     def _tell(self, kind: Kind, number: int) -> None:
         self._events.append((kind, number))
         os.eventfd_write(self.fd, 1)
@@ -236,9 +232,11 @@ class RemoteHost:
     # What the loop asks for.
 
     def take(self) -> list[tuple[Kind, int]]:
-        """Return what happened since the last call, in order."""
-        # These are STARTED with the number of a process, CAUGHT with that of a signal,
-        # and DONE when the connection has ended.
+        """Return what happened since the last call, in order.
+
+        STARTED comes with the number of a process, CAUGHT with that of a signal, and DONE when the
+        connection has ended.
+        """
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:

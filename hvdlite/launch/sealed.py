@@ -53,12 +53,15 @@ class SealedChannel:
         introduction: bytes | None = None,
         pair: tuple[socket.socket, socket.socket] | None = None,
     ) -> None:
-        """Take over a connection whose handshake is completed."""
-        # `keys` has the keys of blocks from the other node, and from this one.
-        # `silence` gives the seconds without a block after which the other node counts as lost.
-        # `introduction` says what this node says first; None if the other one says something first.
-        # `pair` has the sockets between this and the owner, whose end is the second; by default new
-        # ones.
+        """Take over a connection whose handshake is completed.
+
+        Args:
+            connection: the connection; owned by the channel.
+            keys: those of blocks from the other node, and from this one.
+            silence: seconds without a block after which the other node counts as lost.
+            introduction: what this node says first; None if the other one says something first.
+            pair: the sockets between this and the owner, whose end is the second.
+        """
         self.peer = str(connection.getpeername()[0])  # the IP address of the other node
         # The first block from the other node, if the channel waits for one.
         self.introduction: bytes | None = None
@@ -111,7 +114,9 @@ class SealedChannel:
         except (OSError, BootstrapError) as error:
             self._why = self._why or str(error)
         finally:
-            self._deliver()
+            self._inner.setblocking(True)
+            with contextlib.suppress(OSError):  # The owner gets what has arrived before the end.
+                self._inner.sendall(self._to_inner)
             self.ended = True
             self._outer.close()
             self._inner.close()
@@ -130,13 +135,20 @@ class SealedChannel:
             if not self._receive():
                 return False
         if inner & selectors.EVENT_READ and takes:
-            self._take()
+            data = self._inner.recv(_BLOCK)
+            if data:
+                self._to_outer += self._writer.wrap(data)
+            else:
+                self._owner_left_at = now
         if outer & selectors.EVENT_WRITE:
             del self._to_outer[: self._outer.send(self._to_outer)]
             if self._owner_left_at:
                 self._owner_left_at = now
         if inner & selectors.EVENT_WRITE:
-            self._pass_on()
+            try:
+                del self._to_inner[: self._inner.send(self._to_inner)]
+            except BrokenPipeError:
+                self._to_inner.clear()  # The owner does not read any more.
         return self._goes_on(now, reads)
 
     def _receive(self) -> bool:
@@ -150,19 +162,6 @@ class SealedChannel:
         if not data:
             self._why = self._why or _HUNG_UP
         return bool(data)
-
-    def _take(self) -> None:
-        data = self._inner.recv(_BLOCK)
-        if data:
-            self._to_outer += self._writer.wrap(data)
-        else:
-            self._owner_left_at = time.monotonic()
-
-    def _pass_on(self) -> None:
-        try:
-            del self._to_inner[: self._inner.send(self._to_inner)]
-        except BrokenPipeError:
-            self._to_inner.clear()  # The owner does not read any more.
 
     def _goes_on(self, now: float, reads: bool) -> bool:
         """Send a beat if one is due; return whether the channel has to go on."""
@@ -181,12 +180,6 @@ class SealedChannel:
             self._beat_at = now + _BEAT_SECONDS
             self._to_outer += self._writer.wrap(b"")
         return True
-
-    def _deliver(self) -> None:
-        """Give the owner what has arrived before the end."""
-        self._inner.setblocking(True)
-        with contextlib.suppress(OSError):
-            self._inner.sendall(self._to_inner)
 
 
 def _watch(selector: selectors.BaseSelector, end: socket.socket, reads: bool, writes: bool) -> None:

@@ -207,7 +207,12 @@ class Slots:
             self._begun = True
             free = self._free(now)
             starts = [self._start(*where, now=now) for where in free[: self._ranks]]
-            return self._placed_together(starts)
+            # The first workers get the numbers that they have when all of them run.
+            placements = place_as([self._nodes[start.host] for start in starts])
+            return [
+                replace(start, placement=replace(placement, host=self._nodes[start.host]))
+                for start, placement in zip(starts, placements, strict=True)
+            ]
         if not (self._waits_to_start and self.grows):
             return []
         if not self._entered:
@@ -264,14 +269,6 @@ class Slots:
             host=self._nodes[host],
         )
         return Start(worker, host, slot, self._entered, placement)
-
-    def _placed_together(self, starts: list[Start]) -> list[Start]:
-        """Give the first workers the numbers that they have when all of them run."""
-        placements = place_as([self._nodes[start.host] for start in starts])
-        return [
-            replace(start, placement=replace(placement, host=self._nodes[start.host]))
-            for start, placement in zip(starts, placements, strict=True)
-        ]
 
     def _room(self, now: float) -> int:
         return sum(self._hosts[name].slots for name in self._usable(now))

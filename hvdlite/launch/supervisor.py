@@ -345,9 +345,7 @@ class Supervisor(JobLoop):
         excused = self.told and not (raised and not self.signalled)
         follows = policy.ended(worker, ending, excused)
         if follows is not Next.GO_ON:
-            failure = self._note_failure(worker, ending)
-            if follows is Next.FAIL:
-                self._end_after(failure)
+            self._note_failure(worker, ending, follows)
         if policy.recovers:
             self.retire(worker, ending.well)
         self._kill_at.pop(number, None)
@@ -360,7 +358,7 @@ class Supervisor(JobLoop):
         self._policy.left()
         super()._clear_leftovers()
 
-    def _note_failure(self, worker: AnyRank, ending: Ending) -> Failure:
+    def _note_failure(self, worker: AnyRank, ending: Ending, follows: Next) -> None:
         stderr = self.streams.last_words(worker.number)
         now = time.monotonic()
         failure = Failure(worker.number, worker.pid, ending, now, stderr, worker.host)
@@ -368,12 +366,10 @@ class Supervisor(JobLoop):
         if not self.lost:  # The job has survived earlier ones.
             since = now - self._policy.cause_seconds
             self._failures = [one for one in self._failures if one.at > since]
-        return failure
-
-    def _end_after(self, failure: Failure) -> None:
-        """End the job when the time has passed in which its cause may come."""
+        if follows is not Next.FAIL:
+            return
         self.lost = True
-        at = failure.at + failure.window
+        at = failure.at + failure.window  # Until then its cause may come.
         if self._stop is None:
             self._stop = Stop(at, at + GRACE)
         elif self._stop.status is None and at < self._stop.terminate_at:
@@ -400,7 +396,9 @@ class Supervisor(JobLoop):
         # ends as quickly as without a signal. A rank that ended by this same signal has not failed:
         # batch systems send a signal to all processes at once.
         self._policy.signalled()
-        grace = min(self.grace, GRACE) if self._has_failed(number) else self.grace
+        codes = [failure.ending.code for failure in self._failures]
+        failed = self.lost and any(code != 128 + number for code in codes)
+        grace = min(self.grace, GRACE) if failed else self.grace
         count = sum(worker.ending is None for worker in self._workers)
         where = f" on host {host}" if host else ""
         self.say(
@@ -411,11 +409,6 @@ class Supervisor(JobLoop):
         passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         self.stop_now(128 + number, passed_on, grace)
         self._note_at = time.monotonic() + _FIRST_NOTE
-
-    def _has_failed(self, number: int) -> bool:
-        """Return whether the job has failed, other than by the signal `number`."""
-        codes = [failure.ending.code for failure in self._failures]
-        return self.lost and any(code != 128 + number for code in codes)
 
     def tick(self, now: float) -> float | None:
         policy = self._policy
@@ -459,8 +452,10 @@ class Supervisor(JobLoop):
             return None
         if now >= self._note_at:
             self._note_at = now + _NOTE_SECONDS
+            seconds = stop.kill_at - now
+            up_to = "" if math.isinf(seconds) else f" up to {max(1, round(seconds))} s"
             self.say(
-                f"waiting{_up_to(stop.kill_at - now)} for {self._those_left()}; "
+                f"waiting{up_to} for {self._those_left()}; "
                 f"{_name(self.signalled)} again ends them at once"
             )
         return self._note_at
@@ -503,38 +498,29 @@ class Supervisor(JobLoop):
         if status is None and self.root is not None:
             status = self.root.ending.code
             if self._reports:
-                self._console.write(STDERR, self._report(self.root).encode())
-        elif self._stopped_by_request():
+                root = self.root
+                killed = root.ending.oom_killed or oom_kills() > self._oom_kills
+                text = describe(root, killed, self._policy.noun_of(root.rank))
+                self._console.write(STDERR, (text + self._policy.remark(root)).encode())
+        elif self._asked and not self._console.broken and self._policy.all_well():
             status = EXIT_STOPPED
             self.say(
                 f"{self._named(sorted(self._asked))} stopped by request (exit status "
                 f"{EXIT_STOPPED}); the job has not failed: run it again to go on"
             )
-        self._wait_for_console()
+        # All output is written, or a signal comes.
+        if self._stop is not None and self._stop.status is not None:
+            self._console.drained(_HURRIED_DRAIN)
+        else:
+            while not self._console.drained(0.1) and not self._inbox.take():
+                pass
         return status or int(self.lost)
-
-    def _stopped_by_request(self) -> bool:
-        """Return whether ranks stopped because they were asked to, and no rank failed."""
-        return bool(self._asked) and not self._console.broken and self._policy.all_well()
-
-    def _report(self, root: Failure) -> str:
-        killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-        text = describe(root, killed, self._policy.noun_of(root.rank))
-        return text + self._policy.remark(root)
 
     @property
     def root(self) -> Failure | None:
         """The failure that the others followed from, if the job failed."""
         suspects = self._policy.suspects(self._failures)
         return root_failure(suspects) if self.lost and suspects else None
-
-    def _wait_for_console(self) -> None:
-        """Wait until all output is written, or until a signal comes."""
-        if self._stop is not None and self._stop.status is not None:
-            self._console.drained(_HURRIED_DRAIN)
-            return
-        while not self._console.drained(0.1) and not self._inbox.take():
-            pass
 
 
 def _listed(noun: str, numbers: Sequence[int]) -> str:
@@ -545,7 +531,3 @@ def _listed(noun: str, numbers: Sequence[int]) -> str:
 
 def _name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-
-
-def _up_to(seconds: float) -> str:
-    return "" if math.isinf(seconds) else f" up to {max(1, round(seconds))} s"

@@ -131,7 +131,9 @@ class Membership:
             elif kind == "raised":
                 self._raised(one, message["what"], now)
             elif kind == "drain":
-                self._asks_to_leave(one, message["why"])
+                if one.draining is None and not self._stops:
+                    one.wishes = True
+                    self._drain(one, message["why"])
             elif kind == "bye":
                 self._record.report(message)
                 self._part(one, math.inf, now)
@@ -315,11 +317,6 @@ class Membership:
     def _gather_by(self, when: float) -> None:
         self._gather_at = when if self._gather_at is None else min(when, self._gather_at)
 
-    def _asks_to_leave(self, one: Worker, why: str) -> None:
-        if one.draining is None and not self._stops:
-            one.wishes = True
-            self._drain(one, why)
-
     def _drain(self, one: Worker, why: str) -> None:
         if one.draining is None:
             one.draining = why
@@ -387,7 +384,9 @@ class Membership:
             pass
         self._show_if_explained(now)
         self._notify()
-        self._warn(now)
+        wait = self._wait()
+        if self._watch.due(wait, now) and self.phase is not Phase.OVER:
+            self._out.append(Warn(wait))
         out, self._out = self._out, []
         return out
 
@@ -759,8 +758,3 @@ class Membership:
             living = len(self.members) + len(self._waiting())
             return f"{living} of at least {self._limits.min_np} workers wait for others to join"
         return waited_for(self.phase, self.epoch, self.members)
-
-    def _warn(self, now: float) -> None:
-        wait = self._wait()
-        if self._watch.due(wait, now) and self.phase is not Phase.OVER:
-            self._out.append(Warn(wait))

@@ -169,15 +169,11 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
-def _is_why(value: Any) -> bool:
-    return value in ("start", "join", "lost", "boundary")
-
-
 # By kind the fields, each with its check and its value where it is absent.
 _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
     "ready": {
         "epoch": (_is_number, _ABSENT),
-        "why": (_is_why, _ABSENT),
+        "why": (lambda value: value in ("start", "join", "lost", "boundary"), _ABSENT),
         "heard": (_is_number, _ABSENT),
         "synced": (_is(bool), _ABSENT),
         "endpoint": (_is(dict), _ABSENT),
