@@ -23,16 +23,20 @@ INDEPENDENT = "HVDLITE_INDEPENDENT"  # set by --independent
 
 @dataclass(frozen=True)
 class Elastic:
-    """How the number of ranks of an elastic job may change; `elastic_job` describes the fields."""
+    """How the number of ranks of an elastic job may change. Times are in seconds."""
 
-    min_np: int | None = None
-    max_np: int | None = None
+    min_np: int | None = None  # the fewest ranks with which the job goes on; None: as many as `np`
+    max_np: int | None = None  # the most ranks; None: one for each slot
+    # A command that prints lines of `host[:slots]`, asked every second; None: hosts do not change.
     host_discovery_script: str | None = None
-    slots_per_host: int | None = None
-    elastic_timeout: float = 600.0
-    reset_limit: int | None = None
+    slots_per_host: int | None = None  # the slots of a host for which the script prints none
+    elastic_timeout: float = 600.0  # how long to wait with fewer than `min_np` ranks or slots
+    reset_limit: int | None = None  # how often the ranks may be formed anew; None: without a limit
+    # The shortest and longest time without new ranks for a host whose ranks die again and again.
     blacklist_cooldown_range: tuple[float, float] = (10.0, 600.0)
+    # How long a host may be silent until it counts as dead; a rank may for 60 s.
     elastic_heartbeat: float = 3.0
+    # How long ranks may take to leave a host that is taken away, or to end after an exception.
     drain_timeout: float = 30.0
 
     def least(self, ranks: int) -> int:
@@ -67,35 +71,14 @@ class Elastic:
             f"blacklist-cooldown-range {shortest:g} {longest:g}: give a shortest and a longest "
             "time, from 1 second": not 1 <= shortest <= longest < float("inf"),
         }
-        for message, applies in wrong.items():
-            if applies:
-                raise ArgumentError(message)
+        _refuse(wrong)
 
 
 def elastic_job(**settings: Any) -> Elastic | None:
-    """Describe an elastic job, with the names of the flags; times are in seconds.
+    """Describe an elastic job by fields of `Elastic`, which are named as the flags are.
 
-    Args:
-        **settings: any of these.
-
-            min_np: the fewest ranks with which the job goes on; by default as many as `np`. This
-                argument, `max_np` or the script makes a job elastic; the others alone change
-                nothing.
-            max_np: the most ranks; by default one for each slot.
-            host_discovery_script: a command that prints lines of `host[:slots]`, asked every
-                second.
-            slots_per_host: the slots of a host for which the script prints none.
-            reset_limit: how often the ranks may be formed anew; by default without a limit.
-            blacklist_cooldown_range: the shortest and the longest time without new ranks for a host
-                whose ranks die again and again.
-            elastic_timeout: how long to wait while there are fewer than `min_np` ranks or slots.
-            elastic_heartbeat: how long a host may be silent until it counts as dead; a rank may for
-                60 s.
-            drain_timeout: how long ranks may take to leave a host that is taken away, or to end
-                after an exception.
-
-    Returns:
-        The description; None if the job is not elastic.
+    Returns None unless `min_np`, `max_np` or the script makes the job elastic; the other settings
+    alone change nothing.
 
     Example:
         >>> elastic_job(max_np=4).max_np
@@ -124,9 +107,14 @@ class Servers:
             f"min-workers {self.min_workers} is more than the {workers} workers of np {ranks} and "
             f"servers {self.count}": self.min_workers > workers,
         }
-        for message, applies in wrong.items():
-            if applies:
-                raise ArgumentError(message)
+        _refuse(wrong)
+
+
+def _refuse(wrong: Mapping[str, bool]) -> None:
+    """Raise an ArgumentError with the first message that applies."""
+    for message, applies in wrong.items():
+        if applies:
+            raise ArgumentError(message)
 
 
 @dataclass(frozen=True)
@@ -146,15 +134,14 @@ class Description:
     timestamps: bool = False  # whether the time stands before each line of output
     verbose: bool = False  # whether the launcher prints the process and command of each rank
     compat: bool = False  # whether `import horovod` finds hvdlite
-    # This says what every rank reads from its stdin; each rank then also has a pipe for its result.
+    # What every rank reads from its stdin; each rank then also has a pipe for its result.
     stdin: bytes | None = field(default=None, repr=False)
     # Seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
     grace: float = DEFAULT_GRACE
-    # This says how the number of ranks may change; None in a job whose ranks are fixed.
-    elastic: Elastic | None = None
+    elastic: Elastic | None = None  # how the number of ranks may change; None if it is fixed
     servers: Servers | None = None  # the parameter servers; None in a job without
     job: Job | None = None  # secret, number and epoch of the job; None for fresh ones
-    # This says what knows the hosts of an elastic job, which `remote_launcher` reaches all; None if
+    # What knows the hosts of an elastic job, which `remote_launcher` reaches all; None if
     # `hosts` or the script does.
     provider: HostProvider | None = None
     viewers: Sequence[MakeViewer] = ()  # what shows the running job to people besides its output

@@ -47,7 +47,7 @@ class StaticHosts:
         return self._hosts
 
     def close(self) -> None:
-        """Do nothing: the hosts are known at once."""
+        pass
 
 
 class ScriptHosts:
@@ -55,7 +55,7 @@ class ScriptHosts:
 
     def __init__(self, script: str, slots: int) -> None:
         """Keep the command: the path of an executable file, or a command for the shell."""
-        self._script = script
+        self._name = f"host discovery script {script!r}"
         is_file = Path(script).is_file()
         self._command = [str(Path(script).absolute())] if is_file else ["/bin/sh", "-c", script]
         self._slots = slots
@@ -85,13 +85,21 @@ class ScriptHosts:
                 with contextlib.suppress(ProcessLookupError):  # It has ended in this moment.
                     os.killpg(self._running.pid, signal.SIGKILL)
 
-    @property
-    def _name(self) -> str:
-        return f"host discovery script {self._script!r}"
-
     def _run(self) -> tuple[int, bytes, bytes]:
         """Run the script in a session of its own, so that Ctrl-C does not make it fail."""
-        process = self._start()
+        with self._lock:
+            if self._closed:
+                raise DiscoveryError(f"{self._name} is not run any more")
+            try:
+                process = self._running = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise DiscoveryError(f"{self._name} cannot be run: {error.strerror}") from None
         try:
             stdout, stderr = process.communicate(timeout=_LONGEST_ANSWER)
         except subprocess.TimeoutExpired:
@@ -104,22 +112,6 @@ class ScriptHosts:
             with self._lock:
                 self._running = None
         return process.returncode, stdout, stderr
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._closed:
-                raise DiscoveryError(f"{self._name} is not run any more")
-            try:
-                self._running = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise DiscoveryError(f"{self._name} cannot be run: {error.strerror}") from None
-            return self._running
 
 
 def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:

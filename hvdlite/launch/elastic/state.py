@@ -40,12 +40,12 @@ class Worker:
     host: str  # where it runs, for sentences
     joiner: bool  # whether it was started after the first epoch
     stage: Stage = Stage.STARTING
-    # This says how others reach it; opaque but for "agreed".
+    # How others reach it; opaque but for "agreed".
     endpoint: dict[str, Any] = field(default_factory=dict)
     stuck: str | None = None  # why a collective of it cannot be redone; None if all can
     restored: bool = False  # whether it came to the boundary through HorovodInternalError
     fresh: bool = True  # whether it has not passed a boundary yet
-    # This says whether it has the job's state. The first workers have, a joiner once it has synced.
+    # Whether it has the job's state: the first workers have, a joiner once it has synced.
     synced: bool = True
     asked: int = -1  # the epoch of the newest GATHER that was sent to it
     raised: str = ""  # what its script raised, for sentences; "" if it has not told
@@ -71,8 +71,7 @@ class Departed:
     """A worker that is not with the job any more, and whose process has not ended yet."""
 
     worker: Worker  # who it was
-    # This says when its process must have ended; infinity if it said goodbye, or that it has
-    # failed.
+    # When its process must have ended; infinity if it said goodbye, or that it has failed.
     due: float
     member: bool  # whether it was a member
     at: float  # when it departed
@@ -113,8 +112,7 @@ class Change:
     why: str  # the rest of the clause: "died of SIGKILL", "finished"
     worker: int | None = None  # the number of the worker that went; None if nobody did
     trouble: bool = True  # whether something went wrong
-    # This says whether the next epoch counts as a reset; that a worker has finished does not.
-    counts: bool = True
+    counts: bool = True  # whether the next epoch is a reset; not if a worker has finished
 
     @property
     def text(self) -> str:
@@ -128,16 +126,15 @@ class Record:
         self.whole = True  # whether nobody has gone and no link broke
         # By process set, the newest commit that any worker has reported.
         self.commit_point: dict[str, int] = {}
-        # This says how many steps the epoch has committed; None if the workers do not report it.
-        self.steps: int | None = None
+        self.steps: int | None = None  # committed in the epoch; None if workers do not report it
         self._changes: list[Change] = []
         self._symptom: Change | None = None  # what a worker reported, if nobody is to blame
         self._sign: float | None = None  # when the first sign came that an epoch must follow
 
     def report(self, message: Message) -> None:
         """Note what a worker has handed out: the commit point is never below it."""
-        # Reports of workers that die afterwards count, too. Who completed a commit knows that all
-        # members have executed what is in it, so the others can hand it out.
+        # Also that of workers that die afterwards: who completed a commit knows that all members
+        # have executed what is in it, so the others can hand it out.
         commits: Mapping[str, int] = message.get("commits") or {}
         for name, count in commits.items():
             self.commit_point[name] = max(count, self.commit_point.get(name, count))

@@ -125,10 +125,11 @@ def test_first_failure_is_raised() -> None:
 
 def test_slow_provider_does_not_hold_the_end_up() -> None:
     asked, release, answered = threading.Event(), threading.Event(), threading.Event()
+    later = iter([False])
 
     class Slow(Scripted):
         def hosts(self) -> Mapping[str, int]:
-            if threading.current_thread().name == "hvdlite-hosts":
+            if next(later, True):
                 asked.set()
                 release.wait(HANG)
                 answered.set()
