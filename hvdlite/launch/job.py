@@ -72,14 +72,7 @@ class Job(Policy):
         self.address = ""  # where the processes meet
         self._first: Sequence[Start] = ()
         self._view = view
-        # Where the ranks of this host write the parts of the timeline. If no temporary folder can
-        # be written, they put them beside the timeline, and what they cannot merge stays there.
-        self._timeline_parts: Path | None = None
-        try:
-            folder = Path(tempfile.gettempdir())
-            self._timeline_parts = folder / f"hvdlite-timeline-{self.identity.job_id.hex()}"
-        except FileNotFoundError:
-            pass
+        self._timeline = _timeline_folder(self.identity.job_id)
 
     def run(self) -> Outcome:
         """Run the job to its end.
@@ -111,7 +104,8 @@ class Job(Policy):
                 try:
                     supervisor.run([partial(self.start, one) for one in self._first])
                 finally:
-                    self._merge_timeline()
+                    if self._timeline is not None:
+                        _merge_timeline(self._timeline, self.console)
                 outcome = self.outcome()
                 self.agents.conclude(outcome.status)
                 return outcome
@@ -218,8 +212,8 @@ class Job(Policy):
             return self.agents.hosts[start.host].launch(start, own, sinks)
         shared = what.shared_environment(self.threads(start.host))
         environment = {**shared, **own}
-        if self._timeline_parts is not None:
-            environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
+        if self._timeline is not None:
+            environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline)
         return start_worker(
             start.worker,
             what.command,
@@ -228,19 +222,31 @@ class Job(Policy):
             live=what.live,
         )
 
-    def _merge_timeline(self) -> None:
-        """Merge the parts that the ranks could not merge, for example because one was killed."""
-        try:
-            if self._timeline_parts is not None:
-                merge_leftovers(self._timeline_parts)
-        except (OSError, ArgumentError) as error:
-            self.console.say(f"no timeline: {error}; its parts are in {self._timeline_parts}")
-
     def say_threads(self, *texts: str) -> None:
         """Say how many threads the processes get, unless the user chose."""
         if thread_caps(self.what.environment, 1):
             for text in texts:
                 self.console.say(f"{text}; set OMP_NUM_THREADS to choose")
+
+
+def _timeline_folder(job_id: bytes) -> Path | None:
+    """Return a name of a folder for the ranks' parts of the timeline, which they create.
+
+    None if no temporary folder can be written. The ranks then put the parts beside the timeline,
+    and the parts that they cannot merge stay there.
+    """
+    try:
+        return Path(tempfile.gettempdir()) / f"hvdlite-timeline-{job_id.hex()}"
+    except FileNotFoundError:
+        return None
+
+
+def _merge_timeline(folder: Path, console: Console) -> None:
+    """Merge the parts that the ranks could not merge, for example because one was killed."""
+    try:
+        merge_leftovers(folder)
+    except (OSError, ArgumentError) as error:
+        console.say(f"no timeline: {error}; its parts are in {folder}")
 
 
 class FixedJob(Job):

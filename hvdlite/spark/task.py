@@ -110,12 +110,11 @@ def _watch(
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_assigned, (assignment, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
-        alarmed = _AlarmedRank()
         supervisor = Supervisor(console, inbox, own, alarmed, reports=False)
 
         def start() -> None:
             try:
-                alarmed.meet(one, Deadline(plan.start_timeout))
+                alarmed.meet(Deadline(plan.start_timeout))
                 worker = start_worker(rank, command, environment, stdin=stdin)
             except BaseException:
                 alarmed.left()
@@ -145,11 +144,10 @@ class _AlarmedRank(Policy):
         self._address, self._listener = hub, listener
         self._alarm: Hub | Line | None = None
 
-    def meet(self, one: _Rank, deadline: Deadline) -> None:
-        """Connect this task to the others."""
-        selector = self.supervisor.selector
-        if one.listener is not None:
-            self._alarm = Hub(one.listener.dup(), one.job, len(one.places), selector, self._rang)
+    def meet(self, deadline: Deadline) -> None:
+        loop = self.supervisor.selector
+        if self._listener is None:
+            self._alarm = Line(self._address, self._secret, self._rank, loop, self._rang, deadline)
         else:
             self._alarm = Hub(self._listener.dup(), self._secret, self._size, loop, self._rang)
 
