@@ -95,19 +95,11 @@ def run(
         [0, 10]
     """
     chosen, python = _hosts(hosts, hostfile), executable or sys.executable
-    environment = without_outer_job(os.environ if env is None else env)
-    seconds = Ssh.connect_seconds
-    if start_timeout is not None:
-        if not start_timeout >= 0:
-            raise ArgumentError(
-                f"start_timeout={start_timeout}: give a number of seconds, or 0 for no limit"
-            )
-        seconds = start_timeout
-        environment["HVDLITE_START_TIMEOUT"] = str(start_timeout)
+    seconds = Ssh.connect_seconds if start_timeout is None else start_timeout
     what = Description(
         command=[python, "-m", "hvdlite.launch.call"],
         ranks=_ranks(np, chosen, elastic),
-        environment=environment,
+        environment=_environment(env, start_timeout),
         hosts=chosen,
         remote_launcher=Ssh(ssh_port, _path(ssh_identity_file), _path(ssh_config), python, seconds),
         interfaces=network_interfaces,
@@ -118,15 +110,18 @@ def run(
         grace=grace,
         elastic=elastic_job(**elastic),
     )
+    return results_of(_outcome_of(what))
+
+
+def _outcome_of(what: Description) -> Outcome:
     if what.ranks < 1:
         raise ArgumentError(f"np={what.ranks}: at least one rank is needed")
     if not what.grace >= 0:
         raise ArgumentError(f"grace={what.grace}: give a number of seconds, 0 or more")
     try:
-        outcome = run_job(what)
+        return run_job(what)
     except HostsError as error:
         raise ArgumentError(str(error)) from None
-    return results_of(outcome)
 
 
 def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) -> int:
@@ -135,6 +130,17 @@ def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) ->
     slots = sum(host.slots for host in hosts)
     most = elastic.get("max_np")
     return (slots if most is None else min(slots, most)) or elastic.get("min_np") or 1
+
+
+def _environment(env: Mapping[str, str] | None, start_timeout: float | None) -> dict[str, str]:
+    environment = without_outer_job(os.environ if env is None else env)
+    if start_timeout is not None:
+        if not start_timeout >= 0:
+            raise ArgumentError(
+                f"start_timeout={start_timeout}: give a number of seconds, or 0 for no limit"
+            )
+        environment["HVDLITE_START_TIMEOUT"] = str(start_timeout)
+    return environment
 
 
 def _path(text: str | Path | None) -> Path | None:
