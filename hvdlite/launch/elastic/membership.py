@@ -21,24 +21,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hvdlite.launch.elastic.messages import (
-    Action,
-    Close,
-    Entered,
-    EpochBegun,
-    Evict,
-    Failed,
-    Goodbye,
-    Leaving,
-    Limits,
-    Message,
-    Raised,
-    Refused,
-    Replace,
-    Send,
-    Warn,
-    Went,
-)
+from hvdlite.launch.elastic import messages
+from hvdlite.launch.elastic.messages import Action, Limits, Message
 from hvdlite.launch.elastic.state import (
     Change,
     Departed,
@@ -138,7 +122,7 @@ class Membership:
                 self._record.report(message)
                 self._part(one, math.inf, now)
                 self._finished(one, "left", now)
-                self._out.append(Goodbye(worker))
+                self._out.append(messages.Goodbye(worker))
         return self._settle(now)
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
@@ -243,7 +227,7 @@ class Membership:
             if different:
                 reason = f"{different}; give every worker the same settings"
                 self._send(one, {"kind": "refused", "reason": reason})
-                self._out += [Close(one.number), Refused(one.number, reason)]
+                self._out += [messages.Close(one.number), messages.Refused(one.number, reason)]
                 del self._workers[one.number]
 
     def _came(self, one: Worker, message: Message, now: float) -> None:
@@ -252,7 +236,7 @@ class Membership:
             return  # It waits at this boundary for the epoch; this READY is an older one.
         if not self._entered:
             self._entered = True
-            self._out.append(Entered())
+            self._out.append(messages.Entered())
         one.stage, one.stuck = Stage.BOUNDARY, None
         one.endpoint = message["endpoint"]
         self._record.sign(now)
@@ -290,18 +274,18 @@ class Membership:
             return
         self._record.went(change, now)
         if change.trouble:
-            self._out.append(Went(one.number, now))
+            self._out.append(messages.Went(one.number, now))
         self._broken_links.explain()
         self._notices.deal_anew = self._entered
         self._gather_by(now if change.counts else now + _FAREWELL_SECONDS)
 
     def _evict(self, one: Worker, why: str, now: float) -> None:
-        self._out += [Evict(one.number, why), Close(one.number)]
+        self._out += [messages.Evict(one.number, why), messages.Close(one.number)]
         self._remove(one, Change(one.name, f"was evicted: {why}", one.number), now)
 
     def _leave(self, one: Worker) -> None:
         self._send(one, {"kind": "leave"})
-        self._out.append(Leaving(one.number))
+        self._out.append(messages.Leaving(one.number))
         del self._workers[one.number]
         if one in self.members:
             self.members.remove(one)
@@ -328,7 +312,7 @@ class Membership:
         # Its membership thread still answers, perhaps for long: Python waits for the script's other
         # threads.
         one.raised = what
-        self._out.append(Raised(one.number, what))
+        self._out.append(messages.Raised(one.number, what))
         self._part(one, math.inf, now)
         self._remove(one, Change(one.name, what, one.number), now)
 
@@ -359,7 +343,7 @@ class Membership:
         if clean:
             self._stop_growing(one, departed.member)
         elif departed.member:
-            self._out.append(Went(one.number, departed.at))
+            self._out.append(messages.Went(one.number, departed.at))
         if self._last is not None:
             self._last.record.learn(one.number, why, trouble, counts=drained or not clean)
         known = self._record.learn(one.number, why, trouble, counts=drained or not clean)
@@ -378,7 +362,7 @@ class Membership:
         for number, departed in list(self._departed.items()):
             if now >= departed.due:
                 del self._departed[number]
-                self._out.append(Evict(number, LOST_CONNECTION))
+                self._out.append(messages.Evict(number, LOST_CONNECTION))
         self._show_if_explained(now)
         while self._step(now):
             pass
@@ -386,7 +370,7 @@ class Membership:
         self._notify()
         wait = self._wait()
         if self._watch.due(wait, now) and self.phase is not Phase.OVER:
-            self._out.append(Warn(wait))
+            self._out.append(messages.Warn(wait))
         out, self._out = self._out, []
         return out
 
@@ -438,7 +422,10 @@ class Membership:
     def _start_anew(self, dead: Sequence[Change]) -> None:
         """Before the first epoch: have others take the places of the dead."""
         for change in dead:
-            self._out += [Warn(f"{change.text}, and is replaced before the first step"), Replace()]
+            self._out += [
+                messages.Warn(f"{change.text}, and is replaced before the first step"),
+                messages.Replace(),
+            ]
         for one in self.members:
             one.stage, one.asked = Stage.STARTING, self.epoch + 1
             self._send(one, {"kind": "gather", "epoch": one.asked, "gone": [], "reason": ""})
@@ -643,7 +630,7 @@ class Membership:
 
     def _formed_now(self, now: float) -> None:
         workers = tuple(one.number for one in self.members)
-        self._out.append(EpochBegun(workers))
+        self._out.append(messages.EpochBegun(workers))
         self._last = Formed(self.epoch, workers, self._joined(), self._record, now)
         counts = not self._record.quiet or bool(self._joined())
         self._progress.formed(counts=self._formed >= 0 and counts)
@@ -678,7 +665,7 @@ class Membership:
 
     def _fail(self, reason: str) -> None:
         self._show()
-        self._out.append(Failed(reason))
+        self._out.append(messages.Failed(reason))
         self.phase = Phase.OVER
 
     # What the user and the members are told.
@@ -705,7 +692,7 @@ class Membership:
         return sorted(found, key=lambda one: (one.stage is not Stage.WAITING, one.number))
 
     def _send(self, one: Worker, message: Message) -> None:
-        self._out.append(Send(one.number, message))
+        self._out.append(messages.Send(one.number, message))
 
     def _notify(self) -> None:
         if self.phase is not Phase.FORMED or not (self._entered and self._record.whole):
