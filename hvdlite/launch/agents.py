@@ -67,7 +67,7 @@ class Agents:
         self._remote_launcher = remote_launcher
         self._pulse = pulse
         self._interrupted_fd = interrupted_fd
-        self._owner: Owner | None = None
+        self._owner: Owner  # from `attach` on
         self._part_of: Callable[[RemoteHost], dict[str, Any]] = lambda host: {}
         self._stdin: bytes | None = None
         self._alive_at = 0.0
@@ -118,9 +118,9 @@ class Agents:
         self._owner = owner
         for host in self.hosts.values():
             if host.ready:
-                self._serve(host, owner)
+                self._serve(host)
             else:
-                self._watch(host, owner)
+                self._watch(host)
 
     def serves(self, name: str) -> bool:
         return name in self.hosts and self.hosts[name].serves
@@ -130,26 +130,26 @@ class Agents:
         self.hosts[name] = host
         return host
 
-    def _serve(self, host: RemoteHost, owner: Owner) -> None:
+    def _serve(self, host: RemoteHost) -> None:
         self._failures.pop(host.name, None)
         host.serve()
-        owner.on(host.fd, lambda: self._take(host, owner))
-        owner.host_ready(host.name)
+        self._owner.on(host.fd, lambda: self._take(host))
+        self._owner.host_ready(host.name)
 
-    def _take(self, host: RemoteHost, owner: Owner) -> None:
+    def _take(self, host: RemoteHost) -> None:
         for kind, number in host.take():
             if kind == Kind.STARTED:
-                owner.worker_started(number)
+                self._owner.worker_started(number)
             elif kind == Kind.CAUGHT:
-                owner.host_signalled(host.name, number)
+                self._owner.host_signalled(host.name, number)
             elif kind == Kind.DONE:
-                owner.off(host.fd)
-                self._drop(host, owner, host.lost_because)
+                self._owner.off(host.fd)
+                self._drop(host, host.lost_because)
                 return
 
-    def _drop(self, host: RemoteHost, owner: Owner, why: str) -> None:
+    def _drop(self, host: RemoteHost, why: str) -> None:
         self._give_up(host)
-        owner.host_lost(host.name, "" if host.closing else why)
+        self._owner.host_lost(host.name, "" if host.closing else why)
 
     def _give_up(self, host: RemoteHost) -> None:
         """End the connection to a host, until `tick` makes another one after a while."""
@@ -157,10 +157,10 @@ class Agents:
         self._failures.setdefault(host.name, BackOff()).failed(time.monotonic())
         host.close()
 
-    def _watch(self, host: RemoteHost, owner: Owner) -> None:
-        owner.on(host.fileno(), partial(self._receive, host, owner))
+    def _watch(self, host: RemoteHost) -> None:
+        self._owner.on(host.fileno(), partial(self._receive, host))
 
-    def _receive(self, host: RemoteHost, owner: Owner) -> None:
+    def _receive(self, host: RemoteHost) -> None:
         """Receive from an agent that cannot start processes yet."""
         greeted = bool(host.hello)
         try:
@@ -168,12 +168,12 @@ class Agents:
             if host.hello and not greeted:
                 self._begin(host)
         except LaunchError as error:
-            owner.off(host.fileno())
-            self._drop(host, owner, str(error))
+            self._owner.off(host.fileno())
+            self._drop(host, str(error))
             return
         if host.ready:
-            owner.off(host.fileno())
-            self._serve(host, owner)
+            self._owner.off(host.fileno())
+            self._serve(host)
 
     def tick(self, now: float, wanted: Mapping[str, float], used: Collection[str]) -> float | None:
         """Connect to new hosts, give silent ones up, and close those that are not wanted.
@@ -181,17 +181,15 @@ class Agents:
         `wanted` has the hosts on which processes may be started later, and from when on. Returns
         when to call this again; None if only events can change anything.
         """
-        owner = self._owner
-        assert owner is not None
         failed = self._failures
         later = {n: max(w, failed[n].ready_at if n in failed else 0.0) for n, w in wanted.items()}
         for name, when in later.items():
             if name not in self.hosts and when <= now and self._remote_launcher.reachable(name):
                 try:
-                    self._watch(self._connect(name), owner)
+                    self._watch(self._connect(name))
                 except OSError as error:  # Nothing can be started here now.
                     failed.setdefault(name, BackOff()).failed(now)
-                    owner.host_lost(name, str(error))
+                    self._owner.host_lost(name, str(error))
         if now > self._ticked_at + self._pulse.heartbeat / 2:
             # This process was stopped, or had no core, and reads before it calls others silent.
             self._awake_since = now
@@ -200,7 +198,7 @@ class Agents:
         if speaks:
             self._alive_at = now + self._pulse.heartbeat / 4
         for host in list(self.hosts.values()):
-            self._look_after(host, owner, now, speaks)
+            self._look_after(host, now, speaks)
             if host.name not in wanted and host.name not in used and host.serves:
                 host.finish()
         times = [when for when in later.values() if when > now]
@@ -208,7 +206,7 @@ class Agents:
             times.append(now + _LOOK_SECONDS)
         return min([*times, *([self._alive_at] if self.hosts else [])], default=None)
 
-    def _look_after(self, host: RemoteHost, owner: Owner, now: float, speaks: bool) -> None:
+    def _look_after(self, host: RemoteHost, now: float, speaks: bool) -> None:
         if speaks and host.hello:
             host.send(frame(Kind.ALIVE))
         heartbeat = self._pulse.heartbeat
@@ -216,8 +214,8 @@ class Agents:
         if self._awake_since < since and host.silent(since):
             host.cut(f"it was silent for {heartbeat:g} s")
         elif not host.serves and now > host.deadline:
-            owner.off(host.fileno())
-            self._drop(host, owner, "it has not answered in time")
+            self._owner.off(host.fileno())
+            self._drop(host, "it has not answered in time")
 
     def excuse(self, name: str) -> None:
         """Let the agent of a host end well before the job does, once no process runs there."""
