@@ -1,4 +1,4 @@
-"""A job from its hosts to its end, here of ranks that are known when it starts.
+"""A job from its hosts to its end, here one of ranks that are known when it starts.
 
 A `Job` reaches the other hosts, has the processes meet, starts them here and there, and has the
 supervisor watch them until nothing of the job is left, for which it is the policy. Other kinds of
@@ -58,8 +58,14 @@ class Job(Policy):
     """One run of a description; used once."""
 
     def __init__(
-        self, what: Description, console: Console, inbox: SignalInbox, view: View | None
+        self,
+        what: Description,
+        console: Console,
+        inbox: SignalInbox,
+        view: View | None,
+        starts: Sequence[Start] | None = None,
     ) -> None:
+        """Place the ranks, unless a subclass does. Raises HostsError if there are too few slots."""
         self.what = what
         self.console = console
         self.inbox = inbox
@@ -70,7 +76,13 @@ class Job(Policy):
         self.pulse = Pulse(_SILENCE, _LAUNCHER_SILENCE, GRACE)
         self.agents: Agents
         self.address = ""  # where the processes meet
-        self._first: Sequence[Start] = ()
+        self.starts = first_processes(what) if starts is None else starts
+        hosts = {host.name: host for host in what.hosts}
+        self._names = list(dict.fromkeys(start.host for start in self.starts))
+        self.elsewhere = [name for name in self._names if name in hosts and not _here(hosts[name])]
+        self._threads: Mapping[str, int] = {}
+        self._torch_master: Mapping[str, str] = {}
+        self._store: Store
         self._view = view
         self._timeline = _timeline_folder(self.identity.job_id)
 
@@ -84,7 +96,7 @@ class Job(Policy):
         """
         what = self.what
         with Agents(what.remote_launcher, self.pulse, self.inbox.fd) as self.agents:
-            self._first = self.first()
+            self.starts = self.first()
             with self.rendezvous() as rendezvous:
                 self.address = rendezvous.address
                 self.choose_threads()
@@ -102,7 +114,7 @@ class Job(Policy):
                 )
                 self.agents.attach(supervisor)
                 try:
-                    supervisor.run([partial(self.start, one) for one in self._first])
+                    supervisor.run([partial(self.start, one) for one in self.starts])
                 finally:
                     if self._timeline is not None:
                         _merge_timeline(self._timeline, self.console)
@@ -110,39 +122,62 @@ class Job(Policy):
                 self.agents.conclude(outcome.status)
                 return outcome
 
-    # What is different in each kind of job.
+    # What other kinds of jobs do in another way.
 
     def first(self) -> Sequence[Start]:
-        """Connect to the agents on other hosts, and return the first processes."""
-        raise NotImplementedError
+        """Connect to all other hosts, which have to answer, and return all ranks."""
+        self.agents.greet(self.elsewhere, set(self.elsewhere).issubset)
+        return self.starts
 
     def rendezvous(self) -> Service:
-        """Begin to serve the place where the processes meet."""
-        raise NotImplementedError
+        """Serve the place where the processes meet."""
+        address = rendezvous_address(self.agents.present, self.what.interfaces)
+        self._store = Store.start(self.what.ranks, self.identity, address)
+        return self._store
 
     def here(self, host: str) -> bool:
         """Return whether a host is this machine, so that no agent is needed."""
-        raise NotImplementedError
+        return host not in self.elsewhere
 
     def choose_threads(self) -> None:
-        """Choose the threads of the processes, and say how many."""
-        raise NotImplementedError
+        """Share the cores of each host among its processes, and say how."""
+        cores = {host.name: int(host.hello["cores"]) for host in self.agents.present}
+        hosts = [start.host for start in self.starts]
+        self._threads, texts = share_cores(
+            {name: hosts.count(name) for name in self._names},
+            {name: cores.get(name, available_cores()) for name in self._names},
+        )
+        self.say_threads(*texts)
 
     def threads(self, host: str) -> int:
-        """Return the number of threads of each process of a host."""
-        raise NotImplementedError
+        return self._threads[host]
 
     def variables(self, start: Start) -> Mapping[str, str]:
-        """Return the variables of a process that only this kind of job has."""
-        raise NotImplementedError
+        """Return the variables that this kind of job has: torch's; none for scripts for Horovod."""
+        # horovodrun sets no variables of torch. Trainers then leave the reduction to Horovod's
+        # optimizer, and do not reduce a second time.
+        if self.what.compat:
+            return {}
+        if not self._torch_master:
+            name = self._names[0]
+            if not self.elsewhere:
+                host = "127.0.0.1"
+            elif self.here(name):
+                host = split_host(self.address)[0]
+            else:
+                host = self.agents.hosts[name].address()
+            self._torch_master = torch_master(
+                self.what.environment, host, self.here(name), self.identity.job_id
+            )
+        return torchrun_environment(start.placement, self._torch_master, self.identity.job_id)
 
     def met(self) -> bool:
         """Return whether the processes of a job that ended well have met."""
-        raise NotImplementedError
+        return self._store.met
 
     def order(self) -> tuple[int, ...]:
         """Return the numbers of the processes whose results count, in rank order."""
-        raise NotImplementedError
+        return tuple(range(self.what.ranks))
 
     # What is the same.
 
@@ -164,7 +199,7 @@ class Job(Policy):
             "job_id": self.identity.job_id.hex(),
             "compat": what.compat,
             "live": what.live,
-            "ranks": [start.worker for start in self._first if start.host == host.name],
+            "ranks": [start.worker for start in self.starts if start.host == host.name],
             "rendezvous": {
                 "HVDLITE_RENDEZVOUS": self.address,
                 "HVDLITE_EPOCH": str(self.identity.epoch),
@@ -229,6 +264,25 @@ class Job(Policy):
                 self.console.say(f"{text}; set OMP_NUM_THREADS to choose")
 
 
+def _here(host: Host) -> bool:
+    return is_here(host.name) if host.here is None else host.here
+
+
+def first_processes(what: Description) -> list[Start]:
+    """Return what a job starts with: a process for each rank, whose number is the rank.
+
+    Raises:
+        HostsError: the hosts have too few slots.
+    """
+    hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
+    host_of_rank = spread(hosts, what.ranks)
+
+    def start(one: Placement) -> Start:
+        return Start(one.rank, hosts[host_of_rank[one.rank]].name, one.local_rank, False, one)
+
+    return [start(one) for one in place_as(host_of_rank)]
+
+
 def _timeline_folder(job_id: bytes) -> Path | None:
     """Return a name of a folder for the ranks' parts of the timeline, which they create.
 
@@ -247,89 +301,3 @@ def _merge_timeline(folder: Path, console: Console) -> None:
         merge_leftovers(folder)
     except (OSError, ArgumentError) as error:
         console.say(f"no timeline: {error}; its parts are in {folder}")
-
-
-class FixedJob(Job):
-    """A job whose ranks, and their hosts, are known when it starts."""
-
-    def __init__(
-        self, what: Description, console: Console, inbox: SignalInbox, view: View | None
-    ) -> None:
-        """Place the ranks. Raises HostsError if the hosts have too few slots."""
-        super().__init__(what, console, inbox, view)
-        self.starts = first_processes(what)
-        hosts = {host.name: host for host in what.hosts}
-        self._names = list(dict.fromkeys(start.host for start in self.starts))
-        self.elsewhere = [name for name in self._names if name in hosts and not _here(hosts[name])]
-        self._threads: Mapping[str, int] = {}
-        self._torch_master: Mapping[str, str] = {}
-        self._store: Store
-
-    def first(self) -> Sequence[Start]:
-        """Connect to all other hosts, which have to answer, and return all ranks."""
-        self.agents.greet(self.elsewhere, set(self.elsewhere).issubset)
-        return self.starts
-
-    def rendezvous(self) -> Store:
-        address = rendezvous_address(self.agents.present, self.what.interfaces)
-        self._store = Store.start(self.what.ranks, self.identity, address)
-        return self._store
-
-    def here(self, host: str) -> bool:
-        return host not in self.elsewhere
-
-    def choose_threads(self) -> None:
-        cores = {host.name: int(host.hello["cores"]) for host in self.agents.present}
-        hosts = [start.host for start in self.starts]
-        self._threads, texts = share_cores(
-            {name: hosts.count(name) for name in self._names},
-            {name: cores.get(name, available_cores()) for name in self._names},
-        )
-        self.say_threads(*texts)
-
-    def threads(self, host: str) -> int:
-        return self._threads[host]
-
-    def variables(self, start: Start) -> Mapping[str, str]:
-        """Return torch's own variables; none for scripts for Horovod."""
-        # horovodrun sets no variables of torch. Trainers then leave the reduction to Horovod's
-        # optimizer, and do not reduce a second time.
-        if self.what.compat:
-            return {}
-        if not self._torch_master:
-            name = self._names[0]
-            if not self.elsewhere:
-                host = "127.0.0.1"
-            elif self.here(name):
-                host = split_host(self.address)[0]
-            else:
-                host = self.agents.hosts[name].address()
-            self._torch_master = torch_master(
-                self.what.environment, host, self.here(name), self.identity.job_id
-            )
-        return torchrun_environment(start.placement, self._torch_master, self.identity.job_id)
-
-    def met(self) -> bool:
-        return self._store.met
-
-    def order(self) -> tuple[int, ...]:
-        return tuple(range(self.what.ranks))
-
-
-def _here(host: Host) -> bool:
-    return is_here(host.name) if host.here is None else host.here
-
-
-def first_processes(what: Description) -> list[Start]:
-    """Return what a job starts with: a process for each rank, whose number is the rank.
-
-    Raises:
-        HostsError: the hosts have too few slots.
-    """
-    hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
-    host_of_rank = spread(hosts, what.ranks)
-
-    def start(one: Placement) -> Start:
-        return Start(one.rank, hosts[host_of_rank[one.rank]].name, one.local_rank, False, one)
-
-    return [start(one) for one in place_as(host_of_rank)]

@@ -8,7 +8,7 @@ import time
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome
 from hvdlite.launch.elastic.job import ElasticJob
-from hvdlite.launch.job import FixedJob, Job
+from hvdlite.launch.job import Job
 from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.output import View
 from hvdlite.launch.report import verdict
@@ -53,7 +53,7 @@ def _job_of(what: Description, console: Console, inbox: SignalInbox, view: View 
         return ElasticJob(what, what.elastic, console, inbox, view)
     if what.servers is not None:
         return ServersJob(what, what.servers, console, inbox, view)
-    return FixedJob(what, console, inbox, view)
+    return Job(what, console, inbox, view)
 
 
 def _about(what: Description) -> About:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Start
-from hvdlite.launch.job import FixedJob
+from hvdlite.launch.job import Job
 from hvdlite.launch.loop import AnyRank, SignalInbox
 from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
@@ -31,7 +31,7 @@ from hvdlite.rendezvous.environment import EXIT_STOPPED
 _SERVERS_END = 5.0  # seconds that servers have to end by themselves when the workers have ended
 
 
-class ServersJob(FixedJob):
+class ServersJob(Job):
     """One run of a description of a job with parameter servers; used once."""
 
     recovers = True

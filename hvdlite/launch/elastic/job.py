@@ -72,7 +72,7 @@ class ElasticJob(Job):
             HostsError: the hosts of -H have too few slots.
         """
         elastic.check(what.ranks)
-        super().__init__(what, console, inbox, view)
+        super().__init__(what, console, inbox, view, starts=())
         # The epochs of such a job are those of its worlds.
         self.identity = replace(self.identity, epoch=0)
         self._elastic = elastic
@@ -91,7 +91,7 @@ class ElasticJob(Job):
         )
         self._discovery: Discovery
         self._registrar: Registrar
-        self._threads = 1
+        self._threads_here = 1
         self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
         self._trained: set[int] = set()  # workers that run and were members of an epoch
         self._went_at: dict[int, float] = {}  # when the first sign came that a worker has gone
@@ -213,7 +213,7 @@ class ElasticJob(Job):
     def rendezvous(self) -> Registrar:
         elastic = self._elastic
         limits = messages.Limits(
-            np=len(self._first),
+            np=len(self.starts),
             min_np=self._min_np,
             max_np=elastic.max_np,
             elastic_timeout=elastic.elastic_timeout,
@@ -252,7 +252,7 @@ class ElasticJob(Job):
 
     def threads(self, host: str) -> int:
         if self.here(host):
-            return self._threads
+            return self._threads_here
         cores = int(self.agents.hosts[host].hello["cores"])
         return threads_per_rank(cores, self._discovery.last.get(host, 1))
 
@@ -261,9 +261,9 @@ class ElasticJob(Job):
         slots_of = self._discovery.last
         here = sum(slots for name, slots in slots_of.items() if self.here(name))
         slots = max(1, min(here, self._elastic.max_np or here))
-        self._threads = threads_per_rank(available_cores(), slots)
+        self._threads_here = threads_per_rank(available_cores(), slots)
         if here:
-            self.say_threads(threads_text(self._threads, available_cores(), slots))
+            self.say_threads(threads_text(self._threads_here, available_cores(), slots))
 
     def variables(self, start: Start) -> Mapping[str, str]:
         return elastic_variables(start, self._elastic.elastic_heartbeat)
