@@ -1,4 +1,8 @@
-"""Parse the user's list of hosts, and spread ranks over them; pure functions, except `is_here`."""
+"""The hosts of a job, their slots, and which rank starts where; pure, except `is_here`.
+
+A *placement* is the host and the numbers that a rank gets. Hosts are indexes in it. `local_rank`
+counts the ranks of a host, and `cross_rank` the hosts that have a rank of the same local rank.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,9 @@ _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?(?P<host>[A-Za-z0-9:][A-Za-z0-9._:-]*)(?:%[A-Za-z0-9._-]+)?"
 )
 MOST_SLOTS = 10_000  # More on one host is a mistake that would end only when memory does.
+_FIRST_WAIT = 1.0  # seconds after the first failure
+_LONGEST_WAIT = 60.0
+_GOOD_LIFE = 60.0  # seconds after which earlier failures do not count any more
 
 
 @dataclass(frozen=True)
@@ -194,11 +201,6 @@ def place_as(hosts: Sequence[int]) -> list[Placement]:
 def threads_per_rank(cores: int, local_size: int) -> int:
     """Share the cores of a host among its ranks; at least one thread each."""
     return max(1, cores // local_size)
-
-
-_FIRST_WAIT = 1.0  # seconds after the first failure
-_LONGEST_WAIT = 60.0
-_GOOD_LIFE = 60.0  # seconds after which earlier failures do not count any more
 
 
 @dataclass(frozen=True)

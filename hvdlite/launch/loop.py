@@ -2,7 +2,7 @@
 
 `JobLoop` has two subclasses. `Supervisor` runs it in the launcher, over the ranks of this host and
 those of others; `Agent` runs it on each other host. When a loop has returned, nothing of the job is
-left on its host.
+left on its host. A `SignalInbox` turns signals to its process into events of a loop.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from hvdlite.launch.remote_host import RemoteWorker
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace
 _LINGER = 1.0  # seconds that background processes may take to end after a successful job
 _POLL = 0.02  # seconds between looks at processes that are not children of this one
-
-
 # A started rank, here or on another host, with the same methods.
 AnyRank: TypeAlias = Worker | RemoteWorker
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = signal.SIGUSR1  # the launcher sends it on to the ranks, which may stop at it
+_TOLD = b"\0"  # on the descriptor instead of a number: another host has told of a signal
 
 
 @dataclass
@@ -211,11 +212,6 @@ class JobLoop:
                 signalled = True
                 signal_processes(processes_with(self._mark), signal.SIGTERM)
             self._turn(longest=_POLL)
-
-
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PASSED_ON = signal.SIGUSR1  # the launcher sends it on to the ranks, which may stop at it
-_TOLD = b"\0"  # on the descriptor instead of a number: another host has told of a signal
 
 
 class SignalInbox:

@@ -4,7 +4,8 @@ A *worker* is the process of one rank. Every worker leads a session and a proces
 So a signal to the group also reaches the worker's children, and the terminal's Ctrl-C reaches only
 the launcher. Until a worker that has ended is reaped, its process id stays in use, so that a signal
 to its group cannot reach a foreign process. It is reaped when the job is over; in an elastic job,
-which may see many workers, as soon as its group has been killed.
+which may see many workers, as soon as its group has been killed. A rank's child may have a session
+of its own, but it inherits the rank's variables, by which all processes of a job are found.
 """
 
 from __future__ import annotations
@@ -27,6 +28,36 @@ from hvdlite.launch import shim
 from hvdlite.launch.hosts import Placement
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 from hvdlite.rendezvous.handshake import Job
+
+STDOUT = 1  # STDOUT and STDERR are also descriptors of the launcher.
+STDERR = 2
+RESULT = 3  # This one and the next one are not descriptors.
+LIVE = 4  # samples of the rank for a view of the job; see `hvdlite.launch.view`
+_SETSIG = 10  # F_SETSIG; in fcntl only since Python 3.11
+_SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
+_PIPE_BYTES = 1 << 20
+_LONGEST_DEATH = 1.0  # seconds that a killed process may take to disappear
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
+# Of glibc's allocator, which otherwise gives the gradients' memory back to the system in every step
+# and takes it again, zeroed page by page. Up to 32 MiB, the most that it accepts, a tensor lies on
+# the heap, and the heap's free end is given back from 8 GiB on.
+_KEPT_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+}
+_GIVE_UP_AFTER = 5.0  # seconds for which new processes are killed
+_LONGEST_EXEC = 1.0  # seconds that a look at all processes waits for those that are inside exec
+_KERNEL_THREAD = 0x200000  # PF_KTHREAD in the flags of /proc/PID/stat
+# Where hvdlite-run chose the address: the ranks then meet by hvdlite's store (`hvdlite_autoload`).
+_OURS = "HVDLITE_TORCH_MASTER"
+_FIRST_PORT, _PORTS = 20000, 10000  # below the range from which the kernel chooses
 
 
 @dataclass(frozen=True)
@@ -66,76 +97,6 @@ class Ending:
             return f"killed by {signal.Signals(self.status).name}"
         except ValueError:
             return f"killed by signal {self.status}"
-
-
-STDOUT = 1  # STDOUT and STDERR are also descriptors of the launcher.
-STDERR = 2
-RESULT = 3  # This one and the next one are not descriptors.
-LIVE = 4  # samples of the rank for a view of the job; see `hvdlite.launch.output`
-
-
-_SETSIG = 10  # F_SETSIG; in fcntl only since Python 3.11
-_SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
-_PIPE_BYTES = 1 << 20
-_LONGEST_DEATH = 1.0  # seconds that a killed process may take to disappear
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
-)
-# Of glibc's allocator, which otherwise gives the gradients' memory back to the system in every step
-# and takes it again, zeroed page by page. Up to 32 MiB, the most that it accepts, a tensor lies on
-# the heap, and the heap's free end is given back from 8 GiB on.
-_KEPT_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
-}
-
-
-def job_environment(placement: Placement, job: Job, rendezvous: str) -> dict[str, str]:
-    """Build the variables that tell a rank its numbers and the address of the store."""
-    numbers = {
-        "RANK": placement.rank,
-        "SIZE": placement.size,
-        "LOCAL_RANK": placement.local_rank,
-        "LOCAL_SIZE": placement.local_size,
-        "CROSS_RANK": placement.cross_rank,
-        "CROSS_SIZE": placement.cross_size,
-    }
-    environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
-    environment["HVDLITE_NODE"] = str(placement.host)
-    environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
-    environment.update(
-        HVDLITE_RENDEZVOUS=rendezvous,
-        HVDLITE_TOKEN=job.token.hex(),
-        HVDLITE_JOB_ID=job.job_id.hex(),
-        HVDLITE_EPOCH=str(job.epoch),
-        PYTHONUNBUFFERED="1",
-    )
-    return environment
-
-
-def inherited_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a rank that inherits that of this process, and gets `more`."""
-    return {**os.environ, **more}
-
-
-def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Build the variables that limit the thread pools of numeric libraries."""
-    # With OMP_NUM_THREADS the number is the user's choice, and most libraries follow that variable.
-    if "OMP_NUM_THREADS" in environment:
-        return {}
-    return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
-
-
-def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """Build the variables by which glibc's allocator keeps memory, unless the user set it up."""
-    if "GLIBC_TUNABLES" in environment or any(name in environment for name in _KEPT_MEMORY):
-        return {}
-    return dict(_KEPT_MEMORY)
 
 
 class Worker:
@@ -299,14 +260,6 @@ def _enlarge(pipe: int) -> None:
         pass
 
 
-def output_files(folder: Path, rank: int) -> tuple[int, int]:
-    """Open `folder/rank.N/stdout` and `stderr` as empty files; the caller owns the descriptors."""
-    own = folder / f"rank.{rank}"
-    own.mkdir(parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    return os.open(own / "stdout", flags, 0o644), os.open(own / "stderr", flags, 0o644)
-
-
 def nameless_file(name: str) -> int:
     """Make an empty file without a name, and return its descriptor, which exec closes."""
     try:
@@ -316,9 +269,115 @@ def nameless_file(name: str) -> int:
             return os.dup(file.fileno())
 
 
-_GIVE_UP_AFTER = 5.0  # seconds for which new processes are killed
-_LONGEST_EXEC = 1.0  # seconds that a look at all processes waits for those that are inside exec
-_KERNEL_THREAD = 0x200000  # PF_KTHREAD in the flags of /proc/PID/stat
+def output_files(folder: Path, rank: int) -> tuple[int, int]:
+    """Open `folder/rank.N/stdout` and `stderr` as empty files; the caller owns the descriptors."""
+    own = folder / f"rank.{rank}"
+    own.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return os.open(own / "stdout", flags, 0o644), os.open(own / "stderr", flags, 0o644)
+
+
+def job_environment(placement: Placement, job: Job, rendezvous: str) -> dict[str, str]:
+    """Build the variables that tell a rank its numbers and the address of the store."""
+    numbers = {
+        "RANK": placement.rank,
+        "SIZE": placement.size,
+        "LOCAL_RANK": placement.local_rank,
+        "LOCAL_SIZE": placement.local_size,
+        "CROSS_RANK": placement.cross_rank,
+        "CROSS_SIZE": placement.cross_size,
+    }
+    environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
+    environment["HVDLITE_NODE"] = str(placement.host)
+    environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
+    environment.update(
+        HVDLITE_RENDEZVOUS=rendezvous,
+        HVDLITE_TOKEN=job.token.hex(),
+        HVDLITE_JOB_ID=job.job_id.hex(),
+        HVDLITE_EPOCH=str(job.epoch),
+        PYTHONUNBUFFERED="1",
+    )
+    return environment
+
+
+def inherited_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Build the environment of a rank that inherits that of this process, and gets `more`."""
+    return {**os.environ, **more}
+
+
+def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Build the variables that limit the thread pools of numeric libraries."""
+    # With OMP_NUM_THREADS the number is the user's choice, and most libraries follow that variable.
+    if "OMP_NUM_THREADS" in environment:
+        return {}
+    return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
+
+
+def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
+    """Build the variables by which glibc's allocator keeps memory, unless the user set it up."""
+    if "GLIBC_TUNABLES" in environment or any(name in environment for name in _KEPT_MEMORY):
+        return {}
+    return dict(_KEPT_MEMORY)
+
+
+def torchrun_environment(
+    placement: Placement, master: Mapping[str, str], job_id: bytes
+) -> dict[str, str]:
+    """Build the variables by which torch.distributed, and the trainers above it, find the ranks.
+
+    Accelerate, transformers, Lightning and ignite read what torchrun sets. Without these variables
+    they take a rank of several for the only process, and train alone. RANK and its like are set in
+    any case, since one value for all ranks cannot be right; MASTER_ADDR and MASTER_PORT are the
+    user's, if both are there. Elastic jobs and jobs with parameter servers have no such variables:
+    their ranks change, and torch.distributed's do not.
+    """
+    return {**_numbers(placement, job_id), **master}
+
+
+def _numbers(placement: Placement, job_id: bytes) -> dict[str, str]:
+    return {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+        "GROUP_RANK": str(placement.host),
+        "TORCHELASTIC_RUN_ID": f"hvdlite-{job_id.hex()}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
+def torch_master(
+    environment: Mapping[str, str], host: str, here: bool, job_id: bytes
+) -> dict[str, str]:
+    """Choose where rank 0 serves torch.distributed's store on its host; return it as variables.
+
+    `here` says whether that is this host, whose free ports are known.
+    """
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    if all(environment.get(name) for name in names):
+        return {name: environment[name] for name in names}
+    drawn = int.from_bytes(job_id[:4], "little")
+    ports = [_FIRST_PORT + (drawn + step) % _PORTS for step in range(_PORTS)]
+    port = next((port for port in ports if not here or _is_free(host, port)), ports[0])
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port), _OURS: f"{host}:{port}"}
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return False
+    return True
+
+
+def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a user's variables without those that an outer hvdlite-run has set for torch."""
+    if _OURS not in environment:
+        return dict(environment)
+    theirs = {*_numbers(Placement(0, 1, 0, 1, 0, 1, 0), b""), "MASTER_ADDR", "MASTER_PORT", _OURS}
+    return {name: value for name, value in environment.items() if name not in theirs}
 
 
 def processes_with(*variables: str) -> list[int]:
@@ -402,60 +461,3 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-# Where hvdlite-run chose the address: the ranks then meet by hvdlite's store (`hvdlite_autoload`).
-_OURS = "HVDLITE_TORCH_MASTER"
-_FIRST_PORT, _PORTS = 20000, 10000  # below the range from which the kernel chooses
-
-
-def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a user's variables without those that an outer hvdlite-run has set for torch."""
-    if _OURS not in environment:
-        return dict(environment)
-    theirs = {*_numbers(Placement(0, 1, 0, 1, 0, 1, 0), b""), "MASTER_ADDR", "MASTER_PORT", _OURS}
-    return {name: value for name, value in environment.items() if name not in theirs}
-
-
-def torch_master(
-    environment: Mapping[str, str], host: str, here: bool, job_id: bytes
-) -> dict[str, str]:
-    """Choose where rank 0 serves torch.distributed's store on its host; return it as variables.
-
-    `here` says whether that is this host, whose free ports are known.
-    """
-    names = ("MASTER_ADDR", "MASTER_PORT")
-    if all(environment.get(name) for name in names):
-        return {name: environment[name] for name in names}
-    drawn = int.from_bytes(job_id[:4], "little")
-    ports = [_FIRST_PORT + (drawn + step) % _PORTS for step in range(_PORTS)]
-    port = next((port for port in ports if not here or _is_free(host, port)), ports[0])
-    return {"MASTER_ADDR": host, "MASTER_PORT": str(port), _OURS: f"{host}:{port}"}
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError:
-        return False
-    return True
-
-
-def torchrun_environment(
-    placement: Placement, master: Mapping[str, str], job_id: bytes
-) -> dict[str, str]:
-    return {**_numbers(placement, job_id), **master}
-
-
-def _numbers(placement: Placement, job_id: bytes) -> dict[str, str]:
-    return {
-        "RANK": str(placement.rank),
-        "WORLD_SIZE": str(placement.size),
-        "LOCAL_RANK": str(placement.local_rank),
-        "LOCAL_WORLD_SIZE": str(placement.local_size),
-        "GROUP_RANK": str(placement.host),
-        "TORCHELASTIC_RUN_ID": f"hvdlite-{job_id.hex()}",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-    }

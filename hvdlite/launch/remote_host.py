@@ -1,6 +1,9 @@
-"""The launcher's side of one other host: its agent's channel, and two threads.
+"""The launcher's side of one other host: its agent's channel, two threads, and its processes.
 
-One thread reads, and one writes, so that a write to a stuck channel holds nobody else up.
+One thread reads, and one writes, so that a write to a stuck channel holds nobody else up. To the
+supervisor a process there looks like a local one: it has pipes with its output, and a descriptor
+that becomes readable when the process has ended. The reading thread writes to them what the agent
+sends, and stops reading while a pipe is full, so that a slow console also slows these processes.
 """
 
 from __future__ import annotations
