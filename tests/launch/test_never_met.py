@@ -48,7 +48,7 @@ def test_ranks_that_never_joined_a_world_end_the_job_with_an_error(flags: tuple[
 
 
 @pytest.mark.parametrize("flags", [(), ELASTIC])
-def test_ranks_that_joined_a_world_are_no_strangers(flags: tuple[str, ...]) -> None:
+def test_ranks_that_joined_a_world_have_met(flags: tuple[str, ...]) -> None:
     result = run_launcher("-np", "2", *flags, sys.executable, "-c", JOIN, env=ALONE)
     assert (result.returncode, result.stdout.count("joined 2")) == (0, 2), result.stderr
 
