@@ -19,6 +19,7 @@ import time
 from typing import ClassVar
 
 from hvdlite.errors import BootstrapError
+from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import (
     FrameReader,

@@ -25,7 +25,6 @@ from hvdlite.launch.loop import AnyRank, SignalInbox
 from hvdlite.launch.process import Ending, inherited_environment, start_worker
 from hvdlite.launch.report import CAUSE_WINDOW, Failure
 from hvdlite.launch.supervisor import Next, Policy, Supervisor
-from hvdlite.rendezvous.acceptor import Acceptor
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.rendezvous.assignments import Place, assignment_for, start_store
 from hvdlite.rendezvous.client import reach

@@ -44,7 +44,6 @@ from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import interface_address
 from hvdlite.rendezvous.client import PATIENCE
 from hvdlite.rendezvous.deadline import is_never
-from hvdlite.rendezvous.registrar_client import PATIENCE
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default

@@ -27,6 +27,7 @@ from hvdlite.launch.elastic.messages import (
     parse,
 )
 from hvdlite.rendezvous.address import fresh_unix_address, listen
+from hvdlite.rendezvous.client import MAX_MESSAGE_BYTES
 from hvdlite.rendezvous.handshake import Job, Role
 from hvdlite.rendezvous.service import BacklogError, Peer, Service
 
