@@ -259,7 +259,7 @@ class Agent(JobLoop):
         super().__init__(bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
         pulse = part["pulse"]
         self._heartbeat = float(pulse["heartbeat"])
-        self._patience = float(pulse["patience"])
+        self._launcher_silence = float(pulse["launcher_silence"])
         self._grace = float(pulse["grace"])
         self._silence = SILENCE  # until the first ALIVE: before it the launcher waits for others
         self._alive_at = 0.0
@@ -319,7 +319,7 @@ class Agent(JobLoop):
         for command in self._channel.receive():
             workers = [one for one in self._workers if one.number == command.number]
             if command.kind == Kind.ALIVE:
-                self._silence = self._patience
+                self._silence = self._launcher_silence
             elif command.kind == Kind.START:
                 self._start(command)
             elif command.kind == Kind.SIGNAL:

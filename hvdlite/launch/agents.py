@@ -24,7 +24,9 @@ from hvdlite.launch.remote_host import RemoteHost, connect_deadline
 from hvdlite.rendezvous.address import interface_address, interface_addresses
 
 ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
-_PATIENCE = 5.0  # seconds after enough hosts have come; as many as these took, if that is longer
+_LATE_SECONDS = (
+    5.0  # seconds after enough hosts have come; as many as these took, if that is longer
+)
 _LOOK_SECONDS = 1.0  # between looks at a host that cannot be reached yet
 
 
@@ -33,7 +35,7 @@ class Pulse:
     """How launcher and agents watch each other. Times are in seconds."""
 
     heartbeat: float  # how long an agent may be silent; both sides speak four times in this time
-    patience: float  # how long an agent may hear nothing before it ends its processes
+    launcher_silence: float  # how long an agent may hear nothing before it ends its processes
     grace: float  # how long these then have, from SIGTERM to SIGKILL
 
 
@@ -278,7 +280,7 @@ def await_hosts(
         while waiting := [name for name, host in left.items() if not come(host)]:
             now = time.monotonic()
             if leave_at is None and enough([name for name in left if name not in waiting]):
-                leave_at = min(deadline, now + max(_PATIENCE, now - begun))
+                leave_at = min(deadline, now + max(_LATE_SECONDS, now - begun))
             if leave_at is not None and now >= leave_at:
                 break
             if now >= deadline:

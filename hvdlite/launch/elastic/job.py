@@ -77,9 +77,8 @@ class ElasticJob(Job):
         self._elastic = elastic
         self._min_np = elastic.least(what.ranks)
         # The launcher has given silent workers up long before their agent kills them.
-        self.pulse = Pulse(
-            elastic.elastic_heartbeat, PATIENCE * elastic.elastic_heartbeat, grace=0.0
-        )
+        heartbeat = elastic.elastic_heartbeat
+        self.pulse = Pulse(heartbeat, PATIENCE * heartbeat, grace=0.0)
         self._provider = self._choose_provider()
         self._slots = Slots(
             what.ranks,

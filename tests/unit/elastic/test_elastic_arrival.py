@@ -44,7 +44,7 @@ class FakeHost(RemoteHost):
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeHost]]:
-    monkeypatch.setattr(agents, "_PATIENCE", 0.3)
+    monkeypatch.setattr(agents, "_LATE_SECONDS", 0.3)
     made = [FakeHost(name) for name in "abc"]
     yield made
     for host in made:
@@ -65,7 +65,7 @@ def meet_some(hosts: list[FakeHost], least: int, interrupted: int | None = None)
 def test_all_that_come_are_waited_for(
     hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "_PATIENCE", HANG)
+    monkeypatch.setattr(agents, "_LATE_SECONDS", HANG)
     hosts[0].theirs.send(b"hello")
     hosts[1].theirs.send(b"hello")
     later = threading.Timer(0.1, lambda: hosts[2].theirs.send(b"hello"))
@@ -116,7 +116,7 @@ def test_hosts_that_have_answered_are_told_that_the_launcher_is_alive(
     hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(agents, "_PATIENCE", HANG)
+    monkeypatch.setattr(agents, "_LATE_SECONDS", HANG)
     thrice = frame(Kind.ALIVE) * 3
     told: list[bytes] = []
     told_too_early: list[socket.socket] = []
