@@ -54,15 +54,9 @@ class Registrar(Service):
 
     @classmethod
     def start(cls, job: Job, limits: Limits, address: str | None = None) -> Registrar:
-        """Listen, and serve until `close` is called.
+        """Listen, by default at a fresh abstract Unix socket, and serve until `close` is called.
 
-        Args:
-            job: the job, with epoch 0.
-            limits: what the user allows.
-            address: where to listen; by default a fresh abstract Unix socket.
-
-        Raises:
-            OSError: the kernel refuses to listen at this address.
+        The job has epoch 0. An OSError says why this address cannot be listened at.
         """
         return cls(job, limits, listen(address or fresh_unix_address()))._start()
 
