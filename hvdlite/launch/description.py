@@ -13,7 +13,6 @@ from hvdlite.launch.hosts import Host, HostProvider, threads_per_rank
 from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import kept_memory, thread_caps
 from hvdlite.launch.report import Failure
-from hvdlite.launch.view import MakeViewer
 from hvdlite.rendezvous.handshake import Job
 
 DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints

@@ -24,6 +24,7 @@ from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome, share_cores
 from hvdlite.launch.hosts import Host, Placement, Start, is_here, place_as, spread
 from hvdlite.launch.loop import GRACE, AnyRank, SignalInbox
+from hvdlite.launch.output import View
 from hvdlite.launch.process import (
     LIVE,
     RESULT,
@@ -37,7 +38,6 @@ from hvdlite.launch.process import (
 from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.resources import available_cores
 from hvdlite.launch.supervisor import Policy, Supervisor
-from hvdlite.launch.view import View
 from hvdlite.rendezvous import handshake
 from hvdlite.rendezvous.address import split_host
 from hvdlite.rendezvous.descriptors import room_for_processes

@@ -32,7 +32,7 @@ from hvdlite.rendezvous.handshake import Job
 STDOUT = 1  # STDOUT and STDERR are also descriptors of the launcher.
 STDERR = 2
 RESULT = 3  # This one and the next one are not descriptors.
-LIVE = 4  # samples of the rank for a view of the job; see `hvdlite.launch.view`
+LIVE = 4  # samples of the rank for a view of the job; see `hvdlite.launch.output`
 _SETSIG = 10  # F_SETSIG; in fcntl only since Python 3.11
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
 _PIPE_BYTES = 1 << 20

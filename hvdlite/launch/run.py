@@ -13,7 +13,6 @@ from hvdlite.launch.loop import SignalInbox
 from hvdlite.launch.output import View
 from hvdlite.launch.report import verdict
 from hvdlite.launch.servers import ServersJob
-from hvdlite.launch.view import View
 from hvdlite.live.run import About, End
 
 

@@ -21,11 +21,11 @@ from hvdlite.launch.description import Description, Servers
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.job import Job
 from hvdlite.launch.loop import AnyRank, SignalInbox
+from hvdlite.launch.output import View
 from hvdlite.launch.process import Ending
 from hvdlite.launch.report import Failure
 from hvdlite.launch.slots import Slots
 from hvdlite.launch.supervisor import Next
-from hvdlite.launch.view import View
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 _SERVERS_END = 5.0  # seconds that servers have to end by themselves when the workers have ended

@@ -27,7 +27,7 @@ from hvdlite.launch.console import Console
 from hvdlite.launch.description import counted
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.loop import GRACE, PASSED_ON, AnyRank, JobLoop, SignalInbox, Stop
-from hvdlite.launch.output import OutputPump
+from hvdlite.launch.output import OutputPump, View
 from hvdlite.launch.process import STDERR, STDOUT, Ending
 from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure

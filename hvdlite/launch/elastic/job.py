@@ -34,13 +34,13 @@ from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.hosts import Host, HostProvider, Start, is_here, spread, threads_per_rank
 from hvdlite.launch.job import Job
 from hvdlite.launch.loop import AnyRank, SignalInbox
+from hvdlite.launch.output import View
 from hvdlite.launch.process import Ending
 from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.report import Failure
 from hvdlite.launch.resources import available_cores, oom_kills
 from hvdlite.launch.slots import Slots
 from hvdlite.launch.supervisor import Next, Supervisor
-from hvdlite.launch.view import View
 from hvdlite.rendezvous.address import interface_address
 from hvdlite.rendezvous.client import PATIENCE
 from hvdlite.rendezvous.deadline import is_never
