@@ -4,6 +4,8 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <locale>
+#include <sstream>
 #include <utility>
 
 #include "base/text.h"
@@ -46,18 +48,12 @@ std::string assignments(const Tunables& start, const Tunables& found) {
 }
 
 // A member of a JSON object. Rates and ratios are finite, as JSON's numbers are.
-std::string member(const std::string& name, const std::string& value) {
-  return ", \"" + name + "\": " + value;
-}
-std::string member(const std::string& name, bool value) {
-  return member(name, std::string(value ? "true" : "false"));
-}
-std::string member(const std::string& name, double value) {
-  return member(name, text_of_double(value, 6));
-}
-template <std::integral T>
-std::string member(const std::string& name, T value) {
-  return member(name, std::to_string(value));
+template <typename T>
+std::string member(const std::string& name, const T& value) {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  text << std::boolalpha << ", \"" << name << "\": " << value;
+  return text.str();
 }
 
 }  // namespace
