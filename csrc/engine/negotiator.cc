@@ -102,6 +102,11 @@ Negotiator::Negotiator(EngineParts& parts, bool elastic)
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets_.highest()));
 }
 
+void Negotiator::send(int rank, const Bytes& frame) {
+  control_.send(rank, frame);
+  counters_.messages_sent = control_.frames_sent();
+}
+
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
   Submit message;
   if (!coordinator_ && pending_.empty() && !entries.empty()) {
@@ -127,9 +132,8 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
     }
   }
   if (!message.cached.empty() || !message.requests.empty()) {
-    control_.send(kCoordinatorRank, encode_submit(message));
+    send(kCoordinatorRank, encode_submit(message));
   }
-  counters_.messages_sent = control_.frames_sent();
 }
 
 void Negotiator::note_blocked(std::vector<EntryPtr> waits, std::vector<std::string> places) {
@@ -160,8 +164,7 @@ void Negotiator::report() {
   if (coordinator_) {
     (void)coordinator_->reported(rank_, body, Clock::now());  // Its own report can be read.
   } else {
-    control_.send(kCoordinatorRank, encode_report(body));
-    counters_.messages_sent = control_.frames_sent();
+    send(kCoordinatorRank, encode_report(body));
   }
 }
 
@@ -254,8 +257,7 @@ Status Negotiator::handle_submit(const Frame& frame) {
   if (!coordinator_ || !decode_submit(frame.body, message)) return garbage(frame);
   // The rank asks whether this engine still answers.
   if (message.cached.empty() && message.requests.empty()) {
-    control_.send(frame.from, encode_respond({}));
-    counters_.messages_sent = control_.frames_sent();
+    send(frame.from, encode_respond({}));
   }
   const auto now = Clock::now();
   const Arrival sent = live_.arrival(message.stamps, now);
@@ -535,13 +537,12 @@ std::vector<Response> Negotiator::distribute(const std::vector<Response>& respon
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     if (same_for_all) {
-      control_.send(rank, frame);
+      send(rank, frame);
     } else if (const auto own = addressed_to(rank, responses, *coordinator_); !own.empty()) {
-      control_.send(rank, encode_respond(own));
+      send(rank, encode_respond(own));
     }
   }
   (void)control_.flush();  // What others pass on is on its way before this rank sleeps.
-  counters_.messages_sent = control_.frames_sent();
   return same_for_all ? responses : addressed_to(rank_, responses, *coordinator_);
 }
 
@@ -652,7 +653,7 @@ void Negotiator::hear_cause(Status cause) {
 
 void Negotiator::send_all(const Bytes& frame, Deadline deadline) {
   for (int rank = 0; rank < size_; ++rank) {
-    if (rank != rank_) control_.send(rank, frame);
+    if (rank != rank_) send(rank, frame);
   }
   while (!control_.flush() && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -675,8 +676,7 @@ Status Negotiator::look_at_rank_0() {
   const AnswerWatch::Act act = answers_.look(now);
   if (act == AnswerWatch::Act::kNothing) return Status();
   if (act == AnswerWatch::Act::kAsk) {
-    control_.send(kCoordinatorRank, encode_submit({}));
-    counters_.messages_sent = control_.frames_sent();
+    send(kCoordinatorRank, encode_submit({}));
     return Status();
   }
   const Request& request = pending_.begin()->second->request;

@@ -157,6 +157,7 @@ class Negotiator {
   // On other ranks than 0: whether that one still answers.
   Status look_at_rank_0();
   bool waits_for_rank_0() const { return !coordinator_ && !pending_.empty(); }
+  void send(int rank, const Bytes& frame);  // and counts it
   void send_all(const Bytes& frame, Deadline deadline);
 
   const ResponseCache& cache() const { return coordinator_ ? coordinator_->cache() : own_cache_; }
