@@ -309,8 +309,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Raises:
         ArgumentError: the process set is not registered, or was removed already.
-        MismatchError: another rank removes another process set, or waits for this rank in a
-            collective of this one. Every rank gets this error, and the process set stays.
+        MismatchError: another rank removes another process set.
+        DeadlockError: another rank waits for this rank in a collective of this one. Every rank gets
+            this error, which says where each of them waits, and the process set stays.
 
     Example:
         >>> hvd.remove_process_set(pair)
