@@ -18,6 +18,7 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from hvdlite.launch.console import Console
@@ -82,17 +83,15 @@ class StreamReader:
     def add(self, stream: Stream) -> None:
         self._streams.append(stream)
         if self._is_watched(stream):
-            self._selector.register(stream.pipe, selectors.EVENT_READ, self._reader(stream))
+            self._watch(stream)
+
+    def _watch(self, stream: Stream) -> None:
+        read = partial(self._read_block, stream)
+        self._selector.register(stream.pipe, selectors.EVENT_READ, read)
 
     def _is_watched(self, stream: Stream) -> bool:
         """Return whether the selector has the stream's pipe."""
         return not self._paused and stream.sink != LIVE
-
-    def _reader(self, stream: Stream) -> Callable[[], None]:
-        def read() -> None:
-            self._read_block(stream)
-
-        return read
 
     def _read_block(self, stream: Stream) -> bool:
         """Read at most one block; return whether there were bytes."""
@@ -131,7 +130,7 @@ class StreamReader:
             if self._paused:
                 self._selector.unregister(stream.pipe)
             else:
-                self._selector.register(stream.pipe, selectors.EVENT_READ, self._reader(stream))
+                self._watch(stream)
 
     def drain(self, rank: int) -> None:
         """Read what a rank's pipes hold now, at most eight blocks from each."""

@@ -111,9 +111,8 @@ class Painter:
     def __init__(self, run: Run, about: About, colour: bool) -> None:
         self._run = run
         self._about = about
-        self._out = io.StringIO()
         self._console = Console(
-            file=self._out,
+            file=io.StringIO(),
             force_terminal=True,
             color_system="standard" if colour else None,
             no_color=not colour,
@@ -173,15 +172,13 @@ class Painter:
 
     def _draw(self, texts: Sequence[Text], width: int) -> list[bytes]:
         self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)
-        for text in texts:
-            text.truncate(max(1, width), overflow="crop")
-            if self._plain:
-                text.style = ""
-            self._console.print(text, no_wrap=True, crop=True)
-        drawn = self._out.getvalue()
-        self._out.seek(0)
-        self._out.truncate()
-        return [row.encode(errors="replace") for row in drawn.split("\n")[: len(texts)]]
+        with self._console.capture() as drawn:
+            for text in texts:
+                text.truncate(max(1, width), overflow="crop")
+                if self._plain:
+                    text.style = ""
+                self._console.print(text, no_wrap=True, crop=True)
+        return [row.encode(errors="replace") for row in drawn.get().split("\n")[: len(texts)]]
 
 
 def headline(figures: Figures, about: About, now: float) -> str:
