@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from hvdlite.live.findings import bytes_text, clock, number, time_text
 from hvdlite.live.run import Figures, RankFigures
@@ -144,17 +144,10 @@ def _spans(texts: Iterable[str]) -> str:
     return "".join(f"<span>{text}</span>" for text in texts)
 
 
-def _pieces(values: Sequence[float | None]) -> list[range]:
-    """Return the ranges of a curve's points that have no gap."""
-    found: list[range] = []
-    for i, one in enumerate(values):
-        if one is None:
-            continue
-        if found and found[-1].stop == i:
-            found[-1] = range(found[-1].start, i + 1)
-        else:
-            found.append(range(i, i + 1))
-    return found
+def _pieces(values: Sequence[float | None]) -> list[list[int]]:
+    """Return the indexes of a curve's points, in pieces that have no gap."""
+    pieces = groupby(range(len(values)), key=lambda i: values[i] is not None)
+    return [list(piece) for there, piece in pieces if there]
 
 
 def _round_up(most: float) -> float:

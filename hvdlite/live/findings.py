@@ -158,12 +158,13 @@ def _late(figures: Figures) -> Iterator[Finding]:
     waiting = _waiting(figures)
     if late is not None and not _is_one_of_many(late, slow):
         of_rank = _rank(figures, late.rank)
+        larger = None if late.phase == "the exchange" else _larger_batch(figures, of_rank)
         yield Finding(
             "slow link" if late.phase == "the exchange" else "straggler",
             f"rank {late.rank} on {of_rank.host} holds the others up: it is the last in "
             f"{percent(late.share)} of the steps, {time_text(late.seconds)} late in {late.phase}; "
             f"the others wait {percent(waiting / figures.step)} of the step",
-            _remedy(figures, late),
+            larger or _REMEDY_OF_PHASE[late.phase],
             late.rank,
         )
     elif slow is not None:
@@ -186,11 +187,6 @@ def _late(figures: Figures) -> Iterator[Finding]:
             "Other programs take the cores now from one rank and now from another, or the batches "
             "differ in work: leave a core free on each host, or sort batches by their length.",
         )
-
-
-def _remedy(figures: Figures, late: Straggler) -> str:
-    larger = _larger_batch(figures, _rank(figures, late.rank))
-    return larger if larger and late.phase != "the exchange" else _REMEDY_OF_PHASE[late.phase]
 
 
 def _larger_batch(figures: Figures, late: RankFigures) -> str | None:
@@ -277,8 +273,11 @@ def note(one: RankFigures, late: Straggler | None) -> str:
 
 
 def _preempted(figures: Figures) -> Iterator[Finding]:
-    for host, hit in _preempted_by_host(figures):
+    for host in _hosts(figures):
         here = _of_host(figures, host)
+        hit = [rank for rank in here if is_preempted(rank)]
+        if not hit:
+            continue
         worst = max(hit, key=lambda rank: rank.switches)
         cores, threads = worst.cores, sum(rank.threads for rank in here)
         are, get = ("is", "gets") if len(hit) == 1 else ("are", "get as little as")
@@ -297,13 +296,6 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
         else:
             remedy = "Other programs use these cores: see with top what runs there, and move it."
         yield Finding("preempted", says, remedy, worst.rank)
-
-
-def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures]]]:
-    for host in _hosts(figures):
-        hit = [rank for rank in _of_host(figures, host) if is_preempted(rank)]
-        if hit:
-            yield host, hit
 
 
 def is_preempted(rank: RankFigures) -> bool:
