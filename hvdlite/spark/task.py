@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from secrets import token_bytes
 from typing import Any
 
@@ -237,18 +238,72 @@ class Report:
 _DONE = b"d"
 
 
-class Hub:
-    """How the tasks of a job learn that a rank of another task has failed: rank 0's side.
+class _Alarm:
+    """How the tasks of a job learn that a rank of another task has failed; a part of a task's loop.
 
     Every other task has a *line*, which is a connection to rank 0's task, the *hub*. A task whose
     rank is done says so on its line and closes it. A line that is closed without a word is the
     alarm: that task's rank failed, or the task was killed. The hub then closes all lines, so all
     tasks get the alarm, and end their ranks, even those that do not call hvdlite at all.
 
-    The other tasks connect to `listener`, which the hub owns. The owner of `selector` calls the
-    key's data for each event, and `expire` regularly. `rang` is called once, when a rank of another
-    task has failed.
+    The owner of `selector` calls the key's data for each event, and `expire` regularly. `rang` is
+    called once, when a rank of another task has failed.
     """
+
+    def __init__(self, selector: selectors.BaseSelector, rang: Callable[[], None]) -> None:
+        self._selector = selector
+        self._rang = rang
+        self._lines: dict[int, socket.socket] = {}
+        self._expected: set[int] = set()  # the ranks that are not done
+        self._over = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether ranks of other tasks run, so that this task has to stay."""
+        return bool(self._expected) and not self._over
+
+    def done(self) -> None:
+        """Note that this task's rank is done."""
+
+    def ring(self) -> None:
+        """Tell all tasks that this task's rank has failed, if `done` was not called before."""
+        self._over = True
+        for rank in list(self._lines):
+            self._drop(rank)
+
+    def expire(self) -> None:
+        """Drop connections that take too long to become lines."""
+
+    def close(self) -> None:
+        self.ring()
+
+    def _watch(self, rank: int, line: socket.socket) -> None:
+        line.setblocking(False)
+        self._lines[rank] = line
+        self._selector.register(line, selectors.EVENT_READ, partial(self._hear, rank))
+
+    def _hear(self, rank: int) -> None:
+        if rank not in self._lines:
+            return  # The selector returned this event together with the one that closed the line.
+        try:
+            said = self._lines[rank].recv(len(_DONE))
+        except OSError:
+            said = b""
+        self._drop(rank)
+        if said == _DONE:
+            self._expected.discard(rank)
+        elif not self._over:
+            self.ring()
+            self._rang()
+
+    def _drop(self, rank: int) -> None:
+        line = self._lines.pop(rank)
+        self._selector.unregister(line)
+        line.close()
+
+
+class Hub(_Alarm):
+    """Rank 0's side; the other tasks connect to `listener`, which the hub owns."""
 
     def __init__(
         self,
@@ -258,67 +313,27 @@ class Hub:
         selector: selectors.BaseSelector,
         rang: Callable[[], None],
     ) -> None:
-        self._selector = selector
-        self._rang = rang
-        self._lines: dict[int, socket.socket] = {}
+        super().__init__(selector, rang)
         self._expected = set(range(1, size))
-        self._over = False
         self._acceptor = Acceptor(listener, job, size, selector, self._welcome)
-
-    @property
-    def waits(self) -> bool:
-        """Whether ranks of other tasks run, so that this task has to stay."""
-        return bool(self._expected) and not self._over
-
-    def done(self) -> None:
-        """Do nothing: the hub waits for the others."""
-
-    def ring(self) -> None:
-        """Tell all tasks that this task's rank has failed."""
-        self._over = True
-        for line in self._lines.values():
-            self._drop(line)
-        self._lines.clear()
 
     def expire(self) -> None:
         self._acceptor.expire()
 
     def close(self) -> None:
-        self.ring()
+        super().close()
         self._acceptor.close()
 
     def _welcome(self, line: socket.socket, handshake: ServerHandshake) -> None:
         rank = handshake.rank
         if self._over or handshake.role != Role.CONTROL or rank not in self._expected:
             line.close()
-            return
-        line.setblocking(False)
-        self._lines[rank] = line
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(rank))
-
-    def _hear(self, rank: int) -> None:
-        line = self._lines.pop(rank)
-        said = _received(line)
-        self._drop(line)
-        if said == _DONE:
-            self._expected.discard(rank)
-        elif not self._over:
-            self.ring()
-            self._rang()
-
-    def _drop(self, line: socket.socket) -> None:
-        self._selector.unregister(line)
-        line.close()
+        else:
+            self._watch(rank, line)
 
 
-class Line:
-    """The side of every other rank; see `Hub`.
-
-    `deadline` limits the time until the hub answers. If it cannot be reached, making one raises
-    BootstrapError.
-    """
-
-    waits = False  # Only the hub has to stay for the others.
+class Line(_Alarm):
+    """The side of every other rank; raises BootstrapError if the hub does not answer in time."""
 
     def __init__(
         self,
@@ -329,41 +344,14 @@ class Line:
         rang: Callable[[], None],
         deadline: Deadline,
     ) -> None:
-        self._selector = selector
-        self._rang = rang
-        self._line, _ = reach("rank 0's task", address, job, rank, Role.CONTROL, deadline)
-        self._open = True
-        selector.register(self._line, selectors.EVENT_READ, self._hear)
+        super().__init__(selector, rang)
+        line, _ = reach("rank 0's task", address, job, rank, Role.CONTROL, deadline)
+        self._watch(0, line)
 
     def done(self) -> None:
-        """Tell the hub that this task's rank is done."""
-        if self._open:
+        for line in self._lines.values():
             try:
-                self._line.send(_DONE)
+                line.send(_DONE)
             except OSError:
                 pass  # The hub has gone, because a rank has failed.
-            self.close()
-
-    def ring(self) -> None:
         self.close()
-
-    def expire(self) -> None:
-        """Do nothing: no stranger connects here."""
-
-    def close(self) -> None:
-        """Close the line; without `done` before, this is the alarm."""
-        if self._open:
-            self._open = False
-            self._selector.unregister(self._line)
-            self._line.close()
-
-    def _hear(self) -> None:
-        self.close()
-        self._rang()
-
-
-def _received(line: socket.socket) -> bytes:
-    try:
-        return line.recv(len(_DONE))
-    except OSError:
-        return b""
