@@ -39,7 +39,7 @@ class Console:
     """
 
     def __init__(self) -> None:
-        self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._terminals = {fd for fd in (STDOUT, STDERR) if os.isatty(fd)}
         self._changed = threading.Condition()
         self._queue: deque[tuple[int, bytes | None]] = deque()  # None closes the descriptor.
@@ -126,33 +126,26 @@ class Console:
     def woken(self) -> None:
         """Clear the wake-up from `wake_fd`."""
         try:
-            while os.read(self.wake_fd, 4096):
-                pass
+            os.eventfd_read(self.wake_fd)
         except BlockingIOError:
             pass
 
     def drained(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds until the queue is written; return whether it is."""
-        deadline = time.monotonic() + timeout
         with self._changed:
-            while self._bytes or self._queue or self._changes:
-                left = deadline - time.monotonic()
-                self._given_up = left <= 0
-                if self._given_up:
-                    return False
-                self._changed.wait(left)
-            self._given_up = False
-        return True
+            written = self._changed.wait_for(
+                lambda: not (self._bytes or self._queue or self._changes), timeout
+            )
+            self._given_up = not written
+        return written
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._changes:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._queue or self._changes)
                 fd, data = self._queue[0] if self._queue else (_NOTHING, None)
             if fd == _END:
                 os.close(self.wake_fd)
-                os.close(self._wake_write)
                 return
             if fd == _NOTHING:
                 self._draw()
@@ -168,7 +161,7 @@ class Console:
                 wake = (was_full and not self.full) or not self._queue
                 self._changed.notify_all()
             if wake:
-                self._wake()
+                os.eventfd_write(self.wake_fd, 1)
 
     def _put(self, fd: int, data: bytes) -> None:
         """Write output, which on the region's terminal first erases the region."""
@@ -223,13 +216,7 @@ class Console:
         if not isinstance(error, BrokenPipeError) and fd != STDERR:
             what = "standard output" if fd == STDOUT else "a file of --output-filename"
             self.say(f"cannot write {what} any more: {error.strerror}")
-        self._wake()
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            pass  # The pipe is full of wake-ups already.
+        os.eventfd_write(self.wake_fd, 1)
 
 
 class Region:
