@@ -1,4 +1,6 @@
 """What a running job does, for people who watch it: who is slow, and why.
 
-`sample` is what a rank says once a second, `run` what is known of a job from all samples.
+In a rank, `observed` takes what the script tells, and `reporter` says once a second a `sample`. In
+the launcher, `run` is what is known of a job from all samples, `findings` what limits it, in words;
+`screen` and `report` (with `charts`) show both.
 """
