@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdlite import basics, ops
+from hvdlite import basics
 from hvdlite.errors import (
     ArgumentError,
     DeadlockError,
@@ -27,7 +27,7 @@ from hvdlite.errors import (
     MismatchError,
     ReplicasDifferWarning,
 )
-from hvdlite.keras.arrays import allreduce, describe_by_rank, exchange
+from hvdlite.keras.arrays import describe_by_rank, exchange
 from hvdlite.keras.backend import keras_2
 from hvdlite.keras.gradients import distributed_part, first_wire_name, wire_name_over
 from hvdlite.live.observed import observe_fit
@@ -205,31 +205,24 @@ class _FitEnd(_LastCallback):
         self._met += 1
         if not self.every:
             return
+        self._wants |= bool(self.model.stop_training)
         if self._met % self.every:
-            self._wants, self.model.stop_training = bool(self._stops()), False
-            return
-        mine = np.array([self._stops()], "int32")
-        # The live view does not count all-reduces whose names begin with "#" as parts of a step.
-        if allreduce(mine, "#keras.stop", op=ops.Max, process_set=self.process_set)[0]:
-            numbers = Exchange("#keras.stops", [self._stops()], self.process_set, True).finish()
-            self._stop(numbers, f"batch {batch} of epoch {self._epoch}")
+            self.model.stop_training = False
+        else:
+            self._meet("#keras.stop", f"batch {batch} of epoch {self._epoch}")
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Stop if a rank stops here; raise if another rank's epoch goes on."""
-        name = self._name or "#keras.end_of_fit"
         with _end_of_epoch(self._batches):
-            numbers = Exchange(name, [self._stops()], self.process_set, blocking=True).finish()
-        if any(stops for (stops,) in numbers.values()):
-            self._stop(numbers, f"epoch {epoch}")
+            self._meet(self._name or "#keras.end_of_fit", f"epoch {epoch}")
 
-    def _stops(self) -> int:
-        return int(bool(self._wants or self.model.stop_training))
-
-    def _stop(self, numbers: dict[int, list[int]], where: str) -> None:
-        """Stop, and say so where some ranks alone wanted it."""
-        self.model.stop_training = True
-        stopped = [rank for rank, every in numbers.items() if every[0]]
-        if len(stopped) < len(numbers) and speaks(numbers):
+    def _meet(self, name: str, where: str) -> None:
+        """Stop if a rank stops here, and say so where some ranks alone wanted it."""
+        stops = int(bool(self._wants or self.model.stop_training))
+        numbers = Exchange(name, [stops], self.process_set, blocking=True).finish()
+        stopped = [rank for rank, (stops,) in numbers.items() if stops]
+        self.model.stop_training = bool(stopped)
+        if stopped and len(stopped) < len(numbers) and speaks(numbers):
             print(
                 f"hvdlite: fit() ends on all ranks after {where}, because {ranks_text(stopped)} "
                 "set model.stop_training; callbacks that come after "
