@@ -57,10 +57,7 @@ def collective_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if isinstance(error, errors.CollectiveError) or not _says_world_ended(error):
+        ended = isinstance(error, tf.errors.AbortedError) or MARK in str(error.message)
+        if isinstance(error, errors.CollectiveError) or not ended:
             raise
         raise errors.CollectiveError(error.message) from error
-
-
-def _says_world_ended(error: Any) -> bool:
-    return isinstance(error, tf.errors.AbortedError) or MARK in str(error.message)
