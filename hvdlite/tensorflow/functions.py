@@ -1,4 +1,4 @@
-"""Broadcasting initial state: the variables of one rank, to all ranks."""
+"""The same variables and objects on all ranks: broadcasts, and `check_replicas`."""
 
 from __future__ import annotations
 
@@ -87,6 +87,37 @@ def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> None:
         variable.assign(tensor)
 
 
+@traced_as_it_is
+def check_replicas(variables: Iterable[Any], process_set: ProcessSet = global_process_set) -> None:
+    """Raise an error on every rank unless all ranks have the same bits of these variables.
+
+    Each rank sums the words of each variable, on the host, and sends 8 bytes for each variable. All
+    members of the process set call this function between two steps, outside of functions.
+
+    Args:
+        variables: `model.trainable_variables`, without layers that each rank has of its own.
+        process_set: its members compare; by default all ranks.
+
+    Raises:
+        DivergenceError: they differ; `tensors` has their names, `ranks` the ranks of the minority.
+        MismatchError: the ranks give other variables.
+        ArgumentError: it is called in a function.
+
+    Example:
+        >>> if step % 100 == 0:
+        ...     hvd.check_replicas(model.trainable_variables)
+    """
+    if not tf.executing_eagerly():
+        raise ArgumentError(
+            "check_replicas() reads the values of variables: call it between two steps, outside of "
+            "tf.function"
+        )
+    listed = list(variables)
+    names = [str(getattr(one, "path", one.name)) for one in listed]
+    numbers = [array_word_sum(np.ascontiguousarray(one.numpy())) for one in listed]
+    check(names, numbers, process_set)
+
+
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -144,34 +175,3 @@ def allgather_object(
         [0]
     """
     return objects.allgather_object(obj, name, process_set)
-
-
-@traced_as_it_is
-def check_replicas(variables: Iterable[Any], process_set: ProcessSet = global_process_set) -> None:
-    """Raise an error on every rank unless all ranks have the same bits of these variables.
-
-    Each rank sums the words of each variable, on the host, and sends 8 bytes for each variable. All
-    members of the process set call this function between two steps, outside of functions.
-
-    Args:
-        variables: `model.trainable_variables`, without layers that each rank has of its own.
-        process_set: its members compare; by default all ranks.
-
-    Raises:
-        DivergenceError: they differ; `tensors` has their names, `ranks` the ranks of the minority.
-        MismatchError: the ranks give other variables.
-        ArgumentError: it is called in a function.
-
-    Example:
-        >>> if step % 100 == 0:
-        ...     hvd.check_replicas(model.trainable_variables)
-    """
-    if not tf.executing_eagerly():
-        raise ArgumentError(
-            "check_replicas() reads the values of variables: call it between two steps, outside of "
-            "tf.function"
-        )
-    listed = list(variables)
-    names = [str(getattr(one, "path", one.name)) for one in listed]
-    numbers = [array_word_sum(np.ascontiguousarray(one.numpy())) for one in listed]
-    check(names, numbers, process_set)

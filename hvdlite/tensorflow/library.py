@@ -30,55 +30,6 @@ _lock = threading.Lock()
 _loaded: _Library | None = None
 
 
-class _Operations:
-    """The operations of the library; eager failures raise errors of ours, too (see `errors`)."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        operation = getattr(self._module, name)
-
-        @functools.wraps(operation)
-        def run(*inputs: Any, **attributes: Any) -> Any:
-            try:
-                return operation(*inputs, **attributes)
-            except tf.errors.OpError as error:
-                raise both(error) from None
-
-        setattr(self, name, run)
-        return run
-
-
-class _Library:
-    """The loaded library: its operations for TensorFlow, and its C functions for us."""
-
-    def __init__(self) -> None:
-        # TensorFlow opens the file first: it sees only operations that register meanwhile.
-        self.ops = _Operations(tf.load_op_library(str(_FILE)))
-        self.native = ctypes.CDLL(str(_FILE))
-        self._attach = self.native.hvdlite_tensorflow_attach
-        self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
-        self._attach.restype = ctypes.c_bool
-        self._engine: _core.Engine | None = None  # This keeps the connected engine alive.
-
-    def attach(self, engine: _core.Engine | None) -> None:
-        """Connect the operations to this engine, or disconnect them (None)."""
-        if engine is None:
-            self._attach(None, None)
-        else:
-            numbers = (
-                *(basics.rank(), basics.size(), basics.local_rank(), basics.local_size()),
-                *(basics.cross_rank(), basics.cross_size()),
-            )
-            world = (ctypes.c_int32 * len(numbers))(*numbers)
-            if not self._attach(engine.core_table(), world):
-                raise HvdliteError(
-                    f"{_FILE.name} and hvdlite's core are of different versions; reinstall hvdlite"
-                )
-        self._engine = engine
-
-
 def raw_ops() -> Any:
     """Return the operations; load and attach the library at first use, which may raise."""
     return _library().ops
@@ -110,3 +61,52 @@ def _warn_if_untested() -> None:
             f"not with {tf.__version__}",
             stacklevel=2,
         )
+
+
+class _Library:
+    """The loaded library: its operations for TensorFlow, and its C functions for us."""
+
+    def __init__(self) -> None:
+        # TensorFlow opens the file first: it sees only operations that register meanwhile.
+        self.ops = _Operations(tf.load_op_library(str(_FILE)))
+        self.native = ctypes.CDLL(str(_FILE))
+        self._attach = self.native.hvdlite_tensorflow_attach
+        self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
+        self._attach.restype = ctypes.c_bool
+        self._engine: _core.Engine | None = None  # This keeps the connected engine alive.
+
+    def attach(self, engine: _core.Engine | None) -> None:
+        """Connect the operations to this engine, or disconnect them (None)."""
+        if engine is None:
+            self._attach(None, None)
+        else:
+            numbers = (
+                *(basics.rank(), basics.size(), basics.local_rank(), basics.local_size()),
+                *(basics.cross_rank(), basics.cross_size()),
+            )
+            world = (ctypes.c_int32 * len(numbers))(*numbers)
+            if not self._attach(engine.core_table(), world):
+                raise HvdliteError(
+                    f"{_FILE.name} and hvdlite's core are of different versions; reinstall hvdlite"
+                )
+        self._engine = engine
+
+
+class _Operations:
+    """The operations of the library; eager failures raise errors of ours, too (see `errors`)."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._module, name)
+
+        @functools.wraps(operation)
+        def run(*inputs: Any, **attributes: Any) -> Any:
+            try:
+                return operation(*inputs, **attributes)
+            except tf.errors.OpError as error:
+                raise both(error) from None
+
+        setattr(self, name, run)
+        return run
