@@ -46,19 +46,8 @@ def DistributedOptimizer(
     Example:
         >>> optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1 * hvd.size()))
     """
+    arguments = dict(locals())  # All but one have the names that they have in hvdlite.keras.
+    del arguments["use_locking"]
     from hvdlite import keras
 
-    return keras.DistributedOptimizer(
-        optimizer,
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    return keras.DistributedOptimizer(**arguments)
