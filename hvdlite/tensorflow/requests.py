@@ -72,11 +72,8 @@ def _allreduce(
     tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction
 ) -> list[tf.Tensor]:
     last = call_scalars(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
-
-    def call(part: list[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
-        return allreduce_with(last, part, wire, reduction.op, reduction.wire)
-
-    return _per_dtype(call, tensors, wire)
+    op, cast = reduction.op, reduction.wire
+    return _per_dtype(lambda part, wire: allreduce_with(last, part, wire, op, cast), tensors, wire)
 
 
 def _allreduce_weighted(
@@ -126,14 +123,11 @@ def _allreduce_in_xla(
 def broadcast(tensors: Sequence[tf.Tensor], wire: WireName, root_rank: int) -> list[tf.Tensor]:
     """Return the root's tensors; those of one dtype travel together."""
     _refuse_xla("broadcast", wire.text)
-    last = call_scalars(wire.number)
-
-    def call(part: list[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
-        return raw_ops().hvdlite_broadcast(  # type: ignore[no-any-return]
-            part, last, **_attributes(wire), root=root_rank
-        )
-
-    return take_turns(wire, _per_dtype(call, tensors, wire))
+    last, operation = call_scalars(wire.number), raw_ops().hvdlite_broadcast
+    outputs = _per_dtype(
+        lambda part, wire: operation(part, last, **_attributes(wire), root=root_rank), tensors, wire
+    )
+    return take_turns(wire, outputs)
 
 
 def allgather(tensors: Sequence[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
@@ -157,13 +151,11 @@ def reducescatter(
     """Reduce checked tensors and return this rank's rows; those of one dtype complete together."""
     _check_rows("reducescatter", tensors, wire)
     last = call_scalars(wire.number, reduction.prescale, reduction.postscale)
-
-    def call(part: list[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
-        return raw_ops().hvdlite_reducescatter(  # type: ignore[no-any-return]
-            part, last, **_attributes(wire), op=reduction.op
-        )
-
-    return take_turns(wire, _per_dtype(call, tensors, wire))
+    operation, op = raw_ops().hvdlite_reducescatter, reduction.op
+    outputs = _per_dtype(
+        lambda part, wire: operation(part, last, **_attributes(wire), op=op), tensors, wire
+    )
+    return take_turns(wire, outputs)
 
 
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
