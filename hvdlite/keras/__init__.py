@@ -6,14 +6,6 @@ This package depends on no framework but Keras. `DistributedOptimizer` overrides
 the gradients to one function, `allreduce_gradients`, of the module for Keras's backend
 (`on_tensorflow`, `on_torch`). Weights and metrics travel as NumPy arrays (`arrays`). `keras2` has
 what is different for objects of `tf_keras`; `backend` imports it when the first of them turns up.
-
-Example:
-    >>> import keras
-    >>> import hvdlite.keras as hvd
-    >>> hvd.init()
-    >>> model = keras.Sequential([keras.layers.Dense(1)])
-    >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    >>> model.compile(optimizer=optimizer, loss="mse")
 """
 
 from typing import Any

@@ -1,11 +1,4 @@
-"""Callbacks for `model.fit` on several ranks.
-
-Example:
-    >>> model.fit(inputs, labels, callbacks=[
-    ...     hvd.callbacks.MetricAverageCallback(),
-    ...     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-    ... ])
-"""
+"""`hvd.callbacks`: callbacks for `model.fit` on several ranks."""
 
 from __future__ import annotations
 

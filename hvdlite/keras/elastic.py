@@ -1,27 +1,12 @@
 """Elastic training with Keras: `hvd.elastic.run`, `KerasState`, and callbacks that keep it.
 
-On the TensorFlow backend each gradient is redone when a rank dies. So within the step in
-which that happens, some gradients may be averages over the ranks before and others over those that
-are left; every rank applies the same ones, each exactly once.
+On the TensorFlow backend each gradient is redone when a rank dies. So within the step in which
+that happens, some gradients may be averages over the ranks before and others over those that are
+left; every rank applies the same ones, each exactly once.
 
 `fit` fixes the number of steps of an epoch before it calls callbacks. A function that is called
-again in the middle of an epoch therefore gives `fit` the steps that are left, one epoch at a time:
-
-Example:
-    >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
-    >>> @hvd.elastic.run
-    ... def train(state):
-    ...     while state.epoch < 10:
-    ...         model.fit(
-    ...             data,
-    ...             steps_per_epoch=steps - state.batch,
-    ...             callbacks=[
-    ...                 hvd.elastic.UpdateBatchStateCallback(state),
-    ...                 hvd.elastic.UpdateEpochStateCallback(state),
-    ...                 hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
-    ...             ],
-    ...         )
-    >>> train(state)
+again in the middle of an epoch therefore gives `fit` the steps that are left, one epoch at a time
+(docs/elastic.md).
 """
 
 from __future__ import annotations

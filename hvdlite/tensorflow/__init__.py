@@ -1,15 +1,5 @@
 """hvdlite for TensorFlow: `import hvdlite.tensorflow as hvd`.
 
-Example:
-    >>> import tensorflow as tf
-    >>> import hvdlite.tensorflow as hvd
-    >>> hvd.init()
-    >>> variable = tf.Variable([1.0, 2.0])
-    >>> hvd.broadcast_variables([variable], root_rank=0)
-    >>> with tf.GradientTape() as tape:
-    ...     loss = tf.reduce_sum(variable**2)
-    >>> gradients = hvd.DistributedGradientTape(tape).gradient(loss, [variable])
-
 A gradient reaches the engine without Python: it is an asynchronous operation of a library
 (`library`, `csrc/tensorflow`), which TensorFlow starts when the gradient is ready, and which ends
 when the core's completion calls its continuation. GPU kernels find TensorFlow's stream

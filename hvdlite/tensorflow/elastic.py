@@ -3,16 +3,6 @@
 Each collective in a graph is redone when a rank dies. So within the step in which that
 happens, some gradients may be averages over the ranks before and others over those that are left;
 every rank applies the same ones, each exactly once.
-
-Example:
-    >>> state = hvd.elastic.TensorFlowState(model.trainable_variables, step=0)
-    >>> @hvd.elastic.run
-    ... def train(state):
-    ...     for state.step in range(state.step, 1000):
-    ...         train_one_step()
-    ...         if state.step % 10 == 0:
-    ...             state.commit()
-    >>> train(state)
 """
 
 from __future__ import annotations
@@ -41,7 +31,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Example:
         >>> @hvd.elastic.run
-        ... def train(state): ...
+        ... def train(state):
+        ...     for state.step in range(state.step, 1000):
+        ...         train_one_step()
+        ...         state.commit()
     """
     return elastic.run(collective_errors()(func))
 
