@@ -120,7 +120,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-
         def multiplier(epoch: float) -> float:
             # It is one batch ahead, so that the last batch of the last epoch has the whole rate.
             done = (epoch + 1 / (self.steps_per_epoch or 1)) / warmup_epochs
