@@ -28,6 +28,7 @@ from hvdlite.parameter_server import group as neutral
 from hvdlite.parameter_server.client import Client, RemoteCollection, Rows
 from hvdlite.parameter_server.collection import Report, ServerReport, WorkerReport, check_pace
 from hvdlite.parameter_server.tensors import ITEM_BYTES, Gradient, Slot, Storage, TensorSpec
+from hvdlite.rendezvous.environment import detect
 
 __all__ = ["Group", "RemoteOptimizer", "Report", "ServerReport", "WorkerReport", "connect"]
 
@@ -118,11 +119,13 @@ def connect() -> Group:
         with hvd.parameter_server.connect() as group:
             ...
     """
-    return Group(neutral.environment_of_this_process())
+    return Group(detect(with_servers=True))
 
 
 class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Leaves the updates of a worker's variables to parameter servers; `group.optimizer` makes it.
+
+    The arguments after `client` are those of `Group.optimizer`.
 
     Attributes:
         clock: the number of steps that this worker has done; one that joins later begins where the
@@ -142,21 +145,6 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         clipnorm: float | None = None,
         global_clipnorm: float | None = None,
     ) -> None:
-        """Make an optimizer, which registers its variables when it is built.
-
-        Args:
-            client: the connections to the servers; borrowed.
-            staleness: how many steps this worker may be ahead of the slowest one when it pulls.
-            push_every: in every how many steps the sum of the gradients is pushed.
-            pull_every: in every how many steps values are pulled.
-            clipvalue: the largest value of this worker's gradients, as in Keras' optimizers.
-            clipnorm: the largest norm of the gradient of a variable.
-            global_clipnorm: the largest norm of all gradients together.
-
-        Raises:
-            ArgumentError: a number cannot be used.
-            ValueError: more than one of the three bounds is given.
-        """
         check_pace(staleness, push_every, pull_every)
         super().__init__(
             learning_rate=0.0,
@@ -283,16 +271,14 @@ def _bytes(array: Any) -> memoryview:
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-MakeOptimizer = Callable[[], Any]
-
-
 class KerasStorage:
-    """The tensors of one server, see `hvdlite.parameter_server.tensors.Storage`."""
+    """The tensors of a server, as variables of Keras; a `hvdlite.parameter_server.tensors.Storage`.
 
-    # The server calls one method at a time.
+    Every tensor has an optimizer of its own, so that one whose gradient is missing stays as it is,
+    and so that all of an optimizer's variables belong to one tensor of a checkpoint.
+    """
 
-    def __init__(self, make_optimizer: MakeOptimizer, tensors: Sequence[TensorSpec]) -> None:
-        """Make a variable of zeros, and a checked optimizer, for each tensor of this server."""
+    def __init__(self, make_optimizer: Callable[[], Any], tensors: Sequence[TensorSpec]) -> None:
         self._specs = list(tensors)
         self._variables: list[Any] = []
         self._optimizers: list[Any] = []
@@ -307,15 +293,12 @@ class KerasStorage:
             self._optimizers.append(optimizer)
 
     def read(self, tensor: int, into: memoryview) -> None:
-        """Copy the values of a tensor."""
         into[:] = _bytes(keras.ops.convert_to_numpy(self._variables[tensor]))
 
     def write(self, tensor: int, values: memoryview) -> None:
-        """Set the values of a tensor."""
         self._variables[tensor].assign(self._as_array(tensor, values, self._specs[tensor].shape))
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Apply the gradients of one push, each with its own optimizer, or change nothing."""
         dense = [self._dense(one) for one in gradients]
         with keras.device("cpu"):
             for one, gradient in zip(gradients, dense, strict=True):
@@ -323,14 +306,12 @@ class KerasStorage:
                 self._optimizers[one.tensor].apply([tensor], [self._variables[one.tensor]])
 
     def slots(self) -> Iterator[Slot]:
-        """Copy the values, and the variables of the optimizers, one by one."""
         for index, variable in enumerate(self._variables):
             yield _slot(index, "", variable)
             for name, state in self._states(index).items():
                 yield _slot(index, name, state)
 
     def restore(self, slot: Slot) -> None:
-        """Set what `slots` has copied; raise if the optimizer does not have such a state."""
         states = self._states(slot.tensor)
         variable = states.get(slot.name) if slot.name else self._variables[slot.tensor]
         if variable is None or tuple(variable.shape) != slot.shape:

@@ -5,9 +5,9 @@ the named tensors of its model, and each server holds some of them. A worker *pu
 which a server applies at once, and *pulls* values. The number of pushes that a server has applied
 is its *version*; the *age* of a push is the number of versions that its worker had not seen.
 
-This package moves bytes and imports no framework. An adapter gives a server the `storage`,
-which holds the values and applies gradients. On a worker, an adapter passes memory to
-the `client`. The way of one request is `client`, `wire`, `server` (one thread per worker),
-`collection`, `storage`. `clocks` bounds how far a worker may be ahead, `checkpoint` is the file of
-a server; `group` is what users see.
+This package moves bytes and imports no framework. A request goes from `client` over `wire` to
+`server` (one thread per worker), and to the `collection`, which bounds how far a worker may be
+ahead. An adapter gives a server the storage (`tensors`), which holds the values and applies
+gradients, and on a worker passes memory to the client. `checkpoint` is the file of a server;
+`group` is what users see.
 """

@@ -8,13 +8,14 @@ read it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,8 +35,8 @@ class Snapshot(NamedTuple):
 
     version: int
     clock: int
-    specs: Sequence[TensorSpec]  # They are all tensors of the model, also those of other servers.
-    tensors: Sequence[TensorSpec]  # The server holds these.
+    specs: Sequence[TensorSpec]  # all tensors of the model, also those of other servers
+    tensors: Sequence[TensorSpec]  # those that the server holds
     slots: Sequence[Slot]
 
 
@@ -45,8 +46,10 @@ def file_of(path: str, server: int, servers: int) -> str:
 
 
 def write(file: str, number: int, snapshot: Snapshot) -> None:
-    """Write a server's file, in place of the one before it, which stays if an OSError is raised."""
-    # `number` counts the checkpoints of all jobs that have trained this model.
+    """Write a server's file, in place of the one before it, which stays if an OSError is raised.
+
+    `number` counts the checkpoints of all jobs that have trained this model.
+    """
     offset = 0
     entries = []
     for slot in snapshot.slots:
@@ -83,34 +86,17 @@ class Checkpoint:
     """The file of a server, whose header alone has been read."""
 
     path: Path
+    number: int  # of this one among the checkpoints of this model
+    version: int  # the number of pushes that the server had applied
+    clock: int  # at which workers go on
+    specs: Sequence[TensorSpec]  # all tensors of the model
+    entries: Sequence[Mapping[str, Any]]
     data_at: int
-    header: dict[str, Any]
-
-    @property
-    def number(self) -> int:
-        """How many checkpoints of this model there were before, and this one."""
-        return int(self.header["number"])
-
-    @property
-    def specs(self) -> list[TensorSpec]:
-        """All tensors of the model."""
-        return decode(self.header["tensors"])
-
-    @property
-    def version(self) -> int:
-        """The number of pushes that the server had applied."""
-        return int(self.header["version"])
-
-    @property
-    def clock(self) -> int:
-        """The clock at which workers go on."""
-        return int(self.header["clock"])
 
     def slots(self, tensors: Sequence[TensorSpec]) -> Iterator[Slot]:
         """Read what the file has of these tensors; missing values raise ArgumentError."""
-        entries = self.header["entries"]
         for index, spec in enumerate(tensors):
-            own = [one for one in entries if one["tensor"] == spec.name]
+            own = [one for one in self.entries if one["tensor"] == spec.name]
             if not any(one["slot"] == "" for one in own):
                 raise ArgumentError(f"{self.path} has no values of tensor {spec.name!r}")
             for one in own:
@@ -127,14 +113,17 @@ class Checkpoint:
 
 
 def find(path: str, server: int, servers: int) -> Checkpoint | None:
-    """Return the file of a server if the checkpoint is complete; None if there is none."""
-    # A checkpoint of another number of servers, and a damaged file, raise ArgumentError.
+    """Return the file of a server if the checkpoint is complete; None if there is none.
+
+    A checkpoint of another number of servers, and a damaged file, raise ArgumentError.
+    """
     written: dict[int, set[int]] = {}
     folder, name = os.path.split(path)
-    for one in _listed(folder or "."):
-        match = _NAME.fullmatch(one)
-        if match is not None and match[1] == name:
-            written.setdefault(int(match[3]), set()).add(int(match[2]))
+    with contextlib.suppress(FileNotFoundError):
+        for one in os.listdir(folder or "."):
+            match = _NAME.fullmatch(one)
+            if match is not None and match[1] == name:
+                written.setdefault(int(match[3]), set()).add(int(match[2]))
     complete = [count for count, some in written.items() if some >= set(range(count))]
     if servers in complete:
         return _open(Path(file_of(path, server, servers)))
@@ -146,26 +135,19 @@ def find(path: str, server: int, servers: int) -> Checkpoint | None:
     return None
 
 
-def _listed(folder: str) -> Iterable[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-
-
 def _open(path: Path) -> Checkpoint:
     with open(path, "rb") as stream:
         head = stream.read(len(_MARK) + _LENGTH.size)
-        if not head.startswith(_MARK) or len(head) < len(_MARK) + _LENGTH.size:
-            raise ArgumentError(f"{path} is not a checkpoint of a parameter server")
-        (length,) = _LENGTH.unpack_from(head, len(_MARK))
-        if length > _MAX_HEADER_BYTES:
+        known = head.startswith(_MARK) and len(head) == len(_MARK) + _LENGTH.size
+        length = _LENGTH.unpack_from(head, len(_MARK))[0] if known else 0
+        if not known or length > _MAX_HEADER_BYTES:
             raise ArgumentError(f"{path} is not a checkpoint of a parameter server")
         try:
             header = json.loads(stream.read(length))
         except ValueError:
             raise ArgumentError(f"the header of {path} is damaged") from None
-        return Checkpoint(path, stream.tell(), header)
+        specs = decode(header.pop("tensors"))
+        return Checkpoint(path, specs=specs, data_at=stream.tell(), **header)
 
 
 class Saving:
@@ -179,14 +161,22 @@ class Saving:
         every: float = 60.0,
         load: str | None = None,
     ) -> None:
-        """Find the checkpoint to begin with: that of `load`, or else of `save`, if there is one."""
-        # `every` is in seconds; without a path `save`, no checkpoints are written. The call raises
-        # ArgumentError if there is no checkpoint in `load`, or one of another number of servers.
+        """Find the checkpoint to begin with: that of `load`, or else of `save`, if there is one.
+
+        `every` is in seconds; without a path `save`, no checkpoints are written. It raises
+        ArgumentError if there is no checkpoint in `load`, or one of another number of servers.
+        """
         if not every > 0:
             raise ArgumentError(f"save_every={every!r} is not a number of seconds above 0")
         self._server = server
         self._every = every
-        self._begun = _begin_with(save, load, server, servers)
+        path = save if load is None else load
+        self._begun = None if path is None else find(path, server, servers)
+        if load is not None and self._begun is None:
+            raise ArgumentError(
+                f"there is no complete checkpoint {load!r}: one file of each server that wrote it, "
+                f"such as {file_of(load, 0, 2)!r} and {file_of(load, 1, 2)!r}"
+            )
         # The number of the last checkpoint counts those of all jobs that trained this model.
         self.number = 0 if self._begun is None else self._begun.number
         self.file = None if save is None else file_of(save, server, servers)
@@ -209,8 +199,10 @@ class Saving:
             self._save()
 
     def restore(self, collection: Collection) -> None:
-        """Set a new collection to what the checkpoint has, if there is one."""
-        # The call raises MismatchError if the checkpoint has other tensors.
+        """Set a new collection to what the checkpoint has, if there is one.
+
+        It raises MismatchError if the checkpoint has other tensors.
+        """
         begun = self._begun
         if begun is None:
             return
@@ -238,7 +230,10 @@ class Saving:
             return
         assert self.file is not None
         try:
-            snapshot = _snapshot(collection)
+            with collection.lock:
+                slots, version = list(collection.storage.slots()), collection.version
+            clock = collection.least_clock()
+            snapshot = Snapshot(version, clock, collection.specs, collection.tensors, slots)
             write(self.file, self.number + 1, snapshot)
         except (OSError, HvdliteError) as error:
             print(
@@ -247,23 +242,4 @@ class Saving:
                 file=sys.stderr,
             )
             return
-        self._version, self.number = snapshot.version, self.number + 1
-
-
-def _snapshot(collection: Collection) -> Snapshot:
-    with collection.lock:
-        slots = list(collection.storage.slots())
-        version = collection.version
-    least = collection.clocks.least
-    return Snapshot(version, least, collection.specs, collection.tensors, slots)
-
-
-def _begin_with(save: str | None, load: str | None, server: int, servers: int) -> Checkpoint | None:
-    path = save if load is None else load
-    found = None if path is None else find(path, server, servers)
-    if load is not None and found is None:
-        raise ArgumentError(
-            f"there is no complete checkpoint {load!r}: one file of each server that wrote it, "
-            f"such as {file_of(load, 0, 2)!r} and {file_of(load, 1, 2)!r}"
-        )
-    return found
+        self._version, self.number = version, self.number + 1

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -55,8 +55,8 @@ _Result = TypeVar("_Result")
 class Rows(NamedTuple):
     """Rows of a tensor."""
 
-    numbers: memoryview  # They are ascending, each once, as signed 64-bit integers.
-    values: memoryview  # These are the bytes of the rows in this order.
+    numbers: memoryview  # ascending, each once, as signed 64-bit integers
+    values: memoryview  # the bytes of the rows in this order
 
 
 class Link:
@@ -105,9 +105,8 @@ class Link:
         """Receive the body of an answer into memory; raise as `send` does."""
         expected = sum(piece.nbytes for piece in pieces)
         if frame.body != expected:
-            self._fail(
-                CollectiveError(f"{self.name} sends {frame.body} bytes instead of {expected}")
-            )
+            wrong = f"{self.name} sends {frame.body} bytes instead of {expected}"
+            self._fail(CollectiveError(wrong))
         try:
             receive(self._connection, pieces)
         except (OSError, HungUpError) as error:
@@ -178,8 +177,8 @@ class _Share:
     """What one server has of the model."""
 
     link: Link
-    tensors: list[int]  # The indexes of its tensors; the server numbers them in this order.
-    seen: int = 0  # This worker has the values of this version.
+    tensors: list[int]  # the indexes of its tensors; the server numbers them in this order
+    seen: int = 0  # the version whose values this worker has
 
 
 class Client:
@@ -195,7 +194,11 @@ class Client:
         """Call a function for one thing per server, at the same time; raise the first error."""
         with self._lock:
             try:
-                return self._on_all(call, some)
+                if self._pool is None or len(some) == 1:
+                    return [call(one) for one in some]
+                futures = [self._pool.submit(call, one) for one in some]
+                wait(futures)
+                return [future.result() for future in futures]
             except HvdliteError:
                 raise
             except BaseException:  # KeyboardInterrupt, for example, in the middle of a frame.
@@ -203,22 +206,14 @@ class Client:
                     link.interrupt()
                 raise
 
-    def _on_all(self, call: Callable[[Any], _Result], some: Sequence[Any]) -> list[_Result]:
-        if self._pool is None or len(some) == 1:
-            return [call(one) for one in some]
-        futures = [self._pool.submit(call, one) for one in some]
-        errors = [future.exception() for future in futures]
-        for error in errors:
-            if error is not None:
-                raise error
-        return [future.result() for future in futures]
-
     def register(
         self, specs: Sequence[TensorSpec], values: Sequence[memoryview]
     ) -> RemoteCollection:
-        """Register the tensors of a model, and send their first values if this worker is to."""
-        # The call raises MismatchError if other workers, or the checkpoint, have other tensors,
-        # and HvdliteError if a server has refused this worker, or is gone.
+        """Register the tensors of a model, and send their first values if this worker is to.
+
+        It raises MismatchError if other workers, or the checkpoint, have other tensors, and
+        HvdliteError if a server has refused this worker, or is gone.
+        """
         return RemoteCollection(self, specs, values)
 
     def report(self) -> Report:
@@ -251,17 +246,20 @@ class RemoteCollection:
             for link in client.links
         ]
         said: dict[str, Any] = {"tensors": encode(specs), "clock": None, "fills": False}
-        first = self._shares[0]
-        # This worker begins at this clock.
-        fills, self.clock = self._register(first, said)
+        fills, self.clock = self._register(self._shares[0], said)
         said = {**said, "clock": self.clock, "fills": fills}
         for share in self._shares[1:]:
             self._register(share, said)
-        if fills:
-            for share in reversed(self._shares):  # Server 0 comes last; see `Collection`.
-                self._fill(share, values)
+        for share in reversed(
+            self._shares if fills else []
+        ):  # Server 0 comes last, see `Collection`.
+            pieces = [values[index] for index in share.tensors]
+            body = sum(len(piece) for piece in pieces)
+            share.link.send([Frame(Operation.FILL, body=body).pack(), *pieces])
+            share.seen = share.link.answer().version
 
     def _register(self, share: _Share, said: dict[str, Any]) -> tuple[bool, int]:
+        """Return whether this worker is to send the values, and the clock at which it begins."""
         body = json.dumps(said).encode()
         share.link.send([Frame(Operation.REGISTER, body=len(body)).pack(), body])
         frame = share.link.answer()
@@ -270,12 +268,6 @@ class RemoteCollection:
         share.link.checkpoint = answer["checkpoint"]
         return frame.kind == Status.FILL_IN, answer["clock"]
 
-    def _fill(self, share: _Share, values: Sequence[memoryview]) -> None:
-        pieces = [values[index] for index in share.tensors]
-        body = sum(len(piece) for piece in pieces)
-        share.link.send([Frame(Operation.FILL, body=body).pack(), *pieces])
-        share.seen = share.link.answer().version
-
     def step(
         self,
         clock: int,
@@ -283,11 +275,13 @@ class RemoteCollection:
         into: Sequence[memoryview] | None,
         staleness: int | None = None,
     ) -> None:
-        """Push, pull, or both, on all servers at the same time."""
-        # `clock` counts the steps that this worker has done. `gradients` has by the index of a
-        # tensor what to push, and `into` by tensor the memory for its values; None means not to
-        # push, or not to pull. The worker may be `staleness` steps ahead of the others; None sets
-        # no bound. The call raises HvdliteError if a server has refused this worker, or is gone.
+        """Push, pull, or both, on all servers at the same time.
+
+        `clock` counts the steps that this worker has done. `gradients` has by the index of a tensor
+        what to push, and `into` by tensor the memory for its values; None means not to push, or not
+        to pull. The worker may be `staleness` steps ahead of the others; None sets no bound. It
+        raises HvdliteError if a server has refused this worker, or is gone.
+        """
 
         def exchange(share: _Share) -> None:
             # Both requests leave before this worker waits: the server applies, and answers at once.

@@ -17,70 +17,17 @@ from hvdlite.parameter_server.tensors import (
     place,
 )
 
-
-class Clocks:
-    """The clocks of the workers that take part: how many steps each has done. The caller locks.
-
-    Bounded staleness is stale synchronous parallel (Ho et al., NIPS 2013). A worker at clock c that
-    has a bound k gets values when every worker that takes part is at clock c - k or later. So it
-    sees all pushes of the others up to that clock.
-    """
-
-    def __init__(self) -> None:
-        self._clocks: dict[int, int] = {}
-        self._last = 0  # A worker that joins when there are no others begins there.
-
-    @property
-    def least(self) -> int:
-        """The clock of the worker that is furthest behind."""
-        return min(self._clocks.values(), default=self._last)
-
-    def begin_at(self, clock: int) -> None:
-        """Let the first worker begin at this clock."""
-        self._last = clock
-
-    def of(self, worker: int) -> int:
-        """Return the clock of a worker."""
-        return self._clocks[worker]
-
-    def join(self, worker: int, clock: int | None = None) -> int:
-        """Let a worker take part; by default at the clock of the worker that is furthest behind."""
-        self._clocks[worker] = self.least if clock is None else clock
-        return self._clocks[worker]
-
-    def advance(self, worker: int, clock: int) -> None:
-        """Set a worker's clock, unless it has gone or is further already."""
-        if worker in self._clocks:
-            self._clocks[worker] = max(self._clocks[worker], clock)
-
-    def leave(self, worker: int) -> None:
-        """Forget a worker, for which nobody waits any more."""
-        least = self.least
-        self._clocks.pop(worker, None)
-        self._last = max(self._last, least)
-
-    def may_pull(self, clock: int, staleness: int | None) -> bool:
-        """Return whether a worker at this clock may get values now; None sets no bound."""
-        return staleness is None or self.least >= clock - staleness
-
-
-def check_pace(staleness: int | None, push_every: int, pull_every: int) -> None:
-    """Raise ArgumentError unless a worker can keep step with the others by these numbers."""
-    # It may be `staleness` steps ahead of the slowest worker (None: any number), and pushes and
-    # pulls once in so many steps.
-    if staleness is not None and (type(staleness) is not int or staleness < 0):
-        raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
-    for name, every in (("push_every", push_every), ("pull_every", pull_every)):
-        if type(every) is not int or every < 1:
-            raise ArgumentError(f"{name}={every!r} is not a number of steps from 1 on")
-
-
 _LOOK_SECONDS = 0.25  # A waiting session looks so often whether its worker lives.
 _MOST_GONE = 256  # So many workers that have gone are still in reports.
 
 
 class Collection:
-    """The tensors of the model that this server holds. Any session's thread uses it."""
+    """The tensors of the model that this server holds. Any session's thread uses it.
+
+    Bounded staleness is stale synchronous parallel (Ho et al., NIPS 2013). A worker at clock c that
+    has a bound k gets values when every worker that takes part is at clock c - k or later. So it
+    sees all pushes of the others up to that clock.
+    """
 
     # `lock` guards the values and the version; `moved` guards the other fields that change. A push
     # is applied, and a pull copied, under `lock`, so that both are atomic on this server.
@@ -89,11 +36,7 @@ class Collection:
     # all servers are there when server 0 tells the others to go on.
 
     def __init__(
-        self,
-        specs: Sequence[TensorSpec],
-        server: int,
-        servers: int,
-        make_storage: MakeStorage,
+        self, specs: Sequence[TensorSpec], server: int, servers: int, make_storage: MakeStorage
     ) -> None:
         """Begin without values; `specs` are all tensors of the model."""
         self.specs = list(specs)
@@ -104,9 +47,9 @@ class Collection:
         self.storage: Storage = make_storage(self.tensors)
         self.moved = threading.Condition()
         self.filled = False  # It is set when the values are there.
-        self._filler: int | None = None  # This worker sends them.
-        self.clocks = Clocks()
-        self.workers: dict[int, WorkerReport] = {}
+        self.filler: int | None = None  # This worker sends them.
+        self._workers: dict[int, WorkerReport] = {}
+        self._last = 0  # A worker that joins when there are no others begins at this clock.
 
     def check(self, specs: Sequence[TensorSpec], worker: int) -> None:
         """Raise MismatchError if a worker registers other tensors."""
@@ -117,6 +60,10 @@ class Collection:
                 "build the same model on every worker, and delete the checkpoint of another one"
             )
 
+    def begin_at(self, version: int, clock: int) -> None:
+        """Go on from a checkpoint, whose values are there."""
+        self.version, self.filled, self._last = version, True, clock
+
     def may_fill(self, worker: int, told: bool, chooses: bool) -> bool | None:
         """Return whether a worker is to send the values; None if it has to wait. Under `moved`."""
         # `told` says that server 0 has chosen the worker, and `chooses` that this is server 0.
@@ -125,53 +72,48 @@ class Collection:
                 f"this server has trained on, and server 0 takes first values from worker "
                 f"{worker}; start the job again, and give all servers the same checkpoint"
             )
-        if told or (chooses and not self.filled and self._filler is None):
-            self._filler, self.filled = worker, False
+        if told or (chooses and not self.filled and self.filler is None):
+            self.filler, self.filled = worker, False
             return True
         return False if self.filled else None
 
-    def is_filled_by(self, worker: int) -> bool:
-        """Return whether this worker is to send the values."""
-        return self._filler == worker
-
-    def fill(self) -> None:
-        """Note that the values are there."""
+    def fill(self, values: Sequence[memoryview]) -> None:
+        """Take the first values of all tensors."""
+        with self.lock:
+            for index, one in enumerate(values):
+                self.storage.write(index, one)
         with self.moved:
-            self.filled, self._filler = True, None
+            self.filled, self.filler = True, None
             self.moved.notify_all()
 
-    def begin_at(self, version: int, clock: int) -> None:
-        """Go on from a checkpoint, whose values are there."""
-        self.version = version
-        self.filled = True
-        self.clocks.begin_at(clock)
-
-    def join(self, worker: int, clock: int | None) -> int:
-        """Let a worker take part, and return its clock."""
+    def join(self, worker: int, clock: int | None = None) -> int:
+        """Let a worker take part, by default at the clock of the slowest one; return its clock."""
         with self.moved:
-            report = self.workers.setdefault(worker, WorkerReport())
-            report.live = True
-            report.clock = self.clocks.join(worker, clock)
-            return report.clock
+            clock = self._least() if clock is None else clock
+            report = self._workers.setdefault(worker, WorkerReport())
+            report.live, report.clock = True, clock
+            return clock
 
     def leave(self, worker: int) -> None:
-        """Forget the clock of a worker that has gone."""
+        """Wait no longer for a worker, which has gone."""
         with self.moved:
-            self.clocks.leave(worker)
-            if worker in self.workers:
-                self.workers[worker].live = False
-                gone = [number for number, one in self.workers.items() if not one.live]
+            if worker in self._workers:
+                self._last = max(self._last, self._least())
+                self._workers[worker].live = False
+                gone = [number for number, one in self._workers.items() if not one.live]
                 for number in gone[:-_MOST_GONE]:
-                    del self.workers[number]
-            if self._filler == worker:
-                self._filler = None
+                    del self._workers[number]
+            if self.filler == worker:
+                self.filler = None
             self.moved.notify_all()
 
     def push(self, worker: int, clock: int, seen: int, gradients: Sequence[Gradient]) -> int:
-        """Apply a push, and return the version that it makes."""
-        # `clock` counts the steps of the worker, and `seen` is the version that the gradients were
-        # computed on. Without gradients only the clock advances. If the gradients cannot be
-        # applied, it raises ArgumentError, and nothing has changed.
+        """Apply a push, and return the version that it makes.
+
+        `clock` counts the steps of the worker, and `seen` is the version that the gradients were
+        computed on. Without gradients only the clock advances. If the gradients cannot be applied,
+        it raises ArgumentError, and nothing has changed.
+        """
         with self.lock:
             if seen > self.version:
                 raise ArgumentError(
@@ -184,40 +126,60 @@ class Collection:
                 self.version += 1
             version = self.version
         with self.moved:
-            report = self.workers[worker]
-            report.clock = max(report.clock, clock)
+            report = self.advance(worker, clock)
             report.pushes += 1
             if gradients:
                 report.ages += age
                 report.age_max = max(report.age_max, age)
-            self.clocks.advance(worker, clock)
-            self.moved.notify_all()
         return version
 
-    def wait(
-        self, worker: int, clock: int, staleness: int | None, alive: Callable[[], None]
-    ) -> None:
-        """Wait until a worker may pull."""
-        # The worker may be `staleness` steps ahead of the others; None waits for nobody.
-        with self.moved:
-            self.clocks.advance(worker, clock)
-            self.moved.notify_all()
-            while not self.clocks.may_pull(clock, staleness):
-                if not self.moved.wait(_LOOK_SECONDS):
-                    # `alive` raises if the worker has gone.
-                    alive()
+    def pull(
+        self,
+        worker: int,
+        clock: int,
+        staleness: int | None,
+        into: Sequence[memoryview],
+        alive: Callable[[], None],
+    ) -> int:
+        """Wait until a worker may pull; copy all values, and return their version.
 
-    def pulled(self, worker: int, clock: int) -> None:
-        """Count a pull."""
+        The worker may be `staleness` steps ahead of the others; None waits for nobody. Meanwhile
+        `alive` is called now and then, and raises if the worker has gone.
+        """
         with self.moved:
-            report = self.workers[worker]
-            report.clock = max(report.clock, clock)
+            report = self.advance(worker, clock)
+            while not self.may_pull(clock, staleness):
+                if not self.moved.wait(_LOOK_SECONDS):
+                    alive()
             report.pulls += 1
+        with self.lock:
+            for index, one in enumerate(into):
+                self.storage.read(index, one)
+            return self.version
+
+    def advance(self, worker: int, clock: int) -> WorkerReport:
+        """Set a worker's clock, unless it is further already. Under `moved`."""
+        report = self._workers[worker]
+        report.clock = max(report.clock, clock)
+        self.moved.notify_all()
+        return report
+
+    def may_pull(self, clock: int, staleness: int | None) -> bool:
+        """Return whether a worker at this clock may get values now. Under `moved`."""
+        return staleness is None or self._least() >= clock - staleness
+
+    def least_clock(self) -> int:
+        """Return the clock of the worker that is furthest behind."""
+        with self.moved:
+            return self._least()
+
+    def _least(self) -> int:
+        return min((one.clock for one in self._workers.values() if one.live), default=self._last)
 
     def report(self, server: int) -> ServerReport:
         """Return the figures until now."""
         with self.moved:
-            workers = {worker: replace(one) for worker, one in sorted(self.workers.items())}
+            workers = {worker: replace(one) for worker, one in sorted(self._workers.items())}
         return ServerReport(server, self.version, workers)
 
 
@@ -323,3 +285,12 @@ class Report:
                     f"{one.pulls} pulls, age {one.age_mean:.1f} (at most {one.age_max})"
                 )
         return "\n".join(lines)
+
+
+def check_pace(staleness: int | None, push_every: int, pull_every: int) -> None:
+    """Raise ArgumentError unless these are numbers of steps; `staleness` may be None."""
+    if staleness is not None and (type(staleness) is not int or staleness < 0):
+        raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
+    for name, every in (("push_every", push_every), ("pull_every", pull_every)):
+        if type(every) is not int or every < 1:
+            raise ArgumentError(f"{name}={every!r} is not a number of steps from 1 on")

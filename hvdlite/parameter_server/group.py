@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 from hvdlite.errors import ArgumentError, BootstrapError
@@ -23,7 +23,7 @@ from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.tensors import MakeStorage
 from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
-from hvdlite.rendezvous.environment import WorkerEnvironment, detect
+from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.handshake import Job, Role
 from hvdlite.rendezvous.mesh import Endpoint, host_identity
 from hvdlite.rendezvous.store import PublisherGoneError, StoreClient, serve_store
@@ -42,8 +42,10 @@ class Group:
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
-        """Connect a worker to all servers; a server is reached when it serves."""
-        # The call raises BootstrapError if the servers cannot be reached in time.
+        """Connect a worker to all servers, or raise BootstrapError if that is not done in time.
+
+        A server is reached when it serves.
+        """
         self._environment = environment
         self._open = contextlib.ExitStack()
         self._job = Job(environment.token, environment.job_id, environment.epoch)
@@ -107,13 +109,12 @@ class Group:
         save_every: float = 60.0,
         load: str | PathLike[str] | None = None,
     ) -> None:
-        """Serve until the workers have ended, or SIGTERM asks this process to end."""
-        # `save` and `load` are paths as in `serve`; `save_every` is in seconds. The call raises
-        # ArgumentError if this process is a worker, or has served already.
+        """Do what an adapter's `serve` does, with the storage that it makes."""
         if self._store is None:
             why = "has served already" if self.serves else "is a worker: train with a replica"
             raise ArgumentError(f"this process cannot serve, because it {why}")
-        saving = Saving(self.index, self.servers, _text(save), save_every, _text(load))
+        save, load = (None if path is None else fspath(path) for path in (save, load))
+        saving = Saving(self.index, self.servers, save, save_every, load)
         store, self._store = self._store, None
         with contextlib.ExitStack() as stack:
             endpoint = stack.enter_context(Endpoint(self._environment, store.local_host, {}))
@@ -155,9 +156,8 @@ class Group:
         deadline = Deadline(environment.start_timeout)
         address = environment.rendezvous
         if environment.serves_store:
-            address = self._open.enter_context(
-                serve_store(environment, self._job, deadline)
-            ).address
+            store = self._open.enter_context(serve_store(environment, self._job, deadline))
+            address = store.address
         assert address is not None
         client = StoreClient(address, self._job, environment.rank, deadline)
         return self._open.enter_context(client)
@@ -168,17 +168,20 @@ def _key(index: int) -> str:
 
 
 def _reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
-    """Connect a worker to all servers, and wait for those that do not listen yet."""
-    # The call raises BootstrapError if a server did not publish its address in time, cannot be
-    # reached, or has ended.
+    """Connect a worker to all servers, and wait for those that do not listen yet.
+
+    It raises BootstrapError if a server did not publish its address in time, cannot be reached, or
+    has ended.
+    """
     assert worker.rendezvous is not None
     deadline = Deadline(worker.start_timeout)
+    here = host_identity(worker.host_id)
     links: list[Link] = []
     try:
         with StoreClient(worker.rendezvous, job, worker.rank, deadline) as client:
             for index in range(worker.servers):
                 description = _look_up(client, index)
-                address = _address(description, worker)
+                address = str(description["unix" if description["host"] == here else "tcp"])
                 name = f"parameter server {index}"
                 number = worker.process
                 connection, _ = reach(name, address, job, number, Role.PARAMETER, deadline)
@@ -201,17 +204,11 @@ def _look_up(client: StoreClient, index: int) -> Mapping[str, Any]:
     return description
 
 
-def _address(description: Mapping[str, Any], worker: WorkerEnvironment) -> str:
-    here = description["host"] == host_identity(worker.host_id)
-    return str(description["unix" if here else "tcp"])
-
-
 class Watched:
     """Stands where ranks have an engine: a view of the job asks it once a second."""
 
     def __init__(self, report: Callable[[], ServerReport] | None = None) -> None:
-        # Any thread may call `report`, which a worker does not have.
-        self._report = report
+        self._report = report  # A worker has none. Any thread may call it.
         self._began = time.monotonic()
 
     def live(self) -> dict[str, Any]:
@@ -236,15 +233,6 @@ class Watched:
         }
 
 
-def environment_of_this_process() -> WorkerEnvironment:
-    """Return what the launcher says of this process; BootstrapError if it has no servers."""
-    return detect(with_servers=True)
-
-
-def _text(path: str | PathLike[str] | None) -> str | None:
-    return None if path is None else fspath(path)
-
-
 @contextlib.contextmanager
 def _stopped_by_sigterm(server: Server) -> Iterator[None]:
     """Let SIGTERM end the service, so that it writes its last checkpoint."""
@@ -252,10 +240,7 @@ def _stopped_by_sigterm(server: Server) -> Iterator[None]:
         yield
         return
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.stop()
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, lambda *_: server.stop())
     try:
         yield
     finally:

@@ -66,18 +66,20 @@ class Server:
         job: Job,
         listeners: Sequence[socket.socket],
         make_storage: MakeStorage,
-        saving: Saving | None = None,
-        patience: float = 60.0,
+        saving: Saving,
+        start_timeout: float = 60.0,
     ) -> None:
-        """Make a server, which owns the listeners; only workers of `job` may connect."""
-        # The job begins with so many `workers`. `make_storage` makes the storage when the first
-        # worker registers its tensors. By default there are no checkpoints. Where no workers are
-        # left, the server waits `patience` seconds for those that have never come.
+        """Make a server, which owns the listeners; only workers of `job` may connect.
+
+        The job begins with so many `workers`. `make_storage` makes the storage when the first
+        worker registers its tensors. Where no workers are left, the server waits `start_timeout`
+        seconds for those that have never come.
+        """
         self.index = index
-        self._saving = saving or Saving(index, servers)
+        self.saving = saving
         self._servers = servers
         self._workers = workers
-        self._patience = math.inf if is_never(patience) else patience
+        self._start_timeout = math.inf if is_never(start_timeout) else start_timeout
         self._make_storage = make_storage
         self._listeners = list(listeners)
         self._selector = selectors.DefaultSelector()
@@ -94,14 +96,9 @@ class Server:
         self._stopping = threading.Event()
         descriptors.leave_to_parent(self)
 
-    @property
-    def saved(self) -> int:
-        """The number of the last checkpoint; 0 for none."""
-        return self._saving.number
-
     def run(self) -> None:
         """Serve until the workers have ended, or `stop` is called."""
-        self._saving.start(self._filled)
+        self.saving.start(self._filled)
         try:
             while not self._stopping.is_set() and not self._over():
                 for key, _ in self._selector.select(_TICK_SECONDS):
@@ -123,30 +120,25 @@ class Server:
             session.close_in_child()
 
     def open(self, specs: Sequence[TensorSpec], worker: int) -> Collection:
-        """Return the collection; the first worker that registers its tensors makes it."""
-        # The call raises MismatchError if another worker has registered other tensors, and
-        # ArgumentError if the storage cannot be made.
+        """Return the collection; the first worker that registers its tensors makes it.
+
+        It raises MismatchError if another worker has registered other tensors, and ArgumentError if
+        the storage cannot be made.
+        """
         with self._lock:
             if self._collection is None:
                 made = Collection(specs, self.index, self._servers, self._make_storage)
-                self._saving.restore(made)
+                self.saving.restore(made)
                 self._collection = made
             else:
                 self._collection.check(specs, worker)
             return self._collection
 
     def report(self) -> ServerReport:
-        """Return the figures of this server."""
         collection = self._collection
         return ServerReport(self.index) if collection is None else collection.report(self.index)
 
-    @property
-    def checkpoint_file(self) -> str | None:
-        """Return the file of checkpoints; None if this server does not write any."""
-        return self._saving.file
-
     def ended(self, session: Session, well: bool) -> None:
-        """Note the end of a session."""
         with self._lock:
             del self._sessions[session]
             self._died = self._died or not well
@@ -162,10 +154,10 @@ class Server:
         with self._lock:
             if self._sessions or not self._came:
                 return False
-            patience = _LINGER_SECONDS if self._died else 0.0
+            seconds = _LINGER_SECONDS if self._died else 0.0
             if len(self._came) < self._workers:
-                patience = self._patience
-            return time.monotonic() > self._gone_at + patience
+                seconds = self._start_timeout
+            return time.monotonic() > self._gone_at + seconds
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
         if handshake.role != Role.PARAMETER:
@@ -189,7 +181,7 @@ class Server:
         for session, thread in left.items():
             session.close()
             thread.join(_LINGER_SECONDS)
-        self._saving.close()
+        self.saving.close()
         descriptors.forget(self)
 
 
@@ -201,8 +193,8 @@ class Session:
         self.worker = worker
         self._connection = connection
         self._server = server
-        self._staging: dict[int, memoryview] = {}
-        self._joined: Collection | None = None
+        self._collection: Collection | None = None  # The worker has registered its tensors.
+        self._staging: list[memoryview] = []  # This session's own memory for them.
         self._alive_at = 0.0
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Operation.REGISTER: self._register,
@@ -217,7 +209,12 @@ class Session:
         well = False
         try:
             while (frame := receive_frame(self._connection)).kind != Operation.GOODBYE:
-                self._handle(frame)
+                handler = self._handlers.get(frame.kind)
+                if handler is None:
+                    raise ArgumentError(
+                        f"worker {self.worker} sent the unknown request {frame.kind}"
+                    )
+                handler(frame)
             well = True
         except (HungUpError, OSError):
             pass  # The worker died. What it had not sent completely was never applied.
@@ -227,8 +224,8 @@ class Session:
             traceback.print_exc()
             self._refuse(HvdliteError(f"{type(error).__name__}: {error}"))
         finally:
-            if self._joined is not None:
-                self._joined.leave(self.worker)
+            if self._collection is not None:
+                self._collection.leave(self.worker)
             self._connection.close()
             self._server.ended(self, well)
 
@@ -241,20 +238,11 @@ class Session:
         """Close the copy of a forked child."""
         self._connection.close()
 
-    def _handle(self, frame: Frame) -> None:
-        handler = self._handlers.get(frame.kind)
-        if handler is None:
-            raise ArgumentError(f"worker {self.worker} sent the unknown request {frame.kind}")
-        handler(frame)
-
     def _answer(
-        self,
-        status: Status,
-        version: int = 0,
-        pieces: Sequence[memoryview | bytes] = (),
+        self, status: Status, version: int = 0, pieces: Sequence[memoryview | bytes] = ()
     ) -> None:
         body = sum(len(piece) for piece in pieces)
-        frame = Frame(status, 0, self._server.saved, version, body)
+        frame = Frame(status, 0, self._server.saving.number, version, body)
         send(self._connection, [frame.pack(), *pieces])
 
     def _refuse(self, error: HvdliteError) -> None:
@@ -298,56 +286,41 @@ class Session:
                 f"worker {self.worker} does not describe its tensors as it should: {error}"
             ) from None
         collection = self._server.open(specs, self.worker)
+        chooses = self._server.index == 0
         with collection.moved:
-            self._joined = collection
-            while (
-                fills := collection.may_fill(self.worker, told, self._server.index == 0)
-            ) is None:
-                if not collection.moved.wait(0.25):
+            self._collection = collection
+            while (fills := collection.may_fill(self.worker, told, chooses)) is None:
+                if not collection.moved.wait(_TICK_SECONDS):
                     self._look_alive()
+        self._staging = [memoryview(bytearray(one.nbytes)) for one in collection.tensors]
         status = Status.FILL_IN if fills else Status.DONE
-        answer = {
-            "clock": collection.join(self.worker, clock),
-            "checkpoint": self._server.checkpoint_file,
-        }
-        body = json.dumps(answer).encode()
-        self._answer(status, collection.version, [body])
-
-    def _own(self) -> Collection:
-        """Return the collection that a request is about."""
-        if self._joined is None:
-            raise ArgumentError(f"worker {self.worker} has not registered its tensors")
-        return self._joined
+        joined_at = collection.join(self.worker, clock)
+        answer = {"clock": joined_at, "checkpoint": self._server.saving.file}
+        self._answer(status, collection.version, [json.dumps(answer).encode()])
 
     def _fill(self, frame: Frame) -> None:
         """Take the first values of all tensors."""
-        collection = self._own()
-        if not collection.is_filled_by(self.worker):
+        collection = self._registered()
+        if collection.filler != self.worker:
             raise ArgumentError(f"worker {self.worker} sends values that nobody asked for")
         self._check_body(frame, sum(one.nbytes for one in collection.tensors))
-        values = self._staged_all(collection)
-        receive(self._connection, values)
-        with collection.lock:
-            for index, one in enumerate(values):
-                collection.storage.write(index, one)
-        collection.fill()
+        receive(self._connection, self._staging)
+        collection.fill(self._staging)
         self._answer(Status.DONE, collection.version)
 
     def _push(self, frame: Frame) -> None:
-        collection = self._own()
-        self._check_filled(collection)
-        entries = self._entries(frame, collection)
-        sizes = [_entry_bytes(collection, entry) for entry in entries]
-        self._check_body(frame, sum(sizes) + len(entries) * ENTRY_BYTES)
+        """Apply the gradients of some tensors."""
+        collection = self._filled()
+        entries = self._entries(frame, collection.tensors)
         gradients, pieces = [], []
-        for entry, size in zip(entries, sizes, strict=True):
-            if entry.layout == Layout.DENSE:
-                gradients.append(Gradient(entry.tensor, self._staged(collection, entry.tensor)))
-                pieces.append(gradients[-1].values)
+        for tensor, layout, rows in entries:
+            if layout == Layout.DENSE:
+                gradients.append(Gradient(tensor, self._staging[tensor]))
+                pieces.append(self._staging[tensor])
                 continue
-            memory = memoryview(bytearray(size))
-            split = entry.rows * ROW_NUMBER_BYTES
-            gradients.append(Gradient(entry.tensor, memory[split:], memory[:split].cast("q")))
+            split = rows * ROW_NUMBER_BYTES
+            memory = memoryview(bytearray(split + rows * collection.tensors[tensor].row_bytes))
+            gradients.append(Gradient(tensor, memory[split:], memory[:split].cast("q")))
             pieces.append(memory)
         receive(self._connection, pieces)
         version = collection.push(self.worker, frame.clock, frame.version, gradients)
@@ -355,44 +328,56 @@ class Session:
 
     def _pull(self, frame: Frame) -> None:
         """Send all values."""
-        collection = self._own()
-        self._check_filled(collection)
+        collection = self._filled()
         self._check_body(frame, 0)
         staleness = None if frame.version == 0 else frame.version - 1
-        collection.wait(self.worker, frame.clock, staleness, self._look_alive)
-        values = self._staged_all(collection)
-        with collection.lock:
-            for index, one in enumerate(values):
-                collection.storage.read(index, one)
-            version = collection.version
-        self._answer(Status.DONE, version, values)
-        collection.pulled(self.worker, frame.clock)
+        version = collection.pull(
+            self.worker, frame.clock, staleness, self._staging, self._look_alive
+        )
+        self._answer(Status.DONE, version, self._staging)
 
     def _report(self, frame: Frame) -> None:
         self._check_body(frame, 0)
         body = json.dumps(asdict(self._server.report())).encode()
         self._answer(Status.DONE, pieces=[body])
 
-    def _entries(self, frame: Frame, collection: Collection) -> list[Entry]:
-        """Receive the entries of a body, and check each of them."""
-        if frame.entries > len(collection.tensors):
+    def _registered(self) -> Collection:
+        if self._collection is None:
+            raise ArgumentError(f"worker {self.worker} has not registered its tensors")
+        return self._collection
+
+    def _filled(self) -> Collection:
+        collection = self._registered()
+        if not collection.filled:
+            raise ArgumentError(f"worker {self.worker} asks for values before they are there")
+        return collection
+
+    def _entries(self, frame: Frame, tensors: Sequence[TensorSpec]) -> list[Entry]:
+        """Receive the entries of a body, and check each of them and the size of the body."""
+        if frame.entries > len(tensors):
             raise ArgumentError(
-                f"worker {self.worker} names {frame.entries} tensors, and there are "
-                f"{len(collection.tensors)}"
+                f"worker {self.worker} names {frame.entries} tensors, and there are {len(tensors)}"
             )
-        if frame.body < frame.entries * ENTRY_BYTES:
-            self._check_body(frame, frame.entries * ENTRY_BYTES)
+        size = frame.entries * ENTRY_BYTES
+        if frame.body < size:
+            self._check_body(frame, size)
         entries = receive_entries(self._connection, frame.entries)
         if len({entry.tensor for entry in entries}) < len(entries):
             raise ArgumentError(f"worker {self.worker} names a tensor twice")
         for entry in entries:
-            known = entry.tensor < len(collection.tensors) and entry.layout in set(Layout)
-            if not known or entry.rows > collection.tensors[entry.tensor].rows:
+            known = entry.tensor < len(tensors) and entry.layout in set(Layout)
+            if not known or entry.rows > tensors[entry.tensor].rows:
                 raise ArgumentError(
                     f"worker {self.worker} asks for what this server does not have: {entry}"
                 )
-            if entry.layout == Layout.DENSE and entry.rows:
+            spec = tensors[entry.tensor]
+            if entry.layout == Layout.ROWS:
+                size += entry.rows * (ROW_NUMBER_BYTES + spec.row_bytes)
+            elif entry.rows:
                 raise ArgumentError(f"worker {self.worker} gives rows to a dense entry: {entry}")
+            else:
+                size += spec.nbytes
+        self._check_body(frame, size)
         return entries
 
     def _check_body(self, frame: Frame, expected: int) -> None:
@@ -402,23 +387,3 @@ class Session:
                 f"worker {self.worker} announces {frame.body} bytes for {name}, and the tensors "
                 f"that it names have {expected}"
             )
-
-    def _check_filled(self, collection: Collection) -> None:
-        if not collection.filled:
-            raise ArgumentError(f"worker {self.worker} asks for values before they are there")
-
-    def _staged_all(self, collection: Collection) -> list[memoryview]:
-        return [self._staged(collection, index) for index in range(len(collection.tensors))]
-
-    def _staged(self, collection: Collection, tensor: int) -> memoryview:
-        """Return this session's own memory for a tensor."""
-        if tensor not in self._staging:
-            self._staging[tensor] = memoryview(bytearray(collection.tensors[tensor].nbytes))
-        return self._staging[tensor]
-
-
-def _entry_bytes(collection: Collection, entry: Entry) -> int:
-    spec = collection.tensors[entry.tensor]
-    if entry.layout == Layout.DENSE:
-        return spec.nbytes
-    return entry.rows * (ROW_NUMBER_BYTES + spec.row_bytes)

@@ -96,39 +96,33 @@ def place(specs: Sequence[TensorSpec], servers: int) -> list[int]:
 
 def difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
     """Say how two lists of tensors differ, for a message; None if they are equal."""
-    there = {one.name: one for one in theirs}
-    here = {one.name for one in ours}
-    for one in ours:
-        if one.name not in there:
-            return f"tensor {one.name!r} is missing there"
-        if one != there[one.name]:
-            other = there[one.name]
-            return f"tensor {one.name!r} is {one} here and {other} there"
-    for other in theirs:
-        if other.name not in here:
-            return f"tensor {other.name!r} is missing here"
-    if list(ours) != list(theirs):
-        return "the tensors are the same, in another order"
-    return None
+    here, there = ({one.name: one for one in some} for some in (ours, theirs))
+    for name, one in here.items():
+        if name not in there:
+            return f"tensor {name!r} is missing there"
+        if one != there[name]:
+            return f"tensor {name!r} is {one} here and {there[name]} there"
+    for name in there:
+        if name not in here:
+            return f"tensor {name!r} is missing here"
+    return None if list(ours) == list(theirs) else "the tensors are the same, in another order"
 
 
 class Gradient(NamedTuple):
     """The gradient of one tensor, as a worker has sent it."""
 
-    tensor: int  # This is the index of the tensor in the storage.
-    values: memoryview  # The bytes are C-contiguous.
-    # The values belong to these rows, as signed 64-bit integers, each once; a dense gradient has
-    # None.
-    rows: memoryview | None = None
+    tensor: int  # its index in the storage
+    values: memoryview  # C-contiguous bytes
+    rows: memoryview | None = None  # their numbers, 64-bit integers, each once; None: all rows
 
 
 class Slot(NamedTuple):
     """A copy of something that a checkpoint has of one tensor."""
 
-    tensor: int  # This is the index of the tensor in the storage.
-    name: str  # The values have the name ""; else it names a state of the optimizer.
-    dtype: str  # The adapter's framework calls the dtype so.
-    shape: tuple[int, ...]  # The copy has this shape.
+    tensor: int  # its index in the storage
+    name: str  # "" for the values; else it names a state of the optimizer
+    dtype: str  # as the adapter's framework calls it
+    shape: tuple[int, ...]
     data: memoryview
 
 
@@ -139,14 +133,16 @@ class Storage(Protocol):
     """
 
     def read(self, tensor: int, into: memoryview) -> None:
-        """Copy the values of a tensor."""
+        """Copy the values of a tensor into memory."""
 
     def write(self, tensor: int, values: memoryview) -> None:
         """Set the values of a tensor."""
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Apply the gradients of one push; tensors without a gradient stay as they are."""
-        # If they cannot be applied, it raises ArgumentError, and nothing has changed.
+        """Apply the gradients of one push; tensors without a gradient stay as they are.
+
+        If they cannot be applied, it raises ArgumentError, and nothing has changed.
+        """
 
     def slots(self) -> Iterator[Slot]:
         """Copy all that a checkpoint needs, one by one."""
@@ -155,5 +151,5 @@ class Storage(Protocol):
         """Set what `slots` has copied."""
 
 
-# This makes the storage of the tensors that one server holds.
+# makes the storage of the tensors that one server holds
 MakeStorage = Callable[[Sequence[TensorSpec]], Storage]

@@ -30,8 +30,6 @@ _AT_ONCE = 512  # A system call takes so many pieces of memory; the kernel allow
 
 
 class Operation(enum.IntEnum):
-    """What a worker asks for."""
-
     REGISTER = 1
     FILL = 2
     PUSH = 3
@@ -52,8 +50,6 @@ class Status(enum.IntEnum):
 
 
 class Layout(enum.IntEnum):
-    """How the bytes of an entry are laid out."""
-
     DENSE = 0
     ROWS = 1
 
@@ -61,28 +57,26 @@ class Layout(enum.IntEnum):
 class Frame(NamedTuple):
     """The header of a request or an answer."""
 
-    kind: int  # It is an `Operation` or a `Status`.
+    kind: int  # an `Operation` or a `Status`
     entries: int = 0
-    clock: int = 0  # It is the worker's; an answer has the number of the server's last checkpoint.
+    clock: int = 0  # the worker's; an answer has the number of the server's last checkpoint
     # The worker has, or gets, values of this version. A PULL has the bound of staleness plus 1; 0
     # sets no bound.
     version: int = 0
-    body: int = 0  # So many bytes follow.
+    body: int = 0  # the number of bytes that follow
 
     def pack(self) -> bytes:
-        """Return the bytes of the header."""
         return _FRAME.pack(*self)
 
 
 class Entry(NamedTuple):
     """What a body has of one tensor."""
 
-    tensor: int  # This is its index among the server's tensors.
+    tensor: int  # its index among the server's tensors
     layout: int = Layout.DENSE
-    rows: int = 0  # So many row numbers follow; a dense gradient has none.
+    rows: int = 0  # the number of row numbers that follow; a dense gradient has none
 
     def pack(self) -> bytes:
-        """Return the bytes of the entry."""
         return _ENTRY.pack(*self)
 
 
@@ -104,7 +98,6 @@ def tune(connection: socket.socket) -> None:
 
 
 def send(connection: socket.socket, pieces: Iterable[bytes | memoryview]) -> None:
-    """Send all pieces of memory."""
     rest = iter(pieces)
     while some := list(itertools.islice(rest, _AT_ONCE)):
         views = [memoryview(one).cast("B") for one in some if len(one)]

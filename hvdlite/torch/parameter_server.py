@@ -29,6 +29,7 @@ from hvdlite.parameter_server import group as neutral
 from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.collection import Report, ServerReport, WorkerReport, check_pace
 from hvdlite.parameter_server.tensors import Gradient, Slot, Storage, TensorSpec
+from hvdlite.rendezvous.environment import detect
 from hvdlite.torch.collectives.tensors import DTYPES, NAMES, bytes_of, tensor_over
 from hvdlite.torch.wrapping import Wrapping
 
@@ -140,7 +141,7 @@ def connect() -> Group:
         with hvd.parameter_server.connect() as group:
             ...
     """
-    return Group(neutral.environment_of_this_process())
+    return Group(detect(with_servers=True))
 
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
@@ -148,6 +149,8 @@ NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 class Replica:
     """The parameters of a model whose values the servers hold; `group.replica` makes it.
+
+    The arguments after `client` are those of `Group.replica`.
 
     Attributes:
         clock: the number of steps that this worker has done; one that joins later begins where the
@@ -167,18 +170,6 @@ class Replica:
         push_every: int = 1,
         pull_every: int = 1,
     ) -> None:
-        """Register the parameters, and pull their values; see `Group.replica`.
-
-        Args:
-            client: the connections of this worker.
-            named_parameters: `model.named_parameters()`.
-            staleness: how many steps this worker may be ahead of the slowest one; None: any number.
-            push_every: in every how many steps gradients are pushed.
-            pull_every: in every how many steps values are pulled.
-
-        Raises:
-            ArgumentError: an argument cannot be used.
-        """
         check_pace(staleness, push_every, pull_every)
         self._staleness = staleness
         self._push_every = push_every
@@ -305,7 +296,10 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 class TorchStorage:
-    """The tensors of a server, and the optimizer that updates them."""
+    """The tensors of a server, as parameters of the torch optimizer that updates them; a `Storage`.
+
+    With `check_finite` a push with a NaN or an infinity is refused.
+    """
 
     def __init__(
         self,
@@ -313,8 +307,6 @@ class TorchStorage:
         make_optimizer: MakeOptimizer,
         check_finite: bool = False,
     ) -> None:
-        """Make memory for a server's tensors, and their optimizer."""
-        # With `check_finite` a push with a NaN or an infinity is refused.
         self._specs = list(tensors)
         self._check_finite = check_finite
         self.parameters = [
@@ -330,17 +322,14 @@ class TorchStorage:
         return any(isinstance(one.get("momentum"), float) and one["momentum"] > 0 for one in groups)
 
     def read(self, tensor: int, into: memoryview) -> None:
-        """Copy the values of a tensor."""
         values = self.parameters[tensor].detach()
         tensor_over(into, values.dtype, values.shape).copy_(values)
 
     def write(self, tensor: int, values: memoryview) -> None:
-        """Set the values of a tensor."""
         own = self.parameters[tensor].detach()
         own.copy_(tensor_over(values, own.dtype, own.shape))
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Apply the gradients of one push; tensors without a gradient stay as they are."""
         tensors = [(one.tensor, self._tensor(one)) for one in gradients]
         try:
             for index, gradient in tensors:
@@ -356,7 +345,6 @@ class TorchStorage:
                 self.parameters[index].grad = None
 
     def slots(self) -> Iterator[Slot]:
-        """Copy all that a checkpoint needs, one by one."""
         for index, parameter in enumerate(self.parameters):
             yield _slot(index, "", parameter)
             state = self.optimizer.state.get(parameter, {}) if self.optimizer else {}
@@ -364,17 +352,14 @@ class TorchStorage:
                 yield _slot(index, name, value)
 
     def restore(self, slot: Slot) -> None:
-        """Set what `slots` has copied."""
         if slot.name == "":
             self.write(slot.tensor, slot.data)
             return
         assert self.optimizer is not None
-        value: Any = None
         if slot.dtype == _JSON:
             value = json.loads(bytes(slot.data))
         else:
-            dtype: torch.dtype = getattr(torch, slot.dtype)
-            value = tensor_over(slot.data, dtype, slot.shape)
+            value = tensor_over(slot.data, getattr(torch, slot.dtype), slot.shape)
         self.optimizer.state[self.parameters[slot.tensor]][slot.name] = value
 
     def _tensor(self, gradient: Gradient) -> torch.Tensor:
@@ -398,7 +383,6 @@ class TorchStorage:
         )
 
     def _index(self, tensor: int, rows: memoryview) -> torch.Tensor:
-        """Return the numbers of rows, which must be ascending."""
         spec = self._specs[tensor]
         index = tensor_over(rows, torch.int64, (len(rows),))
         low, high = (int(index[0]), int(index[-1])) if len(index) else (0, 0)

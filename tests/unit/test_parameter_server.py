@@ -23,7 +23,7 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.parameter_server import server
 from hvdlite.parameter_server.checkpoint import Snapshot, file_of, find, write
 from hvdlite.parameter_server.client import RemoteCollection, Rows
-from hvdlite.parameter_server.collection import Clocks
+from hvdlite.parameter_server.collection import Collection
 from hvdlite.parameter_server.tensors import Gradient, Slot, TensorSpec, encode, place
 from hvdlite.parameter_server.wire import Entry, Frame, Layout, Operation, Status, receive_frame
 from parameter_servers import Servers
@@ -93,15 +93,15 @@ def test_each_tensor_has_one_server_and_no_server_has_much_more(
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60))
 def test_nobody_pulls_ahead_of_the_bound(moves: list[tuple[int, int]]) -> None:
-    clocks, own = Clocks(), dict.fromkeys(range(4), 0)
+    collection, own = Collection(SPECS, 0, 1, Adding), dict.fromkeys(range(4), 0)
     for worker in own:
-        clocks.join(worker)
+        collection.join(worker)
     for worker, staleness in moves:
         clock = own[worker] + 1
-        clocks.advance(worker, clock)
+        collection.push(worker, clock, 0, [])
         own[worker] = clock
-        assert clocks.may_pull(clock, staleness) == (min(own.values()) >= clock - staleness)
-        assert clocks.may_pull(clock, None)
+        assert collection.may_pull(clock, staleness) == (min(own.values()) >= clock - staleness)
+        assert collection.may_pull(clock, None)
 
 
 def test_values_and_rows_travel_both_ways() -> None:

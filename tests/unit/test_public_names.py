@@ -31,7 +31,7 @@ from api_doc import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-LIKE = re.compile(r"(?i)\b(?:as for|otherwise as|are those of) `(?:hvd\.)?(\w+)`")
+LIKE = re.compile(r"(?i)\b(?:as for|otherwise as|are those of) `(?:hvd\.)?((?:[A-Z]\w+\.)?\w+)`")
 PARTS = ("elastic", "callbacks", "parameter_server")  # modules that users reach as hvd.elastic
 NO_EXAMPLE = re.compile(r"(Error|Warning|Interrupt)$")
 LISTED = listed_names()
