@@ -14,7 +14,8 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,8 @@ def allreduce(
     """
     name = name or next_name("allreduce", member_id(process_set))
     array = copied(value, name)
-    chosen = ops.choose_op(average, op)
-    _reduce({name: array}, name, chosen, prescale_factor, postscale_factor, process_set)
+    op = ops.choose_op(average, op)
+    _reduce({name: array}, name, op, prescale_factor, postscale_factor, process_set)
     return _as_given(array, value)
 
 
@@ -99,11 +100,9 @@ def allreduce_(
         >>> hvd.allreduce_(histogram, op=hvd.Sum)
     """
     name = name or next_name("allreduce", member_id(process_set))
-    chosen = ops.choose_op(average, op)
-    lies = _in_place(array, name)
-    _reduce({name: lies}, name, chosen, prescale_factor, postscale_factor, process_set)
-    if lies is not array:
-        array[...] = lies
+    op = ops.choose_op(average, op)
+    with _in_place(array, name) as memory:
+        _reduce({name: memory}, name, op, prescale_factor, postscale_factor, process_set)
     return array
 
 
@@ -125,9 +124,9 @@ def grouped_allreduce(
         >>> loss, accuracy = hvd.grouped_allreduce([0.3, 0.9])
     """
     name = name or next_name("grouped_allreduce", member_id(process_set))
-    chosen = ops.choose_op(average, op)
+    op = ops.choose_op(average, op)
     arrays = {f"{name}.{i}": copied(value, f"{name}.{i}") for i, value in enumerate(values)}
-    _reduce(arrays, name, chosen, prescale_factor, postscale_factor, process_set)
+    _reduce(arrays, name, op, prescale_factor, postscale_factor, process_set)
     return [_as_given(array, value) for array, value in zip(arrays.values(), values, strict=True)]
 
 
@@ -279,10 +278,8 @@ def broadcast_(
     """
     check_root(root_rank, process_set)
     name = name or next_name("broadcast", member_id(process_set))
-    lies = _in_place(array, name)
-    broadcast_arrays({name: lies}, root_rank, name, process_set)
-    if lies is not array:
-        array[...] = lies
+    with _in_place(array, name) as memory:
+        broadcast_arrays({name: memory}, root_rank, name, process_set)
     return array
 
 
@@ -354,15 +351,21 @@ def _rows_of(output: Any, array: Any) -> Any:
     return output.view(array.dtype).reshape(-1, *array.shape[1:])
 
 
-def _in_place(array: Any, name: str) -> Any:
-    """Return the writable array itself where the core can write into it, and a copy otherwise."""
+@contextlib.contextmanager
+def _in_place(array: Any, name: str) -> Iterator[Any]:
+    """Give the writable array itself where the core can write into it, and a copy otherwise."""
     if not isinstance(array, np.ndarray) or not array.flags.writeable:
         what = "a read-only array" if isinstance(array, np.ndarray) else type(array).__name__
         raise ArgumentError(
             f"'{name}' is reduced in place; it must be a writable array, not {what}"
         )
     native = array.flags.c_contiguous and array.dtype.isnative and array.flags.aligned
-    return array if native and not array.dtype.hasobject else copied(array, name)
+    if native and not array.dtype.hasobject:
+        yield array
+    else:
+        copy = copied(array, name)
+        yield copy
+        array[...] = copy
 
 
 def copied(value: Any, name: str) -> Any:

@@ -31,8 +31,6 @@ _NAME = re.compile(r"(?s)(.*)\.(\d+)-of-(\d+)")
 
 
 class Snapshot(NamedTuple):
-    """What a server writes."""
-
     version: int
     clock: int
     specs: Sequence[TensorSpec]  # all tensors of the model, also those of other servers
@@ -151,8 +149,6 @@ def _open(path: Path) -> Checkpoint:
 
 
 class Saving:
-    """The checkpoints of one server."""
-
     def __init__(
         self,
         server: int,

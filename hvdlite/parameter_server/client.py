@@ -53,8 +53,6 @@ _Result = TypeVar("_Result")
 
 
 class Rows(NamedTuple):
-    """Rows of a tensor."""
-
     numbers: memoryview  # ascending, each once, as signed 64-bit integers
     values: memoryview  # the bytes of the rows in this order
 
@@ -137,7 +135,6 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close_in_child(self) -> None:
-        """Close the copy of a forked child."""
         self._connection.close()
         self._error = HvdliteError("a child of fork() has no connection to the parameter servers")
 
@@ -152,7 +149,6 @@ class Link:
         raise self._error
 
     def _lost(self, error: Exception) -> NoReturn:
-        """Raise what the end of the connection means."""
         if isinstance(error, BlockingIOError):
             why = f"made no progress for {_SILENCE_SECONDS} s; is it stopped, or its host down?"
         else:
@@ -217,8 +213,6 @@ class Client:
         return RemoteCollection(self, specs, values)
 
     def report(self) -> Report:
-        """Ask all servers for their figures."""
-
         def ask(link: Link) -> ServerReport:
             link.send([Frame(Operation.REPORT).pack()])
             return ServerReport.from_json(link.text(link.answer()))
@@ -226,7 +220,6 @@ class Client:
         return Report(self.on_all(ask, self.links))
 
     def close(self, goodbye: bool = True) -> None:
-        """End the connections."""
         for link in self.links:
             link.close(goodbye)
         if self._pool is not None:
@@ -303,7 +296,6 @@ class RemoteCollection:
 def _push_request(
     share: _Share, clock: int, gradients: dict[int, memoryview | Rows]
 ) -> list[bytes | memoryview]:
-    """Build the request that pushes the gradients of one server's tensors."""
     entries: list[bytes] = []
     pieces: list[bytes | memoryview] = []
     for own, index in enumerate(share.tensors):

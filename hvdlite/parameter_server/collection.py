@@ -52,7 +52,6 @@ class Collection:
         self._last = 0  # A worker that joins when there are no others begins at this clock.
 
     def check(self, specs: Sequence[TensorSpec], worker: int) -> None:
-        """Raise MismatchError if a worker registers other tensors."""
         what = difference(specs, self.specs)
         if what is not None:
             raise MismatchError(
@@ -78,7 +77,6 @@ class Collection:
         return False if self.filled else None
 
     def fill(self, values: Sequence[memoryview]) -> None:
-        """Take the first values of all tensors."""
         with self.lock:
             for index, one in enumerate(values):
                 self.storage.write(index, one)
@@ -95,7 +93,6 @@ class Collection:
             return clock
 
     def leave(self, worker: int) -> None:
-        """Wait no longer for a worker, which has gone."""
         with self.moved:
             if worker in self._workers:
                 self._last = max(self._last, self._least())
@@ -169,7 +166,6 @@ class Collection:
         return staleness is None or self._least() >= clock - staleness
 
     def least_clock(self) -> int:
-        """Return the clock of the worker that is furthest behind."""
         with self.moved:
             return self._least()
 
@@ -177,7 +173,6 @@ class Collection:
         return min((one.clock for one in self._workers.values() if one.live), default=self._last)
 
     def report(self, server: int) -> ServerReport:
-        """Return the figures until now."""
         with self.moved:
             workers = {worker: replace(one) for worker, one in sorted(self._workers.items())}
         return ServerReport(server, self.version, workers)

@@ -146,7 +146,6 @@ class Group:
         self.close()
 
     def _show(self, watched: Watched) -> None:
-        """Report on this process, if a view of the job wants it."""
         self._watched = watched
         observed.follow(watched, self._environment.rank, self._environment.size)
 

@@ -145,12 +145,10 @@ class Server:
             self._gone_at = time.monotonic()
 
     def _filled(self) -> Collection | None:
-        """Return the collection if it has values."""
         collection = self._collection
         return collection if collection is not None and collection.filled else None
 
     def _over(self) -> bool:
-        """Return whether all workers have come and gone."""
         with self._lock:
             if self._sessions or not self._came:
                 return False
@@ -205,7 +203,6 @@ class Session:
         }
 
     def serve(self) -> None:
-        """Answer requests until the worker goes."""
         well = False
         try:
             while (frame := receive_frame(self._connection)).kind != Operation.GOODBYE:
@@ -235,7 +232,6 @@ class Session:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close_in_child(self) -> None:
-        """Close the copy of a forked child."""
         self._connection.close()
 
     def _answer(
@@ -299,7 +295,6 @@ class Session:
         self._answer(status, collection.version, [json.dumps(answer).encode()])
 
     def _fill(self, frame: Frame) -> None:
-        """Take the first values of all tensors."""
         collection = self._registered()
         if collection.filler != self.worker:
             raise ArgumentError(f"worker {self.worker} sends values that nobody asked for")
@@ -309,7 +304,6 @@ class Session:
         self._answer(Status.DONE, collection.version)
 
     def _push(self, frame: Frame) -> None:
-        """Apply the gradients of some tensors."""
         collection = self._filled()
         entries = self._entries(frame, collection.tensors)
         gradients, pieces = [], []
@@ -327,7 +321,6 @@ class Session:
         self._answer(Status.DONE, version)
 
     def _pull(self, frame: Frame) -> None:
-        """Send all values."""
         collection = self._filled()
         self._check_body(frame, 0)
         staleness = None if frame.version == 0 else frame.version - 1

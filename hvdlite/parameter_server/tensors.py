@@ -39,12 +39,10 @@ class TensorSpec:
 
     @property
     def row_bytes(self) -> int:
-        """The number of bytes of one row."""
         return math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the whole tensor."""
         return self.rows * self.row_bytes
 
     def __str__(self) -> str:
@@ -52,7 +50,6 @@ class TensorSpec:
 
 
 def encode(specs: Sequence[TensorSpec]) -> list[Any]:
-    """Return the specs as a value of JSON."""
     return [[one.name, one.dtype, list(one.shape)] for one in specs]
 
 

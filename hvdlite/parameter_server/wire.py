@@ -133,7 +133,6 @@ def receive_bytes(connection: socket.socket, count: int) -> bytearray:
 
 
 def receive_frame(connection: socket.socket) -> Frame:
-    """Receive a header; raise as `receive` does."""
     return Frame(*_FRAME.unpack(receive_bytes(connection, _FRAME.size)))
 
 

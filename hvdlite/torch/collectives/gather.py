@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -17,14 +18,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import averaged, send_named
 from hvdlite.torch.collectives.autograd import Handle, check_differentiable, tie
-from hvdlite.torch.collectives.submit import (
-    Reduction,
-    Submission,
-    start_allgather,
-    start_alltoall,
-    start_reducescatter,
-    take_received,
-)
+from hvdlite.torch.collectives.submit import Reduction, Submission, submit, take_received
 from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.dynamo import outside_graphs
@@ -102,7 +96,9 @@ def grouped_allgather_async(
 def _start_gathering(sent: Named, process_set: ProcessSet, blocking: bool) -> Handle:
     """Submit an allgather; `wait` of its handle returns the list of results."""
     sources = sent.read()
-    core = start_allgather(sent.name, _specs(sent, sources), process_set, sources, blocking)
+    specs = _specs(sent, sources)
+    enqueue = partial(basics.engine().allgather, sent.name, specs)
+    core = submit(enqueue, specs, process_set, sources, blocking)
 
     def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
@@ -241,7 +237,10 @@ def _start_scattering(
     sources = sent.read()
     numbers = _split_list("reducescatter", splits, sent.name)
     specs = _specs(sent, sources)
-    core = start_reducescatter(sent.name, specs, reduction, sources, blocking, numbers)
+    op, prescale, postscale, _, process_set, *_ = reduction
+    scatter = basics.engine().reducescatter
+    enqueue = partial(scatter, sent.name, specs, op, prescale, postscale, splits=numbers)
+    core = submit(enqueue, specs, process_set, sources, blocking)
 
     def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
@@ -320,7 +319,8 @@ def _start_exchanging(
     (source,) = sent.read()
     numbers = _split_list("alltoall", splits, name)
     one = spec(name, source, None)
-    core = start_alltoall(name, one, numbers, process_set, source, blocking)
+    enqueue = partial(basics.engine().alltoall, name, one, numbers)
+    core = submit(enqueue, [one], process_set, source, blocking)
 
     def finish(core: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         (received,) = take_received(core, [source])

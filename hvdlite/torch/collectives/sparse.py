@@ -11,16 +11,17 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from hvdlite import ops
+from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import NoneCompressor, next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.collectives.autograd import Handle
-from hvdlite.torch.collectives.submit import Received, Reduction, start_allgather, take_received
+from hvdlite.torch.collectives.submit import Received, Reduction, submit, take_received
 from hvdlite.torch.collectives.tensors import check, readable, spec
 from hvdlite.torch.dynamo import outside_graphs
 
@@ -30,21 +31,19 @@ class SparseHandle(Handle):
 
     def __call__(self) -> torch.Tensor:
         """Wait and return the result."""
-        result: torch.Tensor = self.wait()
-        return result
+        return self.wait()
 
 
 class _Rows(NamedTuple):
-    """The data that is sent for one tensor."""
+    """What is sent for one tensor."""
 
     shape: torch.Size
-    indices: torch.Tensor  # Its shape is [rows, sparse dimensions]; it is int64.
-    values: torch.Tensor  # Its shape is [rows, ...]; it is compressed.
-    context: Any  # The compressor made it.
+    indices: torch.Tensor  # [rows, sparse dimensions], int64
+    values: torch.Tensor  # [rows, ...], compressed
+    context: Any  # of the compressor
 
 
 def is_sparse(tensor: torch.Tensor | None) -> bool:
-    """Return whether this is a tensor in torch's COO layout (None is not)."""
     return tensor is not None and tensor.layout == torch.sparse_coo
 
 
@@ -96,9 +95,9 @@ class RowGathering:
         for source, label in zip(self._sources, labels, strict=True):
             check(source, label)
         specs = [spec(label, s, None) for label, s in zip(labels, self._sources, strict=True)]
-        self.core = start_allgather(
-            name, specs, reduction.process_set, self._sources, False, reduction.transaction
-        )
+        gather = basics.engine().allgather
+        enqueue = partial(gather, name, specs, transaction=reduction.transaction)
+        self.core = submit(enqueue, specs, reduction.process_set, self._sources, blocking=False)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def finish(self) -> list[torch.Tensor]:
@@ -185,11 +184,11 @@ class SparseWays:
     def __init__(self, params: Sequence[torch.Tensor], sparse_as_dense: bool) -> None:
         self._params = params
         self._sparse_as_dense = sparse_as_dense  # Sparse gradients become dense permanently.
-        self.by_rows: set[int] = set()  # Gradients at these positions travel as rows next.
+        self.by_rows: set[int] = set()  # the positions of gradients that travel as rows next
         # On a GPU a search for sparse gradients in each cycle would make the host wait; so once all
         # parameters had gradients and none was sparse, the bucket is dense permanently.
         self.dense_for_good = False
-        self._dimensions = [1] * len(params)  # Each position has so many sparse dimensions.
+        self._dimensions = [1] * len(params)  # how many are sparse, by position
 
     def begin_anew(self) -> None:
         """Learn anew which gradients are sparse, because some ranks have missed cycles."""

@@ -57,19 +57,18 @@ class Submission:
             self._keep = None
         self._let_go()
 
+    # `_core.Handle` says what these are.
+
     @property
     def first_dimensions(self) -> list[int]:
-        """The number of rows of each part of the outputs; see `_core.Handle`."""
         return self._core.first_dimensions
 
     @property
     def members(self) -> int:
-        """The number by which an average divides; see `_core.Handle`."""
         return self._core.members
 
     @property
     def epoch(self) -> int:
-        """The epoch of an elastic job in which it completed; see `_core.Handle`."""
         return self._core.epoch
 
     def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:
@@ -86,8 +85,7 @@ class Submission:
 
 def _current_stream(gpu: int) -> int:
     """Return the address of CUDA's current stream, also in a function that torch compiles."""
-    stream: int = torch._C._cuda_getCurrentRawStream(gpu)
-    return stream
+    return torch._C._cuda_getCurrentRawStream(gpu)
 
 
 def _tensors_in(keep: object) -> Iterator[torch.Tensor]:
@@ -113,16 +111,18 @@ class Reduction(NamedTuple):
     terms: _core.LateTerms | None = None  # Modes that do not wait for all ranks have them.
 
 
-def _submit(
+def submit(
     enqueue: Callable[[int, object, bool, int], _core.Handle],
     specs: Sequence[_core.Tensor],
     process_set: ProcessSet,
     keep: object,
     blocking: bool,
 ) -> Submission:
-    """Submit tensors on the stream of the GPU that holds some of them, if one does."""
-    # `enqueue` is a method of the engine with the arguments that only this collective has. The
-    # tensors in `keep` live until the collective has completed.
+    """Submit tensors on the stream of the GPU that holds some of them, if one does.
+
+    `enqueue` is a method of the engine with the arguments that only this collective has. The
+    tensors in `keep` live until the collective has completed.
+    """
     gpu = max((spec.gpu for spec in specs), default=-1)
     stream = _current_stream(gpu) if gpu >= 0 else 0
     return Submission(enqueue(member_id(process_set), keep, blocking, stream), gpu, stream, keep)
@@ -135,55 +135,12 @@ def start_allreduce(
     keep: object,
     blocking: bool,
 ) -> Submission:
-    """Submit tensors that are reduced together."""
     op, prescale, postscale, weight, process_set, _, transaction, terms = reduction
     enqueue = partial(
         basics.engine().allreduce, name, specs, op, prescale, postscale, weight,
         transaction=transaction, terms=terms,
     )  # fmt: skip
-    return _submit(enqueue, specs, process_set, keep, blocking)
-
-
-def start_allgather(
-    name: str,
-    specs: Sequence[_core.Tensor],
-    process_set: ProcessSet,
-    keep: object,
-    blocking: bool,
-    transaction: str = "",
-) -> Submission:
-    """Submit tensors to be concatenated along their first dimensions; see `take_received`."""
-    enqueue = partial(basics.engine().allgather, name, specs, transaction=transaction)
-    return _submit(enqueue, specs, process_set, keep, blocking)
-
-
-def start_reducescatter(
-    name: str,
-    specs: Sequence[_core.Tensor],
-    reduction: Reduction,
-    keep: object,
-    blocking: bool,
-    splits: Sequence[int] = (),
-) -> Submission:
-    """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
-    # `splits` has the rows of each rank, tensor after tensor. Without it they are nearly the same.
-    op, prescale, postscale, _, process_set, *_ = reduction
-    scatter = basics.engine().reducescatter
-    enqueue = partial(scatter, name, specs, op, prescale, postscale, splits=splits)
-    return _submit(enqueue, specs, process_set, keep, blocking)
-
-
-def start_alltoall(
-    name: str,
-    tensor: _core.Tensor,
-    splits: Sequence[int],
-    process_set: ProcessSet,
-    keep: object,
-    blocking: bool,
-) -> Submission:
-    """Submit a tensor whose rows go to different ranks; see `take_received`."""
-    enqueue = partial(basics.engine().alltoall, name, tensor, splits)
-    return _submit(enqueue, [tensor], process_set, keep, blocking)
+    return submit(enqueue, specs, process_set, keep, blocking)
 
 
 def start_broadcast(
@@ -194,16 +151,15 @@ def start_broadcast(
     keep: object,
     blocking: bool,
 ) -> Submission:
-    """Submit tensors that take the root's values."""
     enqueue = partial(basics.engine().broadcast, name, specs, root_rank)
-    return _submit(enqueue, specs, process_set, keep, blocking)
+    return submit(enqueue, specs, process_set, keep, blocking)
 
 
 class Received(NamedTuple):
     """The result of a completed collective for one tensor."""
 
     tensor: torch.Tensor
-    rows: list[int]  # Each rank sent so many rows.
+    rows: list[int]  # how many each rank sent
 
 
 def take_received(handle: Submission, sources: Sequence[torch.Tensor]) -> list[Received]:

@@ -56,8 +56,7 @@ def is_finite(gradient: torch.Tensor | None) -> bool:
 
 def lies_otherwise(tensor: torch.Tensor) -> bool:
     """Return whether the memory has other values than the tensor, like that of `x.conj().imag`."""
-    otherwise: bool = tensor.is_neg() or tensor.is_conj()
-    return otherwise
+    return tensor.is_neg() or tensor.is_conj()
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,7 +130,7 @@ def spec(
 class Named(NamedTuple):
     """The tensors that one operation takes, with the names that messages have for them."""
 
-    name: str  # The operation has the same name on all ranks.
+    name: str  # of the operation, the same on all ranks
     tensors: Sequence[torch.Tensor]
     names: Sequence[str]
 

@@ -17,13 +17,13 @@ from torch.distributed import distributed_c10d
 from hvdlite import _core
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.torch.collectives.tensors import readable
-from hvdlite.torch.distributed.gathered import Gathered, SparseSum, are_sparse, is_bitwise
+from hvdlite.torch.distributed.gathered import BitwiseReduction, SparseSum, are_sparse, is_bitwise
 from hvdlite.torch.distributed.memory import (
-    Reduction,
     Target,
     as_written,
     check,
     copying,
+    counts,
     deliver,
     place_of,
     receiving,
@@ -46,22 +46,12 @@ class Collectives(Submissions):
         opts = opts or distributed.AllreduceOptions()
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if are_sparse(targets):
-            return self._add_rows(targets, opts)
+            return self._combine(SparseSum(opts.reduceOp, targets), targets, opts)
         check("allreduce", targets)
         memories = [as_written(target) for target in targets]
         return self._reduce("allreduce", memories, memories, targets, opts)
 
-    def _add_rows(self, targets: Tensors, opts: Any) -> Work:
-        """Add up sparse tensors of all ranks."""
-        rows = SparseSum(opts.reduceOp, targets)
-
-        def submit(name: str, blocking: bool) -> _core.Handle:
-            return self._engine.allgather(name, rows.specs(name), keep=rows, blocking=blocking)
-
-        return self._start(rows.signature(), submit, targets, rows.finish, opts)
-
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Reduce several tensors in place, together."""
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -80,8 +70,12 @@ class Collectives(Submissions):
     ) -> Work:
         """Reduce plain tensors into other ones, and copy these to `targets` if they differ."""
         if is_bitwise(opts.reduceOp, sources[0].dtype):
-            return self._reduce_bits(verb, sources, memories, targets, opts, 0)
-        how = self._reduction(verb, sources, opts)
+            begins, copy = [0] * len(sources), copying(memories, targets)
+            bits = BitwiseReduction(
+                verb, opts.reduceOp, self._members, sources, memories, begins, copy
+            )
+            return self._combine(bits, targets, opts)
+        how = reduction_of(verb, opts.reduceOp, sources)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = [
@@ -92,39 +86,17 @@ class Collectives(Submissions):
                 name, specs, how.op, how.prescale, keep=(sources, memories), blocking=blocking
             )
 
-        signature = f"{verb}.{how.word}.{_counts(sources)}"
+        signature = f"{verb}.{how.word}.{counts(sources)}"
         return self._start(signature, submit, targets, copying(memories, targets), opts)
 
-    def _reduce_bits(
-        self,
-        verb: str,
-        sources: Tensors,
-        memories: Tensors,
-        targets: Tensors,
-        opts: Any,
-        begin: int | None,
-    ) -> Work:
-        """Reduce bit by bit the elements from `begin` on, or this rank's share; see `Gathered`."""
-        _one_dtype(verb, [*sources, *memories])
-        gathered = Gathered(opts.reduceOp, sources, self._members)
-        copy = copying(memories, targets)
+    def _combine(self, gathered: SparseSum | BitwiseReduction, targets: Tensors, opts: Any) -> Work:
+        """Gather what all ranks have, and combine it here."""
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = gathered.specs(name)
             return self._engine.allgather(name, specs, keep=gathered, blocking=blocking)
 
-        def finish(handle: _core.Handle) -> None:
-            for index, memory in enumerate(memories):
-                first = self._own_rank * memory.numel() if begin is None else begin
-                gathered.combine_into(memory, index, first)
-            if copy is not None:
-                copy(handle)
-
-        signature = f"{verb}.{gathered.word}.{_counts(sources)}"
-        return self._start(signature, submit, targets, finish, opts)
-
-    def _reduction(self, verb: str, tensors: Tensors, opts: Any) -> Reduction:
-        return reduction_of(verb, opts.reduceOp, _one_dtype(verb, tensors))
+        return self._start(gathered.signature, submit, targets, gathered.finish, opts)
 
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> Work:
         """Copy the tensors of rank `opts.rootRank` to all ranks, in place."""
@@ -141,7 +113,7 @@ class Collectives(Submissions):
             ]
             return self._engine.broadcast(name, specs, root, keep=memories, blocking=blocking)
 
-        signature = f"broadcast.{root}.{memories[0].dtype}.{_counts(memories)}"
+        signature = f"broadcast.{root}.{memories[0].dtype}.{counts(memories)}"
         return self._start(signature, submit, targets, copying(memories, targets), opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
@@ -193,7 +165,7 @@ class Collectives(Submissions):
             ]
             return self._engine.allgather(name, specs, keep=(sources, places), blocking=blocking)
 
-        totals = "+".join(str(_numel(target)) for target in targets)
+        totals = "+".join(str(sum(one.numel() for one in _flat([target]))) for target in targets)
         signature = f"{verb}.{sources[0].dtype}.{totals}"
         finish = receiving(verb, targets, places, self._members)
         return self._start(signature, submit, _flat(targets), finish, opts)
@@ -203,50 +175,15 @@ class Collectives(Submissions):
         (output,), (parts,) = outputs, inputs
         check("reduce_scatter", [*parts, output])
         joined = torch.cat([readable(part).reshape(-1) for part in parts])
-        if any(part.numel() != parts[0].numel() for part in parts):
-            return self._reduce_uneven(output, joined, parts, opts)
-        return self._scatter_reduced("reduce_scatter", [output], [joined], opts)
-
-    def _reduce_uneven(
-        self, output: torch.Tensor, joined: torch.Tensor, parts: Tensors, opts: Any
-    ) -> Work:
-        """Reduce parts of different sizes; rank r gets its r-th part in `output`."""
-        opts = opts or distributed.ReduceScatterOptions()
         splits = [part.numel() for part in parts]
-        wanted = splits[self._own_rank]
-        if output.numel() != wanted:
-            raise ArgumentError(
-                f"reduce_scatter: an output of {output.numel()} elements for the part of this "
-                f"rank, which has {wanted}"
-            )
-        memory = as_written(output)
-        if is_bitwise(opts.reduceOp, joined.dtype):
-            begin = sum(splits[: self._own_rank])
-            return self._reduce_bits("reduce_scatter", [joined], [memory], [output], opts, begin)
-        how = self._reduction("reduce_scatter", [joined, output], opts)
-
-        def submit(name: str, blocking: bool) -> _core.Handle:
-            specs = [spec_of_reduced(name, joined, memory, how, parts=joined.numel())]
-            return self._engine.reducescatter(
-                name,
-                specs,
-                how.op,
-                how.prescale,
-                keep=(joined, memory),
-                blocking=blocking,
-                splits=splits,
-            )
-
-        signature = f"reduce_scatter.uneven.{how.word}.{joined.numel()}"
-        finish = copying([memory], [output])
-        return self._start(signature, submit, [output], finish, opts)
+        uneven = splits if len(set(splits)) > 1 else None
+        return self._scatter_reduced("reduce_scatter", [output], [joined], opts, uneven)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> Work:
         """Reduce `source` over all ranks; rank r gets its r-th part in `output`."""
-        check("reduce_scatter_single", [output, source])
-        return self._scatter_reduced("reduce_scatter_single", [output], [source], opts)
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -255,30 +192,52 @@ class Collectives(Submissions):
         check("reduce_scatter_single", [*outputs, *inputs])
         return self._scatter_reduced("reduce_scatter_single", outputs, inputs, opts)
 
-    def _scatter_reduced(self, verb: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+    def _scatter_reduced(
+        self,
+        verb: str,
+        outputs: Tensors,
+        inputs: Tensors,
+        opts: Any,
+        splits: Sequence[int] | None = None,
+    ) -> Work:
+        """Reduce tensors; rank r gets its r-th part of each, or `splits[r]` elements of the one."""
         opts = opts or distributed.ReduceScatterOptions()
         for output, tensor in zip(outputs, inputs, strict=True):
-            if tensor.numel() != self._members * output.numel():
+            if splits is None and tensor.numel() != self._members * output.numel():
                 raise ArgumentError(
                     f"{verb}: an input of {tensor.numel()} elements for an output of "
                     f"{output.numel()}; {self._members} ranks need {self._members} times as many"
                 )
+            if splits is not None and output.numel() != splits[self._own_rank]:
+                raise ArgumentError(
+                    f"{verb}: an output of {output.numel()} elements for the part of this rank, "
+                    f"which has {splits[self._own_rank]}"
+                )
         sources = [readable(tensor) for tensor in inputs]
         memories = [as_written(output) for output in outputs]
         if is_bitwise(opts.reduceOp, sources[0].dtype):
-            return self._reduce_bits(verb, sources, memories, outputs, opts, None)
-        how = self._reduction(verb, [*inputs, *outputs], opts)
+            begins = [self._own_rank * memory.numel() for memory in memories]
+            if splits is not None:
+                begins = [sum(splits[: self._own_rank])]
+            copy = copying(memories, outputs)
+            bits = BitwiseReduction(
+                verb, opts.reduceOp, self._members, sources, memories, begins, copy
+            )
+            return self._combine(bits, outputs, opts)
+        how = reduction_of(verb, opts.reduceOp, [*inputs, *outputs])
+        rows = self._members if splits is None else sources[0].numel()
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = [
-                spec_of_reduced(f"{name}.{index}", source, memory, how, self._members)
+                spec_of_reduced(f"{name}.{index}", source, memory, how, rows)
                 for index, (source, memory) in enumerate(zip(sources, memories, strict=True))
             ]
             return self._engine.reducescatter(
-                name, specs, how.op, how.prescale, keep=(sources, memories), blocking=blocking
-            )
+                name, specs, how.op, how.prescale, keep=(sources, memories), blocking=blocking,
+                splits=splits or (),
+            )  # fmt: skip
 
-        signature = f"{verb}.{how.word}.{_counts(sources)}"
+        signature = f"{verb}{'.uneven' if splits else ''}.{how.word}.{counts(sources)}"
         return self._start(signature, submit, outputs, copying(memories, outputs), opts)
 
     # Ranks send different things to different ranks: all of these are an alltoall of the engine,
@@ -399,7 +358,6 @@ class Collectives(Submissions):
     # buffered: it completes when the other rank has received it.
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Work:
-        """Send a tensor to a rank of this group."""
         check("send", tensors)
         source = readable(tensors[0])
 
@@ -409,7 +367,6 @@ class Collectives(Submissions):
         return self._start_transfer(_way(self._own_rank, to, tag), submit, [], None)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Work:
-        """Receive a tensor from a rank of this group."""
         check("recv", tensors)
         memory = as_written(tensors[0])
 
@@ -422,7 +379,6 @@ class Collectives(Submissions):
         return self._start_transfer(way, submit, tensors, finish)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Work:
-        """Refuse to receive from any rank."""
         # The engine matches by names, in which both ranks count the transfers of their pair. This
         # one would get its number when it has met a sender, and each later `recv` that names a
         # source would have to wait for that: rank 0 would have to match sends by source, tag and
@@ -433,7 +389,6 @@ class Collectives(Submissions):
         )
 
     def barrier(self, opts: Any = None) -> Work:
-        """Wait until all ranks have called `barrier`."""
         opts = opts or distributed.BarrierOptions()
 
         def submit(name: str, blocking: bool) -> _core.Handle:
@@ -442,29 +397,8 @@ class Collectives(Submissions):
         return self._start("barrier", submit, [], None, opts)
 
 
-def _one_dtype(verb: str, tensors: Tensors) -> torch.dtype:
-    dtype = tensors[0].dtype
-    for tensor in tensors:
-        if tensor.dtype != dtype:
-            raise ArgumentError(
-                f"{verb}: the tensors of one call have to be of one dtype; got {dtype} and "
-                f"{tensor.dtype}"
-            )
-    return dtype
-
-
-def _numel(target: Target) -> int:
-    return sum(one.numel() for one in target) if isinstance(target, list) else target.numel()
-
-
 def _flat(targets: Sequence[Target]) -> list[torch.Tensor]:
     return [one for target in targets for one in (target if isinstance(target, list) else [target])]
-
-
-def _counts(tensors: Tensors) -> str:
-    if len(tensors) == 1:
-        return str(tensors[0].numel())
-    return "+".join(str(tensor.numel()) for tensor in tensors)
 
 
 def _way(source: int, to: int, tag: int) -> str:

@@ -24,11 +24,13 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple
+
+from torch import distributed
 
 from hvdlite import _core
 from hvdlite.basics import describe_error, make_world, tell_also
@@ -60,13 +62,15 @@ def make_engine(member: Membership) -> _core.Engine:
     if member.size == 1:
         return _start(member, Connection(), deadline, bytes(JOB_ID_BYTES))
     around = surroundings()
-    board = _Board(member, deadline)
+    store = _store_of(member)
     with contextlib.ExitStack() as stack:
-        board.write(f"host/{member.rank}", host_identity(around.host_id))
+        store.set(f"host/{member.rank}", host_identity(around.host_id))
         if member.rank == 0:
-            invitation = _invite(member, around, board, stack)
+            hosts = [_read(store, f"host/{i}", i, member, deadline) for i in range(member.size)]
+            invitation = _invite(member, around, hosts, stack)
+            store.set("invitation", json.dumps(invitation))
         else:
-            invitation = json.loads(board.read("invitation", 0))
+            invitation = json.loads(_read(store, "invitation", 0, member, deadline))
         if "refusal" in invitation:
             raise BootstrapError(invitation["refusal"])
         worker = replace(
@@ -90,66 +94,55 @@ def _start(
     return engine
 
 
+def _store_of(member: Membership) -> Any:
+    """Return the part of torch.distributed's store that belongs to this start of this group."""
+    # A group of the same name may have lived in the same store before. So keys have the number of
+    # the start, which every member counts separately: all members start a group equally often.
+    if not member.timeout:  # To hvdlite it means no limit, and to torch's store no time.
+        member.store.set_timeout(timedelta(seconds=LONGEST_SECONDS))
+    start = member.store.add(f"hvdlite/starts/{member.rank}", 1)
+    return distributed.PrefixStore(f"hvdlite/{start}", member.store)
+
+
 _QUIET_SECONDS = 10.0  # A member waits so long for another one before it says so.
 
 
-class _Board:
-    """The part of torch.distributed's store that belongs to this start of this group."""
+def _read(store: Any, key: str, author: int, member: Membership, deadline: Deadline) -> str:
+    def wait(most: float) -> None:
+        seconds = max(0.001, min(deadline.seconds_left, most))
+        store.wait([key], timedelta(seconds=seconds))
 
-    # A group of the same name may have lived in the same store before. So keys have the number of
-    # the start, which every member counts separately: all members start a group equally often.
-
-    def __init__(self, member: Membership, deadline: Deadline) -> None:
-        self._member = member
-        self._deadline = deadline
-        if not member.timeout:  # To hvdlite it means no limit, and to torch's store no time.
-            member.store.set_timeout(timedelta(seconds=LONGEST_SECONDS))
-        self._start = member.store.add(f"hvdlite/starts/{member.rank}", 1)
-
-    def write(self, key: str, text: str) -> None:
-        """Publish a text."""
-        self._member.store.set(self._key(key), text)
-
-    def read(self, key: str, author: int) -> str:
-        """Wait for the text that a member publishes, and return it."""
-        member = self._member
+    try:
         try:
-            try:
-                member.store.wait([self._key(key)], self._left(_QUIET_SECONDS))
-            except RuntimeError:
-                if self._deadline.passed:
-                    raise
-                print(
-                    f"hvdlite [{member.rank}] warning: rank {member.rank} makes process group "
-                    f"'{member.name}', and rank {author} has not come to it for "
-                    f"{_QUIET_SECONDS:g} s: every member has to call init_process_group or "
-                    "new_group",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                member.store.wait([self._key(key)], self._left(LONGEST_SECONDS))
-            text: str = member.store.get(self._key(key)).decode()
-        except RuntimeError as error:
-            raise BootstrapError(
-                f"rank {member.rank} of process group '{member.name}' did not hear of rank "
-                f"{author} within {member.timeout.total_seconds():g} s, the timeout of the group: "
-                f"{str(error).splitlines()[0]}; every member has to call init_process_group or "
-                "new_group"
-            ) from error
-        return text
-
-    def _left(self, most: float) -> timedelta:
-        return timedelta(seconds=max(0.001, min(self._deadline.seconds_left, most)))
-
-    def _key(self, key: str) -> str:
-        return f"hvdlite/{self._start}/{key}"
+            wait(_QUIET_SECONDS)
+        except RuntimeError:
+            if deadline.passed:
+                raise
+            print(
+                f"hvdlite [{member.rank}] warning: rank {member.rank} makes process group "
+                f"'{member.name}', and rank {author} has not come to it for {_QUIET_SECONDS:g} s: "
+                "every member has to call init_process_group or new_group",
+                file=sys.stderr,
+                flush=True,
+            )
+            wait(LONGEST_SECONDS)
+        return store.get(key).decode()
+    except RuntimeError as error:
+        raise BootstrapError(
+            f"rank {member.rank} of process group '{member.name}' did not hear of rank {author} "
+            f"within {member.timeout.total_seconds():g} s, the timeout of the group: "
+            f"{str(error).splitlines()[0]}; every member has to call init_process_group or "
+            "new_group"
+        ) from error
 
 
 def _invite(
-    member: Membership, around: WorkerEnvironment, board: _Board, stack: contextlib.ExitStack
+    member: Membership,
+    around: WorkerEnvironment,
+    hosts: Sequence[str],
+    stack: contextlib.ExitStack,
 ) -> dict[str, str]:
-    """Serve the store in the first member, and publish where it is."""
-    hosts = [board.read(f"host/{rank}", rank) for rank in range(member.size)]
+    """Serve the store in the first member; return where it is, or why the members cannot meet."""
     one_host = len(set(hosts)) == 1
     invitation = {"job_id": secrets.token_hex(JOB_ID_BYTES)}
     if not one_host and not around.token:
@@ -161,12 +154,10 @@ def _invite(
         )
     else:
         invitation["address"] = fresh_unix_address() if one_host else _own_address(member, around)
-        job = Job(
-            _token_of(member, around, invitation), bytes.fromhex(invitation["job_id"]), epoch=0
-        )
+        token = _token_of(member, around, invitation)
+        job = Job(token, bytes.fromhex(invitation["job_id"]), epoch=0)
         store = stack.enter_context(Store.start(member.size, job, invitation["address"]))
         invitation["address"] = store.address
-    board.write("invitation", json.dumps(invitation))
     return invitation
 
 
@@ -208,7 +199,6 @@ _hooks_installed = False
 
 
 def enter(engine: _core.Engine, rank: int) -> None:
-    """Take note of an engine that has to be ended."""
     global _hooks_installed
     with _lock:
         _engines[engine] = rank

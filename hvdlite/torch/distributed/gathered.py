@@ -18,7 +18,8 @@ from hvdlite import _core
 from hvdlite.errors import UnsupportedError
 from hvdlite.torch.collectives.sparse import is_sparse
 from hvdlite.torch.collectives.tensors import NUMBER_OF, readable
-from hvdlite.torch.distributed.memory import spec
+from hvdlite.torch.distributed.memory import counts, one_dtype, spec
+from hvdlite.torch.distributed.work import Finish
 
 # Torch adds up the rows, and has no arithmetic for the other dtypes. A sum of bools means "or".
 _SUMMED = frozenset(
@@ -53,17 +54,12 @@ class SparseSum:
         # Rows come first, so that ranks may have different numbers of them.
         self._indices = [one.indices().t().contiguous() for one in rows]
         self._values = [readable(one.values()) for one in rows]
-
-    def signature(self) -> str:
-        """Return what all ranks have alike, for the name of the operation."""
-        forms = (
-            f"{one.dtype}.{'x'.join(map(str, one.shape))}.{one.sparse_dim()}"
-            for one in self._targets
-        )
-        return f"allreduce.sparse.{'+'.join(forms)}"
+        forms = [
+            f"{one.dtype}.{'x'.join(map(str, one.shape))}.{one.sparse_dim()}" for one in targets
+        ]
+        self.signature = f"allreduce.sparse.{'+'.join(forms)}"
 
     def specs(self, name: str) -> list[_core.Tensor]:
-        """Describe the rows to the engine, for an all-gather."""
         parts = [part for pair in zip(self._indices, self._values, strict=True) for part in pair]
         return [
             _core.Tensor(
@@ -74,7 +70,6 @@ class SparseSum:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def finish(self, handle: _core.Handle) -> None:
-        """Add up what has arrived, and give it to the tensors of the caller."""
         total = handle.first_dimensions
         members = len(total) // (2 * len(self._targets))
         for index, target in enumerate(self._targets):
@@ -123,24 +118,38 @@ def _kind(op: Any) -> Any:
     return op.op if isinstance(op, ReduceOp) else op
 
 
-class Gathered:
-    """Memory for the same plain tensors of all ranks, and the bitwise operation on them."""
+class BitwiseReduction:
+    """The same plain tensors of all ranks, and the bitwise operation that combines them."""
 
-    def __init__(self, op: Any, sources: Sequence[torch.Tensor], members: int) -> None:
-        self.word = f"{_kind(op)}.{sources[0].dtype}"
+    def __init__(
+        self,
+        verb: str,
+        op: Any,
+        members: int,
+        sources: Sequence[torch.Tensor],
+        memories: Sequence[torch.Tensor],
+        begins: Sequence[int],
+        copy: Finish | None,
+    ) -> None:
+        """Combine `sources` into plain memory, each from an element on; call `copy` afterwards."""
+        dtype = one_dtype(verb, [*sources, *memories])
+        self.signature = f"{verb}.{_kind(op)}.{dtype}.{counts(sources)}"
         self._combine = _COMBINE[_kind(op)]
         self._sources = sources
         self._all = [source.new_empty(members, source.numel()) for source in sources]
+        self._parts = list(zip(memories, begins, self._all, strict=True))
+        self._copy = copy
 
     def specs(self, name: str) -> list[_core.Tensor]:
-        """Describe the tensors to the engine, for an all-gather."""
         return [
             spec(f"{name}.{index}", source, whole.data_ptr(), whole.nbytes)
             for index, (source, whole) in enumerate(zip(self._sources, self._all, strict=True))
         ]
 
-    def combine_into(self, memory: torch.Tensor, index: int, begin: int) -> None:
-        """Combine what has arrived for a tensor from element `begin` on into plain memory."""
-        number = _AS[memory.itemsize]
-        part = self._all[index][:, begin : begin + memory.numel()].view(number)
-        memory.view(-1).view(number).copy_(functools.reduce(self._combine, part))
+    def finish(self, handle: _core.Handle) -> None:
+        for memory, begin, whole in self._parts:
+            number = _AS[memory.itemsize]
+            part = whole[:, begin : begin + memory.numel()].view(number)
+            memory.view(-1).view(number).copy_(functools.reduce(self._combine, part))
+        if self._copy is not None:
+            self._copy(handle)

@@ -40,49 +40,34 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         engines.enter(engine, member.rank)
         Collectives.__init__(self, engine, member.rank, member.size, member.name, member.timeout)
         self._member = member
-        self._described = ""
+        self._description = ""
         self._elsewhere: dict[str, Any] = {}
 
     def getBackendName(self) -> str:
-        """Return the word that users give to init_process_group."""
         return NAME
 
-    name = getBackendName
-    _get_backend_name = getBackendName
+    name = _get_backend_name = getBackendName
 
     def getGroupName(self) -> str:
-        """Return the name that torch.distributed has given to this group."""
         return self._title
 
     def setGroupName(self, name: str) -> None:
-        """Take the name that torch.distributed gives to this group."""
         self._title = name
 
     _set_group_name = setGroupName
-
-    @property
-    def group_name(self) -> str:
-        """The name that torch.distributed has given to this group."""
-        return self._title
+    group_name = property(getGroupName)
 
     def getGroupDesc(self) -> str:
-        """Return the description that the user has given to this group."""
-        return self._described
+        return self._description
 
     def setGroupDesc(self, text: str) -> None:
-        """Take the description that the user gives to this group."""
-        self._described = text
+        self._description = text
 
     _set_group_desc = setGroupDesc
-
-    @property
-    def group_desc(self) -> str:
-        """The description that the user has given to this group."""
-        return self._described
+    group_desc = property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors this group carries."""
         return [torch.device(name) for name in self._backends()]
 
     def _backends(self) -> dict[str, str]:
@@ -91,7 +76,8 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
             config = distributed.distributed_c10d.get_backend_config(self)
         except (KeyError, ValueError):
             config = ""  # torch.distributed does not know the group yet, or no longer.
-        return backends_of(config) or {"cpu": NAME}
+        pairs = [part.split(":") for part in config.split(",")]  # "cuda:nccl,cpu:hvdlite"
+        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2} or {"cpu": NAME}
 
     def elsewhere(self, error: OtherDeviceError) -> Any:
         """Return the group for the tensors of another device, or raise the error."""
@@ -100,18 +86,15 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         if backend not in ("nccl", "gloo"):
             raise error
         if device not in self._elsewhere:
-            made = make_group(self._member, device, backend, self._timeout)
-            self._elsewhere[device] = made
+            self._elsewhere[device] = _make_group(self._member, device, backend, self._timeout)
         return self._elsewhere[device]
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long an operation may take."""
         self._timeout = timeout
 
     _set_default_timeout = set_timeout
 
     def get_group_store(self) -> Any:
-        """Return the store by which the members have met."""
         return self._member.store
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -131,7 +114,6 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return that tensors need no memory of the backend's own."""
         return False
 
     @property
@@ -140,7 +122,7 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         return torch._C._distributed_c10d.Backend.Options(NAME, self._timeout)
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: the members count from 0."""
+        pass  # The members count from 0.
 
     def _get_sequence_number_for_group(self) -> int:
         """Return how many operations this rank has started."""
@@ -169,13 +151,7 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
 # of such a device comes.
 
 
-def backends_of(config: str) -> dict[str, str]:
-    """Return backends by device, from torch.distributed's text, such as "cuda:nccl,cpu:hvdlite"."""
-    pairs = [part.split(":") for part in config.split(",")]
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
-
-
-def make_group(member: Membership, device: str, backend: str, timeout: timedelta) -> Any:
+def _make_group(member: Membership, device: str, backend: str, timeout: timedelta) -> Any:
     """Make a group of torch's own for the tensors of a device; all members come here, in order."""
     store = distributed.PrefixStore(f"hvdlite/{device}/", member.store)
     group = distributed.ProcessGroup(store, member.rank, member.size)
@@ -192,32 +168,17 @@ def make_group(member: Membership, device: str, backend: str, timeout: timedelta
     return group
 
 
-def or_elsewhere(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that gives tensors of other devices to the group of their device."""
-
-    @functools.wraps(own)
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        try:
-            return own(self, *arguments, **named)
-        except OtherDeviceError as error:
-            return getattr(self.elsewhere(error), own.__name__)(*arguments, **named)
-
-    return call
-
-
 # Torch's functions give lists of tensors and an object with options. The methods of a ProcessGroup
 # also take single tensors, and the options one by one: `group.allreduce(tensor, ReduceOp.MAX)`.
 
 _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 
-class Form(NamedTuple):
-    """The arguments of a method."""
-
-    arguments: Sequence[Sequence[str]]  # These are the names of each argument that has to be given.
-    options: Any = None  # This is the class of the object with the options.
-    single: Sequence[str] = ()  # These options may be given one by one, in this order.
-    inner: int | None = None  # This argument is a list of lists unless tensors are single.
+class _Form(NamedTuple):
+    arguments: Sequence[Sequence[str]]  # the names of each argument that has to be given
+    options: Any = None  # the class of the object with the options
+    single: Sequence[str] = ()  # the options that may be given one by one, in this order
+    inner: int | None = None  # the argument that is a list of lists unless tensors are single
 
 
 _IN_PLACE = [("tensors", "tensor")]
@@ -232,36 +193,39 @@ _GATHER = distributed_c10d.AllgatherOptions
 _EXCHANGE = distributed.AllToAllOptions
 
 FORMS = {
-    "allreduce": Form(_IN_PLACE, distributed.AllreduceOptions, ("op", "timeout")),
-    "allreduce_coalesced": Form(_IN_PLACE, distributed_c10d.AllreduceCoalescedOptions),
-    "reduce": Form(_IN_PLACE, distributed.ReduceOptions, ("root", "op", "timeout")),
-    "broadcast": Form(_IN_PLACE, distributed.BroadcastOptions, ("root", "timeout")),
-    "allgather": Form(_LISTS, _GATHER, ("timeout",), 0),
-    "allgather_coalesced": Form(_MANY, _GATHER),
-    "all_gather_single": Form(_OUT_OF_IN, _GATHER),
-    "all_gather_single_coalesced": Form(_MANY, _GATHER),
-    "reduce_scatter": Form(_LISTS, distributed.ReduceScatterOptions, ("op", "timeout"), 1),
-    "reduce_scatter_single": Form(_OUT_OF_IN, distributed.ReduceScatterOptions),
-    "reduce_scatter_single_coalesced": Form(_MANY, distributed.ReduceScatterOptions),
-    "gather": Form(_LISTS, distributed.GatherOptions, ("root", "timeout"), 0),
-    "scatter": Form(_LISTS, distributed.ScatterOptions, ("root", "timeout"), 1),
-    "all_to_all_single": Form([*_OUT_OF_IN, *_SPLITS], _EXCHANGE, ("timeout",)),
-    "alltoall": Form(_LISTS, _EXCHANGE, ("timeout",)),
-    "barrier": Form((), distributed.BarrierOptions, ("timeout",)),
-    "send": Form([("tensors",), ("dstRank",), ("tag",)]),
-    "recv": Form([("tensors",), ("srcRank",), ("tag",)]),
+    "allreduce": _Form(_IN_PLACE, distributed.AllreduceOptions, ("op", "timeout")),
+    "allreduce_coalesced": _Form(_IN_PLACE, distributed_c10d.AllreduceCoalescedOptions),
+    "reduce": _Form(_IN_PLACE, distributed.ReduceOptions, ("root", "op", "timeout")),
+    "broadcast": _Form(_IN_PLACE, distributed.BroadcastOptions, ("root", "timeout")),
+    "allgather": _Form(_LISTS, _GATHER, ("timeout",), 0),
+    "allgather_coalesced": _Form(_MANY, _GATHER),
+    "all_gather_single": _Form(_OUT_OF_IN, _GATHER),
+    "all_gather_single_coalesced": _Form(_MANY, _GATHER),
+    "reduce_scatter": _Form(_LISTS, distributed.ReduceScatterOptions, ("op", "timeout"), 1),
+    "reduce_scatter_single": _Form(_OUT_OF_IN, distributed.ReduceScatterOptions),
+    "reduce_scatter_single_coalesced": _Form(_MANY, distributed.ReduceScatterOptions),
+    "gather": _Form(_LISTS, distributed.GatherOptions, ("root", "timeout"), 0),
+    "scatter": _Form(_LISTS, distributed.ScatterOptions, ("root", "timeout"), 1),
+    "all_to_all_single": _Form([*_OUT_OF_IN, *_SPLITS], _EXCHANGE, ("timeout",)),
+    "alltoall": _Form(_LISTS, _EXCHANGE, ("timeout",)),
+    "barrier": _Form((), distributed.BarrierOptions, ("timeout",)),
+    "send": _Form([("tensors",), ("dstRank",), ("tag",)]),
+    "recv": _Form([("tensors",), ("srcRank",), ("tag",)]),
 }
 
 
-def overloaded(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that takes its arguments in all forms, and gives them to `own` in one."""
+def _method(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that takes its arguments in all forms, and tensors of all devices."""
     verb = own.__name__
 
     @functools.wraps(own)
     def call(self: Any, *given: Any, **named: Any) -> Any:
-        if not named and given and _has_options(given[-1]):
-            return own(self, *given)
-        return own(self, *in_one_form(verb, given, named))
+        try:
+            if not named and given and _has_options(given[-1]):
+                return own(self, *given)
+            return own(self, *in_one_form(verb, given, dict(named)))
+        except OtherDeviceError as error:
+            return getattr(self.elsewhere(error), verb)(*given, **named)
 
     return call
 
@@ -318,6 +282,6 @@ _OTHER_NAMES = {
     "alltoall_base": "all_to_all_single",
 }
 for _verb in FORMS:
-    setattr(HvdliteGroup, _verb, or_elsewhere(overloaded(getattr(HvdliteGroup, _verb))))
+    setattr(HvdliteGroup, _verb, _method(getattr(HvdliteGroup, _verb)))
 for _other, _verb in _OTHER_NAMES.items():
     setattr(HvdliteGroup, _other, getattr(HvdliteGroup, _verb))

@@ -1,4 +1,4 @@
-"""Tensors as the engine takes them: checked, contiguous, of one dimension."""
+"""Tensors as the engine takes them: checked, contiguous, of one dimension; and where results go."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ _REDUCIBLE = frozenset(number for name, number in _core.DTYPES.items() if name i
 
 
 class OtherDeviceError(UnsupportedError):
-    """A tensor is not in host memory."""
-
     def __init__(self, verb: str, device: torch.device) -> None:
         super().__init__(
             f"{verb}: a tensor is on {device}, and the backend 'hvdlite' of torch.distributed "
@@ -89,12 +87,13 @@ class Reduction(NamedTuple):
 
     op: int
     prescale: float
-    number: int  # This is the engine's dtype.
+    number: int  # the engine's dtype
     word: str  # Names of operations contain it.
 
 
-def reduction_of(verb: str, op: ReduceOp, dtype: torch.dtype) -> Reduction:
-    """Return how the engine reduces a dtype, or raise an UnsupportedError."""
+def reduction_of(verb: str, op: ReduceOp, tensors: Sequence[torch.Tensor]) -> Reduction:
+    """Return how the engine reduces tensors of one dtype, or raise an UnsupportedError."""
+    dtype = one_dtype(verb, tensors)
     kind = op.op if isinstance(op, ReduceOp) else op
     number = int(kind)  # The hash of a number is quicker than that of a ReduceOp.
     found = _found(number, dtype)
@@ -108,6 +107,21 @@ def reduction_of(verb: str, op: ReduceOp, dtype: torch.dtype) -> Reduction:
         return found
     factor = _factor(verb, op)
     return found._replace(prescale=factor, word=f"{found.word}.{factor}")
+
+
+def one_dtype(verb: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype != dtype:
+            raise ArgumentError(
+                f"{verb}: the tensors of one call have to be of one dtype; got {dtype} and "
+                f"{tensor.dtype}"
+            )
+    return dtype
+
+
+def counts(tensors: Sequence[torch.Tensor]) -> str:
+    return "+".join(str(tensor.numel()) for tensor in tensors)
 
 
 @functools.cache
@@ -152,10 +166,10 @@ Target: TypeAlias = torch.Tensor | list[torch.Tensor]
 class Place(NamedTuple):
     """Plain memory for all that is received for a target."""
 
-    address: int  # The memory begins at this address.
-    capacity: int  # This is its size in bytes.
-    memory: list[torch.Tensor]  # These tensors keep the memory alive.
-    new: torch.Tensor | None  # This is the memory itself if it is not the target's own.
+    address: int
+    capacity: int  # in bytes
+    memory: list[torch.Tensor]  # keeps the memory alive
+    new: torch.Tensor | None  # the memory itself if it is not the target's own
 
 
 def place_of(verb: str, target: Target, source: torch.Tensor) -> Place:
@@ -193,7 +207,7 @@ def copying(memories: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
 
     def finish(_: _core.Handle) -> None:
         for memory, target in pairs:
-            write(target, memory)
+            target.data.copy_(memory)  # as data: autograd does not look at it
 
     return finish
 
@@ -206,13 +220,22 @@ def receiving(
     def finish(handle: _core.Handle) -> None:
         dimensions = handle.first_dimensions
         for index, (target, place) in enumerate(zip(targets, places, strict=True)):
-            check_received(verb, target, dimensions[index * members : (index + 1) * members])
+            _check_received(verb, target, dimensions[index * members : (index + 1) * members])
             deliver(target, place)
 
     return finish
 
 
-def check_received(verb: str, target: Target, rows: Sequence[int]) -> None:
+def deliver(target: Target, place: Place) -> None:
+    if place.new is None:
+        return
+    outputs = target if isinstance(target, list) else [target]
+    parts = place.new.split([output.numel() for output in outputs])
+    for output, part in zip(outputs, parts, strict=True):
+        output.data.copy_(part.view(output.shape))
+
+
+def _check_received(verb: str, target: Target, rows: Sequence[int]) -> None:
     """Raise unless a target has as many elements as have arrived, `rows` engine units by rank."""
     if isinstance(target, list):
         arrived, wanted = list(rows), [one.numel() * units_of(one.dtype) for one in target]
@@ -226,18 +249,3 @@ def check_received(verb: str, target: Target, rows: Sequence[int]) -> None:
         f"{verb}: {arrived[rank] // units_of(one.dtype)} elements arrived (from rank {rank}, where "
         f"each rank has its own output), and the output has {one.numel()}"
     )
-
-
-def deliver(target: Target, place: Place) -> None:
-    """Copy what has arrived to its target, unless it is there."""
-    if place.new is None:
-        return
-    outputs = target if isinstance(target, list) else [target]
-    parts = place.new.split([output.numel() for output in outputs])
-    for output, part in zip(outputs, parts, strict=True):
-        write(output, part.view(output.shape))
-
-
-def write(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Overwrite a tensor as data: autograd does not look at it."""
-    target.data.copy_(values)

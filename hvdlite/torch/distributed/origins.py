@@ -34,8 +34,8 @@ class Origin:
     __slots__ = ("_callbacks", "_started", "group", "kind", "name")
 
     def __init__(self, group: object, name: str, kind: str) -> None:
-        self.group = group  # This is the numbering of the operation's process group.
-        self.name = _short(name)  # The name is the same on all ranks, and unique in the group.
+        self.group = group  # the numbering of the operation's process group
+        self.name = _short(name)  # the same on all ranks, and unique in the group
         self.kind = _short(kind)  # Such operations of other groups have the same kind.
         self._callbacks = itertools.count()
         self._started: dict[str, int] = {}

@@ -106,7 +106,6 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
 
 
 def _serve_tcp(worker: WorkerEnvironment, own_host: str | None, timeout: timedelta) -> Any:
-    """Serve torch's store at a free port of the address at which the other ranks reach this one."""
     listener = listen(f"{own_host}:0") if own_host else listen_on_loopback()
     host, port = split_host(address_of(listener))
     return distributed.TCPStore(
@@ -150,7 +149,6 @@ class KeyServer(Service):
             self._answer(peer, "given", self._do(kind, key, value))
 
     def _do(self, kind: str, key: str, value: Any) -> Any:
-        """Do what needs no wait, and return the answer."""
         values, present = self._values, self._values.get(key)
         if kind == "set":
             values |= value
@@ -213,11 +211,9 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         leave_to_parent(self)
 
     def close_in_child(self) -> None:
-        """Close the child's copy of the connection."""
         self._client.close()
 
     def close(self) -> None:
-        """Disconnect, and stop serving."""
         self._client.close()
         if self._server is not None:
             self._server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
@@ -33,10 +34,8 @@ _LOOKS = 2  # Each new name looks whether so many others have ended.
 
 
 class Name(NamedTuple):
-    """How an operation is called."""
-
-    text: str  # The engine knows the operation by this text.
-    origin: Origin  # Callbacks of the operation's future have this in their names.
+    text: str  # by which the engine knows the operation
+    origin: Origin  # of what callbacks of the operation's future start
 
 
 class Numbering:
@@ -73,7 +72,6 @@ class Numbering:
         return Name(f"{signature}#{count % SLOTS}", origin)
 
     def next_of_pair(self, way: str) -> str:
-        """Return the name of the next transfer from one rank to another, with one tag."""
         with self._lock:
             return f"#{way}#{self._count(way)}"
 
@@ -83,7 +81,6 @@ class Numbering:
         return count
 
     def started(self) -> int:
-        """Return how many operations have names, besides those that callbacks started."""
         with self._lock:
             return sum(self._counts.values())
 
@@ -100,7 +97,6 @@ class Numbering:
             noted[name] = handle
 
     def in_flight(self) -> list[_core.Handle]:
-        """Return the operations that have not ended."""
         with self._lock:
             return [one for one in self._in_flight.values() if not one.done()]
 
@@ -136,9 +132,11 @@ class Submissions:
         finish: Finish | None,
         options: Any,
     ) -> Work:
-        """Submit a collective; wait for it unless the caller wants to do so."""
-        # `submit` gets a name, see `Numbering`, and the engine's hint `blocking`. `finish` copies
-        # the results to the outputs; it is None if the engine writes there.
+        """Submit a collective; wait for it unless the caller wants to do so.
+
+        `submit` gets a name, see `Numbering`, and the engine's hint `blocking`. `finish` copies the
+        results to the outputs; it is None if the engine writes there.
+        """
         timeout = options.timeout
         seconds = seconds_of(self._timeout if timeout.days < 0 else timeout)
         try:
@@ -161,7 +159,6 @@ class Submissions:
         outputs: Sequence[torch.Tensor],
         finish: Finish | None,
     ) -> Work:
-        """Submit a transfer between two ranks."""
         name = self._numbering.next_of_pair(way)
         seconds = seconds_of(self._timeout)
         return self._work(way, name, submit(name), outputs, finish, seconds, None, way)
@@ -178,10 +175,7 @@ class Submissions:
         line: Hashable = None,
     ) -> Work:
         self._numbering.note(name, handle)
-
-        def give_up(late: float) -> None:
-            self._give_up(what, late)
-
+        give_up = functools.partial(self._give_up, what, seconds)
         return Work(handle, outputs, finish, seconds, give_up, origin, (self._numbering, line))
 
     def _end_all_in_flight(self) -> None:

@@ -21,13 +21,12 @@ from hvdlite.rendezvous.deadline import seconds_of
 from hvdlite.torch.distributed import origins
 from hvdlite.torch.distributed.origins import Origin
 
-# It copies the results of a completed operation to where the caller wants them.
+# copies the results of a completed operation to where the caller wants them
 Finish = Callable[[_core.Handle], None]
 
 _UNSET = timedelta(0)
 _SLICE_SECONDS = 0.005  # The leader waits so long for one operation before it looks at the others.
-# After this time another thread takes the place of one that runs a callback.
-_PATIENCE_SECONDS = 1.0
+_CALLBACK_SECONDS = 1.0  # Then another thread takes the place of one that runs a callback.
 
 
 class Work(distributed.Work):  # type: ignore[misc]
@@ -39,20 +38,20 @@ class Work(distributed.Work):  # type: ignore[misc]
         outputs: Sequence[torch.Tensor],
         finish: Finish | None,
         seconds: float,
-        give_up: Callable[[float], None],
+        give_up: Callable[[], None],
         origin: Origin | None = None,
         line: Hashable = None,
     ) -> None:
         super().__init__()
         self._handle = handle
-        self._outputs = outputs  # The operation writes these tensors, the value of the future.
-        self._finish = finish  # It copies the results to their place; None: they are there.
+        self._outputs = outputs  # what the operation writes, the value of the future
+        self._finish = finish  # copies the results to their place; None: they are there
         self._finishing = threading.Lock() if finish is not None else None
-        self._error: Exception | None = None  # This is the error of `finish`.
-        self._seconds = seconds  # `wait` waits this long by default.
+        self._error: Exception | None = None  # of `finish`
+        self._seconds = seconds  # how long `wait` waits by default
         self._deadline = time.monotonic() + seconds
-        self._give_up = give_up  # It is called when that time has passed, and raises.
-        self._origin = origin  # It names what callbacks of the future start.
+        self._give_up = give_up  # is called when that time has passed, and raises
+        self._origin = origin  # names what callbacks of the future start
         self.line = line  # Callbacks of the operations in one line run in the order of these.
         self._future: Any = None
         self._waited = False
@@ -62,9 +61,11 @@ class Work(distributed.Work):  # type: ignore[misc]
         return sum(output.numel() * output.itemsize for output in self._outputs)
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
-        """Block until the operation has completed, and return True, or raise its error."""
-        # If `timeout` passes first, CollectiveTimeoutError is raised, and the operation goes on. If
-        # the process group's time passes, it is raised, too, and the group has ended.
+        """Block until the operation has completed, and return True, or raise its error.
+
+        If `timeout` passes first, CollectiveTimeoutError is raised, and the operation goes on. If
+        the process group's time passes, it is raised, too, and the group has ended.
+        """
         if timeout and (seconds := seconds_of(timeout)) < self._deadline - time.monotonic():
             self._wait_for_a_while(seconds)
         else:
@@ -92,7 +93,7 @@ class Work(distributed.Work):  # type: ignore[misc]
             self._handle.wait(self._seconds, fatal=True)
         except TimeoutError:
             if not self._handle.done():
-                self._give_up(self._seconds)
+                self._give_up()
             self._handle.wait()  # It ended at the last moment, or itself failed by a timeout.
 
     def _deliver(self) -> None:
@@ -115,16 +116,14 @@ class Work(distributed.Work):  # type: ignore[misc]
             if left < seconds and not self._handle.done():
                 # The time of the process group has passed, which ends its world.
                 with contextlib.suppress(HvdliteError):  # The waiting thread gets it, too.
-                    self._give_up(self._seconds)
+                    self._give_up()
         except HvdliteError:
             pass  # The waiting thread gets it.
 
     def is_late(self, now: float) -> bool:
-        """Return whether the time of the process group has passed."""
         return now > self._deadline
 
     def synchronize(self) -> None:
-        """Wait, as `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -136,11 +135,9 @@ class Work(distributed.Work):  # type: ignore[misc]
         return True
 
     def is_success(self) -> bool:
-        """Return whether the operation has completed without an error."""
         return self._handle.done() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of a completed operation, or None."""
         if self._handle.done():
             try:
                 self.wait()
@@ -149,7 +146,6 @@ class Work(distributed.Work):  # type: ignore[misc]
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """Wait, and return the tensors that were written."""
         self.wait()
         return list(self._outputs)
 
@@ -238,7 +234,7 @@ class _Waiter:
             base.set_result(None)
         for thread in threads:
             if thread is not None and thread is not threading.current_thread():
-                thread.join(_PATIENCE_SECONDS)  # A callback may wait for something forever.
+                thread.join(_CALLBACK_SECONDS)  # A callback may wait for something forever.
 
     def _start(self, role: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=role, name="hvdlite-futures", daemon=True)
@@ -290,7 +286,7 @@ class _Waiter:
                     self._needed.wait()
                     self._guard_sleeps = False
                 if not self._leader_is_away():
-                    self._needed.wait(_PATIENCE_SECONDS)
+                    self._needed.wait(_CALLBACK_SECONDS)
             if self._guard is not this:
                 return
             self._leader, self._since = this, None
@@ -300,7 +296,7 @@ class _Waiter:
     def _leader_is_away(self) -> bool:
         if self._leader is None:
             return True
-        return self._since is not None and time.monotonic() - self._since > _PATIENCE_SECONDS
+        return self._since is not None and time.monotonic() - self._since > _CALLBACK_SECONDS
 
 
 _waiter = _Waiter()
