@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """One initialised world: its engine and the numbers of this rank in it."""
-
     engine: _core.Engine
     rank: int
     size: int
@@ -58,9 +56,9 @@ class World:
     recorder: Recorder
     start: Deadline
     job_id: bytes
-    check_finite: int  # This is the knob of the name; reading it takes microseconds.
-    epoch: int = 0  # It is the number of this world in an elastic job.
-    member: MembershipThread | None = None  # Only a worker of an elastic job has one.
+    check_finite: int  # the knob; reading it takes microseconds
+    epoch: int = 0  # of an elastic job
+    member: MembershipThread | None = None  # in an elastic job
 
 
 def make_world(

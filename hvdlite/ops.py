@@ -48,7 +48,6 @@ _NUMBERS = tuple(one.value for one in ReduceOp)
 
 
 def op_name(op: int) -> str:
-    """Return the name by which users write a reduce operation: "Average", "Sum"..."""
     return ReduceOp(op).name
 
 
@@ -198,12 +197,10 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the tensor itself."""
         return tensor
 
 
@@ -222,14 +219,12 @@ class CastCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return the cast tensor, and the dtype to return to."""
         if tensor.dtype in cls.wide:
             return cls.cast(tensor, cls.wire), tensor.dtype
         return tensor, None
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """Cast back."""
         return tensor if ctx is None else cls.cast(tensor, ctx)
 
 
@@ -286,8 +281,6 @@ _names_lock = threading.Lock()  # It guards all of these.
 
 @dataclass(frozen=True)
 class NamesMark:
-    """The counts at one point of the script."""
-
     counts: Mapping[tuple[int, str], int]
     objects: Mapping[tuple[int, str], int]
 
@@ -311,7 +304,6 @@ def _next_number(counts: _Counts, process_set: int, kind: str) -> int:
 
 
 def forget_names(process_set: int) -> None:
-    """Drop the counts of a process set that was removed."""
     with _names_lock:
         for counts in (_operations, _objects):
             for key in [key for key in counts if key[0] == process_set]:
@@ -339,7 +331,6 @@ def restart_operation_names() -> None:
 
 
 def mark_names() -> NamesMark:
-    """Return the present counts, for `return_to_names`."""
     with _names_lock:
         return NamesMark(dict(_operations), dict(_objects))
 

@@ -41,7 +41,6 @@ def check_mean(option: str, op: int, why: str) -> None:
 
 
 def check_weight(weight: Any, op: int) -> None:
-    """Raise ArgumentError if gradients have weights and are not averaged."""
     if weight is not None:
         check_mean("weight=", op, "it makes a weighted average")
 

@@ -93,13 +93,10 @@ class ProcessSet:
         return find, (None if self is global_process_set else self.ranks,)
 
     def __repr__(self) -> str:
-        """Show the members."""
         return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
 
 
 class _World(NamedTuple):
-    """What this module needs of the world to register process sets."""
-
     engine: _core.Engine
     rank: int
     size: int
@@ -223,7 +220,6 @@ def drop_broken() -> None:
 
 
 def end() -> None:
-    """Forget the world and all of its process sets."""
     global _current
     _current = None
     for equals in _registered.values():

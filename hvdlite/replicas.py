@@ -81,7 +81,6 @@ class Divergence:
         )
 
     def error(self, owner: str) -> DivergenceError:
-        """Make the error that all ranks raise."""
         error: DivergenceError = DivergenceError(
             f"{self.text(owner)}; memory or code of that rank alone has changed them: go on from "
             "the last checkpoint, or broadcast parameters and optimizer state again, and replace a "
@@ -189,7 +188,6 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """The name of the operation."""
         return self._exchange.name
 
     def finish(self) -> Divergence | None:
@@ -218,7 +216,6 @@ def check(names: Sequence[str], numbers: Sequence[int], process_set: ProcessSet)
 
 
 def refuse(divergence: Divergence, owner: str, process_set: ProcessSet) -> NoReturn:
-    """Raise the DivergenceError that all ranks raise, and tell the live view."""
     # The event is one of each rank that has diverged; of the first one where there is no majority.
     if basics.rank() in (divergence.minority or process_set.ranks[:1]):
         text = divergence.text(owner)
@@ -240,7 +237,6 @@ def check_interval() -> int:
 
 
 def check_name(where: str) -> str:
-    """Return what messages call the replica check that HVDLITE_CHECK_REPLICAS sets."""
     return f"HVDLITE_CHECK_REPLICAS, {where}"
 
 
@@ -263,14 +259,12 @@ def speaks(numbers: Mapping[int, Sequence[int]]) -> bool:
 
 
 def set_text(process_set: ProcessSet) -> str:
-    """Write the arguments of a broadcast within a process set, for a message."""
     if process_set is global_process_set:
         return "root_rank=0"
     return f"root_rank={process_set.ranks[0]}, process_set=..."
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Write a list of ranks for a message: "rank 1", "ranks 0, 2"."""
     shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
     rest = "" if len(ranks) <= _RANKS_SHOWN else f" and {len(ranks) - _RANKS_SHOWN} more"
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"

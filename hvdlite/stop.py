@@ -92,7 +92,6 @@ def ask_also(asks: Callable[[], bool] | None, name: str = "") -> None:
 
 
 def watched() -> bool:
-    """Return whether `stop_on` was called."""
     return bool(_earlier)
 
 
@@ -202,7 +201,6 @@ def _leave() -> None:
 
 
 def _maximum(*values: int) -> list[int]:
-    """Return the largest values of all ranks."""
     cells = (ctypes.c_int64 * len(values))(*values)
     if basics.size() > 1 or basics.in_elastic_job():
         address = ctypes.addressof(cells)

@@ -106,8 +106,6 @@ def _run_once(
 
 
 class _Outcome(Enum):
-    """How a call of the function ended."""
-
     RETURNED = 0
     INTERRUPTED = 1
     FAILED = 2
@@ -126,7 +124,6 @@ class _Run:
         self._result: Any = None
 
     def repeat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function until it returns."""
         outcome = self._attempt(False, args, kwargs)
         while outcome is not _Outcome.RETURNED:
             # No exception is being handled here: its traceback would keep the iterators, their
@@ -149,7 +146,6 @@ class _Run:
         return _Outcome.RETURNED
 
     def _cross_boundary(self, restored: bool) -> Decision:
-        """Meet the other ranks; leave the job if that is the decision."""
         # The boundary settles every update that this rank knows by now. What arrives while it
         # waits may be about a rank that joins at the next boundary only.
         self._state.forget_host_updates()

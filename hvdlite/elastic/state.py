@@ -215,7 +215,6 @@ class ObjectState(State):
 
 
 def check_name(state: type[State], name: str) -> None:
-    """Raise ArgumentError if the name of an attribute is that of a method of the state."""
     if callable(getattr(state, name, None)):
         raise ArgumentError(
             f"{state.__name__}({name}=...): '{name}' is a method of the state; "
@@ -234,7 +233,6 @@ def _check_value(state: type[State], name: str, value: Any) -> None:
 
 
 def _maximum(value: int) -> int:
-    """Return the largest value of all ranks."""
     cell = ctypes.c_int64(value)
     address = ctypes.addressof(cell)
     tensor = _core.Tensor("elastic.notice", _INT64, [1], address, address)
@@ -265,7 +263,6 @@ class TensorState(ObjectState):
         raise NotImplementedError
 
     def _sync_tensors(self) -> None:
-        """Receive rank 0's tensors."""
         raise NotImplementedError
 
 
@@ -314,7 +311,6 @@ class VariableState(TensorState):
             self._copies[id(variable)] = (variable, buffer)
 
     def _variables(self) -> list[Any]:
-        """List what is saved and restored on this rank."""
         raise NotImplementedError
 
 

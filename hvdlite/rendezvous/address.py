@@ -33,11 +33,7 @@ LOOPBACKS = ("127.0.0.1", "::1")
 
 
 def listen(address: str) -> socket.socket:
-    """Open a listener."""
-    # `address` says where to listen. With port 0 the kernel chooses a port; `address_of` returns
-    # it.
-    # Raises OSError if the kernel refuses to listen at this address.
-    # Raises BootstrapError if the text is not an address.
+    """Open a listener; with port 0 the kernel chooses one. OSError: it refuses this address."""
     if address.startswith(UNIX):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         target: Any = "\0" + address[len(UNIX) :]
@@ -59,7 +55,6 @@ def listen(address: str) -> socket.socket:
 
 def listen_on_loopback() -> socket.socket:
     """Open a TCP listener that only this host can reach: IPv4, or IPv6 on a host without it."""
-    # Raises OSError if the host has no address of its own.
     for host in LOOPBACKS:
         with contextlib.suppress(OSError):
             return listen(f"{host}:0")
@@ -85,14 +80,11 @@ def address_of(listener: socket.socket) -> str:
 
 def dial(address: str, deadline: Deadline) -> socket.socket:
     """Connect to an address, and return the socket, which is non-blocking."""
-    # Raises OSError if no process listens there, or one of another user does; TimeoutError at the
-    # deadline.
-    # Raises BootstrapError if the text is not an address, or the deadline was given up.
+    # OSError: no process listens there, or one of another user does; TimeoutError: the deadline.
     return run(dialling(address, deadline))
 
 
 def dialling(address: str, deadline: Deadline) -> Steps[socket.socket]:
-    """Return the steps of `dial`."""
     if address.startswith(UNIX):
         name = "\0" + address[len(UNIX) :]
         return (yield from _connecting(socket.AF_UNIX, name, deadline, address))
@@ -136,7 +128,6 @@ def _connecting(family: int, target: Any, deadline: Deadline, address: str) -> S
 
 def resolve(address: str) -> list[tuple[int, Any]]:
     """Resolve "host:port" into pairs of family and socket address, those of IPv4 first."""
-    # Raises OSError if the host is not known; BootstrapError if the text is not an address.
     host, port = split_host(address)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     targets = [(int(family), target) for family, _, _, _, target in found]
@@ -145,7 +136,6 @@ def resolve(address: str) -> list[tuple[int, Any]]:
 
 def split_host(address: str) -> tuple[str, int]:
     """Split "host:port" at the last colon; an IPv6 address contains colons itself."""
-    # Raises BootstrapError if the text is not an address.
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -170,7 +160,6 @@ def is_loopback(address: str) -> bool:
 
 def interface_address(names: Sequence[str]) -> str:
     """Return the IPv4 address of the first of these network interfaces that has one."""
-    # Raises BootstrapError if none has one; the message lists the interfaces that this host has.
     found = interface_addresses()
     for name in names:
         if name in found:

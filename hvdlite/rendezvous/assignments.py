@@ -3,7 +3,7 @@
 Such a program starts functions, not programs, so it cannot describe the ranks by environment
 variables. It learns where each rank runs, has rank 0's process start the store, and sends each rank
 its assignment: what `detect` would otherwise read from the variables of a launcher. Each rank
-passes its assignment to `environment.assign_rank`, or to `connect.connect`. The program draws a
+passes its assignment to `environment.assign_rank`, or to `mesh.connect`. The program draws a
 fresh secret and sends it by its own means, because nobody else may read it.
 
 Example:
@@ -27,45 +27,23 @@ from hvdlite.rendezvous.store import Store
 
 __all__ = ["JOB_ID_BYTES", "TOKEN_BYTES", "Place", "assignment_for", "assignments", "start_store"]
 
-_STARTED_BY = "a program"
-
 
 class Place(NamedTuple):
-    """Where one rank runs.
+    """Where one rank runs."""
 
-    Attributes:
-        node: a name that ranks have in common if they share a host and its network namespace.
-        address: the IP address, or the name, at which the other hosts reach this one.
-    """
-
-    node: str
-    address: str
+    node: str  # a name that ranks have in common if they share a host and its network namespace
+    address: str  # the IP address, or the name, at which the other hosts reach this one
 
 
 def start_store(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> Store:
     """Serve the store of a job, in rank 0's process; its `address` belongs in the assignments.
 
     The store listens at the address of rank 0's host; if all ranks share a host, at a Unix socket.
-
-    Args:
-        places: by rank, where it runs.
-        token: the job's secret.
-        job_id: the public number of the job.
-        epoch: the number of this start of the job.
-
-    Returns:
-        The store, which the caller closes when every rank has connected.
+    The caller closes it when every rank has connected.
 
     Raises:
         OSError: the kernel refuses to listen at the address of rank 0.
         ArgumentError: `token`, `job_id` or `epoch` cannot be used, or there is no place.
-
-    Example:
-        >>> import secrets
-        >>> token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
-        >>> with start_store([Place("a", "10.0.0.1")] * 2, token, job_id, epoch=0) as store:
-        ...     store.address.startswith("unix:")
-        True
     """
     _check(places, token, job_id, epoch)
     address = None
@@ -91,15 +69,8 @@ def assignment_for(
     """Return the assignment of one rank.
 
     The local rank is the number of earlier ranks of the same node, and nodes are numbered in order
-    of first appearance.
-
-    Args:
-        places: by rank, where it runs; the same on all ranks.
-        rank: the rank that gets the assignment.
-        store: the address of the store.
-        token: the job's secret.
-        job_id: the public number of the job.
-        epoch: the number of this start of the job; ranks of different epochs refuse each other.
+    of first appearance. `places` has, by rank, where it runs, and is the same on all ranks. Ranks
+    of different epochs refuse each other.
 
     Raises:
         ArgumentError: `rank`, `token`, `job_id` or `epoch` cannot be used.
@@ -121,7 +92,7 @@ def assignment_for(
         token=token,
         job_id=job_id,
         epoch=epoch,
-        launcher=_STARTED_BY,
+        launcher="a program",
     )
 
 

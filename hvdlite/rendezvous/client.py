@@ -49,10 +49,8 @@ def introduce(
     # before its proof, this side dials again, until the deadline, or until the server has hung up
     # quickly `_QUICK_HANG_UPS` times.
     # `dial_seconds` says how long the server's host may take to answer; 0 means until the deadline.
-    # Returns the connection, which the caller owns, and the completed handshake.
-    # Raises OSError if no server can be reached at the address; TimeoutError at the deadline.
-    # Raises BootstrapError if the server refuses, does not belong to this job, or does not answer
-    # in time.
+    # OSError: no server can be reached at the address; TimeoutError: the deadline; BootstrapError:
+    # the server refuses, does not belong to this job, or does not answer in time.
     return run(introducing(address, job, rank, role, deadline, dial_seconds))
 
 
@@ -93,7 +91,6 @@ def reach(
     server: str, address: str, job: Job, rank: int, role: Role, deadline: Deadline
 ) -> tuple[socket.socket, ClientHandshake]:
     """Introduce this rank to a server that may not listen yet."""
-    # Raises BootstrapError if the server cannot be reached until the deadline, or refuses.
     error: OSError | None = None
     while True:
         try:
@@ -149,7 +146,11 @@ _ALIVE = {"kind": "alive"}
 
 
 class RegistrarClient:
-    """The connection, and the daemon thread that reads from it."""
+    """A worker's connection to the registrar of its elastic job, and the thread that reads from it.
+
+    Both sides send JSON objects in frames, and `{"kind": "alive"}` when they have nothing else to
+    say. So each side notices when the other one, or the network, has gone silent.
+    """
 
     # Any thread may call `send` and `close`. A forked child closes its copy of the connection.
 
@@ -164,15 +165,10 @@ class RegistrarClient:
         heartbeat: float = 3.0,
     ) -> None:
         """Connect to the registrar, and start to read."""
-        # `job` has epoch 0.
-        # `on_message` is called on the reading thread with each message but "alive". This thread
-        # also sends the heartbeat, so the function must return well within `heartbeat`. An
-        # exception of it ends the connection.
-        # `on_end` is called once, on the reading thread, with the reason, when the connection has
-        # ended. After `close` it is not called.
-        # Both sides speak four times in `heartbeat` seconds; a registrar that says nothing
-        # in twenty times as long counts as dead.
-        # Raises BootstrapError if the registrar cannot be reached, or refuses this worker.
+        # `job` has epoch 0. `on_message` is called on the reading thread with each message but
+        # "alive". This thread also sends the heartbeat, so the function must return well within
+        # `heartbeat`. An exception of it ends the connection. `on_end` is called once, on the
+        # reading thread, with the reason, when the connection has ended; after `close` it is not.
         self._worker = worker
         self._connection, handshake = reach(
             "the registrar", address, job, worker, Role.MEMBERSHIP, deadline
@@ -194,8 +190,6 @@ class RegistrarClient:
         self._thread.start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
-        # Raises BootstrapError if the connection has ended, or the message is too long.
         body = json.dumps(message).encode()
         if len(body) > MAX_MESSAGE_BYTES:
             raise BootstrapError(
@@ -235,7 +229,6 @@ class RegistrarClient:
         self._connection.close()
 
     def _hang_up(self) -> None:
-        """Make the reading thread notice the end."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -260,8 +253,6 @@ class RegistrarClient:
 
     def _read(self) -> NoReturn:
         """Read, and send the heartbeat, until the connection ends."""
-        # Raises BootstrapError if the registrar hung up, is silent, or sent something else than
-        # messages.
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
         room = select.poll()

@@ -72,9 +72,7 @@ class UnreachableError(BootstrapError):
     def __init__(self, message: str, rank: int = -1, silent: bool = False) -> None:
         super().__init__(message)
         self.rank = rank  # the peer's rank in the epoch whose connections were made
-        # This says whether the network did not answer: then either end may be the one that is cut
-        # off.
-        self.silent = silent
+        self.silent = silent  # the network did not answer: either end may be cut off
 
 
 @dataclass
@@ -85,7 +83,6 @@ class Link:
     # the rest.
 
     linked: bool = True
-
     control: socket.socket | None = None
     data: socket.socket | None = None
     segment: int = -1
@@ -98,7 +95,6 @@ class Link:
         return self.data is not None and (self.control is not None or not self.linked)
 
     def descriptors(self) -> tuple[int, int, int]:
-        """Return the descriptors of a peer of this host."""
         return (self.segment, self.event, self.lifeline)
 
     def take_neighbour(self, descriptors: Sequence[int]) -> None:
@@ -106,7 +102,6 @@ class Link:
         self.segment, self.event, self.lifeline = descriptors
 
     def close(self) -> None:
-        """Close everything that was not released."""
         for connection in (self.control, self.data):
             if connection is not None:
                 connection.close()
@@ -137,8 +132,6 @@ def _release(connection: socket.socket) -> int:
 
 @dataclass(frozen=True)
 class Topology:
-    """The hosts of all ranks, and one rank's numbers among them."""
-
     # By rank, the index of its host; hosts are numbered in order of first appearance.
     host_of: tuple[int, ...]
     local_rank: int  # the rank's number within its host
@@ -159,7 +152,6 @@ class LauncherNumbers:
 def find_topology(
     host_ids: Sequence[str], rank: int, said: Sequence[LauncherNumbers] = ()
 ) -> Topology:
-    """Number the hosts, and one rank among them."""
     # `said` has, by rank, the launcher's numbers. They are used if every rank has a local rank and
     # no two ranks have the same one on one host. Otherwise the ranks of a host are counted.
     host_of = _numbered(host_ids)
@@ -220,7 +212,6 @@ def _nodes(host_ids: Sequence[str], said: Sequence[LauncherNumbers]) -> tuple[in
 
 def measure_offset(connection: socket.socket, deadline: Deadline) -> ClockOffset:
     """Measure the offset; the peer at the other end calls `answer_readings` meanwhile."""
-    # Raises OSError if the connection failed or was too slow; BootstrapError if the peer hung up.
     best: ClockOffset | None = None
     for _ in range(ROUNDS):
         asked = time.monotonic_ns()
@@ -236,7 +227,6 @@ def measure_offset(connection: socket.socket, deadline: Deadline) -> ClockOffset
 
 def answer_readings(connection: socket.socket, deadline: Deadline) -> None:
     """Answer the questions of the peer's `measure_offset`."""
-    # Raises OSError if the connection failed or was too slow; BootstrapError if the peer hung up.
     for _ in range(ROUNDS):
         _receive(connection, 1, deadline)
         connection.sendall(_READING.pack(time.monotonic_ns()))

@@ -50,11 +50,9 @@ class Deadline:
 
     def __init__(self, seconds: float, outer: Deadline | None = None) -> None:
         """Set the deadline `seconds` from now, or at infinity if `is_never(seconds)`."""
-        # `seconds` says how long the waits may last.
         # This deadline also ends when `outer` passes or is given up.
         at = math.inf if is_never(seconds) else time.monotonic() + seconds
-        # The point in time, as `time.monotonic` tells it.
-        self.at: float = at if outer is None else min(at, outer.at)
+        self.at: float = at if outer is None else min(at, outer.at)  # a time of `time.monotonic`
         self._outer = outer
         self.given_up = False
 
@@ -65,15 +63,12 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Return whether the deadline has passed."""
         return self.seconds_left <= 0
 
     def give_up(self) -> None:
-        """End all waits."""
         self.given_up = True
 
     def refuse_if_given_up(self) -> None:
-        """Raise GivenUpError if `give_up` was called."""
         if self._outer is not None:
             self._outer.refuse_if_given_up()
         if self.given_up:
@@ -84,8 +79,8 @@ class Deadline:
 
     def check(self, grace: float = 0.0) -> float:
         """Return how many seconds the caller may wait before it calls `check` again."""
-        # `grace` gives the seconds that this wait may last beyond the deadline.
-        # Raises GivenUpError if `give_up` was called; TimeoutError if the deadline has passed.
+        # `grace` gives the seconds that this wait may last beyond the deadline. GivenUpError:
+        # `give_up` was called; TimeoutError: the deadline has passed.
         self.refuse_if_given_up()
         left = self.seconds_left + grace
         if left <= 0:
@@ -96,9 +91,7 @@ class Deadline:
         self, connection: socket.socket, call: Callable[[], _Result], grace: float = 0.0
     ) -> _Result:
         """Call `call`, which waits for a socket, until it succeeds or the deadline passes."""
-        # Afterwards the socket has a short timeout.
-        # Raises GivenUpError if `give_up` was called; TimeoutError if the deadline has passed.
-        # It also raises whatever else `call` raises.
+        # Afterwards the socket has a short timeout. It raises as `check`, and as `call`.
         while True:
             connection.settimeout(self.check(grace))
             try:
@@ -142,7 +135,6 @@ Steps = Generator[Pause, None, _Result]
 
 
 def run(steps: Steps[_Result]) -> _Result:
-    """Run steps to their end, and return what they return, or raise what they raise."""
     try:
         while True:
             _wait(next(steps))
@@ -175,8 +167,6 @@ def _wait(pause: Pause) -> None:
 
 
 class _Task:
-    """Steps that run in a loop, and what they wait for."""
-
     def __init__(self, steps: Steps[None]) -> None:
         self.steps = steps
         self.pause: Pause | None = None

@@ -44,7 +44,6 @@ def room_for_processes(count: int) -> None:
 
 def make_room(more: int, size: int) -> None:
     """Raise this process's own limit, if it needs that to open `more` descriptors."""
-    # Raises BootstrapError if the limit of the system is too low.
     least = len(os.listdir("/proc/self/fd")) + more
     most = raise_limit(least + _SPARE)
     if most < least:

@@ -60,47 +60,34 @@ class WorkerEnvironment:
 
     rank: int = 0
     size: int = 1
-    # The launcher's number of this rank within its host; None if the launcher does not tell.
+    # The launcher's numbers of this rank within its host, of the host's ranks, and of the host;
+    # None if it does not tell.
     local_rank: int | None = None
-    # The launcher's number of ranks on this host; None if the launcher does not tell.
     local_size: int | None = None
-    # The launcher's number of this host; None if the launcher does not tell.
     node: int | None = None
-    # Address of the store, "unix:NAME" or "host:port"; None for a world of one.
+    # The address of the store, or of an elastic job's registrar: "unix:NAME" or "host:port".
     rendezvous: str | None = None
-    # The job's secret, 32 bytes; empty for a world of one.
-    token: bytes = field(default=b"", repr=False)
+    token: bytes = field(default=b"", repr=False)  # the job's secret, 32 bytes
     job_id: bytes = bytes(JOB_ID_BYTES)  # the public number of the job, 16 bytes
-    # Distinguishes restarts of one job (HVDLITE_EPOCH, under every launcher); ranks of different
-    # epochs refuse each other.
-    epoch: int = 0
-    # Stands for the identity of the host, so that one machine can act as several.
-    host_id: str | None = None
-    # Names of the network interfaces at which other hosts reach this one; if empty, the interface
-    # of the route to the store.
+    epoch: int = 0  # HVDLITE_EPOCH: ranks of different starts of a job refuse each other
+    host_id: str | None = None  # the host's identity, so that one machine can act as several
+    # The network interfaces at which other hosts reach this one; if empty, that of the route to the
+    # store. Or the IP address at which this process listens for them.
     interfaces: tuple[str, ...] = ()
-    # The IP address at which this process listens for other hosts, instead of that of an interface;
-    # None if the user does not choose it.
     bind_address: str | None = None
     launcher: str = "none"  # the name of the launcher, for messages
-    # This says whether this rank serves the store, because its launcher does not (rank 0 under
-    # torchrun, mpirun, srun).
-    serves_store: bool = False
+    serves_store: bool = False  # its launcher does not: rank 0 under torchrun, mpirun, srun
     start_timeout: float = 60.0  # seconds that the ranks have to find each other; 0 means no limit
-    # This says whether the job is elastic; `rendezvous` is then the address of its registrar, and
-    # rank and size are those that the launcher planned.
-    elastic: bool = False
-    # The number of this worker in an elastic job, which is never used again.
-    elastic_worker: int = 0
-    # This says whether this worker was started after the first ones: in an elastic job after the
-    # first epoch was formed, in one with parameter servers for a worker that died.
+    elastic: bool = False  # rank and size are then those that the launcher planned
+    elastic_worker: int = 0  # the number of this worker, which is never used again
+    # This worker was started after the first ones: in an elastic job after the first epoch was
+    # formed, in one with parameter servers for a worker that died.
     joiner: bool = False
     servers: int = 0  # how many of the first ranks are parameter servers
     # The number of this process in a job with parameter servers: its rank, or one never used before
     # if it was started for a worker that died.
     process: int = 0
-    # Seconds without a word after which a worker of an elastic job, or the registrar, counts as
-    # dead.
+    # Seconds without a word after which a worker of an elastic job counts as dead.
     heartbeat: float = 3.0
 
 
@@ -134,7 +121,6 @@ def live_pipe() -> int | None:
 
 def report_file() -> Path | None:
     """Return the file to which rank 0 writes a report of the job: HVDLITE_REPORT; None: no file."""
-    # Raises ArgumentError if hvdlite-run started this process, and it can do that better.
     path = os.environ.get("HVDLITE_REPORT")
     if path and "HVDLITE_JOB_ID" in os.environ:
         raise ArgumentError(
@@ -150,29 +136,16 @@ def host_name() -> str:
 
 
 def assign_rank(worker: WorkerEnvironment | None) -> None:
-    """Have `detect`, and so `hvd.init()`, take this assignment instead of a launcher's variables.
-
-    For programs that call a training function in a process that no launcher has started as a rank.
-    No variable is set, so the programs that this process starts do not inherit the assignment.
-
-    Args:
-        worker: what `meeting.assignment_for` returns for this rank; None takes the assignment away
-            again.
-
-    Example:
-        >>> assign_rank(WorkerEnvironment(launcher="a program", host_id="a"))
-        >>> detect().launcher
-        'a program'
-        >>> assign_rank(None)
-    """
+    """Have `detect` take this assignment instead of a launcher's variables; None: no more."""
+    # For programs that call a training function in a process that no launcher has started as a
+    # rank. No variable is set, so the programs that this process starts do not inherit it.
     global _given
     _given = None if worker is None else with_own_settings(worker)
 
 
 def with_own_settings(worker: WorkerEnvironment) -> WorkerEnvironment:
     """Complete an assignment by what this process's variables say of its host and its patience."""
-    # HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES, HVDLITE_BIND_ADDRESS and HVDLITE_START_TIMEOUT
-    # count where the assignment has the default.
+    # The variables count where the assignment has the default.
     variables = Variables(os.environ)
     patient = worker.start_timeout == WorkerEnvironment.start_timeout
     return replace(
@@ -200,10 +173,8 @@ def detect(
 ) -> WorkerEnvironment:
     """Recognise hvdlite-run or another launcher; without a launcher, return a world of one."""
     # `environment` has the variables to read; by default those of this process, unless
-    # `assign_rank` has given it one.
-    # `with_servers` says whether the script asks for parameter servers, or for a world of ranks.
-    # Raises BootstrapError if a variable is missing or cannot be used; the message names the
-    # variable. Or the job has parameter servers, and the script asks for a world, or the reverse.
+    # `assign_rank` has given it one. `with_servers` says whether the script asks for parameter
+    # servers, or for a world of ranks.
     given = _given if environment is None else None
     variables = Variables(os.environ if environment is None else environment)
     found = _recognise(variables, with_servers) if given is None else given
@@ -228,8 +199,7 @@ def _recognise(variables: Variables, with_servers: bool) -> WorkerEnvironment:
 
 def surroundings() -> WorkerEnvironment:
     """Return what holds for every world that this process can be in, with or without a launcher."""
-    # That is the token, which is empty if there is none, and what `with_own_settings` reads. Rank
-    # and size are those of a world of one.
+    # That is the token, which may be empty, and what `with_own_settings` reads.
     if _given is not None and _given.token:
         token = _given.token
     else:
@@ -451,5 +421,4 @@ def imitate_horovod() -> None:
 
 
 def imitates_horovod() -> bool:
-    """Return whether the script imported `horovod`."""
     return _imitates_horovod

@@ -47,8 +47,6 @@ _MAC_BYTES = 16
 
 
 class Role(enum.IntEnum):
-    """What a connection is for."""
-
     STORE = 1
     CONTROL = 2
     DATA = 3
@@ -90,7 +88,6 @@ class Job:
     epoch: int
 
     def key(self) -> bytes:
-        """Derive the key of all handshakes of this job."""
         return hmac.digest(self.token, b"hvdlite-1" + self.job_id, hashlib.sha256)
 
     def __repr__(self) -> str:
@@ -124,7 +121,6 @@ class _Side:
 
     def feed(self, data: bytes) -> bytes:
         """Take at most `wanted()` bytes; return what to send now."""
-        # Raises RefusedError if the other side does not belong to this job, or refuses this one.
         self._received += data
         if self.wanted() > 0:
             return b""
@@ -223,22 +219,17 @@ def _mac(key: bytes, header: bytes, body: bytes) -> bytes:
 
 
 class FrameWriter:
-    """Wraps bodies into frames of one direction."""
-
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._sequence = 0
 
     def wrap(self, body: bytes) -> bytes:
-        """Return the next frame."""
         header = _FRAME_HEADER.pack(len(body), self._sequence)
         self._sequence += 1
         return header + body + _mac(self._key, header, body)
 
 
 class FrameReader:
-    """Unwraps the frames of one direction from a stream of bytes."""
-
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._sequence = 0
@@ -246,8 +237,6 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the bodies that are complete now."""
-        # Raises BootstrapError if the stream was tampered with, or the peer is not a server of
-        # hvdlite.
         self._buffer += data
         bodies = []
         while len(self._buffer) >= _FRAME_HEADER.size:

@@ -34,16 +34,13 @@ class Variables:
         return bool(self._values.get(name))
 
     def has(self, *names: str) -> bool:
-        """Return whether all of these variables are set."""
         return all(name in self for name in names)
 
     def get(self, name: str) -> str | None:
-        """Return the value of a variable; None if it is not set."""
         return self._values.get(name) or None
 
     def text(self, name: str) -> str:
         """Return the value of a variable that must be set."""
-        # Raises BootstrapError if the variable is not set.
         value = self.get(name)
         if value is None:
             raise BootstrapError(
@@ -54,7 +51,6 @@ class Variables:
 
     def number(self, name: str, default: int | None = None) -> int:
         """Return a number of at least 0; without a default, the variable must be set."""
-        # Raises BootstrapError if the variable is not set, or is not such a number.
         if default is not None and name not in self:
             return default
         value = self.text(name)
@@ -72,7 +68,6 @@ class Variables:
 
     def flag(self, name: str) -> bool:
         """Return whether a variable is 1; it may also be 0 or not be set."""
-        # Raises BootstrapError if the variable is something else.
         value = self.get(name)
         if value not in (None, "0", "1"):
             raise BootstrapError(f"{name}={value} cannot be used: give 1 or 0")
@@ -80,7 +75,6 @@ class Variables:
 
     def seconds(self, name: str, default: float) -> float:
         """Return a time in seconds of at least 0; `deadline.Deadline` takes 0 for "no limit"."""
-        # Raises BootstrapError if the variable is not such a number.
         value = self.get(name)
         if value is None:
             return default
@@ -96,7 +90,6 @@ class Variables:
 
     def address(self, name: str) -> str | None:
         """Return "unix:NAME" or "host:port"; None if the variable is not set."""
-        # Raises BootstrapError if the variable is not an address.
         value = self.get(name)
         if value is not None and not value.startswith(UNIX):
             try:
@@ -107,7 +100,6 @@ class Variables:
 
     def secret(self, name: str, value: str | None, length: int) -> bytes:
         """Decode `value`, the text of the variable `name`: `length` bytes as hexadecimal digits."""
-        # Raises BootstrapError if `value` is missing, or is something else.
         try:
             secret = bytes.fromhex(value or "")
         except ValueError:
@@ -122,30 +114,24 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class LauncherEnvironment:
-    """What a launcher tells one process by environment variables."""
+    """What a launcher tells one process by variables; None for what it does not tell."""
 
     launcher: str  # the name of the launcher, for messages
     names: tuple[str, str]  # the names of the variables for rank and size, for messages
     rank: int
     size: int
     job: str  # a text that is equal on all ranks of this job, and different in other jobs
-    # The number of the rank within its host; None if the launcher does not tell.
+    # The numbers of the rank within its host, of the host's ranks, and of the host.
     local_rank: int | None = None
-    # This says how many ranks this host has; None if the launcher does not tell.
     local_size: int | None = None
-    # The launcher's number of this host; None if the launcher does not tell.
     node: int | None = None
-    first_host: str | None = None  # the host of rank 0; None if the launcher does not tell
-    # This says how often the launcher has started this job again, if it keeps the job's number.
-    epoch: int = 0
-    # "host:port", at which rank 0 is to serve the store if the ranks have several hosts; None if
-    # the launcher does not tell.
-    address: str | None = None
+    first_host: str | None = None  # the host of rank 0
+    epoch: int = 0  # how often the launcher has started this job again under the same number
+    address: str | None = None  # "host:port", where rank 0 is to serve the store of several hosts
     servers: int = 0  # how many of the first ranks are parameter servers
 
     @property
     def on_one_host(self) -> bool:
-        """Return whether all ranks of the job share this host."""
         if self.local_size is not None:
             return self.local_size == self.size
         return self.size == 1 or self.first_host is None or self.first_host in _LOOPBACK
@@ -166,7 +152,6 @@ def detect_launcher(variables: Variables, with_servers: bool = False) -> Launche
 
 def checked(found: LauncherEnvironment) -> LauncherEnvironment:
     """Check that rank < size, and return the argument."""
-    # Raises BootstrapError if rank and size contradict each other.
     if found.size < 1 or found.rank >= found.size:
         rank, size = found.names
         raise BootstrapError(f"{rank}={found.rank} and {size}={found.size} contradict each other")
@@ -364,8 +349,6 @@ def _length(value: str) -> int:
 
 @dataclass(frozen=True)
 class _Sign:
-    """A variable that says how many processes there are."""
-
     name: str
     count: Callable[[str], int]  # returns, from its value, how many processes there are at least
     remedy: str = _BY_HAND  # what to do, so that hvdlite learns the ranks
@@ -398,7 +381,6 @@ _RANKS = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
 
 def refuse_to_be_alone(variables: Variables) -> None:
     """Check that no variable says that this process, whose rank nobody has told, has others."""
-    # Raises BootstrapError if one does; the message names it, and says what to set.
     for rank, size in _RANKS.items():
         if rank in variables and size not in variables:
             raise BootstrapError(
@@ -427,7 +409,6 @@ def refuse_to_be_alone(variables: Variables) -> None:
 def service_numbers(variables: Variables, rank: int, size: int, named: int = 0) -> dict[str, Any]:
     """Return the fields of a `WorkerEnvironment` that concern parameter servers."""
     # `named` says how many servers the launcher itself names, if the variables do not.
-    # Raises BootstrapError if no rank is left for workers, or a variable is not a number.
     servers = variables.number("HVDLITE_SERVERS", named)
     if servers == 0:
         return {}
@@ -445,8 +426,6 @@ def service_numbers(variables: Variables, rank: int, size: int, named: int = 0) 
 
 def refuse_other_kind(servers: int, rank: int, with_servers: bool) -> None:
     """Refuse a script that asks for another kind of job than the launcher has started."""
-    # `with_servers` says whether the script asks for parameter servers.
-    # Raises BootstrapError if it does not get what it asks for.
     if servers and not with_servers:
         kind = "server" if rank < servers else "worker"
         raise BootstrapError(

@@ -62,7 +62,6 @@ class LocalPeers:
 
     @property
     def first(self) -> int:
-        """The first rank of this host."""
         return self._ranks[0]
 
     @property
@@ -82,7 +81,6 @@ class LocalPeers:
         return self._lifeline.detach()
 
     def close(self) -> None:
-        """Close what was not released."""
         self._lifeline.close()
         self._end.close()
         for connection in self._members.values():
@@ -99,7 +97,6 @@ class LocalPeers:
 
     def hand_in(self, connection: socket.socket) -> Steps[None]:
         """Give the descriptors of this rank to the first one, and take those of all others."""
-        # Raises UnreachableError if the first rank has gone, or misses some rank.
         self._members[self.first] = connection
         yield from self._send(connection, self.first, [*self._own, self._end.fileno()])
         for some in _in_parts([peer for peer in self._ranks if peer != self._rank]):

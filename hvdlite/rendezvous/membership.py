@@ -79,12 +79,10 @@ _error = ""  # For this reason the rank has restored its state the last time.
 
 
 def current_membership() -> Membership | None:
-    """Return the membership of this process; None outside elastic jobs."""
     return _membership
 
 
 def install_membership(one: Membership | None) -> None:
-    """Set the membership of this process, or remove it."""
     global _membership, _received
     _membership, _received = one, False
 
@@ -95,13 +93,11 @@ def has_state() -> bool:
 
 
 def note_state() -> None:
-    """Note that this rank has the state of the training from now on."""
     global _received
     _received = True
 
 
 def note_error(error: BaseException) -> None:
-    """Note the error for which this rank restores its state."""
     global _error
     lines = str(error).splitlines()
     _error = f"{type(error).__name__}: {lines[0][:_MOST_SHOWN]}" if lines else type(error).__name__
@@ -209,7 +205,6 @@ class MembershipThread:
             return self._first
 
     def attach(self, engine: _core.Engine) -> None:
-        """Take note of the engine of the first world, and begin to look after it."""
         self.pending.resume(engine, [])
         with self._changed:
             self._engine = engine
@@ -219,7 +214,6 @@ class MembershipThread:
         install_membership(self)
 
     def enter(self, restored: bool) -> Decision:
-        """Wait at the boundary until a world has been formed; see `Membership`."""
         # The call raises BootstrapError if the job is over, or the registrar refuses this worker.
         with self._changed:
             self._boundary, self._decision = restored, None
@@ -232,11 +226,9 @@ class MembershipThread:
             return self._decision
 
     def first_joins(self) -> bool:
-        """Return whether this worker joined a job that was running already."""
         return self._worker.joiner
 
     def ask_to_leave(self, why: str) -> None:
-        """Ask the registrar to let this worker leave at the next boundary."""
         # The line that tells of the next epoch shows `why`.
         try:
             self._send({"kind": "drain", "why": why})
@@ -250,7 +242,6 @@ class MembershipThread:
             self._send({"kind": "raised", "what": what[:_MOST_TOLD]})
 
     def leave(self, commits: Mapping[int, int]) -> None:
-        """Say goodbye to the registrar, after the engine has been shut down."""
         # `commits` has, by process set, the engine's count of commits.
         install_membership(None)
         with self._changed:
@@ -448,7 +439,6 @@ class MembershipThread:
                 self._inbox.put_back(message)
 
     def _adopt(self, message: Message, members: list[int], connection: Connection) -> None:
-        """Go on in the world that has been formed."""
         epoch = Epoch(message["epoch"], tuple(members), self._worker.elastic_worker,
                       message["reason"])  # fmt: skip
         rank_of = [members.index(one) if one in members else -1 for one in self._members]
@@ -519,7 +509,6 @@ class _Inbox:
         self._lost_fd = lost_fd
 
     def put(self, message: Message) -> None:
-        """Add a message behind the others; any thread may call it."""
         self._messages.append(message)
         os.eventfd_write(self._event, 1)
 

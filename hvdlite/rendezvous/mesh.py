@@ -76,13 +76,9 @@ def connect(
     deadline: Deadline | None = None,
 ) -> Connection:
     """Connect this rank to all others, which it meets through the store."""
-    # `create_segment` makes the memory that this rank shares with the ranks of its host; takes
-    # their number and returns a descriptor.
-    # `deadline` limits the whole start, and another thread may give it up; by default it follows
-    # from `worker.start_timeout`.
-    # Raises BootstrapError if a rank did not arrive, was refused, or has other settings; the
-    # message names the rank.
-    # Raises GivenUpError if the deadline was given up.
+    # `create_segment` takes how many ranks this host has, makes the memory that they share, and
+    # returns its descriptor. `deadline` limits the whole start, and another thread may give it up;
+    # by default it follows from `worker.start_timeout`. An error names the rank at fault.
     if worker.size == 1:
         return Connection()
     deadline = deadline or Deadline(worker.start_timeout)
@@ -114,18 +110,13 @@ def connect_members(
     answer_seconds: float = 0.0,
 ) -> Connection:
     """Connect this rank to the ranks whose endpoints are given."""
-    # `descriptions` has, by rank, the description of each member's endpoint, with this rank's own
-    # one.
+    # `descriptions` has, by rank, the description of each member's endpoint, this rank's too.
     # `deadline` limits everything but `meet`. When another thread gives it up, this function ends
-    # within 50 ms, unless the process does not get the CPU.
-    # `meet` is called with this rank's clock, as a JSON value, when this rank has all its
-    # connections; waits until all ranks have theirs, and returns the clocks by rank.
-    # `answer_seconds` says how long the kernel of another host may take to answer, however late the
-    # member there is; 0 means until the deadline.
-    # Raises UnreachableError if a member cannot be reached, or did not connect in time; `rank`
-    # names it.
-    # Raises BootstrapError if a member has other settings, or is not what its endpoint says.
-    # Raises GivenUpError if the deadline was given up.
+    # within 50 ms, unless the process does not get the CPU. `meet` is called with this rank's
+    # clock, as a JSON value, when this rank has all its connections; it waits until all ranks have
+    # theirs, and returns the clocks by rank. `answer_seconds` says how long the kernel of another
+    # host may take to answer, however late the member there is; 0 means until the deadline.
+    # UnreachableError: a member cannot be reached, or did not connect in time.
     mesh = Mesh(endpoint, rank, descriptions, job, create_segment, deadline, answer_seconds)
     return mesh.connect(meet)
 
@@ -149,7 +140,6 @@ class Endpoint:
     def __init__(
         self, worker: WorkerEnvironment, own_host: str | None, agreed: Mapping[str, str]
     ) -> None:
-        """Listen."""
         # `own_host` is the IP address at which other hosts reach this one, unless `worker` has a
         # `bind_address` or names an interface; None if all processes share this host.
         if worker.bind_address is not None:
@@ -160,8 +150,7 @@ class Endpoint:
         self._listeners = [listen(fresh_unix_address())]
         try:
             self._listeners.append(listen(f"{own_host}:0") if own_host else listen_on_loopback())
-            # This says what others need to connect to this process, and to check that it fits; it
-            # can be written as JSON.
+            # As JSON: what others need to connect to this process, and to check that it fits.
             self.description = self._describe(worker, agreed)
         except BaseException:
             self.close()
@@ -186,12 +175,10 @@ class Endpoint:
         return [listener.dup() for listener in self._listeners]
 
     def close(self) -> None:
-        """Stop listening."""
         for listener in self._listeners:
             listener.close()
 
     def close_in_child(self) -> None:
-        """Close the copies of a forked child."""
         self.close()
 
     def __enter__(self) -> Endpoint:
@@ -277,13 +264,11 @@ class Mesh:
             descriptors.forget(self)
 
     def close_in_child(self) -> None:
-        """Close the copies of a forked child."""
         for listener in self._listeners:
             listener.close()
         self._close_links()
 
     def _run(self, locals_: Sequence[int]) -> None:
-        """Make all connections in one thread."""
         make_room(3 * len(locals_) + 2 * len(self._distant), len(self._peers))
         loop = self._loop = Loop()
         own = (self._segment, self._event)
@@ -330,12 +315,10 @@ class Mesh:
             loop.start(self._dial_some(lower))
 
     def _dial_first(self, local_peers: LocalPeers) -> Steps[None]:
-        """Connect to the first rank of this host."""
         connection = yield from self._reach(local_peers.first, Role.CONTROL)
         yield from local_peers.hand_in(connection)
 
     def _dial_some(self, peers: Iterator[int]) -> Steps[None]:
-        """Connect to one peer of another host after the other, as long as there are any."""
         for peer in peers:
             link = self._links[peer]
             if link.linked:
@@ -345,9 +328,6 @@ class Mesh:
 
     def _reach(self, peer: int, role: Role) -> Steps[socket.socket]:
         """Dial a peer and shake hands; in an elastic job, dial again as long as it helps."""
-        # Raises UnreachableError if the peer cannot be reached, or does not answer in time.
-        # Raises BootstrapError if the peer is not what its endpoint says.
-        # Raises GivenUpError if the deadline was given up.
         gone_at = math.inf
         behind: OtherEpochError | None = None
         local = self._is_local(peer)
@@ -481,7 +461,6 @@ def _is_silence(error: Exception) -> bool:
 
 def _check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
     """Check that all ranks have equal settings: otherwise they cut equal tensors differently."""
-    # Raises BootstrapError if two ranks differ.
     for rank, own in enumerate(settings):
         if own == settings[0]:
             continue

@@ -123,7 +123,6 @@ class Service:
         """Note a new client."""
 
     def _take(self, peer: Peer, body: bytes) -> None:
-        """Do what a client asks for."""
         raise NotImplementedError
 
     def _left(self, peer: Peer) -> None:
@@ -137,7 +136,6 @@ class Service:
         """Do what is due; everything that came before `asleep` has been taken."""
 
     def _failed(self, error: Exception) -> None:
-        """Tell that this service has failed."""
         raise error
 
     # The thread.
@@ -184,7 +182,6 @@ class Service:
         self._joined(peer)
 
     def _read(self, peer: Peer) -> None:
-        """Read and write what is possible now."""
         if peer.closed:
             return  # An earlier event of this turn ended it.
         peer.flush()
@@ -200,7 +197,6 @@ class Service:
 
     def _send(self, peer: Peer, body: bytes) -> None:
         """Send a message, as fast as the client reads."""
-        # Raises BacklogError if the client does not read.
         try:
             peer.send(body)
         finally:
@@ -216,7 +212,6 @@ class Service:
         self._closing.append((peer, time.monotonic() + _FLUSH_SECONDS))
 
     def _end(self, peer: Peer) -> None:
-        """End a connection now."""
         if peer.closed:
             return
         self._selector.unregister(peer.connection)
@@ -246,7 +241,6 @@ class Peer:
 
     def send(self, body: bytes) -> None:
         """Send a message, or queue what the kernel does not take now; `flush` goes on."""
-        # Raises BacklogError if more than 4 MiB wait for the client to read them.
         self.outgoing += self._writer.wrap(body)
         self.flush()
         if len(self.outgoing) > _MAX_BACKLOG_BYTES:
@@ -384,7 +378,6 @@ class Acceptor:
         self._tell(f"connections have to wait: {explained(OSError(number, os.strerror(number)))}")
 
     def _tell(self, text: str) -> None:
-        """Say something once."""
         kind = text.partition(":")[0]
         if kind not in self._told:
             self._told.add(kind)

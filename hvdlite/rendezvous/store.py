@@ -62,8 +62,6 @@ class _Published:
 
 
 class Store(Service):
-    """The service of ranks whose number is fixed."""
-
     role = Role.STORE
     name = "hvdlite-store"
 
@@ -76,12 +74,7 @@ class Store(Service):
 
     @classmethod
     def start(cls, size: int, job: Job, address: str | None = None) -> Store:
-        """Listen, and serve until `close` is called."""
-        # `size` says how many ranks the job has; an exchange is complete when all have sent a
-        # value.
-        # `job` is theirs; peers of another job, or of another epoch, are refused.
-        # `address` says where to listen; by default a fresh abstract Unix socket.
-        # Raises OSError if the kernel refuses to listen at this address.
+        """Listen, by default at a fresh Unix socket, and serve until `close` is called."""
         return cls(job, size, listen(address or fresh_unix_address()))._start()
 
     def _take(self, peer: Peer, body: bytes) -> None:
@@ -164,11 +157,8 @@ class Store(Service):
 
 
 class StoreClient:
-    """One rank's connection to the store."""
-
     def __init__(self, address: str, job: Job, rank: int, deadline: Deadline) -> None:
         """Connect to the store, and complete the handshake."""
-        # Raises BootstrapError if the store cannot be reached, or refuses this rank.
         self._deadline = deadline
         self._rank = rank
         self._connection, handshake = reach("the store", address, job, rank, Role.STORE, deadline)
@@ -182,20 +172,15 @@ class StoreClient:
 
     def exchange(self, key: str, value: Any) -> list[Any]:
         """Send a value, and return those of all ranks, in rank order."""
-        # Raises BootstrapError if some rank did not send its value in time, or left; the message
-        # names it.
         values: list[Any] = self._ask("exchange", key, value)
         return values
 
     def publish(self, key: str, value: Any) -> None:
         """Publish a value for as long as this client is connected."""
-        # Raises BootstrapError if the store has gone.
         self._ask("publish", key, value)
 
     def look_up(self, key: str) -> Any:
         """Return the value that a rank publishes under a key, and wait until one does."""
-        # Raises PublisherGoneError if the rank that published it has disconnected.
-        # Raises BootstrapError if no rank has published it in time.
         return self._ask("look up", key)
 
     def _ask(self, kind: str, key: str, value: Any = None) -> Any:
@@ -207,7 +192,6 @@ class StoreClient:
         # `patience` is how long the store waits for what the operation needs.
         # Without an answer by the deadline the connection is closed: the late one would be taken
         # for that of the next operation.
-        # Raises BootstrapError if the store has gone, or the operation fails.
         message = {"kind": kind, "key": key, "value": value, "patience": patience}
         body = json.dumps(message).encode()
         if len(body) > MAX_BODY_BYTES:
@@ -243,7 +227,6 @@ class StoreClient:
                 return bodies[0]
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def __enter__(self) -> StoreClient:
@@ -265,10 +248,6 @@ def serve_store(worker: WorkerEnvironment, job: Job, deadline: Deadline) -> Stor
     # The DNS record of a new pod may come half a minute late, and may be that of its predecessor
     # until then. So rank 0 looks its name up again until the deadline. It never listens at all
     # addresses instead.
-    # `worker` is rank 0's environment.
-    # `deadline` limits how long rank 0 waits for its own name.
-    # Raises BootstrapError if rank 0 cannot listen there, or no other host could reach it.
-    # Raises GivenUpError if the deadline was given up.
     assert worker.rendezvous is not None
     address = bound_to(worker.bind_address, worker.rendezvous)
     store = listen_patiently(
@@ -287,9 +266,6 @@ def listen_patiently(
     listen: Callable[[], _Listening], address: str, who: str, remedy: str, deadline: Deadline
 ) -> _Listening:
     """Listen at the address of a name that may not be this host's yet; see `serve_store`."""
-    # `remedy` says what to do if it cannot be listened at.
-    # Raises BootstrapError if this host cannot listen there.
-    # Raises GivenUpError if the deadline was given up.
     notice_at = time.monotonic() + _QUIET_SECONDS
     while True:
         try:

@@ -27,15 +27,12 @@ _SHOWN = 200  # characters of the variable that a message shows
 
 
 class TfRanks(NamedTuple):
-    """What TF_CONFIG says of the ranks."""
-
     rank: int  # this process's rank
     addresses: tuple[str, ...]  # Each rank has its "host:port".
     servers: int = 0  # how many of the first ranks are parameter servers
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each rank."""
         return [split_host(address)[0].lower() for address in self.addresses]
 
 
