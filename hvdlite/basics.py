@@ -33,7 +33,7 @@ from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotIniti
 from hvdlite.live import observed
 from hvdlite.ops import gather_bytes
 from hvdlite.process_sets import ProcessSet, StaticSets
-from hvdlite.rendezvous.connection import Connection
+from hvdlite.rendezvous.connection import Connection, Topology
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect, timeline_parts
 from hvdlite.rendezvous.mesh import connect
@@ -43,16 +43,9 @@ if TYPE_CHECKING:
     from hvdlite.rendezvous.membership import MembershipThread
 
 
-@dataclass(frozen=True)
-class World:
+@dataclass(frozen=True, kw_only=True)
+class World(Topology):
     engine: _core.Engine
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    host_of: tuple[int, ...]
     recorder: Recorder
     start: Deadline
     job_id: bytes
@@ -119,14 +112,8 @@ def make_world(
     if records:
         observed.follow(engine, connection.rank, connection.size, epoch)
     return World(
+        **connection.numbers(),
         engine=engine,
-        rank=connection.rank,
-        size=connection.size,
-        local_rank=connection.local_rank,
-        local_size=connection.local_size,
-        cross_rank=connection.cross_rank,
-        cross_size=connection.cross_size,
-        host_of=tuple(connection.host_of),
         recorder=recorder,
         start=start,
         job_id=job_id,
@@ -155,7 +142,7 @@ def nccl_folders() -> list[str]:
     return [str(folder) for folder in folders if (folder / "libnccl.so.2").exists()]
 
 
-Teller = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+Teller = Callable[[BaseException], None]
 
 _world: World | None = None
 _succession = threading.Lock()  # It is held while one world replaces another.
@@ -544,7 +531,7 @@ def _install_hooks() -> None:
     ) -> None:
         previous(kind, error, trace)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C may reach a rank that is ending.
-            _tell_peers(kind, error, trace)
+            tell_peers(error)
 
     sys.excepthook = report_then_tell_peers
 
@@ -554,7 +541,14 @@ def tell_peers(error: BaseException) -> None:
     # A script that ends with an exception in its main thread ends the world without this call.
     # Integrations that call a user's function in another thread call this function, and then raise
     # the exception again. Without a world, or in a world of one, it does nothing.
-    _tell_peers(type(error), error, error.__traceback__)
+    for tell in list(_tellers):
+        tell(error)
+    world = _world
+    if world is not None and world.size > 1:
+        what = describe_error(error)
+        if world.member is not None:
+            world.member.break_off(what)
+        world.engine.abort(f"rank {world.rank} {what}")
 
 
 def tell_also(tell: Teller) -> None:
@@ -564,25 +558,10 @@ def tell_also(tell: Teller) -> None:
     _install_hooks()
 
 
-def _tell_peers(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    for tell in list(_tellers):
-        tell(kind, error, trace)
-    world = _world
-    if world is not None and world.size > 1:
-        what = describe_error(kind, error, trace)
-        if world.member is not None:
-            world.member.break_off(what)
-        world.engine.abort(f"rank {world.rank} {what}")
-
-
-def describe_error(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe this rank's exception in one line, for the error that the other ranks raise."""
-    frames = traceback.extract_tb(trace)
+    frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
     said = f": {text[0]}" if text else ""
-    return f"raised {kind.__name__}{said}{where}"[:2000]
+    return f"raised {type(error).__name__}{said}{where}"[:2000]

@@ -145,6 +145,15 @@ def gather_in_epoch(
     return blocks, handle.epoch
 
 
+def maximum(engine: _core.Engine, name: str, *values: int) -> list[int]:
+    """Return the largest values of all ranks, each of 64 bits; `name` identifies the operation."""
+    cells = (ctypes.c_int64 * len(values))(*values)
+    address = ctypes.addressof(cells)
+    tensor = _core.Tensor(name, DTYPES["int64"], [len(values)], address, address)
+    engine.allreduce(name, [tensor], Max, keep=cells, blocking=True).wait()
+    return list(cells)
+
+
 class Compressor:
     """Base class of compressors; subclass it and pass the class or an object as `compression=`.
 

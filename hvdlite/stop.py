@@ -18,7 +18,6 @@ Example:
 from __future__ import annotations
 
 import atexit
-import ctypes
 import signal
 import threading
 import warnings
@@ -26,14 +25,12 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from hvdlite import _core, basics, ops
+from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, StopHandlerWarning
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 _NAME = "stop.requested"
-_INT64 = _core.DTYPES["int64"]
-_MAX = _core.REDUCE_OPS["max"]
 _OTHER = 0xFF  # It replaces a signal's number for what `ask_also` asks.
 _ABOVE_RANKS = 1 << 31  # The first rank that noted a signal wins the maximum.
 
@@ -182,7 +179,9 @@ def stop_requested(every: int = 1) -> str | None:
     if _asked is not None and _asked():
         ends_all.append(_OTHER)
     mine = (_ABOVE_RANKS - basics.rank()) << 8 | ends_all[0] if ends_all else 0
-    first, some_stay = _maximum(mine, int(signal.SIGTERM not in _noted))
+    first, some_stay = mine, int(signal.SIGTERM not in _noted)
+    if elastic or basics.size() > 1:
+        first, some_stay = ops.maximum(basics.engine(), _NAME, first, some_stay)
     if first:
         return f"rank {_ABOVE_RANKS - (first >> 8)}: {_name(first & 0xFF)}"
     if not some_stay:
@@ -198,15 +197,6 @@ def _leave() -> None:
     if not _leaves:
         _leaves = True
         basics.ask_to_leave("it got SIGTERM")
-
-
-def _maximum(*values: int) -> list[int]:
-    cells = (ctypes.c_int64 * len(values))(*values)
-    if basics.size() > 1 or basics.in_elastic_job():
-        address = ctypes.addressof(cells)
-        tensor = _core.Tensor(_NAME, _INT64, [len(values)], address, address)
-        basics.engine().allreduce(_NAME, [tensor], _MAX, keep=cells, blocking=True).wait()
-    return list(cells)
 
 
 def _warn_of_lost_handlers() -> None:

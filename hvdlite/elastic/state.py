@@ -8,23 +8,20 @@ restored. `hvdlite.elastic.run` calls these in the right order.
 from __future__ import annotations
 
 import copy
-import ctypes
 import pickle
 import queue
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hvdlite import _core, basics
+from hvdlite import basics
 from hvdlite.errors import ArgumentError, HostsUpdatedInterrupt, MismatchError
 from hvdlite.objects import broadcast_object
+from hvdlite.ops import maximum
 from hvdlite.rendezvous.membership import current_membership
 
 # What an update of the hosts does, as Horovod numbers it; both together are 3.
 REMOVED = 1
 ADDED = 2
-
-_INT64 = _core.DTYPES["int64"]
-_MAX = _core.REDUCE_OPS["max"]
 
 
 class State:
@@ -109,7 +106,7 @@ class State:
         newest, added = self._take_messages()
         packed = (newest << 1 | added) if newest else 0
         if basics.is_initialized() and (current_membership() or basics.size() > 1):
-            packed = _maximum(packed)
+            (packed,) = maximum(basics.engine(), "elastic.notice", packed)
         if packed:
             self._last_updated_timestamp = max(self._last_updated_timestamp, packed >> 1)
             raise HostsUpdatedInterrupt(skip_sync=not packed & 1)
@@ -230,14 +227,6 @@ def _check_value(state: type[State], name: str, value: Any) -> None:
             f"{state.__name__}({name}=...): the ranks exchange the attributes of a state, and "
             f"this {type(value).__name__} cannot be pickled: {error}; leave it out of the state"
         ) from error
-
-
-def _maximum(value: int) -> int:
-    cell = ctypes.c_int64(value)
-    address = ctypes.addressof(cell)
-    tensor = _core.Tensor("elastic.notice", _INT64, [1], address, address)
-    basics.engine().allreduce("elastic.notice", [tensor], _MAX, keep=cell, blocking=True).wait()
-    return cell.value
 
 
 class TensorState(ObjectState):

@@ -41,23 +41,16 @@ class _HungUpError(Exception):
     """The peer closed the connection before it proved itself."""
 
 
-def introduce(
-    address: str, job: Job, rank: int, role: Role, deadline: Deadline, dial_seconds: float = 0
-) -> tuple[socket.socket, ClientHandshake]:
-    """Connect as this rank, and check the proof of the server at the other end."""
-    # A server drops clients that are slower than `HANDSHAKE_SECONDS`. So if the server hangs up
-    # before its proof, this side dials again, until the deadline, or until the server has hung up
-    # quickly `_QUICK_HANG_UPS` times.
-    # `dial_seconds` says how long the server's host may take to answer; 0 means until the deadline.
-    # OSError: no server can be reached at the address; TimeoutError: the deadline; BootstrapError:
-    # the server refuses, does not belong to this job, or does not answer in time.
-    return run(introducing(address, job, rank, role, deadline, dial_seconds))
-
-
 def introducing(
     address: str, job: Job, rank: int, role: Role, deadline: Deadline, dial_seconds: float = 0
 ) -> Steps[tuple[socket.socket, ClientHandshake]]:
-    """Return the steps of `introduce`; the connection is non-blocking."""
+    """Connect as this rank, and check the proof of the server at the other end."""
+    # A server drops clients that are slower than `HANDSHAKE_SECONDS`. So if the server hangs up
+    # before its proof, this side dials again, until the deadline, or until the server has hung up
+    # quickly `_QUICK_HANG_UPS` times. `dial_seconds` says how long the server's host may take to
+    # answer; 0 means until the deadline. The connection, which the caller owns, does not block.
+    # OSError: no server can be reached at the address; TimeoutError: the deadline; BootstrapError:
+    # the server refuses, does not belong to this job, or does not answer in time.
     client = title(rank, role)
     quick = 0
     while quick < _QUICK_HANG_UPS:
@@ -97,7 +90,7 @@ def reach(
             # Under torchrun, rank 0 serves the store, and may not have started it yet.
             if error is not None:
                 deadline.sleep(_RETRY_SECONDS)
-            return introduce(address, job, rank, role, deadline, _LOOK_UP_SECONDS)
+            return run(introducing(address, job, rank, role, deadline, _LOOK_UP_SECONDS))
         except OSError as latest:
             if deadline.passed:
                 raise BootstrapError(

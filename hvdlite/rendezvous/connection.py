@@ -7,8 +7,8 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.deadline import Deadline
@@ -31,14 +31,30 @@ SAME_CLOCK = ClockOffset(0, 0)
 
 
 @dataclass(frozen=True)
-class Connection:
-    """The arguments of `_core.Engine`, and this rank's local and cross ranks."""
-
-    # The default is a world of one. The caller owns all descriptors.
+class Topology:
+    """One rank's numbers in a world, and the hosts of all ranks; by default a world of one."""
 
     rank: int = 0
     size: int = 1
-    host_of: Sequence[int] = (0,)  # Each rank's host has this index.
+    # By rank, the index of its host; hosts are numbered in order of first appearance.
+    host_of: tuple[int, ...] = (0,)
+    local_rank: int = 0  # the rank's number within its host
+    local_size: int = 1  # how many ranks its host has
+    # The number of its host among the hosts that have a rank of this local rank, and how many have.
+    cross_rank: int = 0
+    cross_size: int = 1
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the fields of this class by name, to make one of a subclass."""
+        return {one.name: getattr(self, one.name) for one in fields(Topology)}
+
+
+@dataclass(frozen=True)
+class Connection(Topology):
+    """The arguments of `_core.Engine`, and this rank's numbers."""
+
+    # The default is a world of one. The caller owns all descriptors.
+
     # For each peer, its rank and the descriptors of its control and data connections, segment and
     # event; -1 stands for a descriptor that does not exist. For a peer of this host, the control
     # connection is the end of its lifeline (see `local_peers`).
@@ -46,10 +62,6 @@ class Connection:
     segment_fd: int = -1  # this rank's own shared memory segment
     event_fd: int = -1  # this rank's own event
     lifeline_fd: int = -1  # this rank's own end of its lifeline
-    local_rank: int = 0
-    local_size: int = 1
-    cross_rank: int = 0
-    cross_size: int = 1
     clock: ClockOffset = SAME_CLOCK  # the offset of this host's clock to rank 0's
     control_tree: bool = False  # whether control connections between hosts are those of a tree
 
@@ -131,16 +143,6 @@ def _release(connection: socket.socket) -> int:
 
 
 @dataclass(frozen=True)
-class Topology:
-    # By rank, the index of its host; hosts are numbered in order of first appearance.
-    host_of: tuple[int, ...]
-    local_rank: int  # the rank's number within its host
-    local_size: int  # how many ranks its host has
-    cross_rank: int  # the number of its host among the hosts that have a rank of this local rank
-    cross_size: int  # how many hosts have a rank of this local rank
-
-
-@dataclass(frozen=True)
 class LauncherNumbers:
     """The numbers that the launcher told one rank; see `WorkerEnvironment`."""
 
@@ -170,6 +172,8 @@ def find_topology(
         if local_rank == local_ranks[rank]
     )
     return Topology(
+        rank=rank,
+        size=len(host_ids),
         host_of=host_of,
         local_rank=local_ranks[rank],
         local_size=local_size,

@@ -24,6 +24,7 @@ from hvdlite.rendezvous.launchers import (
     Variables,
     checked,
     detect_launcher,
+    read_numbers,
     refuse_other_kind,
     refuse_to_be_alone,
     service_numbers,
@@ -282,14 +283,12 @@ def _by_hand(variables: Variables) -> LauncherEnvironment:
     """Read the variables that a user's own script set instead of hvdlite-run."""
     # Rank 0 then serves the store.
     variables.text("HVDLITE_RENDEZVOUS")
-    found = LauncherEnvironment(
-        launcher="a script of your own",
-        names=("HVDLITE_RANK", "HVDLITE_SIZE"),
-        rank=variables.number("HVDLITE_RANK"),
-        size=variables.number("HVDLITE_SIZE"),
+    found = read_numbers(
+        variables,
+        "a script of your own",
+        ("HVDLITE_RANK", "HVDLITE_SIZE"),
+        ("HVDLITE_LOCAL_RANK", "HVDLITE_LOCAL_SIZE"),
         job="",
-        local_rank=variables.optional_number("HVDLITE_LOCAL_RANK"),
-        local_size=variables.optional_number("HVDLITE_LOCAL_SIZE"),
         node=variables.optional_number("HVDLITE_NODE"),
     )
     return checked(found)

@@ -158,6 +158,27 @@ def checked(found: LauncherEnvironment) -> LauncherEnvironment:
     return found
 
 
+def read_numbers(
+    variables: Variables,
+    launcher: str,
+    names: tuple[str, str],
+    local: tuple[str, str],
+    job: str,
+    **more: Any,
+) -> LauncherEnvironment:
+    """Read rank and size by the names of their variables, and the local ones if they are set."""
+    return LauncherEnvironment(
+        launcher=launcher,
+        names=names,
+        rank=variables.number(names[0]),
+        size=variables.number(names[1]),
+        job=job,
+        local_rank=variables.optional_number(local[0]),
+        local_size=variables.optional_number(local[1]),
+        **more,
+    )
+
+
 def _torchrun(variables: Variables) -> LauncherEnvironment | None:
     return _rank_and_world_size(variables) if "TORCHELASTIC_RUN_ID" in variables else None
 
@@ -169,33 +190,25 @@ def _rank_and_world_size(variables: Variables) -> LauncherEnvironment | None:
     parts = [variables.text("MASTER_ADDR"), variables.text("MASTER_PORT")]
     parts += [variables.get("TORCHELASTIC_RUN_ID") or "", variables.text("WORLD_SIZE")]
     parts += [variables.get("TORCHELASTIC_RESTART_COUNT") or "0"]
-    return LauncherEnvironment(
-        launcher="torchrun",
-        names=("RANK", "WORLD_SIZE"),
-        rank=variables.number("RANK"),
-        size=variables.number("WORLD_SIZE"),
-        job="|".join(parts),
-        local_rank=variables.optional_number("LOCAL_RANK"),
-        local_size=variables.optional_number("LOCAL_WORLD_SIZE"),
+    return read_numbers(
+        variables,
+        "torchrun",
+        ("RANK", "WORLD_SIZE"),
+        ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        "|".join(parts),
         node=variables.optional_number("GROUP_RANK"),
         first_host=variables.get("MASTER_ADDR"),
     )
 
 
 def _open_mpi(variables: Variables) -> LauncherEnvironment | None:
-    if not variables.has("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    if not variables.has(*names):
         return None
     # Open MPI 4 sets the number of the job; version 5 sets a name with mpirun's host and pid.
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid")
-    return LauncherEnvironment(
-        launcher="Open MPI",
-        names=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        rank=variables.number("OMPI_COMM_WORLD_RANK"),
-        size=variables.number("OMPI_COMM_WORLD_SIZE"),
-        job=job or _starter("OMPI_COMM_WORLD_RANK"),
-        local_rank=variables.optional_number("OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_size=variables.optional_number("OMPI_COMM_WORLD_LOCAL_SIZE"),
-    )
+    local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    return read_numbers(variables, "Open MPI", names, local, job or _starter(names[0]))
 
 
 def _hydra(variables: Variables) -> LauncherEnvironment | None:
@@ -204,19 +217,12 @@ def _hydra(variables: Variables) -> LauncherEnvironment | None:
 
 
 def _pmi(variables: Variables) -> LauncherEnvironment | None:
-    if not variables.has("PMI_RANK", "PMI_SIZE"):
+    names = ("PMI_RANK", "PMI_SIZE")
+    if not variables.has(*names):
         return None
     own = "MPI_LOCALRANKID" in variables
     local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS") if own else ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-    return LauncherEnvironment(
-        launcher="MPICH",
-        names=("PMI_RANK", "PMI_SIZE"),
-        rank=variables.number("PMI_RANK"),
-        size=variables.number("PMI_SIZE"),
-        job=_starter("PMI_RANK"),
-        local_rank=variables.optional_number(local[0]),
-        local_size=variables.optional_number(local[1]),
-    )
+    return read_numbers(variables, "MPICH", names, local, _starter("PMI_RANK"))
 
 
 def _slurm(variables: Variables) -> LauncherEnvironment | None:

@@ -437,19 +437,12 @@ class Mesh:
         self._segment = self._event = self._lifeline = -1
 
     def _result(self, clock: ClockOffset) -> Connection:
-        topology = self._topology
         return Connection(
-            rank=self._rank,
-            size=len(self._peers),
-            host_of=topology.host_of,
+            **self._topology.numbers(),
             links=tuple(link.release(peer) for peer, link in self._links.items()),
             segment_fd=self._segment,
             event_fd=self._event,
             lifeline_fd=self._lifeline,
-            local_rank=topology.local_rank,
-            local_size=topology.local_size,
-            cross_rank=topology.cross_rank,
-            cross_size=topology.cross_size,
             clock=clock,
             control_tree=self._tree,
         )

@@ -186,10 +186,10 @@ def watch_notices(faults: Faults) -> None:
     """Add a point to `check_host_updates`, between the question and the allreduce."""
     from hvdlite.elastic import state
 
-    maximum = state._maximum
+    maximum = state.maximum
 
-    def asking(value: int) -> int:
+    def asking(*arguments: Any) -> list[int]:
         faults.come_to("check")
-        return maximum(value)
+        return maximum(*arguments)
 
-    state._maximum = asking
+    state.maximum = asking

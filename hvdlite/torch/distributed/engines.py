@@ -27,7 +27,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from torch import distributed
@@ -224,8 +223,6 @@ def _end_all() -> None:
         end(engine)
 
 
-def _tell_peers(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _tell_peers(error: BaseException) -> None:
     for engine, rank in list(_engines.items()):
-        engine.abort(f"rank {rank} {describe_error(kind, error, trace)}")
+        engine.abort(f"rank {rank} {describe_error(error)}")

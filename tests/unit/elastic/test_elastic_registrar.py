@@ -28,8 +28,8 @@ from hvdlite.launch.elastic.messages import (
 )
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.rendezvous.address import dial
-from hvdlite.rendezvous.client import introduce
-from hvdlite.rendezvous.deadline import Deadline
+from hvdlite.rendezvous.client import introducing
+from hvdlite.rendezvous.deadline import Deadline, run
 from hvdlite.rendezvous.handshake import FrameReader, FrameWriter, Job, Role, session_keys
 from patience import HANG
 
@@ -44,8 +44,8 @@ class Client:
 
     def __init__(self, registrar: Registrar, worker: int, role: Role = Role.MEMBERSHIP) -> None:
         self.worker = worker
-        deadline = Deadline(PATIENCE)
-        self.connection, handshake = introduce(registrar.address, JOB, worker, role, deadline)
+        way = (registrar.address, JOB, worker, role, Deadline(PATIENCE))
+        self.connection, handshake = run(introducing(*way))
         from_client, from_server = session_keys(JOB, handshake.transcript)
         self.writer, self.reader = FrameWriter(from_client), FrameReader(from_server)
         self.connection.settimeout(PATIENCE)
@@ -231,7 +231,7 @@ def test_strangers_and_unknown_workers_are_refused(make: Callable[..., Launcher]
     stranger.close()
     other = Job(secrets.token_bytes(32), JOB.job_id, 0)
     with pytest.raises(BootstrapError, match="it belongs to another job, or another user"):
-        introduce(address, other, 0, Role.MEMBERSHIP, Deadline(PATIENCE))
+        run(introducing(address, other, 0, Role.MEMBERSHIP, Deadline(PATIENCE)))
     unknown = Client(launcher.registrar, 7)
     assert "worker 7 is not of this job" in unknown.expect("refused")["reason"]
     assert unknown.next() is None
