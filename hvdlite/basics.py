@@ -214,7 +214,7 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         if world.member is not None:
             # A worker that will join makes its optimizers for process sets that it gets by then.
             planned = process_sets.static_ranks(world.size)
-            process_sets.begin_epoch(engine, world.rank, world.size, planned)
+            process_sets.begin(engine, world.rank, world.size, planned)
             world.member.attach(engine)
             if not worker.joiner:
                 process_sets.check_static(world.size)
@@ -287,7 +287,7 @@ def follow(
         world = make_world(connection, _world.start, _world.job_id, pending, epoch, sets, timeline)
         engine = world.engine
         # Before an addition that goes on can end.
-        process_sets.begin_epoch(engine, world.rank, size, sets, resumes)
+        process_sets.begin(engine, world.rank, size, sets, resumes)
         pending.resume(engine, rank_of)
         # A GPU was chosen by the local rank, so it stays as long as the process lives.
         _world = replace(world, local_rank=_world.local_rank, member=_world.member)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hvdlite import _core, ops
@@ -148,14 +149,6 @@ def _enter(process_set: ProcessSet, number: int) -> None:
         equals.append(process_set)
 
 
-def begin(engine: _core.Engine, rank: int, size: int) -> None:
-    """Store the world that `init` has made, and register the process set of all ranks."""
-    global _current
-    _current = _World(engine, rank, size)
-    global_process_set.ranks = list(range(size))
-    _enter(global_process_set, 0)
-
-
 def keep_static(process_sets: Sequence[ProcessSet]) -> None:
     """Store the process sets that `init` was given in an elastic job, for all of its worlds."""
     # Each has the same id on all ranks and in all worlds, because graphs of TensorFlow hold it.
@@ -181,14 +174,14 @@ def static_ranks(size: int) -> dict[int, list[int]]:
     return {number: ranks for _, number, ranks in _static if ranks and ranks[-1] < size}
 
 
-def begin_epoch(
+def begin(
     engine: _core.Engine,
     rank: int,
     size: int,
-    sets: Mapping[int, Sequence[int]],
+    sets: Mapping[int, Sequence[int]] = MappingProxyType({}),
     resumes: bool = False,
 ) -> None:
-    """Begin in a world of an elastic job; `sets` has the ranks of its process sets by id."""
+    """Begin in a world; of an elastic job's one, `sets` has the ranks of the process sets by id."""
     # With `resumes` the registered process sets go on. Those that the engine does not have are
     # broken: they have lost a member, and their operations raise RankFailedError until the next
     # boundary. Without `resumes` all end, and those that `init` was given begin anew.

@@ -168,8 +168,8 @@ class Exchange:
         return range(count)
 
 
-class Comparison:
-    """A running comparison of one number for each tensor. All members begin and finish it."""
+class Comparison(Exchange):
+    """A running comparison of one number for each tensor. All members begin and end it."""
 
     def __init__(
         self,
@@ -179,23 +179,18 @@ class Comparison:
         process_set: ProcessSet,
         blocking: bool,
     ) -> None:
-        """Send this rank's numbers: for each tensor a signed integer of 64 bits."""
-        # `name` identifies the operation on all ranks. `blocking` says that the caller calls
-        # `finish` at once.
         self._names = list(names)
         own = [zlib.crc32(b"\n".join(map(_core.utf8_of_name, names))), *numbers]
-        self._exchange = Exchange(name, own, process_set, blocking)
+        super().__init__(name, own, process_set, blocking)
 
-    @property
-    def name(self) -> str:
-        return self._exchange.name
+    def divergence(self) -> Divergence | None:
+        """Wait for the other ranks' numbers; return which tensors differ, or None.
 
-    def finish(self) -> Divergence | None:
-        """Wait for the other ranks' numbers; return which tensors differ, or None."""
-        # The call raises a MismatchError if the members have other tensors, or the same ones in
-        # another order.
-        by_rank = self._exchange.finish()
-        if self._exchange.uneven or len({own[0] for own in by_rank.values()}) > 1:
+        Raises:
+            MismatchError: the members have other tensors, or the same ones in another order.
+        """
+        by_rank = self.finish()
+        if self.uneven or len({own[0] for own in by_rank.values()}) > 1:
             raise MismatchError(
                 "the ranks compare replicas of different tensors, or in another order; give every "
                 "rank the same named parameters"
@@ -210,7 +205,7 @@ def check(names: Sequence[str], numbers: Sequence[int], process_set: ProcessSet)
     if process_set.size() == 1:
         return
     name = next_name("replicas", number)
-    divergence = Comparison(name, names, numbers, process_set, blocking=True).finish()
+    divergence = Comparison(name, names, numbers, process_set, blocking=True).divergence()
     if divergence is not None:
         refuse(divergence, "check_replicas", process_set)
 
@@ -236,10 +231,6 @@ def check_interval() -> int:
     return int(_core.knob_values()["check_replicas"])
 
 
-def check_name(where: str) -> str:
-    return f"HVDLITE_CHECK_REPLICAS, {where}"
-
-
 @functools.cache
 def warn_of_no_check() -> None:
     """Warn on rank 0, once, that HVDLITE_CHECK_REPLICAS does not compare what a tape trains."""
@@ -251,11 +242,6 @@ def warn_of_no_check() -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-def speaks(numbers: Mapping[int, Sequence[int]]) -> bool:
-    """Return whether this rank prints a warning: it is the first of those that sent numbers."""
-    return next(iter(numbers)) == basics.rank()
 
 
 def set_text(process_set: ProcessSet) -> str:

@@ -39,11 +39,9 @@ from hvdlite.replicas import (
     Exchange,
     array_word_sum,
     check_interval,
-    check_name,
     divergence_of,
     ranks_text,
     refuse,
-    speaks,
 )
 
 Logs = dict[str, Any] | None
@@ -222,7 +220,7 @@ class _FitEnd(_LastCallback):
         numbers = Exchange(name, [stops], self.process_set, blocking=True).finish()
         stopped = [rank for rank, (stops,) in numbers.items() if stops]
         self.model.stop_training = bool(stopped)
-        if stopped and len(stopped) < len(numbers) and speaks(numbers):
+        if stopped and len(stopped) < len(numbers) and next(iter(numbers)) == basics.rank():
             print(
                 f"hvdlite: fit() ends on all ranks after {where}, because {ranks_text(stopped)} "
                 "set model.stop_training; callbacks that come after "
@@ -292,9 +290,10 @@ class _Checks(_LastCallback):
             _check_reductions(self.model.optimizer, self._counts, steps=batch + 1)
             self._counts = None
         comparison, self._comparison = self._comparison, None
-        divergence = None if comparison is None else comparison.finish()
+        divergence = None if comparison is None else comparison.divergence()
         if divergence is not None:
-            refuse(divergence, check_name(f"batch {self._batches} of fit()"), self.process_set)
+            owner = f"HVDLITE_CHECK_REPLICAS, batch {self._batches} of fit()"
+            refuse(divergence, owner, self.process_set)
 
     def _warn(self, batch: int, name: str | None) -> None:
         """Warn on the first rank if ranks are about to train models that differ."""

@@ -166,12 +166,6 @@ def _wait(pause: Pause) -> None:
     poller.poll(1000 * seconds)
 
 
-class _Task:
-    def __init__(self, steps: Steps[None]) -> None:
-        self.steps = steps
-        self.pause: Pause | None = None
-
-
 class Loop:
     """Runs many steps in the thread that calls `turn`; what they raise comes out of `turn`."""
 
@@ -179,15 +173,14 @@ class Loop:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self._tasks: set[_Task] = set()
-        self._timers: list[tuple[float, int, _Task, Pause]] = []
+        self._pauses: dict[Steps[None], Pause | None] = {}  # what each of the steps waits for
+        self._timers: list[tuple[float, int, Steps[None], Pause]] = []
         self._numbers = itertools.count()
 
     def start(self, steps: Steps[None]) -> None:
         """Run steps up to their first pause; `turn` does the rest."""
-        task = _Task(steps)
-        self._tasks.add(task)
-        self._go_on(task)
+        self._pauses[steps] = None
+        self._go_on(steps)
 
     def turn(self, longest: float) -> None:
         """Wait until something can go on, at most `longest` seconds, and let it go on."""
@@ -197,41 +190,40 @@ class Loop:
             handle()
         now = time.monotonic()
         while self._next_timer() <= now:
-            _, _, task, _ = heapq.heappop(self._timers)
-            self._go_on(task)
+            self._go_on(heapq.heappop(self._timers)[2])
 
     def close(self) -> None:
         """End all steps where they are, so that they close what they have opened."""
-        for task in list(self._tasks):
-            self._end_pause(task)
-            task.steps.close()
-        self._tasks.clear()
+        for steps in list(self._pauses):
+            self._end_pause(steps)
+            steps.close()
+        self._pauses.clear()
         self.selector.close()
 
     def _next_timer(self) -> float:
         while self._timers:
-            at, _, task, pause = self._timers[0]
-            if task.pause is pause:
+            at, _, steps, pause = self._timers[0]
+            if self._pauses.get(steps) is pause:
                 return at
             heapq.heappop(self._timers)  # That pause has ended by its event.
         return math.inf
 
-    def _go_on(self, task: _Task) -> None:
-        self._end_pause(task)
+    def _go_on(self, steps: Steps[None]) -> None:
+        self._end_pause(steps)
         try:
-            pause = next(task.steps)
+            pause = next(steps)
         except BaseException as end:
-            self._tasks.discard(task)
+            del self._pauses[steps]
             if isinstance(end, StopIteration):
                 return
             raise
-        task.pause = pause
+        self._pauses[steps] = pause
         if pause.fd >= 0:
-            self.selector.register(pause.fd, pause.events, lambda: self._go_on(task))
+            self.selector.register(pause.fd, pause.events, lambda: self._go_on(steps))
         if pause.at < math.inf:
-            heapq.heappush(self._timers, (pause.at, next(self._numbers), task, pause))
+            heapq.heappush(self._timers, (pause.at, next(self._numbers), steps, pause))
 
-    def _end_pause(self, task: _Task) -> None:
-        pause, task.pause = task.pause, None
+    def _end_pause(self, steps: Steps[None]) -> None:
+        pause, self._pauses[steps] = self._pauses[steps], None
         if pause is not None and pause.fd >= 0:
             self.selector.unregister(pause.fd)

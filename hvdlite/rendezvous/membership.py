@@ -32,7 +32,7 @@ from hvdlite.rendezvous.deadline import Deadline, GivenUpError
 from hvdlite.rendezvous.environment import WorkerEnvironment, tell_scripts
 from hvdlite.rendezvous.epochs import Epoch
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.mesh import Endpoint, connect_members
+from hvdlite.rendezvous.mesh import Endpoint, Mesh
 
 Message = dict[str, Any]
 # `hvdlite.basics.follow`, which replaces this process's world by the next one.
@@ -401,20 +401,18 @@ class MembershipThread:
             if len(members) == 1:
                 meet(list(SAME_CLOCK))
                 return Connection(local_rank=self._worker.local_rank or 0)
-            job = Job(self._worker.token, self._worker.job_id, epoch)
-            endpoints = [endpoint for _, endpoint in message["members"]]
             # A member may be late, but a kernel is not, once the processes live and listen.
             answer_seconds = max(self._worker.heartbeat, _LEAST_ANSWER_SECONDS)
-            return connect_members(
+            mesh = Mesh(
                 self._endpoint,
                 message["rank"],
-                endpoints,
-                job,
+                [endpoint for _, endpoint in message["members"]],
+                Job(self._worker.token, self._worker.job_id, epoch),
                 _core.create_segment,
                 attempt,
-                meet,
-                answer_seconds=0.0 if message["mode"] == "start" else answer_seconds,
+                0.0 if message["mode"] == "start" else answer_seconds,
             )
+            return mesh.connect(meet)
         finally:
             self._attempt = None
 

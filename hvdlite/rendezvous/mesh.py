@@ -2,7 +2,7 @@
 
 The ranks exchange the descriptions of their endpoints: in ordinary jobs through the store
 (`connect`), in elastic jobs through the registrar, once for every epoch. Then they connect to each
-other directly (`connect_members`). No process listens once the ranks of an ordinary job are
+other directly, by a `Mesh`. No process listens once the ranks of an ordinary job are
 connected; a worker of an elastic job keeps its listeners for the next epoch.
 
 The ranks of one host meet at the first of them (`local_peers`). Two ranks of different hosts have
@@ -96,29 +96,8 @@ def connect(
         def meet(clock: Any) -> list[Any]:
             return client.exchange(f"connected/{job.epoch}", clock)
 
-        return connect_members(endpoint, worker.rank, members, job, create_segment, deadline, meet)
-
-
-def connect_members(
-    endpoint: Endpoint,
-    rank: int,
-    descriptions: Sequence[Mapping[str, Any]],
-    job: Job,
-    create_segment: Callable[[int], int],
-    deadline: Deadline,
-    meet: Callable[[Any], list[Any]],
-    answer_seconds: float = 0.0,
-) -> Connection:
-    """Connect this rank to the ranks whose endpoints are given."""
-    # `descriptions` has, by rank, the description of each member's endpoint, this rank's too.
-    # `deadline` limits everything but `meet`. When another thread gives it up, this function ends
-    # within 50 ms, unless the process does not get the CPU. `meet` is called with this rank's
-    # clock, as a JSON value, when this rank has all its connections; it waits until all ranks have
-    # theirs, and returns the clocks by rank. `answer_seconds` says how long the kernel of another
-    # host may take to answer, however late the member there is; 0 means until the deadline.
-    # UnreachableError: a member cannot be reached, or did not connect in time.
-    mesh = Mesh(endpoint, rank, descriptions, job, create_segment, deadline, answer_seconds)
-    return mesh.connect(meet)
+        mesh = Mesh(endpoint, worker.rank, members, job, create_segment, deadline)
+        return mesh.connect(meet)
 
 
 def _epoch_of(epoch: int, members: Sequence[Any]) -> int:
@@ -202,10 +181,13 @@ def host_identity(override: str | None) -> str:
 
 
 class Mesh:
-    """This rank's connections of the full mesh, while they are made."""
+    """This rank's connections to the ranks whose endpoints are given, while they are made."""
 
     # `peers` has, by rank, the description of each endpoint; this rank's own one is among them.
-    # `deadline` limits everything; another thread may give it up.
+    # `deadline` limits everything but `meet`. When another thread gives it up, `connect` ends
+    # within 50 ms, unless the process does not get the CPU. `answer_seconds` says how long the
+    # kernel of another host may take to answer, however late the member there is; 0 means until the
+    # deadline.
 
     def __init__(
         self,
@@ -243,7 +225,10 @@ class Mesh:
         self._loop: Loop | None = None
 
     def connect(self, meet: Callable[[Any], list[Any]]) -> Connection:
-        """Make all connections, and call `meet`; see `connect.connect_members`."""
+        """Make all connections."""
+        # `meet` is called with this rank's clock, as a JSON value, when this rank has all its
+        # connections; it waits until all ranks have theirs, and returns the clocks by rank.
+        # UnreachableError: a member cannot be reached, or did not connect in time.
         descriptors.leave_to_parent(self)
         try:
             if self._links:

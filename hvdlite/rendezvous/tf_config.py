@@ -73,7 +73,9 @@ def _ranks_of(text: str, serve: Sequence[str]) -> TfRanks | None:
         )
     if len(addresses) < 2:
         return None
-    _check_distinct(addresses)
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ValueError(f"two tasks have the address {address}")
     if not isinstance(kind, str) or kind not in lists:
         raise ValueError(f"it does not say which task of {_listed(lists)} this process is")
     before = sum(len(lists[earlier]) for earlier in list(lists)[: list(lists).index(kind)])
@@ -88,21 +90,11 @@ def _addresses(kind: str, given: Any) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise ValueError(f"its {kind} is not a list of addresses")
     for address in given:
-        _check_address(address)
+        try:
+            split_host(address)
+        except BootstrapError as error:
+            raise ValueError(str(error)) from None
     return given
-
-
-def _check_address(address: str) -> None:
-    try:
-        split_host(address)
-    except BootstrapError as error:
-        raise ValueError(str(error)) from None
-
-
-def _check_distinct(addresses: Sequence[str]) -> None:
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise ValueError(f"two tasks have the address {address}")
 
 
 def _index(kind: str, given: Any, count: int) -> int:

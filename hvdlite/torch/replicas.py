@@ -19,7 +19,7 @@ import torch
 from hvdlite import ops
 from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.replicas import Comparison, check, check_interval, check_name, refuse, set_text
+from hvdlite.replicas import Comparison, check, check_interval, refuse, set_text
 
 
 def check_replicas(
@@ -88,11 +88,11 @@ class ReplicaCheck:
         """Wait for the comparison; return this rank's warning, or raise on all ranks."""
         comparison = self._comparison
         self.forget()
-        divergence = None if comparison is None else comparison.finish()
+        divergence = None if comparison is None else comparison.divergence()
         if divergence is None:
             return None
         if not self._first:
-            owner = check_name(f"step {self._steps} of '{self._name}'")
+            owner = f"HVDLITE_CHECK_REPLICAS, step {self._steps} of '{self._name}'"
             refuse(divergence, owner, self._process_set)
         where = set_text(self._process_set)
         advice = f"call hvd.broadcast_parameters(model.state_dict(), {where}) before training"

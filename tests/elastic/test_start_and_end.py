@@ -34,7 +34,7 @@ def train(state):
         state.commit()
 
 if worker == "1" and where == "while it connects":
-    membership.connect_members = die
+    membership.Mesh = die
 basics.init()
 train(ObjectState(broadcast_object, basics.rank, step=0))
 print("size", basics.size(), flush=True)

@@ -36,7 +36,7 @@ from hvdlite.rendezvous.deadline import Deadline, GivenUpError
 from hvdlite.rendezvous.descriptors import make_room
 from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.rendezvous.mesh import Endpoint, connect_members
+from hvdlite.rendezvous.mesh import Endpoint, Mesh
 from patience import HANG, Stopwatch, wait_until
 
 TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
@@ -94,9 +94,9 @@ class Attempt:
 
         def run() -> None:
             try:
-                self.result = connect_members(
-                    endpoints[rank], rank, members, job, make_segment, self.deadline, meet, answer
-                )
+                own, limit = endpoints[rank], self.deadline
+                mesh = Mesh(own, rank, members, job, make_segment, limit, answer)
+                self.result = mesh.connect(meet)
             except BaseException as error:
                 self.result = error
 
@@ -256,7 +256,7 @@ def test_an_interrupt_leaves_nothing_open_and_the_next_attempt_whole() -> None:
         job, deadline = Job(TOKEN, JOB_ID, 1), Deadline(LIMIT)
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
-            connect_members(endpoints[0], 0, members, job, make_segment, deadline, never_meet)
+            Mesh(endpoints[0], 0, members, job, make_segment, deadline).connect(never_meet)
         interrupt.join()
         check_and_close(connect_all(endpoints, 2))
 
@@ -435,7 +435,7 @@ def test_a_forked_child_does_not_keep_the_listeners_of_a_dead_member(host: str) 
             members = [description, own.description]
             job = Job(TOKEN, JOB_ID, 1)
             with pytest.raises(UnreachableError) as caught:
-                connect_members(own, 1, members, job, make_segment, Deadline(LIMIT), never_meet)
+                Mesh(own, 1, members, job, make_segment, Deadline(LIMIT)).connect(never_meet)
         finally:
             os.kill(child, signal.SIGKILL)
     assert caught.value.rank == 0
@@ -454,7 +454,7 @@ def test_host_whose_kernel_does_not_answer_is_reported_before_the_deadline() -> 
         members = [cut_off, endpoints[1].description]
         job, deadline = Job(TOKEN, JOB_ID, 1), Deadline(1000)
         with pytest.raises(UnreachableError, match="cannot reach rank 0: timed out") as caught:
-            connect_members(endpoints[1], 1, members, job, make_segment, deadline, never_meet, 0.3)
+            Mesh(endpoints[1], 1, members, job, make_segment, deadline, 0.3).connect(never_meet)
     assert (caught.value.rank, caught.value.silent) == (0, True)
 
 
