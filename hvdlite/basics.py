@@ -43,105 +43,6 @@ if TYPE_CHECKING:
     from hvdlite.rendezvous.membership import MembershipThread
 
 
-@dataclass(frozen=True, kw_only=True)
-class World(Topology):
-    engine: _core.Engine
-    recorder: Recorder
-    start: Deadline
-    job_id: bytes
-    check_finite: int  # the knob; reading it takes microseconds
-    epoch: int = 0  # of an elastic job
-    member: MembershipThread | None = None  # in an elastic job
-
-
-def make_world(
-    connection: Connection,
-    start: Deadline,
-    job_id: bytes,
-    pending: _core.PendingOperations | None = None,
-    epoch: int = 0,
-    sets: Mapping[int, Sequence[int]] | None = None,
-    timeline: Path | None = None,
-    records: bool = True,
-) -> World:
-    """Start the engine of a world, and the timeline if the knob `timeline` names a file."""
-    # This function takes `connection` over. `start` is the deadline of the `init` that made this
-    # world, or its first predecessor. The other arguments are those of an elastic job: `epoch` is
-    # the number of this world, `sets` has the ranks of its first process sets by id, and `timeline`
-    # is the file of a timeline that goes on. Without `records` (a worker that will join) this world
-    # has no timeline and no report.
-    recorder = Recorder(
-        connection.rank,
-        connection.host_of,
-        connection.clock,
-        job_id,
-        timeline_parts(),
-        None if pending is None else epoch,
-    )
-    try:
-        knobs = _core.knob_values()
-        target = str(timeline or knobs["timeline"]) if records else ""
-        trace_file = recorder.begin_by_knob(target)
-    # The timeline's file cannot be written. Only the first world fails because of it.
-    except ArgumentError as error:
-        if epoch == 0:
-            connection.close()
-            raise
-        trace_file = -1  # The disk is full, for example, which must not end the training.
-        print(f"hvdlite [{connection.rank}] warning: no timeline: {error}", file=sys.stderr)
-    except BaseException:
-        connection.close()
-        raise
-    engine = _core.Engine(
-        connection.rank,
-        connection.size,
-        connection.host_of,
-        connection.links,
-        connection.segment_fd,
-        connection.event_fd,
-        connection.lifeline_fd,
-        nccl_folders(),
-        trace_file,
-        bool(knobs["timeline_mark_cycles"]),
-        pending,
-        epoch,
-        list((sets or {}).items()),
-        connection.clock.nanoseconds,
-        connection.control_tree,
-    )
-    if records:
-        observed.follow(engine, connection.rank, connection.size, epoch)
-    return World(
-        **connection.numbers(),
-        engine=engine,
-        recorder=recorder,
-        start=start,
-        job_id=job_id,
-        check_finite=int(knobs["check_finite"]),
-        epoch=epoch,
-    )
-
-
-def as_planned(world: World, worker: WorkerEnvironment) -> World:
-    """Give a joiner, whose engine has a world of one, the numbers that its launcher has planned."""
-    return replace(
-        world,
-        rank=worker.rank,
-        size=worker.size,
-        local_rank=worker.local_rank or 0,
-        local_size=worker.local_size or 1,
-        host_of=(0,) * worker.size,
-    )
-
-
-def nccl_folders() -> list[str]:
-    """List the folders in which wheels have installed NCCL, in the order of the import path."""
-    # The core looks for NCCL in this order: a copy that the framework has loaded, the file that
-    # HVDLITE_NCCL_LIBRARY names, these folders, the system.
-    folders = [Path(entry) / "nvidia" / "nccl" / "lib" for entry in sys.path if entry]
-    return [str(folder) for folder in folders if (folder / "libnccl.so.2").exists()]
-
-
 Teller = Callable[[BaseException], None]
 
 _world: World | None = None
@@ -239,7 +140,6 @@ def _begin_elastic(
     agreed: Mapping[str, str],
     sets: Sequence[ProcessSet],
 ) -> World:
-    """Make the first world of a worker of an elastic job; that of a joiner has one rank."""
     from hvdlite.rendezvous.membership import MembershipThread  # Ordinary jobs do not need it.
 
     if _left_elastic:
@@ -253,7 +153,16 @@ def _begin_elastic(
     try:
         if worker.joiner:
             world = make_world(connection, deadline, worker.job_id, member.pending, records=False)
-            return replace(as_planned(world, worker), member=member)
+            # Its engine has a world of one; the script sees the numbers that the launcher planned.
+            return replace(
+                world,
+                rank=worker.rank,
+                size=worker.size,
+                local_rank=worker.local_rank or 0,
+                local_size=worker.local_size or 1,
+                host_of=(0,) * worker.size,
+                member=member,
+            )
         static = process_sets.static_ranks(connection.size)
         world = make_world(connection, deadline, worker.job_id, member.pending, sets=static)
         return replace(world, member=member)
@@ -294,6 +203,93 @@ def follow(
         for watcher in list(_watchers):
             watcher(engine)
         return engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class World(Topology):
+    engine: _core.Engine
+    recorder: Recorder
+    start: Deadline
+    job_id: bytes
+    check_finite: int  # the knob; reading it takes microseconds
+    epoch: int = 0  # of an elastic job
+    member: MembershipThread | None = None  # in an elastic job
+
+
+def make_world(
+    connection: Connection,
+    start: Deadline,
+    job_id: bytes,
+    pending: _core.PendingOperations | None = None,
+    epoch: int = 0,
+    sets: Mapping[int, Sequence[int]] | None = None,
+    timeline: Path | None = None,
+    records: bool = True,
+) -> World:
+    """Start the engine of a world, and the timeline if the knob `timeline` names a file."""
+    # This function takes `connection` over. `start` is the deadline of the `init` that made this
+    # world, or its first predecessor. The other arguments are those of an elastic job: `epoch` is
+    # the number of this world, `sets` has the ranks of its first process sets by id, and `timeline`
+    # is the file of a timeline that goes on. Without `records` (a worker that will join) this world
+    # has no timeline and no report.
+    recorder = Recorder(
+        connection.rank,
+        connection.host_of,
+        connection.clock,
+        job_id,
+        timeline_parts(),
+        None if pending is None else epoch,
+    )
+    try:
+        knobs = _core.knob_values()
+        target = str(timeline or knobs["timeline"]) if records else ""
+        trace_file = recorder.begin_by_knob(target)
+    # The timeline's file cannot be written. Only the first world fails because of it.
+    except ArgumentError as error:
+        if epoch == 0:
+            connection.close()
+            raise
+        trace_file = -1  # The disk is full, for example, which must not end the training.
+        print(f"hvdlite [{connection.rank}] warning: no timeline: {error}", file=sys.stderr)
+    except BaseException:
+        connection.close()
+        raise
+    engine = _core.Engine(
+        connection.rank,
+        connection.size,
+        connection.host_of,
+        connection.links,
+        connection.segment_fd,
+        connection.event_fd,
+        connection.lifeline_fd,
+        nccl_folders(),
+        trace_file,
+        bool(knobs["timeline_mark_cycles"]),
+        pending,
+        epoch,
+        list((sets or {}).items()),
+        connection.clock.nanoseconds,
+        connection.control_tree,
+    )
+    if records:
+        observed.follow(engine, connection.rank, connection.size, epoch)
+    return World(
+        **connection.numbers(),
+        engine=engine,
+        recorder=recorder,
+        start=start,
+        job_id=job_id,
+        check_finite=int(knobs["check_finite"]),
+        epoch=epoch,
+    )
+
+
+def nccl_folders() -> list[str]:
+    """List the folders in which wheels have installed NCCL, in the order of the import path."""
+    # The core looks for NCCL in this order: a copy that the framework has loaded, the file that
+    # HVDLITE_NCCL_LIBRARY names, these folders, the system.
+    folders = [Path(entry) / "nvidia" / "nccl" / "lib" for entry in sys.path if entry]
+    return [str(folder) for folder in folders if (folder / "libnccl.so.2").exists()]
 
 
 def in_elastic_job() -> bool:

@@ -211,24 +211,6 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
-def check_name(state: type[State], name: str) -> None:
-    if callable(getattr(state, name, None)):
-        raise ArgumentError(
-            f"{state.__name__}({name}=...): '{name}' is a method of the state; "
-            "give the attribute another name"
-        )
-
-
-def _check_value(state: type[State], name: str, value: Any) -> None:
-    try:
-        pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # A user's __reduce__ may raise anything.
-        raise ArgumentError(
-            f"{state.__name__}({name}=...): the ranks exchange the attributes of a state, and "
-            f"this {type(value).__name__} cannot be pickled: {error}; leave it out of the state"
-        ) from error
-
-
 class TensorState(ObjectState):
     """A state with tensors that all ranks must have alike. Adapters say which they are."""
 
@@ -314,3 +296,21 @@ def check_layout(mine: Mapping[str, str], roots: Mapping[str, str], rank: int) -
                 f"{mine.get(name, 'missing')} on rank {rank} and {roots.get(name, 'missing')} on "
                 "rank 0; make the same model and optimizer on every rank"
             )
+
+
+def check_name(state: type[State], name: str) -> None:
+    if callable(getattr(state, name, None)):
+        raise ArgumentError(
+            f"{state.__name__}({name}=...): '{name}' is a method of the state; "
+            "give the attribute another name"
+        )
+
+
+def _check_value(state: type[State], name: str, value: Any) -> None:
+    try:
+        pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # A user's __reduce__ may raise anything.
+        raise ArgumentError(
+            f"{state.__name__}({name}=...): the ranks exchange the attributes of a state, and "
+            f"this {type(value).__name__} cannot be pickled: {error}; leave it out of the state"
+        ) from error

@@ -1,4 +1,4 @@
-"""The dialing side of all connections: connect to a server, and complete the handshake with it."""
+"""The dialling side of all connections, and a worker's connection to the registrar."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ _AGAIN_SECONDS = 0.1
 _RETRY_SECONDS = 0.02  # until the next attempt to reach a server that does not listen yet
 # Until a server's name is looked up again, because the address may be that of a pod that has gone.
 _LOOK_UP_SECONDS = 5.0
+
+MAX_MESSAGE_BYTES = 1 << 20
+_BEATS = 4  # messages "alive" in the time after which a side counts as dead
+# How many heartbeats the registrar may be silent: hvdlite-run may be stopped, or get no core, and a
+# worker that lives is worth more than an early end. A launcher that has died hangs up.
+PATIENCE = 20
+_LINGER_SECONDS = 1.0  # how long `close` waits until the registrar has read the last message
+_ALIVE = {"kind": "alive"}
 
 
 class _HungUpError(Exception):
@@ -127,15 +135,6 @@ def _shaking_hands(
                 connection.sendall(answer)
     except ConnectionError:
         raise _HungUpError from None
-
-
-MAX_MESSAGE_BYTES = 1 << 20
-_BEATS = 4  # messages "alive" in the time after which a side counts as dead
-# How many heartbeats the registrar may be silent: hvdlite-run may be stopped, or get no core, and a
-# worker that lives is worth more than an early end. A launcher that has died hangs up.
-PATIENCE = 20
-_LINGER_SECONDS = 1.0  # how long `close` waits until the registrar has read the last message
-_ALIVE = {"kind": "alive"}
 
 
 class RegistrarClient:

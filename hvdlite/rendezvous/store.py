@@ -38,6 +38,11 @@ from hvdlite.rendezvous.service import BacklogError, Peer, Service
 
 _CALLS = {"addresses": "call hvd.init()", "torch.distributed": "call init_process_group()"}
 _GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
+_REMEDY = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
+_AGAIN_SECONDS = 0.1  # until rank 0 looks its own name up again
+_QUIET_SECONDS = 5.0  # how long rank 0 waits for its name before it says so
+
+_Listening = TypeVar("_Listening")
 
 
 class PublisherGoneError(BootstrapError):
@@ -234,13 +239,6 @@ class StoreClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_REMEDY = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
-_AGAIN_SECONDS = 0.1  # until rank 0 looks its own name up again
-_QUIET_SECONDS = 5.0  # how long rank 0 waits for its name before it says so
-
-_Listening = TypeVar("_Listening")
 
 
 def serve_store(worker: WorkerEnvironment, job: Job, deadline: Deadline) -> Store:
