@@ -72,16 +72,15 @@ _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTD
 def connect(
     worker: WorkerEnvironment,
     create_segment: Callable[[int], int],
-    agreed: Mapping[str, str] | None = None,
-    deadline: Deadline | None = None,
+    agreed: Mapping[str, str],
+    deadline: Deadline,
 ) -> Connection:
     """Connect this rank to all others, which it meets through the store."""
     # `create_segment` takes how many ranks this host has, makes the memory that they share, and
-    # returns its descriptor. `deadline` limits the whole start, and another thread may give it up;
-    # by default it follows from `worker.start_timeout`. An error names the rank at fault.
+    # returns its descriptor. `deadline` limits the whole start, and another thread may give it up.
+    # An error names the rank at fault.
     if worker.size == 1:
         return Connection()
-    deadline = deadline or Deadline(worker.start_timeout)
     job = Job(worker.token, worker.job_id, worker.epoch)
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
@@ -89,7 +88,7 @@ def connect(
         if worker.serves_store:
             address = stack.enter_context(serve_store(worker, job, deadline)).address
         client = stack.enter_context(StoreClient(address, job, worker.rank, deadline))
-        endpoint = stack.enter_context(Endpoint(worker, client.local_host, agreed or {}))
+        endpoint = stack.enter_context(Endpoint(worker, client.local_host, agreed))
         members = client.exchange("addresses", endpoint.description)
         job = Job(worker.token, worker.job_id, _epoch_of(worker.epoch, members))
 
