@@ -38,7 +38,7 @@ from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import JOB_ID_BYTES, surroundings
 from hvdlite.rendezvous.handshake import Job, OtherEpochError
 from hvdlite.rendezvous.launchers import Variables, first_of_node_list
-from hvdlite.rendezvous.store import bound_to, listen_patiently
+from hvdlite.rendezvous.store import bound_to, listen_when_possible
 
 _REMEDY = "give all nodes the address and a free port of node 0's host with --meet"
 _AGAIN_SECONDS = 0.5  # until a node of another epoch is tried again, which may be a leftover
@@ -215,7 +215,7 @@ def _launch(here: ThisNode, what: Description) -> int:
     """Wait for the other nodes, and launch the job on all of them."""
     deadline = Deadline(here.start_timeout)
     address = bound_to(here.bind_address, here.meet)
-    listener = listen_patiently(lambda: listen(address), address, "node 0", _REMEDY, deadline)
+    listener = listen_when_possible(lambda: listen(address), address, "node 0", _REMEDY, deadline)
     _refuse_loopback(listener, address)
     remote_launcher = NodeLauncher(listener, here.job, here.nodes, here.start_timeout, here.meet)
     status, why = 130, ""

@@ -40,7 +40,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 _BEATS = 4  # messages "alive" in the time after which a side counts as dead
 # How many heartbeats the registrar may be silent: hvdlite-run may be stopped, or get no core, and a
 # worker that lives is worth more than an early end. A launcher that has died hangs up.
-PATIENCE = 20
+SILENT_HEARTBEATS = 20
 _LINGER_SECONDS = 1.0  # how long `close` waits until the registrar has read the last message
 _ALIVE = {"kind": "alive"}
 
@@ -170,7 +170,7 @@ class RegistrarClient:
         self._on_message, self._on_end = on_message, on_end
         self._heartbeat = heartbeat
         # A registrar that does not read for so long is as dead as one that does not write.
-        self._connection.settimeout(PATIENCE * heartbeat)
+        self._connection.settimeout(SILENT_HEARTBEATS * heartbeat)
         # The IP address from which this host reaches the registrar; None over a Unix socket.
         self.local_host = local_host(self._connection)
         self._sending = threading.Lock()
@@ -252,7 +252,7 @@ class RegistrarClient:
         heard = time.monotonic()
         beat = heard + self._heartbeat / _BEATS
         while True:
-            limit = heard + PATIENCE * self._heartbeat
+            limit = heard + SILENT_HEARTBEATS * self._heartbeat
             left = min(beat, limit) - time.monotonic()
             arrived = poller.poll(max(0.0, 1000 * left))
             late = time.monotonic() >= limit
@@ -265,7 +265,7 @@ class RegistrarClient:
             elif late:
                 raise BootstrapError(
                     f"worker {self._worker} lost the registrar: it was silent for "
-                    f"{PATIENCE * self._heartbeat:g} s"
+                    f"{SILENT_HEARTBEATS * self._heartbeat:g} s"
                 )
             if time.monotonic() >= beat and not self._closing:
                 if room.poll(0):  # Otherwise what is on its way says as much.

@@ -145,7 +145,7 @@ def assign_rank(worker: WorkerEnvironment | None) -> None:
 
 
 def with_own_settings(worker: WorkerEnvironment) -> WorkerEnvironment:
-    """Complete an assignment by what this process's variables say of its host and its patience."""
+    """Complete an assignment by what this process's variables say of its host and its timeout."""
     # The variables count where the assignment has the default.
     variables = Variables(os.environ)
     patient = worker.start_timeout == WorkerEnvironment.start_timeout

@@ -328,7 +328,7 @@ class Mesh:
                     raise self._blame(peer, error) from error
                 gone_at, behind = math.inf, error
             except (OSError, BootstrapError) as error:
-                gone_at = min(gone_at, time.monotonic() + self._patience(error))
+                gone_at = min(gone_at, time.monotonic() + self._retry_seconds(error))
                 if time.monotonic() >= gone_at:
                     # At the deadline, that the peer is in another epoch says more than that it is
                     # late.
@@ -337,7 +337,7 @@ class Mesh:
             with contextlib.suppress(TimeoutError):  # The next attempt says what is wrong.
                 yield from sleeping(_AGAIN_SECONDS, self._deadline)
 
-    def _patience(self, error: Exception) -> float:
+    def _retry_seconds(self, error: Exception) -> float:
         """Return how many seconds an error of the way to a peer may last, because it may pass."""
         if not self._endpoint.elastic:
             return 0.0

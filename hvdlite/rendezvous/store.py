@@ -189,15 +189,14 @@ class StoreClient:
         return self._ask("look up", key)
 
     def _ask(self, kind: str, key: str, value: Any = None) -> Any:
-        patience = max(0.0, self._deadline.seconds_left)
-        return self.ask(kind, key, value, patience, self._deadline)
+        return self.ask(kind, key, value, max(0.0, self._deadline.seconds_left), self._deadline)
 
-    def ask(self, kind: str, key: str, value: Any, patience: float, deadline: Deadline) -> Any:
+    def ask(self, kind: str, key: str, value: Any, seconds: float, deadline: Deadline) -> Any:
         """Have the store do an operation, and return its answer; only one at a time."""
-        # `patience` is how long the store waits for what the operation needs.
-        # Without an answer by the deadline the connection is closed: the late one would be taken
-        # for that of the next operation.
-        message = {"kind": kind, "key": key, "value": value, "patience": patience}
+        # The store waits `seconds` for what the operation needs. Without an answer by the
+        # deadline the connection is closed: the late one would be taken for that of the next
+        # operation.
+        message = {"kind": kind, "key": key, "value": value, "patience": seconds}
         body = json.dumps(message).encode()
         if len(body) > MAX_BODY_BYTES:
             raise BootstrapError(f"a message of {len(body)} bytes is too long for it")
@@ -248,7 +247,7 @@ def serve_store(worker: WorkerEnvironment, job: Job, deadline: Deadline) -> Stor
     # addresses instead.
     assert worker.rendezvous is not None
     address = bound_to(worker.bind_address, worker.rendezvous)
-    store = listen_patiently(
+    store = listen_when_possible(
         lambda: Store.start(worker.size, job, address), address, "rank 0", _REMEDY, deadline
     )
     # The usual reason is an /etc/hosts that maps the host's own name to 127.0.1.1.
@@ -260,7 +259,7 @@ def serve_store(worker: WorkerEnvironment, job: Job, deadline: Deadline) -> Stor
     return store
 
 
-def listen_patiently(
+def listen_when_possible(
     listen: Callable[[], _Listening], address: str, who: str, remedy: str, deadline: Deadline
 ) -> _Listening:
     """Listen at the address of a name that may not be this host's yet; see `serve_store`."""

@@ -42,7 +42,7 @@ from hvdlite.launch.resources import available_cores, oom_kills
 from hvdlite.launch.slots import Slots
 from hvdlite.launch.supervisor import Next, Supervisor
 from hvdlite.rendezvous.address import interface_address
-from hvdlite.rendezvous.client import PATIENCE
+from hvdlite.rendezvous.client import SILENT_HEARTBEATS
 from hvdlite.rendezvous.deadline import is_never
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
@@ -78,7 +78,7 @@ class ElasticJob(Job):
         self._min_np = elastic.least(what.ranks)
         # The launcher has given silent workers up long before their agent kills them.
         heartbeat = elastic.elastic_heartbeat
-        self.pulse = Pulse(heartbeat, PATIENCE * heartbeat, grace=0.0)
+        self.pulse = Pulse(heartbeat, SILENT_HEARTBEATS * heartbeat, grace=0.0)
         self._provider = self._choose_provider()
         self._slots = Slots(
             what.ranks,
@@ -217,7 +217,7 @@ class ElasticJob(Job):
             elastic_timeout=elastic.elastic_timeout,
             reset_limit=elastic.reset_limit,
             heartbeat=elastic.elastic_heartbeat,
-            silence=PATIENCE * elastic.elastic_heartbeat,
+            silence=SILENT_HEARTBEATS * elastic.elastic_heartbeat,
             start_timeout=self._start_timeout(),
         )
         self._registrar = Registrar.start(self.identity, limits, self._address())

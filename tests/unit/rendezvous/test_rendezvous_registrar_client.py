@@ -173,7 +173,7 @@ def test_a_silent_registrar_is_lost(server: Server) -> None:
 def test_a_worker_that_was_late_itself_does_not_call_the_registrar_silent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE", 5)
+    monkeypatch.setattr(client, "SILENT_HEARTBEATS", 5)
     worker = Worker(server, heartbeat=0.1)
     released = threading.Event()
     worker.client._on_message = lambda _: assert_true(released.wait(LIMIT))
@@ -203,7 +203,7 @@ class PollerWithoutTheLock:
 def test_a_worker_that_waited_for_the_lock_does_not_call_the_registrar_silent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE", 5)
+    monkeypatch.setattr(client, "SILENT_HEARTBEATS", 5)
     poller = PollerWithoutTheLock()
     pollers = [select.poll(), poller]
     kinds = {"POLLIN": select.POLLIN, "POLLOUT": select.POLLOUT}
