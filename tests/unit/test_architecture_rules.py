@@ -110,6 +110,15 @@ def test_an_include_points_to_a_lower_layer_or_stays_in_its_folder() -> None:
     assert list(wrong_includes()) == []
 
 
+def test_the_page_on_architecture_is_short_and_names_functions_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert len(page.split()) <= 1500
+    core = "".join(text for path, text in sources().items() if path.startswith("csrc/"))
+    named = re.findall(r"`(\w+::\w+)`", page)
+    assert len(named) > 8
+    assert [name for name in named if f" {name}(" not in core] == []
+
+
 def wrong_words() -> Iterator[str]:
     for path, text in sources().items():
         for rule, (where, words) in WORDS.items():
