@@ -156,7 +156,7 @@ def allgather(
     handle = basics.engine().allgather(
         name, [spec(name, sent)], member_id(process_set), keep=sent, blocking=True
     )
-    return _rows_of(_received(handle, sent)[0], array)
+    return _received(handle, array)[0]
 
 
 def alltoall(
@@ -192,8 +192,7 @@ def alltoall(
     handle = basics.engine().alltoall(
         name, spec(name, sent), numbers, member_id(process_set), keep=sent, blocking=True
     )
-    output, rows = _received(handle, sent)
-    output = _rows_of(output, array)
+    output, rows = _received(handle, array)
     return output if splits is None else (output, np.array(rows))
 
 
@@ -346,11 +345,6 @@ def _with_rows(function: str, value: Any, name: str) -> Any:
     return array
 
 
-def _rows_of(output: Any, array: Any) -> Any:
-    """Give received rows the dtype of the array whose rows, or whose rows' bytes, were sent."""
-    return output.view(array.dtype).reshape(-1, *array.shape[1:])
-
-
 @contextlib.contextmanager
 def _in_place(array: Any, name: str) -> Iterator[Any]:
     """Give the writable array itself where the core can write into it, and a copy otherwise."""
@@ -403,9 +397,9 @@ def _moved_as(array: Any) -> Any:
     return array.reshape(*array.shape, 1).view(np.uint8)
 
 
-def _received(handle: _core.Handle, sent: Any) -> tuple[Any, Sequence[int]]:
-    """Wait; return the received rows with the dtype of those sent, and how many each rank sent."""
+def _received(handle: _core.Handle, array: Any) -> tuple[Any, Sequence[int]]:
+    """Wait; return the received rows, of the dtype of `array`, and how many each rank sent."""
     handle.wait()
     rows = handle.first_dimensions
-    output = np.frombuffer(handle.take_output(), sent.dtype)
-    return output.reshape(sum(rows), *sent.shape[1:]), rows
+    output = np.frombuffer(handle.take_output(), array.dtype)
+    return output.reshape(sum(rows), *array.shape[1:]), rows

@@ -364,17 +364,16 @@ class TorchStorage:
 
     def _tensor(self, gradient: Gradient) -> torch.Tensor:
         """Return a gradient as a tensor over the memory in which it came."""
-        own = self.parameters[gradient.tensor]
-        if gradient.rows is None:
-            dense = tensor_over(gradient.values, own.dtype, own.shape)
-            self._check_values(gradient.tensor, dense)
-            return dense
-        self._check_sparse(gradient.tensor)
-        index = self._index(gradient.tensor, gradient.rows)
-        values = tensor_over(gradient.values, own.dtype, (len(index), *own.shape[1:]))
-        self._check_values(gradient.tensor, values)
+        own, spec = self.parameters[gradient.tensor], self._specs[gradient.tensor]
+        rows = None if gradient.rows is None else self._rows(spec, gradient.rows)
+        shape = own.shape if rows is None else (len(rows), *own.shape[1:])
+        values = tensor_over(gradient.values, own.dtype, shape)
+        if self._check_finite and not bool(torch.isfinite(values).all()):
+            raise ArgumentError(f"the gradient of {spec.name!r} has a NaN or an infinity")
+        if rows is None:
+            return values
         return torch.sparse_coo_tensor(
-            index.unsqueeze(0),
+            rows.unsqueeze(0),
             values,
             own.shape,
             device="cpu",
@@ -382,30 +381,21 @@ class TorchStorage:
             check_invariants=False,
         )
 
-    def _index(self, tensor: int, rows: memoryview) -> torch.Tensor:
-        spec = self._specs[tensor]
-        index = tensor_over(rows, torch.int64, (len(rows),))
-        low, high = (int(index[0]), int(index[-1])) if len(index) else (0, 0)
-        if low < 0 or (spec.rows and high >= spec.rows) or bool((index.diff() <= 0).any()):
+    def _rows(self, spec: TensorSpec, numbers: memoryview) -> torch.Tensor:
+        """Return the checked numbers of rows."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        if any(one.get("momentum") for one in groups):  # Its state would grow with each push.
+            raise ArgumentError(
+                f"{type(self.optimizer).__name__} with momentum cannot apply rows of "
+                f"{spec.name!r}: use Adagrad, or SGD without momentum"
+            )
+        rows = tensor_over(numbers, torch.int64, (len(numbers),))
+        low, high = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
+        if low < 0 or (spec.rows and high >= spec.rows) or bool((rows.diff() <= 0).any()):
             raise ArgumentError(
                 f"rows of {spec.name!r} must be ascending and from 0 to {spec.rows - 1}"
             )
-        return index
-
-    def _check_sparse(self, tensor: int) -> None:
-        """Refuse SGD with momentum, whose state would grow with each push of rows."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        if any(one.get("momentum") for one in groups):
-            raise ArgumentError(
-                f"{type(self.optimizer).__name__} with momentum cannot apply rows of "
-                f"{self._specs[tensor].name!r}: use Adagrad, or SGD without momentum"
-            )
-
-    def _check_values(self, tensor: int, values: torch.Tensor) -> None:
-        if self._check_finite and not bool(torch.isfinite(values).all()):
-            raise ArgumentError(
-                f"the gradient of {self._specs[tensor].name!r} has a NaN or an infinity"
-            )
+        return rows
 
 
 def _slot(tensor: int, name: str, value: Any) -> Slot:
