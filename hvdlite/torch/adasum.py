@@ -188,11 +188,7 @@ class DistributedAdasum(Wrapping):
         return copied
 
 
-def distribute_adasum(
-    optimizer: Any,
-    names: dict[torch.Tensor, str],
-    settings: Settings,
-) -> Any:
+def distribute_adasum(optimizer: Any, names: dict[torch.Tensor, str], settings: Settings) -> Any:
     """Turn an optimizer into one that combines the members' updates by Adasum, in place."""
     # Other ranks step alone. The settings have the size of the deltas that travel as one request.
     if settings.bucket_view:

@@ -84,8 +84,7 @@ class GradientExchange:
                 f"{self.name}.{number}",
                 bucket,
                 named[number],
-                self.settings.compression,
-                self.settings.sparse_as_dense,
+                self.settings,
                 None if memory is None else functools.partial(memory.of, number),
                 layout if number == 0 else None,
             )
@@ -116,23 +115,22 @@ class Bucket:
         name: str,
         params: Sequence[torch.Tensor],
         names: Sequence[str],
-        compression: Any,
-        sparse_as_dense: bool,
-        places: Callable[[], BucketPlaces] | None = None,
-        layout: int | None = None,
+        settings: Settings,
+        places: Callable[[], BucketPlaces] | None,
+        layout: int | None,
     ) -> None:
         self.params = list(params)
         self._name = name  # It begins the names of its operations, on all ranks.
         self._names = list(names)
         # The core has these names of the parameters; it accepts at most 512 bytes.
         self._labels = [_core.utf8_of_name(one)[:400].decode(errors="ignore") for one in names]
-        self._compression = compression
+        self._compression = settings.compression
         self._find_places = places  # Without gradient memory gradients are reduced in place.
-        self._layout = layout  # All ranks must have the same number, see `layout`.
+        self._layout = layout  # All ranks must have the same number, see `digest`.
         self._places: BucketPlaces | None = None  # This is the memory of this step.
         # The keys are casts; the specs are of the places.
         self._plain_specs: dict[int | None, list[_core.Tensor]] = {}
-        self._ways = SparseWays(self.params, sparse_as_dense)
+        self._ways = SparseWays(self.params, settings.sparse_as_dense)
         self._flags = BucketFlags(self.params, self._ways)
         self._sent: Sent | None = None
 
@@ -142,12 +140,12 @@ class Bucket:
 
     @property
     def submitted(self) -> bool:
-        return self._sent is not None and self._sent.handle is not None
+        return self._sent is not None
 
     @property
     def operations(self) -> list[str]:
         sent = self._sent
-        if sent is None or sent.handle is None:
+        if sent is None:
             return []
         return [self._name, *([] if sent.rows is None else [f"{self._name}.rows"])]
 

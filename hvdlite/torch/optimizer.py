@@ -13,13 +13,7 @@ import torch
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.ops import next_object
-from hvdlite.optimizers import (
-    Groups,
-    check_gradient_op,
-    check_groups,
-    check_passes,
-    check_weight,
-)
+from hvdlite.optimizers import Groups, check_gradient_op, check_groups, check_passes, check_weight
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.bucket_memory import bytes_of_cap
