@@ -307,9 +307,7 @@ class ElasticSampler(DistributedSampler):
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self._excluded: frozenset[int] = frozenset()  # An older Horovod has recorded them.
-        self._order: list[int] | None = None  # This is the epoch's; it is made when it is needed.
-        # This is the segment's; it is made when it is needed.
-        self._distributed: list[int] | None = None
+        self._distributed: list[int] | None = None  # It is the segment's, made when it is needed.
         super().__init__(dataset, shuffle=shuffle, seed=seed)
 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
@@ -335,7 +333,7 @@ class ElasticSampler(DistributedSampler):
         self._warn_of_missed(epoch)
         self._warn_of_repeated(epoch)
         self.epoch = epoch
-        self._excluded, self._order = frozenset(), None
+        self._excluded = frozenset()
         self._begin_epoch(())
 
     def record(self, samples: int) -> None:
@@ -420,7 +418,7 @@ class ElasticSampler(DistributedSampler):
         if "segments" not in state_dict and "processed_num" in state_dict:
             excluded = ()  # Both keys say the same.
         self.epoch = state_dict["epoch"]
-        self._excluded, self._order = frozenset(map(int, excluded)), None
+        self._excluded = frozenset(map(int, excluded))
         self._begin_epoch(closed)
 
     def _closed_in(self, state: Mapping[str, Any]) -> tuple[Done, ...]:
@@ -444,7 +442,7 @@ class ElasticSampler(DistributedSampler):
     def processed_indices(self) -> set[int]:
         """The samples of the epoch that are done, by all ranks together."""
         self._settle()
-        left = remaining(self._full_order(), close(self._closed, self._segment))
+        left = remaining(self._make_order(), close(self._closed, self._segment))
         return set(range(len(self.dataset))).difference(left)
 
     @property
@@ -455,24 +453,15 @@ class ElasticSampler(DistributedSampler):
     # The methods below are internal.
 
     def _make_order(self) -> list[int]:
-        """Return the order of the epoch's samples: Horovod's."""
+        """Return the order of the epoch's samples: Horovod's, without what it has recorded."""
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
-        return order
-
-    def _full_order(self) -> list[int]:
-        if self._order is None:
-            order = self._make_order()
-            if self._excluded:
-                order = [one for one in order if one not in self._excluded]
-            self._order = order
-        return self._order
+        return [one for one in order if one not in self._excluded]
 
     def _indices(self) -> list[int]:
         if self._distributed is None:
-            order = self._full_order()
-            self._distributed = remaining(order, self._closed) if self._closed else order
+            self._distributed = remaining(self._make_order(), self._closed)
         return self._distributed
 
     def _settle(self) -> None:
