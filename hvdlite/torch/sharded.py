@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import io
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -102,7 +101,7 @@ class Sharded(Distributed):
             if param.requires_grad or (param in division.owners and param.grad is not None)
         ]
         exchange, drops = self._exchange, self._whole
-        if exchange is None or not exchange.suits(params):
+        if exchange is None or [*map(id, exchange.params)] != [*map(id, params)]:
             division.take(params)
             exchange = self._exchange_of(params)
             self._exchange, drops = exchange, True
@@ -400,9 +399,6 @@ class ParameterExchange:
         self._of: list[list[int]] = [[] for _ in process_set.ranks]
         for position, param in enumerate(params):
             self._of[division.owners[param]].append(position)
-
-    def suits(self, params: Sequence[torch.Tensor]) -> bool:
-        return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
 
     def run(self, update: Callable[[], None]) -> None:
         """Update, and exchange; raise a MismatchError if a rank has joined or has other ones."""

@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import fcntl
 import mmap
-import operator
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -90,9 +89,6 @@ class SharedParameters:
         self._first = members[0]
         self._shared: dict[torch.Tensor, _Shared] = {}
         self._left: list[bytes] = []  # The last step has left these elements of `_shared`.
-
-    def suits(self, params: Sequence[torch.Tensor]) -> bool:
-        return len(params) == len(self.params) and all(map(operator.is_, params, self.params))
 
     def run(self, update: Callable[[], None]) -> None:
         """Share parameters that are not shared yet, and update: every rank its own ones."""
