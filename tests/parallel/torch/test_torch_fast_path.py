@@ -384,7 +384,7 @@ def scenario_a_gradient_passes_the_files_that_the_page_names() -> None:
         optimizer.step()
     text = PAGE.read_text(encoding="utf-8").partition("In Python a gradient passes through")[2]
     text = text.partition("In C++")[0]
-    other = passed ^ set(re.findall(r"`(\w+\.py)`", text))
+    other = passed ^ set(re.findall(r"`(?:\w+/)?(\w+\.py)`", text))
     assert not other, other
     assert text.startswith(f" {len(passed)} files")
 
