@@ -376,8 +376,6 @@ def address_of(gradient: torch.Tensor) -> int:
 
 @dataclass
 class Sent:
-    """One submission of a bucket."""
-
     reduction: Reduction
     step: int
     cast: int | None  # The core sends this dtype; None is that of the gradients.

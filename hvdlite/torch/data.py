@@ -551,7 +551,6 @@ class _Indices(Iterator[int]):
 
 
 def _refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:
-    """Raise ArgumentError if the keys of a mapping are not those of a sampler's state."""
     if not known:
         raise ArgumentError(
             f"{name}.load_state_dict: the keys {sorted(state)} are not those of a sampler's state; "
@@ -560,7 +559,6 @@ def _refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None
 
 
 def _refuse_other_order(name: str, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if a state was made for another order than that of `own`."""
     for key, value in own.items():
         # Without "shuffle" the seed may differ.
         if key == "seed" and not own["shuffle"]:
@@ -574,7 +572,6 @@ def _refuse_other_order(name: str, state: Mapping[str, Any], own: Mapping[str, A
 
 
 def _checked_size(samples: int) -> int:
-    """Return the size of a batch; raise ArgumentError if it is negative."""
     if samples < 0:
         raise ArgumentError(
             f"record({samples}): the number of samples in a batch cannot be negative; give the "

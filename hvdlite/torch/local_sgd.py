@@ -370,10 +370,9 @@ class Rounds:
     def __init__(
         self, name: str, read_groups: Callable[[], list[dict[str, Any]]], settings: RoundSettings
     ) -> None:
-        """Make it; `name`, unique on this rank, begins the names of its operations."""
         self.settings = settings
         self.steps = 0
-        self.name = name
+        self.name = name  # It begins the names of its operations, and is unique on this rank.
         self._read_groups = read_groups
         self._agreed_after = -1  # It counts restarts of the numbering; -1 means not yet agreed.
         self._anchors: dict[torch.Tensor, torch.Tensor] = {}

@@ -290,7 +290,6 @@ def _groups_of(num_groups: int, groups: Groups | None) -> Groups:
 def _distribute(
     optimizer: Any, names: dict[torch.Tensor, str], settings: Settings, late: Late | None
 ) -> Distributed:
-    """Turn an optimizer into a distributed one, in place."""
     process_set = settings.reduction.process_set
     number = next_object("DistributedOptimizer", registered_id(process_set))
     name = f"gradients.{number}" if number else "gradients"

@@ -54,7 +54,6 @@ class GradientReducer:
         names: Mapping[torch.Tensor, str],
         title: str,
     ) -> None:
-        """Watch the parameters, whose gradients no other reducer reduces."""
         self.exchange, self.settings = exchange, exchange.settings
         self.name, self.title = exchange.name, title  # Messages call the owner by its title.
         self.read_groups = read_groups
@@ -490,7 +489,6 @@ class StepTransaction:
     # gradients of a step come from the same ranks, also when a rank dies in the middle of it.
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
-        """Make it for a reducer, by its name, which is unique on this rank."""
         self.name = name  # The collectives of a step have it, too.
         self._process_set = process_set
         self._commit: _core.Handle | None = None

@@ -464,7 +464,6 @@ class VirtualSteps:
         return all(bytes(block) in (b"", str(epoch).encode()) for block in blocks)
 
     def _take_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Take this virtual rank's gradients away from the parameters."""
         taken = {}
         for param in self._params():
             gradient = param.grad
@@ -482,7 +481,6 @@ class VirtualSteps:
         return taken
 
     def before_step(self) -> None:
-        """Refuse a step without gradients of all virtual ranks."""
         if self._unfinished:
             raise HvdliteError(
                 "step() before the loop over a step of virtual_steps() has come to its end, so "
