@@ -43,11 +43,11 @@ Result<EntryPtr> make_entry(const HvdliteCall& call, Engine& engine) {
   const Result<int> gpu = gpu_of(call, engine);
   if (!gpu.ok()) return builder.refused(gpu.status());
   for (const HvdliteTensor& tensor : tensors_of(call)) {
-    Result<TensorShape> shape = make_shape(tensor.name, tensor.dtype, tensor.wire,
-                                           {tensor.dims, tensor.dims + tensor.ndim});
-    HVDLITE_RETURN_IF_ERROR(shape.status());
+    HVDLITE_ASSIGN_OR_RETURN(TensorShape shape,
+                             make_shape(tensor.name, tensor.dtype, tensor.wire,
+                                        {tensor.dims, tensor.dims + tensor.ndim}));
     const bool on_host = tensor.device == static_cast<std::int32_t>(DeviceType::kHost);
-    builder.tensor(std::move(shape.value()), tensor.input, tensor.output,
+    builder.tensor(std::move(shape), tensor.input, tensor.output,
                    on_host ? kHostMemory : gpu.value(), static_cast<CudaStream>(call.stream));
   }
   return builder.build();

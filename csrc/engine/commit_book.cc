@@ -165,9 +165,8 @@ Status restore_on_device(const Entry& entry, std::size_t tensor, const KeptInput
       device.check(device.api().copy(address(writable(entry, tensor)), kept.device.address(),
                                      entry.request.tensors[tensor].bytes(), device.stream()),
                    "restoring an input"));
-  const Result<CudaEventPtr> end = device.record(device.stream());
-  HVDLITE_RETURN_IF_ERROR(end.status());
-  while (!end.value()->reached()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  HVDLITE_ASSIGN_OR_RETURN(const CudaEventPtr end, device.record(device.stream()));
+  while (!end->reached()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   return Status();
 }
 
@@ -221,9 +220,7 @@ Status KeptInputs::keep_on_device(Entry& entry, std::size_t tensor, CudaDevice& 
       device.check(device.api().copy(kept.device.address(), address(entry.inputs[tensor]), bytes,
                                      device.stream()),
                    "keeping an input"));
-  Result<CudaEventPtr> copied = device.record(device.stream());
-  HVDLITE_RETURN_IF_ERROR(copied.status());
-  kept.copied = std::move(copied.value());
+  HVDLITE_ASSIGN_OR_RETURN(kept.copied, device.record(device.stream()));
   return Status();
 }
 

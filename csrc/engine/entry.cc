@@ -33,9 +33,8 @@ Status Completion::copy_output(std::size_t i, void* target, CudaStream stream) {
         device.check(device.api().copy(address(target), from.device.address(), from.bytes, stream),
                      "copying a result"));
   }
-  Result<CudaEventPtr> copied = device.record(stream);
-  HVDLITE_RETURN_IF_ERROR(copied.status());
-  from.pool->give_back(std::move(from.device), std::move(copied.value()));
+  HVDLITE_ASSIGN_OR_RETURN(CudaEventPtr copied, device.record(stream));
+  from.pool->give_back(std::move(from.device), std::move(copied));
   return Status();
 }
 

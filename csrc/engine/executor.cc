@@ -123,10 +123,8 @@ Status Executor::open() {
     const Entry& entry = entry_of(ref);
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
-      const Result<DeviceBackend*> plane =
-          parts_.gpus.open(members_->group, entry.gpu->ordinal, patience_, !first().absent.empty());
-      HVDLITE_RETURN_IF_ERROR(plane.status());
-      gpu_ = plane.value();
+      HVDLITE_ASSIGN_OR_RETURN(gpu_, parts_.gpus.open(members_->group, entry.gpu->ordinal,
+                                                      patience_, !first().absent.empty()));
     }
     HVDLITE_RETURN_IF_ERROR(as_fatal(gpu_->after_events({&entry.gpu->ready, 1})));
     last = &entry;

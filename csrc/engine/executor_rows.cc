@@ -148,13 +148,10 @@ Status Executor::allgather() {
     bytes.push_back(bytes_of_rows(tensor, rows.subspan(i * size, size), members_->present));
     const std::size_t total = sum(bytes[i]);
     const std::size_t own_part = sum({bytes[i].begin(), self});
-    const Result<std::byte*> output =
-        add_output(entry, total, static_cast<std::ptrdiff_t>(own_part));
-    HVDLITE_RETURN_IF_ERROR(output.status());
-    calls.push_back({members_->group,
-                     bytes_of(entry.inputs[i], tensor.bytes()),
-                     bytes[i],
-                     {output.value(), total}});
+    HVDLITE_ASSIGN_OR_RETURN(std::byte* const output,
+                             add_output(entry, total, static_cast<std::ptrdiff_t>(own_part)));
+    calls.push_back(
+        {members_->group, bytes_of(entry.inputs[i], tensor.bytes()), bytes[i], {output, total}});
   }
   // Tensors that follow each other on the same data plane travel together.
   for (std::size_t i = 0; i < tensors;) {
@@ -184,11 +181,9 @@ Status Executor::reducescatter() {
       counts.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor));
     }
     const std::size_t bytes = counts[self] * size_of(tensor.dtype);
-    const Result<std::byte*> output = add_output(entry, bytes);
-    HVDLITE_RETURN_IF_ERROR(output.status());
+    HVDLITE_ASSIGN_OR_RETURN(std::byte* const output, add_output(entry, bytes));
     entry.completion->first_dimensions.push_back(rows[self]);
-    const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
-                      request.postscale};
+    const Piece piece{entry.inputs[i], output, tensor.count(), request.prescale, request.postscale};
     const Reducescatter call{group, reduced_as(tensor.dtype), reduced_by(tensor.dtype, request.op),
                              piece, counts};
     HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).reducescatter(call, patience_));
@@ -205,13 +200,9 @@ Status Executor::alltoall() {
   const auto received = bytes_of_rows(tensor, first().first_dimensions, present);
   const std::size_t total = sum(received);
   entry.completion->first_dimensions = first().first_dimensions;
-  const Result<std::byte*> output = add_output(entry, total);
-  HVDLITE_RETURN_IF_ERROR(output.status());
-  const Alltoall call{members_->group,
-                      bytes_of(entry.inputs[0], tensor.bytes()),
-                      sent,
-                      {output.value(), total},
-                      received};
+  HVDLITE_ASSIGN_OR_RETURN(std::byte* const output, add_output(entry, total));
+  const Alltoall call{
+      members_->group, bytes_of(entry.inputs[0], tensor.bytes()), sent, {output, total}, received};
   HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).alltoall(call, patience_));
   settle_outputs(entry);
   return Status();

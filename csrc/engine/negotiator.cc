@@ -329,9 +329,7 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const bool joined = std::binary_search(absent.begin(), absent.end(), rank_);
   if (joined && entry == nullptr) return Status();
   if (left_out && request != nullptr && request->late) {
-    Result<EntryPtr> other = late_.answered_without(*request, out, std::move(entry));
-    HVDLITE_RETURN_IF_ERROR(other.status());
-    entry = std::move(other.value());
+    HVDLITE_ASSIGN_OR_RETURN(entry, late_.answered_without(*request, out, std::move(entry)));
   } else if (entry != nullptr && entry->request.late) {
     late_.answered(*entry, out);
   }
