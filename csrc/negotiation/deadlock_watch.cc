@@ -59,6 +59,11 @@ std::string advice_for(const std::vector<Wait>& waits) {
          kJoinAtTheEnd;
 }
 
+namespace {
+
+constexpr std::size_t kRanksShown = 8;
+
+// The error of the operations in which the ranks wait, each for the next one.
 Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {
   std::string text = "deadlock: ";
   for (std::size_t i = 0; i < waits.size(); ++i) {
@@ -70,6 +75,8 @@ Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {
   }
   return Status(StatusCode::kDeadlock, text + more + ": " + advice_for(waits));
 }
+
+}  // namespace
 
 DeadlockWatch::DeadlockWatch(double grace, Coordinator& coordinator)
     : half_(delay_of(grace / 2)), coordinator_(coordinator) {}

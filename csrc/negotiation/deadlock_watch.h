@@ -67,8 +67,6 @@ Bytes encode(const Blocked& blocked);
 bool decode(std::span<const std::byte> bytes, Blocked& blocked);
 
 // What ranks that wait for each other are told. Pure functions.
-inline constexpr std::size_t kRanksShown = 8;
-
 // "barrier 'x'"; a change of the process sets has no name that the user knows.
 std::string describe_awaited(const Request& request);
 
@@ -83,8 +81,6 @@ struct Wait {
 std::string describe_wait(const Wait& wait);
 // What the ranks of such waits do about it.
 std::string advice_for(const std::vector<Wait>& waits);
-// The error of the operations in which the ranks wait, each for the next one.
-Status deadlock_error(const std::vector<Wait>& waits, const std::string& more = "");
 
 class DeadlockWatch {
  public:

@@ -35,8 +35,8 @@ class Coordinator;
 // used that a member has not checked. Members that have joined are absent: they neither participate
 // nor are late.
 //
-// LateGradients owns them and numbers members by their position in the
-// process set; only the runner of rank 0 calls them.
+// LateGradients owns them and numbers members by their position in the process set; only the runner
+// of rank 0 calls them.
 class Participation {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -62,9 +62,6 @@ class Participation {
   bool complete(const std::string& name, const Presence& submitted) const;
   // The collective of `name` is answered. Returns the members that are late with it.
   Presence answer(const std::string& name, const Presence& submitted);
-
-  // The steps that it remembers.
-  std::size_t steps() const { return steps_.size(); }
 
   // A member joins: what it was late with it will not ask for any more.
   void join(std::size_t member);
