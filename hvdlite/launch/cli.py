@@ -37,6 +37,44 @@ from hvdlite.rendezvous.descriptors import explained
 _COLUMNS_OF_PREFIX = 6
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = flags.build_parser()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
+    environment = dict(os.environ)
+    try:
+        options = parse(parser, arguments)
+        refuse_contradictions(options)
+        request = emit_request(options, flags.variables(options))
+        if request is not None:
+            sys.stdout.write(emit(options.emit, request))
+            return 0
+        here = this_node(options, environment)
+        hosts = choose_hosts(parser, options, environment)
+        if options.doctor:
+            from hvdlite.launch.doctor import examine
+
+            return examine(environment, reach(options, hosts), len(hosts))
+        check(parser, options, environment.get("PATH", os.defpath))
+        what = describe_job(options, hosts, environment, here is None or here.node == 0)
+        for flag, why in options.needless.items():
+            print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
+        if here is None:
+            return run_job(what).status
+        from hvdlite.launch.node import run_node
+
+        return run_node(here, what)
+    except KeyboardInterrupt:
+        return 130
+    except (ArgumentError, ConfigError, HostsError) as error:
+        parser.error(str(error))
+    except (BootstrapError, OSError) as error:
+        print(f"hvdlite-run: {explained(error)}", file=sys.stderr)
+        return 1
+
+
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line, preceded by the flags of its --config-file, if any."""
     options = parser.parse_args(arguments)
@@ -191,44 +229,6 @@ def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
     }
     given = {flag: str(value) for flag, value in flags_of.items() if value is not None}
     return [word for pair in given.items() for word in pair]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = flags.build_parser()
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if not arguments:
-        parser.print_help()
-        return 0
-    environment = dict(os.environ)
-    try:
-        options = parse(parser, arguments)
-        refuse_contradictions(options)
-        request = emit_request(options, flags.variables(options))
-        if request is not None:
-            sys.stdout.write(emit(options.emit, request))
-            return 0
-        here = this_node(options, environment)
-        hosts = choose_hosts(parser, options, environment)
-        if options.doctor:
-            from hvdlite.launch.doctor import examine
-
-            return examine(environment, reach(options, hosts), len(hosts))
-        check(parser, options, environment.get("PATH", os.defpath))
-        what = describe_job(options, hosts, environment, here is None or here.node == 0)
-        for flag, why in options.needless.items():
-            print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
-        if here is None:
-            return run_job(what).status
-        from hvdlite.launch.node import run_node
-
-        return run_node(here, what)
-    except KeyboardInterrupt:
-        return 130
-    except (ArgumentError, ConfigError, HostsError) as error:
-        parser.error(str(error))
-    except (BootstrapError, OSError) as error:
-        print(f"hvdlite-run: {explained(error)}", file=sys.stderr)
-        return 1
 
 
 # The sections of horovodrun's file, and what makes a flag's name from a key there.
