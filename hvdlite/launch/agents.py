@@ -192,32 +192,29 @@ class Agents:
                 except OSError as error:  # Nothing can be started here now.
                     failed.setdefault(name, BackOff()).failed(now)
                     self._owner.host_lost(name, str(error))
-        if now > self._ticked_at + self._pulse.heartbeat / 2:
+        heartbeat = self._pulse.heartbeat
+        if now > self._ticked_at + heartbeat / 2:
             # This process was stopped, or had no core, and reads before it calls others silent.
             self._awake_since = now
         self._ticked_at = now
         speaks = now >= self._alive_at
         if speaks:
-            self._alive_at = now + self._pulse.heartbeat / 4
+            self._alive_at = now + heartbeat / 4
         for host in list(self.hosts.values()):
-            self._look_after(host, now, speaks)
+            if speaks and host.hello:
+                host.send(frame(Kind.ALIVE))
+            since = now - heartbeat
+            if self._awake_since < since and host.silent(since):
+                host.cut(f"it was silent for {heartbeat:g} s")
+            elif not host.serves and now > host.deadline:
+                self._owner.off(host.fileno())
+                self._drop(host, "it has not answered in time")
             if host.name not in wanted and host.name not in used and host.serves:
                 host.finish()
         times = [when for when in later.values() if when > now]
         if any(name not in self.hosts and when <= now for name, when in later.items()):
             times.append(now + _LOOK_SECONDS)
         return min([*times, *([self._alive_at] if self.hosts else [])], default=None)
-
-    def _look_after(self, host: RemoteHost, now: float, speaks: bool) -> None:
-        if speaks and host.hello:
-            host.send(frame(Kind.ALIVE))
-        heartbeat = self._pulse.heartbeat
-        since = now - heartbeat
-        if self._awake_since < since and host.silent(since):
-            host.cut(f"it was silent for {heartbeat:g} s")
-        elif not host.serves and now > host.deadline:
-            self._owner.off(host.fileno())
-            self._drop(host, "it has not answered in time")
 
     def excuse(self, name: str) -> None:
         """Let the agent of a host end well before the job does, once no process runs there."""

@@ -178,6 +178,7 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
         "synced": (_is(bool), _ABSENT),
         "endpoint": (_is(dict), _ABSENT),
         "commits": (_or_none(_is_commits), None),
+        "steps": (_or_none(_is_number), None),  # None where a worker counts no steps
         "stuck": (_or_none(_is(str)), None),
         "suspect": (_or_none(_is_number), None),
         "reason": (_is(str), ""),
@@ -190,13 +191,11 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
         "reason": (_is(str), ""),
         "silent": (_is(bool), False),
     },
-    "bye": {"commits": (_or_none(_is_commits), None)},
+    "bye": {"commits": (_or_none(_is_commits), None), "steps": (_or_none(_is_number), None)},
     "raised": {"what": (_is(str), _ABSENT)},
     "drain": {"why": (_is(str), _ABSENT)},
     "alive": {},
 }
-# Where a worker counts no steps, the membership goes by its commits.
-_OPTIONAL: dict[str, Callable[[Any], bool]] = {"steps": _is_number}
 
 
 def parse(body: bytes) -> Message:
@@ -217,8 +216,5 @@ def parse(body: bytes) -> Message:
     for name, (check, default) in _FIELDS[kind].items():
         value = message.setdefault(name, default)
         if value is _ABSENT or not check(value):
-            raise MalformedError(f"{name} of {kind} is not valid")
-    for name, check in _OPTIONAL.items():
-        if name in message and not check(message[name]):
             raise MalformedError(f"{name} of {kind} is not valid")
     return dict(message)

@@ -138,7 +138,7 @@ class Record:
         commits: Mapping[str, int] = message.get("commits") or {}
         for name, count in commits.items():
             self.commit_point[name] = max(count, self.commit_point.get(name, count))
-        if "steps" in message:
+        if message.get("steps") is not None:
             self.steps = max(message["steps"], self.steps or 0)
 
     def sign(self, now: float) -> None:
