@@ -52,8 +52,7 @@ class Divergence:
 
     def warning(self, owner: str, advice: str) -> str | None:
         """Describe parameters that differ before training; None on all ranks but the first."""
-        # `owner` is what the message calls the optimizer or model. `advice` says what the user can
-        # do.
+        # `owner` is what the message calls the optimizer or model.
         first = min(rank for group in next(iter(self.groups.values())) for rank in group)
         if first != basics.rank():
             return None
@@ -128,8 +127,7 @@ class Exchange:
         self, name: str, numbers: Sequence[int], process_set: ProcessSet, blocking: bool
     ) -> None:
         """Send this rank's numbers, each a signed integer of 64 bits."""
-        # `name` identifies the operation on all ranks. `blocking` says that the caller calls
-        # `finish` at once.
+        # `blocking` says that the caller calls `finish` at once.
         self.name = name
         self.uneven = False  # `finish` sets it if some rank sent more or fewer numbers.
         self._process_set = process_set

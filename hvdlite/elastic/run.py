@@ -24,7 +24,6 @@ from hvdlite.errors import (
     MismatchError,
     RankFailedError,
 )
-from hvdlite.ops import gather_bytes
 from hvdlite.rendezvous import epochs
 from hvdlite.rendezvous.membership import (
     Decision,
@@ -190,7 +189,7 @@ class _Run:
             return
         mine = getattr(self._func, "__qualname__", type(self._func).__qualname__)
         # The name is not numbered: in another function ranks have counted otherwise.
-        blocks = gather_bytes(basics.engine(), mine.encode(), "elastic.function")
+        blocks = ops.gather_bytes(basics.engine(), mine.encode(), "elastic.function")
         roots = bytes(blocks[0]).decode()
         if mine != roots:
             raise MismatchError(

@@ -353,34 +353,25 @@ def _length(value: str) -> int:
     return len(hosts) if isinstance(hosts, list) else 0
 
 
-@dataclass(frozen=True)
-class _Sign:
-    name: str
-    count: Callable[[str], int]  # returns, from its value, how many processes there are at least
-    remedy: str = _BY_HAND  # what to do, so that hvdlite learns the ranks
-
-
-# No other process has these variables with more than one: a batch script has SLURM_NTASKS=4 but
-# SLURM_PROCID=0, and the first pod of an indexed Job cannot know of the others.
-_SIGNS = (
-    _Sign("HOROVOD_SIZE", _number, "start the script with hvdlite-run instead of horovodrun"),
-    _Sign("WORLD_SIZE", _number, _AS_TORCHRUN),
-    _Sign("OMPI_COMM_WORLD_SIZE", _number),
-    _Sign("MV2_COMM_WORLD_SIZE", _number),
-    _Sign("MVP_COMM_WORLD_SIZE", _number),
-    _Sign("PMIX_RANK", _index),
-    _Sign("SLURM_PROCID", _index),
-    _Sign("PET_NNODES", _most_nodes, "start the script with `hvdlite-run --nodes auto`"),
-    _Sign("SM_HOSTS", _length),
-    _Sign("VC_TASK_INDEX", _index),
-    _Sign(
-        "JOB_COMPLETION_INDEX",
+# By variable: how many processes there are at least, from its value; and what to do, so that
+# hvdlite learns the ranks. No other process has these variables with more than one: a batch script
+# has SLURM_NTASKS=4 but SLURM_PROCID=0, and the first pod of an indexed Job cannot know of others.
+_SIGNS: dict[str, tuple[Callable[[str], int], str]] = {
+    "HOROVOD_SIZE": (_number, "start the script with hvdlite-run instead of horovodrun"),
+    "WORLD_SIZE": (_number, _AS_TORCHRUN),
+    "OMPI_COMM_WORLD_SIZE": (_number, _BY_HAND),
+    "MV2_COMM_WORLD_SIZE": (_number, _BY_HAND),
+    "MVP_COMM_WORLD_SIZE": (_number, _BY_HAND),
+    "PMIX_RANK": (_index, _BY_HAND),
+    "SLURM_PROCID": (_index, _BY_HAND),
+    "PET_NNODES": (_most_nodes, "start the script with `hvdlite-run --nodes auto`"),
+    "SM_HOSTS": (_length, _BY_HAND),
+    "VC_TASK_INDEX": (_index, _BY_HAND),
+    "JOB_COMPLETION_INDEX": (
         _index,
         f"start the script with `hvdlite-run --nodes N --meet HOST:PORT`, or {_BY_HAND}",
     ),
-)
-
-
+}
 # Ranks, and what is missing beside them: a rank alone is half of what a launcher says.
 _RANKS = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
 
@@ -393,17 +384,15 @@ def refuse_to_be_alone(variables: Variables) -> None:
                 f"{rank}={variables.get(rank)} is set, and {size} is not, so nobody knows how many "
                 f"processes there are; {_AS_TORCHRUN}; if it is to train alone, set HVDLITE_SIZE=1"
             )
-    for sign in _SIGNS:
-        value = variables.get(sign.name)
-        if value is None:
-            continue
-        count = sign.count(value)
-        if count > 1:
+    for name, (count_of, remedy) in _SIGNS.items():
+        value = variables.get(name)
+        count = 0 if value is None else count_of(value)
+        if value is not None and count > 1:
             shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
             raise BootstrapError(
-                f"{sign.name}={shown} says that this is one of at least {count} processes, but no "
+                f"{name}={shown} says that this is one of at least {count} processes, but no "
                 "variable tells hvdlite its rank, so every process would train alone; "
-                f"{sign.remedy}; if it is to train alone, set HVDLITE_SIZE=1"
+                f"{remedy}; if it is to train alone, set HVDLITE_SIZE=1"
             )
 
 

@@ -173,8 +173,6 @@ class MembershipThread:
 
     def begin(self, deadline: Deadline) -> Connection:
         """Register this worker, and wait for its first world; a joiner gets a world of one."""
-        # The call raises BootstrapError if the job cannot start or the registrar refuses this
-        # worker, and GivenUpError if the deadline was given up.
         try:
             self._register(deadline)
             return Connection() if self._worker.joiner else self._await_first(deadline)
@@ -214,7 +212,6 @@ class MembershipThread:
         install_membership(self)
 
     def enter(self, restored: bool) -> Decision:
-        # The call raises BootstrapError if the job is over, or the registrar refuses this worker.
         with self._changed:
             self._boundary, self._decision = restored, None
             self._inbox.put(_AT_BOUNDARY)

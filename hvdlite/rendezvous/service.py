@@ -295,12 +295,10 @@ class Acceptor:
     """Accepts connections on one listener, and hands over those that belong to this job."""
 
     # The acceptor owns the listener, and owns each connection until it hands the connection over.
-    # Only one thread uses it.
-    # `selector` is borrowed; its owner calls the key's data for each event, and `expire` regularly.
-    # With `peers_return`, peers may give up and come again in another epoch, as in elastic jobs; so
-    # it is not worth a message when a peer hangs up or belongs to another epoch.
-    # `room` says how many handshakes at once, if `size` only bounds the ranks; by default twice
-    # `size`.
+    # Only one thread uses it. `selector` is borrowed; its owner calls the key's data for each
+    # event, and `expire` regularly. With `peers_return`, peers may give up and come again in
+    # another epoch, as in elastic jobs; so it is not worth a message when a peer hangs up or
+    # belongs to another epoch. `room` says how many handshakes at once, by default for `size` ranks.
 
     def __init__(
         self,

@@ -39,8 +39,6 @@ class TfRanks(NamedTuple):
 def ranks_of(text: str, with_servers: bool = False) -> TfRanks | None:
     """Return the ranks that TF_CONFIG describes; None if there is only one process that trains."""
     # `with_servers` says whether the tasks of the type `ps` are ranks, too: the first ones.
-    # Raises BootstrapError if the text is not such a description, or contradicts itself, or this
-    # process is a task that does not train.
     try:
         return _ranks_of(text, _SERVE if with_servers else ())
     except ValueError as error:
