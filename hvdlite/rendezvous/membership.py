@@ -249,7 +249,7 @@ class MembershipThread:
         self.pending.fail("hvdlite was shut down on this rank")
         with contextlib.suppress(BootstrapError):  # The registrar has gone, and with it the job.
             if not self._failed:
-                self._send({"kind": "bye", "commits": _as_text(commits), "status": "done"})
+                self._send({"kind": "bye", "commits": dict(commits), "status": "done"})
         if self._client is not None:
             self._client.close()
         if self._endpoint is not None:
@@ -297,7 +297,7 @@ class MembershipThread:
                 self._ready("start")
             while self._over is None:
                 message = self._inbox.take()
-                if message is not None and message["kind"] in handle:
+                if message["kind"] in handle:
                     handle[message["kind"]](message)
         except BootstrapError as error:  # The registrar is out of reach: the job is over.
             self._on_refused({"reason": str(error)})
@@ -349,7 +349,7 @@ class MembershipThread:
                 "heard": self._heard,
                 "synced": has_state() or not self._worker.joiner,
                 "endpoint": self._endpoint.description,
-                "commits": _as_text(commits),
+                "commits": dict(commits),
                 "stuck": report["stuck"] if report else None,
                 "suspect": self._suspect(report["suspect"]) if report else None,
                 "reason": report["reason"] if report else last_error() if self._boundary else "",
@@ -418,7 +418,6 @@ class MembershipThread:
         try:
             while True:
                 message = self._inbox.take()
-                assert message is not None
                 if message["kind"] == "go" and message["epoch"] == epoch:
                     clocks: list[Any] = message["clocks"]
                     return clocks
@@ -486,10 +485,6 @@ class MembershipThread:
             self._client.send(message)
 
 
-def _as_text(counts: Mapping[int, int]) -> dict[str, int]:
-    return {str(process_set): count for process_set, count in counts.items()}
-
-
 def _as_numbers(counts: Mapping[str, int]) -> dict[int, int]:
     return {int(process_set): count for process_set, count in counts.items()}
 
@@ -512,18 +507,15 @@ class _Inbox:
         self._messages.appendleft(message)
         os.eventfd_write(self._event, 1)
 
-    def take(self, timeout: float | None = None) -> Message | None:
-        """Wait for the next message and return it; None if `timeout` seconds have passed first."""
+    def take(self) -> Message:
+        """Wait for the next message, and return it."""
+        poller = select.poll()
+        poller.register(self._event, select.POLLIN)
+        poller.register(self._lost_fd, select.POLLIN)
         while True:
             with contextlib.suppress(IndexError):
                 return self._messages.popleft()
-            milliseconds = None if timeout is None else 1000 * timeout
-            poller = select.poll()
-            poller.register(self._event, select.POLLIN)
-            poller.register(self._lost_fd, select.POLLIN)
-            ready = [fd for fd, _ in poller.poll(milliseconds)]
-            if not ready:
-                return None
+            ready = [fd for fd, _ in poller.poll()]
             for fd in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(fd)

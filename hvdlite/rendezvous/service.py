@@ -298,7 +298,7 @@ class Acceptor:
     # Only one thread uses it. `selector` is borrowed; its owner calls the key's data for each
     # event, and `expire` regularly. With `peers_return`, peers may give up and come again in
     # another epoch, as in elastic jobs; so it is not worth a message when a peer hangs up or
-    # belongs to another epoch. `room` says how many handshakes at once, by default for `size` ranks.
+    # belongs to another epoch. `room` bounds the handshakes at once; by default `size` does.
 
     def __init__(
         self,
