@@ -120,7 +120,7 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
             if not worker.joiner:
                 process_sets.check_static(world.size)
         else:
-            process_sets.begin(engine, world.rank, world.size)
+            process_sets.begin(engine, world.rank, world.size, {})
             process_sets.register_static(sets)
         _install_hooks()
         for watcher in _watchers:

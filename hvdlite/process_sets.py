@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hvdlite import _core, ops
@@ -178,7 +177,7 @@ def begin(
     engine: _core.Engine,
     rank: int,
     size: int,
-    sets: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    sets: Mapping[int, Sequence[int]],
     resumes: bool = False,
 ) -> None:
     """Begin in a world; of an elastic job's one, `sets` has the ranks of the process sets by id."""
