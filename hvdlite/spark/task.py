@@ -12,7 +12,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,7 +68,7 @@ def run_task(plan: Plan, context: Any) -> Report:
         )
         assignment = replace(assignment, start_timeout=plan.start_timeout)
         alarmed = _AlarmedRank(rank, len(places), job, served["hub"], listener)
-        return _watch(plan, assignment, places, alarmed, context)
+        return _watch(plan, assignment, alarmed, context)
 
 
 def _serve(
@@ -96,11 +96,7 @@ def _serve(
 
 
 def _watch(
-    plan: Plan,
-    assignment: WorkerEnvironment,
-    places: Sequence[Place],
-    alarmed: _AlarmedRank,
-    context: Any,
+    plan: Plan, assignment: WorkerEnvironment, alarmed: _AlarmedRank, context: Any
 ) -> Report:
     rank = assignment.rank
     # The processes of this rank are found by a number that no other task of this host has.
@@ -142,7 +138,7 @@ class _AlarmedRank(Policy):
     ) -> None:
         self._rank, self._size, self._secret = rank, size, job
         self._address, self._listener = hub, listener
-        self._alarm: Hub | Line | None = None
+        self._alarm: _Alarm | None = None
 
     def meet(self, deadline: Deadline) -> None:
         loop = self.supervisor.selector
