@@ -11,6 +11,24 @@ namespace {
 
 constexpr int kBytes = 1;  // ncclUint8
 
+// NCCL's numbers of average, sum, Adasum (which goes through the host), min, max and product.
+int nccl_op(ReduceOp op) {
+  constexpr int kOps[] = {4, 0, 0, 3, 2, 1};
+  return kOps[static_cast<int>(op)];
+}
+
+using namespace std::chrono_literals;
+
+// The time between two looks at NCCL, whose own threads wake nobody.
+constexpr auto kPollInterval = 500us;
+// The time to wait for the fabric's word on a lost peer: NCCL may see the loss first.
+constexpr auto kGoodbyeTime = 500ms;
+
+bool is_success(NcclResult result) { return result == NcclResult::kSuccess; }
+bool is_accepted(NcclResult result) {
+  return is_success(result) || result == NcclResult::kInProgress;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<NcclBackend>> NcclBackend::connect(std::shared_ptr<const NcclApi> api,
@@ -84,16 +102,6 @@ Status NcclBackend::alltoall(const Alltoall& call, Patience patience) {
     });
   });
 }
-
-namespace {
-
-// NCCL's numbers of average, sum, Adasum (which goes through the host), min, max and product.
-int nccl_op(ReduceOp op) {
-  constexpr int kOps[] = {4, 0, 0, 3, 2, 1};
-  return kOps[static_cast<int>(op)];
-}
-
-}  // namespace
 
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   const auto& [group, types, op, pieces] = call;
@@ -322,22 +330,6 @@ Status NcclBackend::scatter(DataType dtype, ReduceOp op, const void* input, void
     });
   });
 }
-
-namespace {
-
-using namespace std::chrono_literals;
-
-// The time between two looks at NCCL, whose own threads wake nobody.
-constexpr auto kPollInterval = 500us;
-// The time to wait for the fabric's word on a lost peer: NCCL may see the loss first.
-constexpr auto kGoodbyeTime = 500ms;
-
-bool is_success(NcclResult result) { return result == NcclResult::kSuccess; }
-bool is_accepted(NcclResult result) {
-  return is_success(result) || result == NcclResult::kInProgress;
-}
-
-}  // namespace
 
 Status NcclBackend::enqueue(const char* operation, Patience patience,
                             const std::function<NcclResult()>& calls) {

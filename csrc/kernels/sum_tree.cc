@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <string>
 
@@ -66,20 +67,14 @@ Result<std::vector<VirtualBlock>> virtual_blocks(std::span<const int> hosts, int
   if (virtual_size < 1 || !std::has_single_bit(static_cast<unsigned>(virtual_size))) {
     return Status(StatusCode::kInvalidArgument, asked + " are not a power of two");
   }
-  std::vector<int> order;  // hosts, as they first appear
-  std::vector<int> ranks;  // on each of them
-  std::vector<std::vector<std::size_t>> members;
+  std::map<int, std::size_t> places;  // of hosts, as they first appear
+  std::vector<std::vector<std::size_t>> members(hosts.size());
   for (std::size_t member = 0; member < hosts.size(); ++member) {
-    std::size_t at = 0;
-    while (at < order.size() && order[at] != hosts[member]) ++at;
-    if (at == order.size()) {
-      order.push_back(hosts[member]);
-      ranks.push_back(0);
-      members.emplace_back();
-    }
-    ++ranks[at];
-    members[at].push_back(member);
+    members[places.try_emplace(hosts[member], places.size()).first->second].push_back(member);
   }
+  std::vector<int> ranks;  // on each of the hosts
+  for (std::size_t i = 0; i < places.size(); ++i)
+    ranks.push_back(static_cast<int>(members[i].size()));
   std::vector<VirtualBlock> in_order;
   if (ranks.empty() || !add_blocks(ranks, {0, virtual_size}, in_order)) {
     return Status(StatusCode::kInvalidArgument, asked + " are too few for " +

@@ -21,6 +21,7 @@
 #include "transport/segment.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace hvdlite {
 namespace {
@@ -48,13 +49,9 @@ class GradientMemoryObject {
   // The memory as bytes, in version 3 of the interface. It names no stream, so the framework does
   // not wait for one.
   py::dict cuda_array_interface() const {
-    py::dict row;
-    row["shape"] = py::make_tuple(memory_->bytes);
-    row["typestr"] = "|u1";
-    row["data"] = py::make_tuple(memory_->address, /*read-only=*/false);
-    row["strides"] = py::none();
-    row["version"] = 3;
-    return row;
+    return py::dict("shape"_a = py::make_tuple(memory_->bytes), "typestr"_a = "|u1",
+                    "data"_a = py::make_tuple(memory_->address, /*read-only=*/false),
+                    "strides"_a = py::none(), "version"_a = 3);
   }
 
  private:
@@ -93,13 +90,11 @@ void register_gradient_memory(py::module_& module) {
 
 py::dict report(const PendingOperations& self, const std::vector<int>& gone) {
   const PendingOperations::Report report = self.report(gone);
-  py::dict row;
-  row["commits"] = report.commits;
-  row["stuck"] = report.stuck.empty() ? py::object(py::none()) : py::str(report.stuck);
-  row["suspect"] = report.cause.failed_rank() < 0 ? py::object(py::none())
-                                                  : py::int_(report.cause.failed_rank());
-  row["reason"] = report.cause.message();
-  return row;
+  const int suspect = report.cause.failed_rank();
+  return py::dict("commits"_a = report.commits,
+                  "stuck"_a = report.stuck.empty() ? py::object(py::none()) : py::str(report.stuck),
+                  "suspect"_a = suspect < 0 ? py::object(py::none()) : py::int_(suspect),
+                  "reason"_a = report.cause.message());
 }
 
 void deliver(PendingOperations& self, const CommitCounts& commit_point) {
@@ -301,17 +296,13 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
 }
 
 py::dict row_of_counters(const Counters& counters) {
-  py::dict row;
-  row["batches"] = counters.batches.get();
-  row["tensors"] = counters.tensors.get();
-  row["bytes"] = counters.bytes.get();
-  row["cache_hits"] = counters.cache_hits.get();
-  row["full_requests"] = counters.full_requests.get();
-  row["messages_sent"] = counters.messages_sent.get();
-  row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
-  row["bytes_unstaged"] = counters.bytes_unstaged.get();
-  row["exchange_us"] = counters.exchange_us.get();
-  return row;
+  return py::dict("batches"_a = counters.batches.get(), "tensors"_a = counters.tensors.get(),
+                  "bytes"_a = counters.bytes.get(), "cache_hits"_a = counters.cache_hits.get(),
+                  "full_requests"_a = counters.full_requests.get(),
+                  "messages_sent"_a = counters.messages_sent.get(),
+                  "bytes_to_other_hosts"_a = counters.bytes_to_other_hosts.get(),
+                  "bytes_unstaged"_a = counters.bytes_unstaged.get(),
+                  "exchange_us"_a = counters.exchange_us.get());
 }
 
 py::dict counters(const HolderPtr& self) { return row_of_counters(self->engine().counters()); }
@@ -347,11 +338,8 @@ py::object steps_of(const Live& live) {
                         seconds_of(one.communicating), seconds_of(one.between), one.last,
                         seconds_of(one.late_between), seconds_of(one.late_backward)));
   }
-  py::dict row;
-  row["count"] = live.steps->steps;
-  row["seconds"] = live.steps->seconds();
-  row["ranks"] = ranks;
-  return row;
+  return py::dict("count"_a = live.steps->steps, "seconds"_a = live.steps->seconds(),
+                  "ranks"_a = ranks);
 }
 
 py::dict live(const HolderPtr& self) {
@@ -370,15 +358,10 @@ py::dict live(const HolderPtr& self) {
     stalled.append(row_of(text_of(stall.name), seconds_of(live.now - stall.since),
                           list_of(stall.submitted), list_of(stall.missing)));
   }
-  py::dict row;
-  row["time"] = on_rank_0(live.now);
-  row["began"] = on_rank_0(live.began);
-  row["counters"] = row_of_counters(live.counters);
-  row["events"] = events;
-  row["dropped_events"] = live.dropped_events;
-  row["steps"] = steps_of(live);
-  row["stalled"] = stalled;
-  return row;
+  return py::dict("time"_a = on_rank_0(live.now), "began"_a = on_rank_0(live.began),
+                  "counters"_a = row_of_counters(live.counters), "events"_a = events,
+                  "dropped_events"_a = live.dropped_events, "steps"_a = steps_of(live),
+                  "stalled"_a = stalled);
 }
 
 void note(const HolderPtr& self, std::string kind, std::string name, std::string text) {

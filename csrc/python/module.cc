@@ -14,6 +14,7 @@
 #include "transport/segment.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace hvdlite {
 namespace {
@@ -69,18 +70,13 @@ py::dict op_table() {
 py::list knob_rows() {
   py::list rows;
   for (const Knob& knob : knobs()) {
-    py::dict row;
-    row["name"] = knob.name;
-    row["environment"] = knob.environment;
-    row["horovod"] = knob.horovod;
-    row["type"] = knob.type;
-    row["default"] = knob.fallback;
-    row["unit"] = knob.unit;
-    row["help"] = knob.help;
-    row["range"] =
+    const std::string range =
         knob.range ? std::to_string(knob.range->least) + " to " + std::to_string(knob.range->most)
                    : "";
-    rows.append(row);
+    rows.append(py::dict("name"_a = knob.name, "environment"_a = knob.environment,
+                         "horovod"_a = knob.horovod, "type"_a = knob.type,
+                         "default"_a = knob.fallback, "unit"_a = knob.unit, "help"_a = knob.help,
+                         "range"_a = range));
   }
   return rows;
 }

@@ -127,10 +127,13 @@ void* create_node(TF_OpKernelConstruction* construction) {
   if (TF_GetCode(status.get()) != TF_OK) {
     TF_OpKernelConstruction_Failure(construction, status.get());
   }
-  return node.release();  // destroy_node takes it back
+  return node.release();  // destroy() takes it back
 }
 
-void destroy_node(void* node) { delete static_cast<Node*>(node); }
+template <typename T>
+void destroy(void* object) {
+  delete static_cast<T*>(object);
+}
 
 template <Kind kind, DeviceType device>
 void compute(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
@@ -155,10 +158,8 @@ void* create_query(TF_OpKernelConstruction* construction) {
   while (query->index < std::size(kAnswers) - 1 && kAnswers[query->index] != what) ++query->index;
   TF_OpKernelConstruction_GetAttrInt32(construction, "process_set", &query->process_set,
                                        status.get());
-  return query.release();  // destroy_query takes it back
+  return query.release();  // destroy() takes it back
 }
-
-void destroy_query(void* query) { delete static_cast<Query*>(query); }
 
 // The reason why a query has no answer, or nullptr.
 const char* refuse_query(const World& now, const Query& query, HvdlitePlace* place) {
@@ -205,7 +206,7 @@ void register_async(const AsyncOp& op, const char* device,
   // floats.
   const OwnedStatus status = new_status();
   TF_KernelBuilder* kernel =
-      TF_NewAsyncKernelBuilder(op.name, device, op.create, compute, &destroy_node);
+      TF_NewAsyncKernelBuilder(op.name, device, op.create, compute, &destroy<Node>);
   for (const char* argument : op.on_host) TF_KernelBuilder_HostMemory(kernel, argument);
   TF_RegisterKernelBuilder(op.name, kernel, status.get());
   warn_unless_ok(status.get(), op.name);
@@ -226,7 +227,7 @@ void register_op(const AsyncOp& op) {
 void register_query(const char* device) {
   const OwnedStatus status = new_status();
   TF_KernelBuilder* query =
-      TF_NewKernelBuilder(kQueryOp, device, &create_query, &compute_query, &destroy_query);
+      TF_NewKernelBuilder(kQueryOp, device, &create_query, &compute_query, &destroy<Query>);
   for (const char* argument : {"terms", "value"}) TF_KernelBuilder_HostMemory(query, argument);
   TF_RegisterKernelBuilder(kQueryOp, query, status.get());
   warn_unless_ok(status.get(), kQueryOp);
@@ -254,11 +255,11 @@ using Shape = std::unique_ptr<TF_ShapeHandle, decltype(&TF_DeleteShapeHandle)>;
 Shape new_shape() { return {TF_NewShapeHandle(), &TF_DeleteShapeHandle}; }
 
 constexpr const char* kReducible =
-    "{uint8, int8, int16, int32, int64, uint16, uint32, uint64, half, bfloat16, float, double, "
+    "T: {uint8, int8, int16, int32, int64, uint16, uint32, uint64, half, bfloat16, float, double, "
     "complex64, complex128, bool}";
 // The list names no types: older releases do not know all types that the core copies, and refuse an
 // operation that names a type that they do not know. The core refuses types that it does not know.
-constexpr const char* kAny = "type";
+constexpr const char* kAny = "T: type";
 
 // Every output has the shape of its input; the last input is `terms`.
 void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -310,7 +311,8 @@ void scalar_shape(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, 0, scalar.get(), status);
 }
 
-TF_OpDefinitionBuilder* begin(const char* name, bool list, const char* second_input = nullptr) {
+TF_OpDefinitionBuilder* begin(const char* name, bool list, const char* types,
+                              const char* second_input = nullptr) {
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddInput(op, list ? "tensors: N * T" : "tensor: T");
   if (second_input != nullptr) TF_OpDefinitionBuilderAddInput(op, second_input);
@@ -320,6 +322,7 @@ TF_OpDefinitionBuilder* begin(const char* name, bool list, const char* second_in
   TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string");
   TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
   if (list) TF_OpDefinitionBuilderAddAttr(op, "tensor_names: list(string) = []");
+  TF_OpDefinitionBuilderAddAttr(op, types);
   return op;
 }
 
@@ -332,30 +335,25 @@ void finish(TF_OpDefinitionBuilder* op, const char* name,
 }
 
 void register_ops() {
-  TF_OpDefinitionBuilder* op = begin(kAllreduceOp, /*list=*/true);
-  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kReducible).c_str());
+  TF_OpDefinitionBuilder* op = begin(kAllreduceOp, /*list=*/true, kReducible);
   TF_OpDefinitionBuilderAddAttr(op, "op: int = 0");
   TF_OpDefinitionBuilderAddAttr(op, "wire: int = -1");
   finish(op, kAllreduceOp, &same_shapes);
 
-  op = begin(kBroadcastOp, /*list=*/true);
-  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
+  op = begin(kBroadcastOp, /*list=*/true, kAny);
   TF_OpDefinitionBuilderAddAttr(op, "root: int = 0");
   finish(op, kBroadcastOp, &same_shapes);
 
-  op = begin(kAllgatherOp, /*list=*/true);
+  op = begin(kAllgatherOp, /*list=*/true, kAny);
   TF_OpDefinitionBuilderAddOutput(op, "sizes: int64");  // [N, ranks]
-  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
   finish(op, kAllgatherOp, &received_shapes);
 
-  op = begin(kReducescatterOp, /*list=*/true);
-  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kReducible).c_str());
+  op = begin(kReducescatterOp, /*list=*/true, kReducible);
   TF_OpDefinitionBuilderAddAttr(op, "op: int = 0");
   finish(op, kReducescatterOp, &received_shapes);
 
-  op = begin(kAlltoallOp, /*list=*/false, "splits: int64");
+  op = begin(kAlltoallOp, /*list=*/false, kAny, "splits: int64");
   TF_OpDefinitionBuilderAddOutput(op, "received_splits: int64");  // [ranks]
-  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
   finish(op, kAlltoallOp, &alltoall_shapes);
 
   op = TF_NewOpDefinitionBuilder(kQueryOp);
