@@ -194,8 +194,6 @@ struct Round {
   std::vector<Agreed> entries;
 };
 
-// Local argument checks: errors that do not depend on other ranks. Pure functions; any thread.
-
 struct TensorRef {
   std::size_t agreed = 0;  // index into the round
   std::size_t tensor = 0;  // index into that entry's tensors
@@ -214,6 +212,8 @@ struct Batch {
   // All-reduce: at least one; sends: all of one or more entries; otherwise all of one entry.
   std::vector<TensorRef> tensors;
 };
+
+// Local argument checks: errors that do not depend on other ranks. Pure functions; any thread.
 
 // "what the call is: why".
 Status invalid_call(const Request& request, const std::string& why);

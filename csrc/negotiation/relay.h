@@ -1,5 +1,5 @@
 // What this rank passes on, or has passed on, between ranks that are not linked
-// (transport/control_tree.h): it sorts messages by the link that they leave on, and puts those of
+// (transport/topology.h): it sorts messages by the link that they leave on, and puts those of
 // one link into one bundle.
 //
 // A leader *holds* what it passes up to rank 0 until all ranks below it, and itself, have submitted
@@ -21,7 +21,7 @@
 
 namespace hvdlite {
 
-// What is passed on between ranks that have no channel to each other (transport/control_tree.h).
+// What is passed on between ranks that have no channel to each other (transport/topology.h).
 //
 //   bundle = count:u32 item[count]
 //   item   = type:u8 ranks ranks heads count:u32 byte[count]     from whom, to whom, and the body

@@ -15,7 +15,7 @@
 
 namespace hvdlite {
 
-void register_engine(pybind11::module_& module);     // Tensor, Handle, Engine
+void register_engine(pybind11::module_& module);     // all classes but the fast path's
 void register_fast_path(pybind11::module_& module);  // the fast path of torch's collectives
 
 // Raises the class of hvdlite.errors that belongs to the status's code, with `failed_rank` set.

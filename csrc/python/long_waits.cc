@@ -23,7 +23,7 @@ constexpr const char* kThreading = "threading";
 constexpr const char* kPool = "concurrent.futures.thread";
 constexpr const char* kOurs = "hvdlite.";
 // Waits, in a thread of autograd's own, after all functions of a backward have run.
-constexpr const char* kBackwardEnd = "hvdlite.torch.gradient_hooks";
+constexpr const char* kBackwardEnd = "hvdlite.torch.reducer";
 // Its thread waits for operations, and then calls the user's functions.
 constexpr const char* kWaiter = "hvdlite.torch.distributed.work";
 

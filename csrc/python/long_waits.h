@@ -65,7 +65,7 @@ class LongWaits {
 // A thread of Python that waits for an operation of this engine, as long as this object lives.
 class ThreadWait {
  public:
-  // `returns`: it may end by a timeout, after which the thread might submit something.
+  // `returns_early`: it may end by a timeout, after which the thread might submit something.
   ThreadWait(Engine& its_engine, const EntryPtr& its_entry, bool returns_early)
       : engine(its_engine), entry(its_entry), returns(returns_early) {}
   ~ThreadWait() {

@@ -94,7 +94,7 @@ FLAGS = 3
 # The flags of the bucket are the number of the step, and a one. Their quotient is the mean step
 # number of the ranks that take part, by which these check that they are in the same step.
 COMMON_FLAGS = 2
-ALIGNMENT = 16  # The unit is bytes; csrc/gpu/fusion_layout.h has the same.
+ALIGNMENT = 16  # The unit is bytes; csrc/gpu/device_workspace.h has the same.
 
 
 class GradientMemory:

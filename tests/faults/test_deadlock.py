@@ -215,6 +215,8 @@ def wait_at_the_end_of_a_backward(called: int) -> dict[str, Any]:
     """Wait in a thread like that of autograd for a GPU, where `called` threads call backward()."""
     import _thread
 
+    from hvdlite.torch.reducer import GradientReducer
+
     basics.init()
     assert works("before")
     ended = threading.Lock()
@@ -226,7 +228,8 @@ def wait_at_the_end_of_a_backward(called: int) -> dict[str, Any]:
         ended.release()
 
     # Functions of modules of these names, whose threads Python's `threading` has not started.
-    end: dict[str, Any] = {"__name__": "hvdlite.torch.gradient_hooks", "call": at_end}
+    # Autograd calls `_wait` itself.
+    end: dict[str, Any] = {"__name__": GradientReducer._wait.__module__, "call": at_end}
     exec("def run(): call()", end)
     inside: dict[str, Any] = {"__name__": "torch.autograd.graph", "wait": time.sleep}
     inside |= {"worked": [], "now": time.monotonic}

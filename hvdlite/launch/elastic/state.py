@@ -31,7 +31,7 @@ class Stage(enum.Enum):
     RUNNING = "running"  # a member that trains, or that has not yet answered GATHER
     SUSPENDED = "suspended"  # a member whose engine has ended
     BOUNDARY = "boundary"  # a member that waits in `hvd.elastic.run`
-    COMING = "coming"  # a member that got CUT or RESTORE, and comes to the boundary by itself
+    COMING = "coming"  # a member that was told to come, and comes to the boundary by itself
 
 
 @dataclass
