@@ -186,7 +186,7 @@ class PendingOperations:
         """Let all that waits raise RankFailedError."""
 
 @final
-class LateTerms:
+class LateCall:
     """Terms of an "average" of floating-point host tensors where ranks may be late.
 
     All names of a step with one key share one decision. Every rank submits each name in each step.
@@ -257,7 +257,7 @@ class Engine:
         blocking: bool = False,
         stream: int = 0,
         transaction: str = "",
-        terms: LateTerms | None = None,
+        terms: LateCall | None = None,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 

@@ -7,9 +7,9 @@
 namespace hvdlite {
 namespace {
 
-// Room for 4 * 10^12 steps of a group; the rest of a number is the group's epoch.
+// Room for 4 * 10^12 steps of a group; the rest of a number is the group's stamp.
 constexpr int kStepBits = 42;
-static_assert((std::uint64_t{kMaxEpoch} << kStepBits) >> kStepBits == kMaxEpoch);
+static_assert((std::uint64_t{kMaxGroupId} << kStepBits) >> kStepBits == kMaxGroupId);
 
 // What a rank has not done whose counter is behind.
 const char* owes_of(std::atomic<std::uint64_t> Lane::* counter) {
@@ -21,7 +21,7 @@ const char* owes_of(std::atomic<std::uint64_t> Lane::* counter) {
 
 Staging::Step Staging::begin(const Locals& locals, Patience patience, const char* operation) {
   std::uint64_t& last = numbers_[locals.group.lane];
-  last = std::max(last, std::uint64_t{locals.group.epoch()} << kStepBits);
+  last = std::max(last, std::uint64_t{locals.group.stamp()} << kStepBits);
   const std::uint64_t number = ++last;
   return {&locals, number, static_cast<int>(number % kStagingBuffers), patience, operation};
 }

@@ -2,7 +2,7 @@
 // host, and the waits between them.
 //
 // Words: the *locals* of a group are its members on this host, in ascending rank order. A *step* is
-// one use of a buffer by all locals, numbered per lane: upwards from where the epoch of the group
+// one use of a buffer by all locals, numbered per lane: upwards from where the stamp of the group
 // says (transport/topology.h), so that a set that takes over a lane counts on from higher numbers,
 // whatever its members did there before. In a step every local *publishes* (its input lies in its
 // buffer), drivers *reduce* (their result lies in their buffer), and every local is *done* (it

@@ -354,12 +354,12 @@ Status Coordinator::note_absent(PendingTable& table, const PendingTensor& pendin
     if (!pending.submitted[i] && !named) response.absent.push_back(rank);
   }
   if (response.absent != table.absent) {
-    if (epochs_ >= kMaxEpoch) {
+    if (ids_given_ >= kMaxGroupId) {
       return Status(StatusCode::kInternal, describe(pending.request) + ": join() has changed the " +
                                                "members of groups too often in this world");
     }
     table.absent = response.absent;
-    table.generation = ++epochs_;
+    table.generation = ++ids_given_;
     cut_round();
   }
   response.generation = table.generation;
@@ -511,8 +511,8 @@ std::optional<std::string> Coordinator::describe_bad_change(const Request& reque
     return subject + ": there are " + std::to_string(kMaxProcessSets) +
            " process sets already, no more fit; remove some";
   }
-  if (epochs_ >= kMaxEpoch) {
-    return subject + ": this world has had " + std::to_string(kMaxEpoch) +
+  if (ids_given_ >= kMaxGroupId) {
+    return subject + ": this world has had " + std::to_string(kMaxGroupId) +
            " sets and changes of their members by join(), no more fit";
   }
   return std::nullopt;
@@ -530,7 +530,7 @@ void Coordinator::respond_change(PendingTensor pending) {
   response.form = Response::Form::kFull;
   std::uint32_t set = 0;
   if (pending.request.kind == Kind::kAddProcessSet) {
-    set = ++epochs_;
+    set = ++ids_given_;
     const auto& ranks = pending.request.ranks;
     add_set({static_cast<int>(set), {ranks.begin(), ranks.end()}, 0, 0});
   } else {

@@ -124,7 +124,7 @@ class Coordinator {
   // Besides that of the world.
   void add_set(const Group& group);
   // New process sets get ids above this one.
-  void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
+  void skip_ids(std::uint32_t highest) { ids_given_ = std::max(ids_given_, highest); }
   // A rank wants a collective; `sent`: when its program asked for it. kInternal when the rank is
   // not a member of the set, asks twice, has joined, or wants what no rank lets its callers ask
   // for.
@@ -249,8 +249,8 @@ class Coordinator {
   std::vector<bool> joined_;                        // The index is a rank.
   int last_joined_ = -1;
   bool joins_ = false;
-  bool sends_ = false;        // some request was a send
-  std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
+  bool sends_ = false;           // some request was a send
+  std::uint32_t ids_given_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
   std::uint64_t opened_ = 0;            // pending tensors so far
   std::vector<std::uint32_t> removed_;  // sets whose tables go next

@@ -147,7 +147,7 @@ int waiting_results(const EngineHolder& engine, const std::string& key) {
 }
 
 void register_late_gradients(py::module_& module) {
-  py::class_<LateCall>(module, "LateTerms", py::is_final())
+  py::class_<LateCall>(module, "LateCall", py::is_final())
       .def(py::init(&make_terms), py::arg("key"), py::arg("step"), py::arg("quorum"),
            py::arg("grace_us"), py::arg("bound"), py::arg("fold"), py::arg("skip"));
   module.def("attendance", &attendance, py::arg("engine"), py::arg("key"));

@@ -23,8 +23,8 @@ struct Topology {
 };
 
 // The highest id and the highest generation that a group can have. The number of a step begins with
-// the group's epoch (host/staging.cc).
-inline constexpr std::uint32_t kMaxEpoch = (1 << 22) - 1;
+// the group's stamp (host/staging.cc).
+inline constexpr std::uint32_t kMaxGroupId = (1 << 22) - 1;
 
 // The membership of one process set as data planes see it. While some members have joined
 // (hvd.join), the group has the ranks that are left, under the same id. Each change of `ranks` gets
@@ -39,8 +39,8 @@ struct Group {
   // HVDLITE_AVERAGE_OVER_JOINED members that have joined count as well. Otherwise 0.
   int average_over = 0;
   int divisor() const { return average_over > 0 ? average_over : static_cast<int>(ranks.size()); }
-  // A number that is higher than the epoch of every group that had the lane before.
-  std::uint32_t epoch() const { return std::max(static_cast<std::uint32_t>(id), generation); }
+  // A number that is higher than the stamp of every group that had the lane before.
+  std::uint32_t stamp() const { return std::max(static_cast<std::uint32_t>(id), generation); }
   int index_of(int rank) const;  // position in `ranks`, or -1
 };
 

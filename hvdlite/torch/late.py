@@ -209,7 +209,7 @@ class LateExchange(GradientExchange):
         size = self._process_set.size() or 1
         late = self.late
         quorum, grace = (late.members(size), self._grace()) if self._settled else (size, 0)
-        terms = _core.LateTerms(
+        terms = _core.LateCall(
             self.key, self._cycle, quorum, grace, late.bound, late.policy == "fold", not fresh
         )
         return reduction._replace(terms=terms)

@@ -108,7 +108,7 @@ class Reduction(NamedTuple):
     process_set: ProcessSet = global_process_set
     wire: int | None = None  # Float32 and float64 travel as the dtype of this number.
     transaction: str = ""  # Elastic jobs have one, see `_core.Engine.commit`.
-    terms: _core.LateTerms | None = None  # Modes that do not wait for all ranks have them.
+    terms: _core.LateCall | None = None  # Modes that do not wait for all ranks have them.
 
 
 def submit(
