@@ -15,9 +15,9 @@ from api_doc import LIST as DOCSTRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
-    "hvdlite": (43_005, 184),
-    "csrc": (23_185, 140),
-    "tests": (61_104, 385),
+    "hvdlite": (42_154, 184),
+    "csrc": (23_132, 140),
+    "tests": (61_107, 385),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 
