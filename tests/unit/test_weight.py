@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = {  # the most lines, and the most files
     "hvdlite": (42_154, 184),
     "csrc": (23_132, 140),
-    "tests": (61_107, 385),
+    "tests": (61_115, 385),
 }
 MOST_WORDS = 30_000  # of README.md and docs/, as `wc -w` counts them
 

@@ -89,6 +89,14 @@ def test_eight_ranks_with_parts_of_a_model_learn_what_one_learns(tmp_path: Path)
     assert alone == pytest.approx([of_epoch, of_test], abs=2e-3)
 
 
+def test_ranks_are_killed_and_no_step_is_lost(tmp_path: Path) -> None:
+    arguments = ("--epochs", "5", "--every", "1", "--output", str(tmp_path))
+    output = run(0, tmp_path, sys.executable, str(EXAMPLES / "elastic_demo.py"), *arguments)
+    assert re.search(r"^\d+ ranks killed, .*; 150 steps: 0 lost", output, re.MULTILINE), output
+    assert "after each of 150 steps, the SHA-256 of one process alone" in output
+    assert (tmp_path / "elastic.png").stat().st_size > 1000
+
+
 def test_the_table_lists_every_program() -> None:
     listed = re.findall(r"^\| \[(\w+\.py)\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted({path.name for path in EXAMPLES.glob("*.py")} - {"speed.py"})
