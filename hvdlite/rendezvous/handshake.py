@@ -106,18 +106,17 @@ def session_keys(job: Job, transcript: bytes) -> tuple[bytes, bytes]:
 class _Side:
     """The part that both sides share: it collects the fixed-size messages of the other side."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, first_bytes: int) -> None:
         self._job = job
+        self._first_bytes = first_bytes  # The message after it, the last one, is a proof.
         self._received = bytearray()
         self.transcript = b""
         self.done = False
 
     def wanted(self) -> int:
         """Return how many bytes of the next message are still missing."""
-        return self._expected() - len(self._received)
-
-    def _expected(self) -> int:
-        raise NotImplementedError
+        expected = _PROOF_BYTES if self.transcript else self._first_bytes
+        return expected - len(self._received)
 
     def feed(self, data: bytes) -> bytes:
         """Take at most `wanted()` bytes; return what to send now."""
@@ -139,13 +138,10 @@ class ClientHandshake(_Side):
     """The connecting side. Send `hello` first, then feed."""
 
     def __init__(self, job: Job, rank: int, role: Role) -> None:
-        super().__init__(job)
+        super().__init__(job, _REPLY.size)
         self._name = title(rank, role)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self.hello = _HELLO.pack(_MAGIC, PROTOCOL_VERSION, role, job.job_id, job.epoch, rank, nonce)
-
-    def _expected(self) -> int:
-        return _PROOF_BYTES if self.transcript else _REPLY.size
 
     def _handle(self, message: bytes) -> bytes:
         if self.transcript:
@@ -173,14 +169,11 @@ class ServerHandshake(_Side):
     """The accepting side. Once `done`, `rank` and `role` are those of the client."""
 
     def __init__(self, job: Job, size: int) -> None:
-        super().__init__(job)
+        super().__init__(job, _HELLO.size)
         self._size = size
         self.rank = -1
         self.role = Role.STORE
         self.refusal: bytes | None = None
-
-    def _expected(self) -> int:
-        return _PROOF_BYTES if self.transcript else _HELLO.size
 
     def _handle(self, message: bytes) -> bytes:
         if self.transcript:
