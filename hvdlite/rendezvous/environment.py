@@ -22,7 +22,6 @@ from hvdlite.rendezvous.handshake import EPOCHS
 from hvdlite.rendezvous.launchers import (
     LauncherEnvironment,
     Variables,
-    checked,
     detect_launcher,
     read_numbers,
     refuse_other_kind,
@@ -283,7 +282,7 @@ def _by_hand(variables: Variables) -> LauncherEnvironment:
     """Read the variables that a user's own script set instead of hvdlite-run."""
     # Rank 0 then serves the store.
     variables.text("HVDLITE_RENDEZVOUS")
-    found = read_numbers(
+    return read_numbers(
         variables,
         "a script of your own",
         ("HVDLITE_RANK", "HVDLITE_SIZE"),
@@ -291,7 +290,6 @@ def _by_hand(variables: Variables) -> LauncherEnvironment:
         job="",
         node=variables.optional_number("HVDLITE_NODE"),
     )
-    return checked(found)
 
 
 def _interfaces(variables: Variables) -> tuple[str, ...]:

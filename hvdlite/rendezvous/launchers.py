@@ -130,6 +130,11 @@ class LauncherEnvironment:
     address: str | None = None  # "host:port", where rank 0 is to serve the store of several hosts
     servers: int = 0  # how many of the first ranks are parameter servers
 
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.rank >= self.size:
+            rank, size = self.names
+            raise BootstrapError(f"{rank}={self.rank} and {size}={self.size} contradict each other")
+
     @property
     def on_one_host(self) -> bool:
         if self.local_size is not None:
@@ -145,17 +150,8 @@ def detect_launcher(variables: Variables, with_servers: bool = False) -> Launche
     for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
         found = recognise(variables)
         if found is not None:
-            return checked(found)
-    found = _tf_config(variables, with_servers)
-    return None if found is None else checked(found)
-
-
-def checked(found: LauncherEnvironment) -> LauncherEnvironment:
-    """Check that rank < size, and return the argument."""
-    if found.size < 1 or found.rank >= found.size:
-        rank, size = found.names
-        raise BootstrapError(f"{rank}={found.rank} and {size}={found.size} contradict each other")
-    return found
+            return found
+    return _tf_config(variables, with_servers)
 
 
 def read_numbers(
