@@ -6,13 +6,6 @@ started this process, `init` connects it to the other ranks. Otherwise `init` ma
 One lock serialises the functions that begin or end a world. The lock is re-entrant because signal
 handlers run in the thread that they interrupt: `shutdown` in a handler returns at once, and the
 `init` that the handler interrupted then raises.
-
-Example:
-    >>> import hvdlite.basics as hvd
-    >>> hvd.init()
-    >>> hvd.rank(), hvd.size()
-    (0, 1)
-    >>> hvd.shutdown()
 """
 
 from __future__ import annotations

@@ -3,11 +3,6 @@
 Every error is an `HvdliteError`. Those that end the world (a peer died, a deadline passed) are
 `CollectiveError`s: no later collective of this world can succeed, and each raises the same root
 cause. Mistakes (`MismatchError`, `DuplicateNameError`, `ArgumentError`) leave the world usable.
-
-Example:
-    >>> from hvdlite.errors import HvdliteError, MismatchError
-    >>> issubclass(MismatchError, HvdliteError)
-    True
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""What all adapters say about a collective: operation, element type, compression and name.
-
-Example:
-    >>> from hvdlite import ops
-    >>> ops.choose_op(average=None, op=None) == ops.Average
-    True
-"""
+"""What all adapters say about a collective: operation, element type, compression and name."""
 
 from __future__ import annotations
 

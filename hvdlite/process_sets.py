@@ -4,13 +4,6 @@ Every rank registers a process set, by `init(process_sets=...)` or later by `add
 its members can submit collectives to it. Process sets may overlap. Ranks keep their numbers: a
 `root_rank` is always a rank of the world. `ProcessSet.rank` is the position among the members, and
 `allgather` concatenates in the order of these positions.
-
-Example:
-    >>> import hvdlite.torch as hvd
-    >>> hvd.init()
-    >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
-    >>> if first_half.included():
-    ...     mean = hvd.allreduce(tensor, process_set=first_half)
 """
 
 from __future__ import annotations

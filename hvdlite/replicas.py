@@ -1,11 +1,7 @@
 """Do all ranks have the same parameters, bit for bit? Ranks compare one number for each tensor.
 
-Results of collectives are the same bits on all ranks, so parameters that were equal stay equal. If
-nothing was broadcast, ranks begin with different parameters, and each trains a model of its own
-without an error. Later a bit may flip, or code may run on one rank only. An adapter sums the words
-of its tensors, and each rank sends the sums to all others, 8 bytes for each tensor, in one
-operation. So nobody has to wait for it: a `Comparison` can be under way while gradients are
-reduced.
+An adapter sums the words of its tensors, and each rank sends the sums to all others in one
+operation, which can be under way while gradients are reduced.
 """
 
 from __future__ import annotations

@@ -3,16 +3,6 @@
 A batch system sends a signal some time before it ends a job, and ranks get the signal at different
 moments. The handler of `stop_on` only notes it. `stop_requested`, which every rank calls at the
 same place of its loop, combines what the ranks have noted, so that all of them save the same step.
-
-Example:
-    >>> import hvdlite.torch as hvd
-    >>> hvd.init()
-    >>> hvd.stop_on()
-    >>> for batch in batches:
-    ...     train_on(batch)
-    ...     if hvd.stop_requested():
-    ...         save_checkpoint()
-    ...         sys.exit(hvd.EXIT_STOPPED)
 """
 
 from __future__ import annotations

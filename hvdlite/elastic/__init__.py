@@ -3,14 +3,6 @@
 The adapters have states that know their framework: `hvdlite.torch.elastic.TorchState`,
 `hvdlite.keras.elastic.KerasState` and `hvdlite.tensorflow.elastic.TensorFlowState`. This package
 has what they share, and imports no framework.
-
-Example:
-    >>> @hvd.elastic.run
-    ... def train(state):
-    ...     for state.epoch in range(state.epoch, 10):
-    ...         train_one_epoch(state)
-    ...         state.commit()
-    >>> train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 """
 
 from hvdlite.elastic.run import run

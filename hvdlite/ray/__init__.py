@@ -6,15 +6,6 @@ job the actors are one for each node, and run agents, which start the ranks as o
 hvdlite-run (`elastic`).
 
 This package imports Ray on first use only.
-
-Example:
-    >>> import hvdlite.ray
-    >>> def number():
-    ...     import hvdlite.torch as hvd
-    ...     hvd.init()
-    ...     return hvd.rank() * 10
-    >>> hvdlite.ray.run(number, num_workers=2)
-    [0, 10]
 """
 
 from __future__ import annotations

@@ -5,14 +5,6 @@ variables. It learns where each rank runs, has rank 0's process start the store,
 its assignment: what `detect` would otherwise read from the variables of a launcher. Each rank
 passes its assignment to `environment.assign_rank`, or to `mesh.connect`. The program draws a
 fresh secret and sends it by its own means, because nobody else may read it.
-
-Example:
-    >>> import secrets
-    >>> token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
-    >>> places = [Place("a", "10.0.0.1"), Place("a", "10.0.0.1"), Place("b", "10.0.0.2")]
-    >>> given = assignments(places, "10.0.0.1:5000", token, job_id, epoch=0)
-    >>> [(one.rank, one.local_rank, one.local_size, one.node) for one in given]
-    [(0, 0, 2, 0), (1, 1, 2, 0), (2, 0, 1, 1)]
 """
 
 from __future__ import annotations

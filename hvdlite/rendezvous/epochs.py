@@ -5,18 +5,6 @@ elastic job the reducer of gradients tells when a step begins and ends, in the t
 autograd's; a sampler asks `progress` and `epoch_of_step`, because a batch counts for the ranks that
 made the batch's step. Steps are counted from 1 over the life of the process, all optimizers
 together. Any thread may read. Outside elastic jobs nothing is recorded.
-
-Example:
-    >>> forget()
-    >>> record(Epoch(0, workers=(0, 1, 2), worker=2, reason="start"))
-    >>> record(Epoch(1, workers=(0, 2), worker=2, reason="worker 1 died of SIGKILL"))
-    >>> current().rank, current().size
-    (1, 2)
-    >>> begin_step()
-    >>> commit_step(epoch=1)
-    >>> progress().under_way, progress().committed, epoch_of_step(1)
-    (False, 1, 1)
-    >>> forget()
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The last rule is that for TF_CONFIG, which cluster software sets for TensorFlow. Where no launcher
 is recognised, `refuse_to_be_alone` refuses to train alone if a variable says that this process is
-one of several. This module does not read the environment itself: `environment.py` passes it.
+one of several.
 
 Rank and local rank are taken from the launcher's variables and never guessed, because the order of
 ranks over hosts is the launcher's choice: Open MPI may put ranks 0 and 2 on one host, and ranks 1

@@ -1,9 +1,4 @@
-"""Connect this rank to all others.
-
-The ranks exchange the descriptions of their endpoints: in ordinary jobs through the store
-(`connect`), in elastic jobs through the registrar, once for every epoch. Then they connect to each
-other directly, by a `Mesh`. No process listens once the ranks of an ordinary job are
-connected; a worker of an elastic job keeps its listeners for the next epoch.
+"""Connect this rank to all others, whose endpoints the store or the registrar has told it.
 
 The ranks of one host meet at the first of them (`local_peers`). Two ranks of different hosts have
 two TCP connections, one for control and one for data; the higher rank dials the lower one. In a

@@ -4,12 +4,9 @@ Clients prove by the handshake that they belong to the job. Then both sides send
 "kind", in frames. What these mean is up to the subclass: `store.Store` for ranks whose number is
 fixed, `hvdlite.launch.elastic.registrar.Registrar` for workers that come and go.
 
-The accepting side of all connections is an `Acceptor`: many handshakes at once, bounded in number
-and time. A *stranger* is a connection that has not proved that it belongs to this job. A stranger
-costs one small object and lasts at most `HANDSHAKE_SECONDS`. However many strangers connect, a real
-peer is served: the acceptor lets in at most `_AT_ONCE` connections before it serves those that are
-in, and when there are too many, it drops the oldest one that has not named this job. Strangers have
-at most a quarter of the files that this process may open; the rest is for its own work.
+The accepting side of all connections is an `Acceptor`. However many *strangers* connect, which have
+not proved that they belong to this job, a real peer is served: there are many handshakes at once,
+bounded in number and time, and the oldest connection that has not named this job is dropped first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The store, where the ranks of a job learn each other's addresses.
 
-The launcher serves it, or rank 0 if the launcher is not hvdlite-run. Its main operation is
-*exchange*: every rank sends a value under the same key, and once all ranks have sent theirs, each
-receives the values of all ranks, in rank order. For services, a rank can also *publish* a value
-under a key, and others *look it up*, as often and as late as they like; a look-up waits for the
-value. A value is dropped when its rank disconnects, so values of an earlier start never mix with
-those of this one, and who looks it up later is told that the rank has gone. Values are JSON.
+The launcher serves it, or rank 0 if the launcher is not hvdlite-run. By an *exchange* every rank
+gets the values of all ranks. For services, a rank can also *publish* a value, and others *look it
+up*, and wait for it. A value is dropped when its rank disconnects. Values are JSON.
 """
 
 from __future__ import annotations

@@ -5,17 +5,6 @@ agrees with the others where they are, starts the rank as a process of its own, 
 became of the rank is the task's result, also after a failure: for Spark, all tasks succeed. So
 Spark does not run the stage again in silence, and the driver raises what the first failing rank
 raised.
-
-Example:
-    import hvdlite.spark
-
-    def train(rate):
-        import hvdlite.torch as hvd
-        hvd.init()
-        ...
-        return accuracy
-
-    print(hvdlite.spark.run(train, args=(0.05,), num_proc=4))
 """
 
 from hvdlite.spark.driver import run

@@ -4,12 +4,9 @@ A *session* lasts from `start_timeline` to `stop_timeline` or `shutdown`. A rank
 `rank.N.part` in the session's folder while it is being written, and `rank.N.json` once it is
 complete. The rank that completes the last part of a session merges all parts. If the ranks span
 several hosts, rank 0 merges, and the parts of other hosts travel to it by a collective, unless the
-world has failed. Parts that are left, because a rank was killed or never stopped its timeline, are
-merged by hvdlite-run when the job is over, or by hand (`hvdlite.timeline.__main__`).
-
-The parts and the merged file are in the Trace Event format, which https://ui.perfetto.dev and
-chrome://tracing open. Times in a part are those of the rank's monotonic clock. The header of the
-part has the offset to rank 0's clock, which the merge adds.
+world has failed. Parts that are left are merged by hvdlite-run when the job is over, or by hand
+(`hvdlite.timeline.__main__`). Times in a part are those of the rank's monotonic clock; the merge
+adds the offset to rank 0's.
 """
 
 from __future__ import annotations
