@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -67,15 +67,16 @@ class Connection(Topology):
 
     def close(self) -> None:
         """Close the descriptors, when no engine takes them."""
-        descriptors = [
-            self.segment_fd,
-            self.event_fd,
-            self.lifeline_fd,
-            *(fd for link in self.links for fd in link[1:]),
-        ]
-        for fd in descriptors:
-            if fd >= 0:
-                os.close(fd)
+        close_all((self.segment_fd, self.event_fd, self.lifeline_fd))
+        for link in self.links:
+            close_all(link[1:])
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close those that exist; -1 stands for one that does not."""
+    for fd in descriptors:
+        if fd >= 0:
+            os.close(fd)
 
 
 class UnreachableError(BootstrapError):
@@ -117,9 +118,7 @@ class Link:
         for connection in (self.control, self.data):
             if connection is not None:
                 connection.close()
-        for fd in self.descriptors():
-            if fd >= 0:
-                os.close(fd)
+        close_all(self.descriptors())
         self.take_neighbour((-1, -1, -1))
 
     def release(self, rank: int) -> tuple[int, int, int, int, int]:

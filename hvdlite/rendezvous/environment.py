@@ -39,7 +39,7 @@ TOKEN_BYTES = 32  # A job's secret has so many.
 JOB_ID_BYTES = 16  # A job's public number has so many.
 
 _TOKEN = "HVDLITE_TOKEN"
-_FIRST_PORT, _PORTS = 20000, 10000
+_FIRST_PORT, _PORTS = 20000, 10000  # below the range from which the kernel chooses ports itself
 
 _GUARD = (
     'In the script, put all that is not a definition under `if __name__ == "__main__":`, so that '
@@ -120,7 +120,6 @@ def live_pipe() -> int | None:
 
 
 def report_file() -> Path | None:
-    """Return the file to which rank 0 writes a report of the job: HVDLITE_REPORT; None: no file."""
     path = os.environ.get("HVDLITE_REPORT")
     if path and "HVDLITE_JOB_ID" in os.environ:
         raise ArgumentError(
@@ -158,7 +157,6 @@ def with_own_settings(worker: WorkerEnvironment) -> WorkerEnvironment:
 
 
 def allow_pickle() -> bool:
-    """Return whether collectives of objects may use pickle: HVDLITE_ALLOW_PICKLE is not 0."""
     return os.environ.get("HVDLITE_ALLOW_PICKLE", "1") != "0"
 
 
@@ -250,7 +248,6 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
 
 
 def _elastic(variables: Variables, worker: WorkerEnvironment) -> WorkerEnvironment:
-    """Add what hvdlite-run tells a worker of an elastic job."""
     heartbeat = variables.seconds("HVDLITE_ELASTIC_HEARTBEAT", worker.heartbeat)
     if is_never(heartbeat):
         value = variables.get("HVDLITE_ELASTIC_HEARTBEAT")
@@ -369,17 +366,13 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
     if token is None or (given is None and found.first_host is None):
         raise BootstrapError(_what_to_bring(found, token is None))
     secret = variables.secret(_TOKEN, token, TOKEN_BYTES)
+    port = _FIRST_PORT + int.from_bytes(digest.digest()[:4], "little") % _PORTS
     return replace(
         worker,
-        rendezvous=given or found.address or f"{found.first_host}:{_port(digest.digest())}",
+        rendezvous=given or found.address or f"{found.first_host}:{port}",
         token=secret,
         job_id=hashlib.sha256(b"job" + secret).digest()[:JOB_ID_BYTES],
     )
-
-
-def _port(digest: bytes) -> int:
-    """Derive a port below the range from which the kernel chooses ports itself."""
-    return _FIRST_PORT + int.from_bytes(digest[:4], "little") % _PORTS
 
 
 def _what_to_bring(found: LauncherEnvironment, needs_token: bool) -> str:

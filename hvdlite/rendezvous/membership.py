@@ -46,9 +46,6 @@ _NO_EPOCH = -1
 _LEAST_ANSWER_SECONDS = 2.0
 _MOST_TOLD = 300  # The line about an epoch shows so many characters of an exception.
 _MOST_SHOWN = 200  # The line about an epoch shows so many characters of an error.
-_LOST: Message = {"kind": "lost"}  # This worker's world has ended by a failure.
-_AT_BOUNDARY: Message = {"kind": "at boundary"}
-_END: Message = {"kind": "end"}
 
 
 @dataclass(frozen=True)
@@ -173,34 +170,30 @@ class MembershipThread:
 
     def begin(self, deadline: Deadline) -> Connection:
         """Register this worker, and wait for its first world; a joiner gets a world of one."""
+        assert self._worker.rendezvous is not None
         try:
-            self._register(deadline)
-            return Connection() if self._worker.joiner else self._await_first(deadline)
+            self._client = RegistrarClient(
+                self._worker.rendezvous,
+                Job(self._worker.token, self._worker.job_id, 0),
+                self._worker.elastic_worker,
+                deadline,
+                self._hear,
+                self._lose_registrar,
+                self._worker.heartbeat,
+            )
+            self._endpoint = Endpoint(self._worker, self._client.local_host, self._agreed)
+            if self._worker.joiner:
+                return Connection()
+            self._thread.start()
+            with self._changed:
+                while self._first is None and self._over is None:
+                    self._changed.wait(deadline.check())
+                if self._first is None:
+                    raise BootstrapError(self._over or "the job has ended")
+                return self._first
         except BaseException:
             self.leave({})
             raise
-
-    def _register(self, deadline: Deadline) -> None:
-        assert self._worker.rendezvous is not None
-        self._client = RegistrarClient(
-            self._worker.rendezvous,
-            Job(self._worker.token, self._worker.job_id, 0),
-            self._worker.elastic_worker,
-            deadline,
-            self._hear,
-            self._lose_registrar,
-            self._worker.heartbeat,
-        )
-        self._endpoint = Endpoint(self._worker, self._client.local_host, self._agreed)
-
-    def _await_first(self, deadline: Deadline) -> Connection:
-        self._thread.start()
-        with self._changed:
-            while self._first is None and self._over is None:
-                self._changed.wait(deadline.check())
-            if self._first is None:
-                raise BootstrapError(self._over or "the job has ended")
-            return self._first
 
     def attach(self, engine: _core.Engine) -> None:
         self.pending.resume(engine, [])
@@ -214,7 +207,7 @@ class MembershipThread:
     def enter(self, restored: bool) -> Decision:
         with self._changed:
             self._boundary, self._decision = restored, None
-            self._inbox.put(_AT_BOUNDARY)
+            self._inbox.put({"kind": "at boundary"})
             while self._decision is None and self._over is None:
                 self._changed.wait()
             self._boundary = None
@@ -245,7 +238,7 @@ class MembershipThread:
             self._over = self._over or "hvdlite was shut down"
             self._changed.notify_all()
         self._stop_connecting(math.inf)
-        self._inbox.put(_END)
+        self._inbox.put({"kind": "end"})
         self.pending.fail("hvdlite was shut down on this rank")
         with contextlib.suppress(BootstrapError):  # The registrar has gone, and with it the job.
             if not self._failed:
@@ -336,7 +329,9 @@ class MembershipThread:
         assert self._endpoint is not None
         ranks = [rank for rank, worker in enumerate(self._members) if worker in gone]
         report = self.pending.report(ranks) if self._suspended else None
-        commits = report["commits"] if report else self._commits()
+        commits = report["commits"] if report else {}
+        if report is None and self._engine is not None:
+            commits = self._engine.commit_counts()
         progress = epochs.progress()
         # Where nobody reports steps, the registrar counts commits.
         made = {"steps": progress.committed - self._steps_before} if progress.announced else {}
@@ -363,9 +358,6 @@ class MembershipThread:
             return None
         worker = self._members[rank]
         return None if worker == self._worker.elastic_worker else worker
-
-    def _commits(self) -> Mapping[int, int]:
-        return self._engine.commit_counts() if self._engine is not None else {}
 
     def _on_epoch(self, message: Message) -> None:
         members = [worker for worker, _ in message["members"]]
@@ -493,7 +485,7 @@ class _Inbox:
     """A queue of messages from any thread to the membership thread."""
 
     def __init__(self, lost_fd: int) -> None:
-        """Make an empty inbox; it brings `_LOST` when the borrowed eventfd `lost_fd` is written."""
+        """Make an empty inbox; it brings "lost" when the borrowed eventfd `lost_fd` is written."""
         self._messages: deque[Message] = deque()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lost_fd = lost_fd
@@ -508,7 +500,6 @@ class _Inbox:
         os.eventfd_write(self._event, 1)
 
     def take(self) -> Message:
-        """Wait for the next message, and return it."""
         poller = select.poll()
         poller.register(self._event, select.POLLIN)
         poller.register(self._lost_fd, select.POLLIN)
@@ -520,4 +511,4 @@ class _Inbox:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(fd)
             if self._lost_fd in ready:
-                self._messages.append(_LOST)
+                self._messages.append({"kind": "lost"})

@@ -44,6 +44,7 @@ from hvdlite.rendezvous.connection import (
     UnreachableError,
     answer_readings,
     are_linked,
+    close_all,
     find_topology,
     measure_offset,
 )
@@ -151,8 +152,7 @@ class Endpoint:
         for listener in self._listeners:
             listener.close()
 
-    def close_in_child(self) -> None:
-        self.close()
+    close_in_child = close
 
     def __enter__(self) -> Endpoint:
         return self
@@ -216,7 +216,6 @@ class Mesh:
         self._segment = self._event = self._lifeline = -1
         self._local_peers: LocalPeers | None = None
         self._listeners: list[socket.socket] = []
-        self._loop: Loop | None = None
 
     def connect(self, meet: Callable[[Any], list[Any]]) -> Connection:
         """Make all connections."""
@@ -245,11 +244,11 @@ class Mesh:
     def close_in_child(self) -> None:
         for listener in self._listeners:
             listener.close()
-        self._close_links()
+        self._close()
 
     def _run(self, locals_: Sequence[int]) -> None:
         make_room(3 * len(locals_) + 2 * len(self._distant), len(self._peers))
-        loop = self._loop = Loop()
+        loop = Loop()
         own = (self._segment, self._event)
         local_peers = self._local_peers = LocalPeers(
             self._rank, locals_, self._links, own, loop, self._deadline
@@ -267,7 +266,11 @@ class Mesh:
             for listener in self._listeners
         ]
         try:
-            self._start_dialling(local_peers, loop)
+            if self._rank != local_peers.first:
+                loop.start(self._dial_first(local_peers))
+            lower = iter(sorted(peer for peer in self._distant if peer < self._rank))
+            for _ in range(min(self._rank, _DIALS_AT_ONCE)):
+                loop.start(self._dial_some(lower))
             while self._distant or not local_peers.complete:
                 self._deadline.refuse_if_given_up()
                 loop.turn(min(SLICE_SECONDS, max(0.0, self._deadline.seconds_left)))
@@ -285,13 +288,6 @@ class Mesh:
 
     def _is_local(self, peer: int) -> bool:
         return self._topology.host_of[peer] == self._topology.host_of[self._rank]
-
-    def _start_dialling(self, local_peers: LocalPeers, loop: Loop) -> None:
-        if self._rank != local_peers.first:
-            loop.start(self._dial_first(local_peers))
-        lower = iter(sorted(peer for peer in self._distant if peer < self._rank))
-        for _ in range(min(self._rank, _DIALS_AT_ONCE)):
-            loop.start(self._dial_some(lower))
 
     def _dial_first(self, local_peers: LocalPeers) -> Steps[None]:
         connection = yield from self._reach(local_peers.first, Role.CONTROL)
@@ -401,18 +397,11 @@ class Mesh:
         return SAME_CLOCK
 
     def _close(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-        self._close_links()
-
-    def _close_links(self) -> None:
         if self._local_peers is not None:
             self._local_peers.close()
         for link in self._links.values():
             link.close()
-        for fd in (self._segment, self._event, self._lifeline):
-            if fd >= 0:
-                os.close(fd)
+        close_all((self._segment, self._event, self._lifeline))
         self._segment = self._event = self._lifeline = -1
 
     def _result(self, clock: ClockOffset) -> Connection:
