@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hvdlite import ops
+from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.ops import next_object
 from hvdlite.process_sets import registered_id
@@ -30,7 +30,7 @@ from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.dynamo import untraced
-from hvdlite.torch.reducer import StepTransaction, step_transaction
+from hvdlite.torch.reducer import StepTransaction
 from hvdlite.torch.replicas import ReplicaCheck, warn
 from hvdlite.torch.wrapping import Wrapping, own_step, prepare, refuse_evaluating, wrap
 
@@ -42,7 +42,7 @@ class DistributedAdasum(Wrapping):
     _adasum_names: dict[torch.Tensor, str]
     _adasum_settings: Settings
     _adasum_replicas: ReplicaCheck
-    _adasum_transaction: StepTransaction | None
+    _adasum_transaction: StepTransaction
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -75,7 +75,7 @@ class DistributedAdasum(Wrapping):
 
     def _go_on(self) -> None:
         transaction = self._adasum_transaction
-        if transaction is not None and transaction.begun:
+        if transaction.begun:
             for group in self.param_groups:
                 for param in group["params"]:
                     param.grad = None
@@ -91,8 +91,7 @@ class DistributedAdasum(Wrapping):
         if not process_set.included():
             return super().step(*given, **options)
         every = [param for group in self.param_groups for param in group["params"]]
-        if self._adasum_transaction is not None:
-            self._adasum_transaction.begin()
+        self._adasum_transaction.begin()
         if process_set.size() == 1:
             return self._step_alone(given, options)
         # One that was frozen after a backward moves, too. LBFGS moves all along its history.
@@ -119,12 +118,10 @@ class DistributedAdasum(Wrapping):
     def _step_alone(self, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Step, and have the step counted in an elastic job."""
         result = super().step(*given, **options)
-        transaction = self._adasum_transaction
-        if transaction is not None:
-            transaction.end()
-            failure = transaction.finish(dropped=False)
-            if failure is not None:
-                raise failure
+        self._adasum_transaction.end()
+        failure = self._adasum_transaction.finish(dropped=False)
+        if failure is not None:
+            raise failure
         return result
 
     def _combine(
@@ -141,8 +138,7 @@ class DistributedAdasum(Wrapping):
         named = [[(names[param], param) for param in bucket] for bucket in buckets]
         layout = digest([[name for name, _ in bucket] for bucket in named])
         transaction = self._adasum_transaction
-        within = "" if transaction is None else transaction.name
-        reduction = Reduction(ops.Adasum, process_set=process_set, transaction=within)
+        reduction = Reduction(ops.Adasum, process_set=process_set, transaction=transaction.name)
         for number, bucket in enumerate(buckets):
             packed = [compression.compress(p - before[p]) for p in bucket]
             wires = [wire for wire, _ in packed]
@@ -151,7 +147,7 @@ class DistributedAdasum(Wrapping):
             sent = grouped("allreduce", wires, f"{self._adasum_name}.{number}", process_set)
             handle = start_reducing(sent, reduction, in_place=False)
             started.append((bucket, handle, [context for _, context in packed]))
-        if transaction is not None and started:
+        if started:
             transaction.end()
         failure: HvdliteError | None = None
         results: list[list[torch.Tensor]] = []
@@ -170,9 +166,8 @@ class DistributedAdasum(Wrapping):
             differing = self._adasum_replicas.finish()
         except HvdliteError as error:
             failure = failure or error
-        if transaction is not None:
-            ended = transaction.finish(dropped=failure is not None)
-            failure = failure or ended
+        ended = transaction.finish(dropped=failure is not None)
+        failure = failure or ended
         if failure is not None:
             raise failure
         for (bucket, _, contexts), deltas in zip(started, results, strict=True):
@@ -207,11 +202,11 @@ def distribute_adasum(optimizer: Any, names: dict[torch.Tensor, str], settings: 
     optimizer._adasum_names = names
     optimizer._adasum_settings = settings
     optimizer._adasum_replicas = ReplicaCheck(name, process_set)
-    transaction = optimizer._adasum_transaction = step_transaction(name, process_set)
-    if transaction is not None and process_set.included():
+    optimizer._adasum_transaction = StepTransaction(name, process_set)
+    if basics.in_elastic_job() and process_set.included():
         # Each step begins with its first gradient, for the samples' sake. A parameter that the
         # optimizer gets later begins the step in `step`.
-        begin = transaction.begin
+        begin = optimizer._adasum_transaction.begin
         hook = untraced(lambda _: begin())
         for group in optimizer.param_groups:
             for param in group["params"]:

@@ -65,7 +65,7 @@ class GradientReducer:
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         process_set = self.settings.reduction.process_set
         self._replicas = ReplicaCheck(self.name, process_set)
-        self._transaction = step_transaction(self.name, process_set)
+        self._transaction = StepTransaction(self.name, process_set)
         self._checks_finite = finite_level() > 0
         self._takes_part = False
         self._overlaps = True
@@ -102,7 +102,8 @@ class GradientReducer:
     @property
     def reduction(self) -> Reduction:
         """How the gradients of this cycle are combined; between cycles, those of the last one."""
-        return self.settings.reduction._replace(weight=self._weight)
+        transaction = self._transaction.name
+        return self.settings.reduction._replace(weight=self._weight, transaction=transaction)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -230,8 +231,7 @@ class GradientReducer:
 
     def _begin(self) -> None:
         self.exchange.begin()
-        if self._transaction is not None:
-            self._transaction.begin()
+        self._transaction.begin()
 
     def _refuse_second_sum(self) -> None:
         for param in self._watched.params:
@@ -260,8 +260,6 @@ class GradientReducer:
         try:
             self._replicas.start(params, self.parameter_names)
             reduction = self.exchange.reduction(self.reduction, fresh=bool(self._cycle.passes))
-            if self._transaction is not None:
-                reduction = reduction._replace(transaction=self._transaction.name)
             bucket.submit(reduction, blocking, self._steps if self.exchange.of_one_step else 0)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
@@ -274,7 +272,7 @@ class GradientReducer:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
-        if self._cycle.open and self._transaction is not None and self._buckets:
+        if self._cycle.open and self._buckets:
             self._transaction.end()  # Nothing else will be submitted in it.
 
     def _reduce_now(self, dropped: bool = False) -> None:
@@ -296,9 +294,8 @@ class GradientReducer:
             differing = self._replicas.finish()
         except HvdliteError as error:
             failure = failure or error
-        if self._transaction is not None:
-            ended = self._transaction.finish(dropped or failure is not None)
-            failure = failure or ended
+        ended = self._transaction.finish(dropped or failure is not None)
+        failure = failure or ended
         self._end_cycle()
         if failure is not None:
             raise failure
@@ -324,8 +321,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.reset()
         self._replicas.forget()
-        if self._transaction is not None:
-            self._transaction.drop()
+        self._transaction.drop()
         self._end.forget()
         self._cycle = Cycle()
 
@@ -483,27 +479,31 @@ class Cycle:
 
 
 class StepTransaction:
-    """A step's gradients as one transaction of an elastic job. Used by one thread at a time."""
+    """A step's gradients as one transaction of an elastic job; in other jobs it does nothing."""
 
     # The results of a transaction are handed out together, on all ranks or on none. So all
-    # gradients of a step come from the same ranks, also when a rank dies in the middle of it.
+    # gradients of a step come from the same ranks, also when a rank dies in the middle of it. One
+    # thread at a time uses it.
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
-        self.name = name  # The collectives of a step have it, too.
+        self._elastic = basics.in_elastic_job()
+        self.name = name if self._elastic else ""  # The collectives of a step have it, too.
         self._process_set = process_set
         self._commit: _core.Handle | None = None
         self.begun = False  # It says whether a step has gradients that are not used yet.
-        epochs.announce_steps()
+        if self._elastic:
+            epochs.announce_steps()
 
     def begin(self) -> None:
         """Note the first gradient of a step."""
-        self.begun = True
-        epochs.begin_step()
+        if self._elastic:
+            self.begun = True
+            epochs.begin_step()
 
     def end(self) -> None:
         """Submit the commit behind the step's collectives, or raise; later calls do nothing."""
         # It wakes the engine's thread: the first wait is for a bucket, which ends with the commit.
-        if self._commit is None:
+        if self._elastic and self._commit is None:
             process_set = member_id(self._process_set)
             self._commit = basics.engine().commit(f"{self.name}.commit", self.name, process_set)
 
@@ -526,10 +526,6 @@ class StepTransaction:
 
     def drop(self) -> None:
         """Forget a step that was not finished."""
-        self._commit, self.begun = None, False
-        epochs.drop_step()
-
-
-def step_transaction(name: str, process_set: ProcessSet) -> StepTransaction | None:
-    """Make the transaction of a reducer; in a job that is not elastic there is none."""
-    return StepTransaction(name, process_set) if basics.in_elastic_job() else None
+        if self._elastic:
+            self._commit, self.begun = None, False
+            epochs.drop_step()
