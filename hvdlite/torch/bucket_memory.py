@@ -39,7 +39,6 @@ def form_buckets(
     groups: int | Sequence[Sequence[torch.Tensor]],
     cap_bytes: int | None,
 ) -> list[list[torch.Tensor]]:
-    """Divide parameters into buckets as the arguments of `DistributedOptimizer` say."""
     if not isinstance(groups, int):
         return follow_groups(params, groups)
     return split_evenly(params, groups) if groups > 0 else plan_buckets(params, cap_bytes)
@@ -204,7 +203,6 @@ class Place:
         return ordered.contiguous()
 
     def takes(self, wire: torch.Tensor) -> bool:
-        """Return whether the result of `wire` can be written to `memory`."""
         fits: bool = wire.dtype == self.memory.dtype and wire.shape == self.memory.shape
         return fits
 
@@ -230,14 +228,12 @@ def flags_dtype(wire: torch.dtype) -> torch.dtype:
 
 
 def digest(buckets: Sequence[Sequence[str]]) -> int:
-    """Return a checksum of the names of the parameters in each bucket."""
     return zlib.crc32(json.dumps([list(bucket) for bucket in buckets]).encode())
 
 
 def layout_spec(
     name: str, number: int, memory: torch.Tensor, wire: int | None = None
 ) -> _core.Tensor:
-    """Describe a tensor without elements whose shape contains a digest."""
     # It has the dtype and the address of `memory`, a tensor that is sent after it. So a batch whose
     # tensors are in the order of their addresses stays in this order.
     address = memory.data_ptr()
@@ -264,8 +260,8 @@ def explain(
     process_set: ProcessSet,
     cause: MismatchError,
 ) -> MismatchError:
-    """Return an error that says why ranks could not reduce a first bucket; all of them call it."""
-    # `cause` is returned if the layouts are the same.
+    """Return the error that says how the ranks' layouts differ; `cause` if they do not."""
+    # All ranks call it when they could not reduce a first bucket.
     own = [
         [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
         for bucket in buckets

@@ -1,11 +1,7 @@
 """Buckets of gradients that all ranks get, reduced by an allreduce.
 
 A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
-*present* on a rank that has a gradient for it; the other ranks send zeros. Flags travel with the
-gradients (see `BucketFlags`): if no rank had a gradient, every rank leaves `grad` at None. Without
-the number of the step among them, if a rank called backward() more often than the others, its
-gradients would be reduced with those of their next step unnoticed. Sparse gradients travel dense
-once, and then as rows, by a second operation (see `sparse`).
+*present* on a rank that has a gradient for it; the other ranks send zeros, and `BucketFlags` tell.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -144,10 +140,9 @@ class Bucket:
 
     @property
     def operations(self) -> list[str]:
-        sent = self._sent
-        if sent is None:
+        if self._sent is None:
             return []
-        return [self._name, *([] if sent.rows is None else [f"{self._name}.rows"])]
+        return [self._name] if self._sent.rows is None else [self._name, f"{self._name}.rows"]
 
     def begin_anew(self) -> None:
         """Let all gradients travel dense next, because some ranks have missed steps."""
@@ -324,7 +319,6 @@ class Bucket:
             flight.param.grad = result
 
     def reset(self) -> None:
-        """Forget what was submitted in this cycle."""
         self._sent = None
 
     def _check_step(self, step: int, flags: Sequence[float]) -> None:
@@ -362,7 +356,6 @@ class InFlight:
         return (wire,) if self.target is self.wire else (wire, self.target)
 
     def untouched(self) -> bool:
-        """Return whether the gradient was neither replaced nor written since its submission."""
         if not self.present:
             return self.param.grad is None
         same: bool = self.param.grad is self.gradient and self.gradient._version == self.version
@@ -387,7 +380,7 @@ class Sent:
     rows: tuple[list[int], RowGathering] | None = None
 
     def first_changed(self) -> int | None:
-        """Return the position of the first gradient that the script changed; None: none was."""
+        """Return the position of the first gradient that the script has changed."""
         if self.plain is not None:
             first: int = self.plain.first_changed()
             return None if first < 0 else first
@@ -409,7 +402,8 @@ class BucketFlags:
 
     For each parameter they say whether the rank had a gradient, whether that was sparse and travels
     dense, and its sparse dimensions. Then come the number of the rank's step, and a one: all ranks
-    learn from the reduced ones how many counted.
+    learn from the reduced ones how many counted. Without the step, gradients of a rank that called
+    backward() more often would be reduced with those of the others' next step unnoticed.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], ways: SparseWays) -> None:
@@ -440,37 +434,34 @@ class BucketFlags:
             written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
             flags.copy_(written, non_blocking=True)
 
-    def read(self, sent: Sent, counts: bool) -> Told:
-        """Read the reduced flags; `counts` says whether this rank's weight is not zero."""
+    def read(self, sent: Sent, counts: bool) -> tuple[list[bool], list[bool], Steps | None]:
+        """Read the reduced flags; `counts` says whether this rank's weight is not zero.
+
+        By position: whether some rank had a gradient, and whether a sparse one travelled dense.
+        Then come a step of this rank and its reduced flags, once they are known.
+        """
         size, ways = len(self._params), self._ways
         if ways.dense_for_good and counts and all(flight.present for flight in sent.flights):
             self._device_steps = self._device_steps or DeviceSteps()
             steps = self._device_steps.look(self.tensor, sent.step)
-            return Told([True] * size, [False] * size, steps)
+            return [True] * size, [False] * size, steps
         self._device_steps = None
         *flags, step, ones = self.tensor.tolist()
         known = sent.step, [step, ones]
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
-            return Told(present, [False] * size, known)
+            return present, [False] * size, known
         sparse = flags[size : 2 * size]
         for i, dimensions in enumerate(flags[2 * size :]):
             if sparse[i] > 0:
                 ways.agree(i, dimensions / sparse[i])
         any_rows = any(sparse) or sent.rows is not None
         ways.dense_for_good = self.tensor.is_cuda and all(present) and not any_rows
-        return Told(present, [flag > 0 for flag in sparse], known)
+        return present, [flag > 0 for flag in sparse], known
 
 
-class Told(NamedTuple):
-    present: list[bool]  # This says by position whether some rank had a gradient.
-    sparse: list[bool]  # This says by position whether a sparse gradient travelled dense.
-    # This rank's step and the flags are for `Bucket._check_step`, when they are known.
-    steps: tuple[int, list[float]] | None
-
-
-# The host may be as many steps ahead of its GPU.
-BEHIND = 2
+Steps = tuple[int, list[float]]
+BEHIND = 2  # The host may be as many steps ahead of its GPU.
 
 
 class DeviceSteps:
@@ -483,7 +474,7 @@ class DeviceSteps:
         self._copies: deque[tuple[int, torch.Tensor, torch.cuda.Event]] = deque()
         self._engine: object = None  # The copies are from this engine's world.
 
-    def look(self, flags: torch.Tensor, step: int) -> tuple[int, list[float]] | None:
+    def look(self, flags: torch.Tensor, step: int) -> Steps | None:
         """Start a copy of reduced flags; return step and flags of `BEHIND` steps ago, if any."""
         found = None
         if self._engine is not basics.engine():

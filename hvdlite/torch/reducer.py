@@ -1,16 +1,7 @@
-"""Decides when gradients are reduced, by hooks on the parameters and a cycle from backward to step.
+"""Decides when gradients are reduced: in a *cycle*, of so many *passes* through each parameter.
 
-A *pass* is one backward through a parameter. A *cycle* begins with the first gradient after the
-last cycle and ends in `synchronize`. In a cycle a bucket is submitted, from inside backward, when
-each of its parameters has had its passes, so that communication overlaps with the rest of backward
-(where that pays). `synchronize` submits all other buckets, and waits for all. It runs at the end of
-the last backward of the cycle, so that gradients are reduced when backward() returns. On a rank
-without a backward it runs in `step`.
-
-A further backward may add to gradients that are reduced and not yet used; they are then reduced
-again. Those before it are the same on all ranks, so an average keeps them. A sum, which would
-multiply them, is refused. The same holds in `step` if the script has put another tensor into a
-`grad` meanwhile.
+Where it pays, backward submits a bucket as soon as its parameters have had their passes; the end of
+the last backward, or `step` on a rank without one, submits the others and waits for all.
 """
 
 from __future__ import annotations
@@ -121,7 +112,6 @@ class GradientReducer:
         self.settings.passes = check_passes(passes)
 
     def set_weight(self, weight: Weight) -> None:
-        """Change the weight of this rank's gradients from the next reduction on."""
         if self.in_flight:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
         self.settings.weight = weight
@@ -234,6 +224,8 @@ class GradientReducer:
         self._transaction.begin()
 
     def _refuse_second_sum(self) -> None:
+        # A further backward adds to gradients that are the same on all ranks: an average keeps
+        # these when it is reduced again, and a sum would multiply them.
         for param in self._watched.params:
             reduced = self._gradients.get(id(param))
             if reduced is None or param.grad is None or reduced() is not param.grad:
@@ -335,8 +327,7 @@ class GradientReducer:
             self._submit_rest(blocking=False)
 
     def synchronize(self) -> None:
-        """Reduce the gradients that are not reduced yet, and wait for all of them."""
-        # The cycle is over also if this raises the first error.
+        """Reduce the gradients that are not reduced yet; the cycle is over also if this raises."""
         if self._all_reduced():
             return
         self._open_cycle()
@@ -495,7 +486,6 @@ class StepTransaction:
             epochs.announce_steps()
 
     def begin(self) -> None:
-        """Note the first gradient of a step."""
         if self._elastic:
             self.begun = True
             epochs.begin_step()
@@ -525,7 +515,6 @@ class StepTransaction:
         return None
 
     def drop(self) -> None:
-        """Forget a step that was not finished."""
         if self._elastic:
             self._commit, self.begun = None, False
             epochs.drop_step()
