@@ -1,9 +1,4 @@
-"""Samplers that resume within an epoch, also with another number of ranks.
-
-Rank r of n gets the positions r, r+n, r+2n, ... of the epoch's order. When each rank has done k of
-its samples, the first k*n positions are done: one number says what is left, whatever n was. What is
-left is distributed in the same way to the ranks that there are then.
-"""
+"""Samplers that resume within an epoch, also with another number of ranks: see `Segment`."""
 
 from __future__ import annotations
 
@@ -11,13 +6,13 @@ import random
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from hvdlite import basics
-from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, UnrecordedSamplesWarning
 from hvdlite.rendezvous import epochs
 
@@ -316,7 +311,7 @@ class ElasticSampler(DistributedSampler):
         workers = tuple(range(basics.size())) if now is None else now.workers
         self._closed = closed
         samples = left_over(len(self.dataset) - len(self._excluded), closed)
-        self._segment = Segment(samples, workers, epochs.progress().ended)
+        self._segment = Segment(samples, workers)
         self._distributed = None
         self._loop_began = False
         self._checked = now  # This epoch was checked for joiners.
@@ -329,7 +324,7 @@ class ElasticSampler(DistributedSampler):
         Call it at the end of the one before. Warns of samples of a dead worker that nobody has
         seen.
         """
-        self._settle()
+        self._segment.settle()
         self._warn_of_missed(epoch)
         self._warn_of_repeated(epoch)
         self.epoch = epoch
@@ -351,8 +346,8 @@ class ElasticSampler(DistributedSampler):
         if now is None:
             self._segment.count(samples)
         else:
-            self._segment.record(samples, epochs.progress(), now.number)
-            self._settle()
+            self._segment.record(samples, now.number)
+            self._segment.settle()
             self._warn_of_joiners(now)
 
     def reset(self) -> None:
@@ -360,12 +355,12 @@ class ElasticSampler(DistributedSampler):
 
         `hvd.elastic.TorchState` calls it. All ranks call it at the same place.
         """
-        self._settle()
+        self._segment.settle()
         self._begin_epoch(close(self._closed, self._segment))
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank; the sampler distributes the same ones until `reset`."""
-        self._segment.begin(epochs.progress().ended)
+        self._segment.begin()
         self._loop_began = True
         return iter(take(self._indices(), self.num_replicas, self.rank))
 
@@ -385,7 +380,7 @@ class ElasticSampler(DistributedSampler):
             (32, [[32]])
             >>> hvd.shutdown()
         """
-        self._settle()
+        self._segment.settle()
         state: dict[str, Any] = {
             "epoch": self.epoch,
             "processed_num": self.processed_num,
@@ -435,13 +430,13 @@ class ElasticSampler(DistributedSampler):
     @property
     def processed_num(self) -> int:
         """How many samples of the epoch are done, by all ranks together."""
-        self._settle()
+        self._segment.settle()
         return len(self.dataset) - self._segment.samples + self._segment.processed
 
     @property
     def processed_indices(self) -> set[int]:
         """The samples of the epoch that are done, by all ranks together."""
-        self._settle()
+        self._segment.settle()
         left = remaining(self._make_order(), close(self._closed, self._segment))
         return set(range(len(self.dataset))).difference(left)
 
@@ -463,11 +458,6 @@ class ElasticSampler(DistributedSampler):
         if self._distributed is None:
             self._distributed = remaining(self._make_order(), self._closed)
         return self._distributed
-
-    def _settle(self) -> None:
-        announced = epochs.progress().announced
-        of_step, find = epochs.epoch_of_step, epochs.find
-        self._segment.settle(announced, of_step, lambda epoch: find(epoch).workers)
 
     def _warn_of_missed(self, epoch: int) -> None:
         now = epochs.current()
@@ -589,3 +579,169 @@ def _reasons(gone: Collection[int]) -> str:
         if lost:
             reasons.append(f"workers {sorted(lost)} ({after.reason})")
     return ", ".join(reasons)
+
+
+# It says how many samples each replica of a segment that is over has done.
+Done = tuple[int, ...]
+
+
+def remaining(order: Sequence[int], closed: Sequence[Done]) -> list[int]:
+    """Return the samples that no replica of the closed segments has done, in their order."""
+    left = list(order)
+    for done in closed:
+        replicas = len(done)
+        # Before `low` everything is done, and from `high` on nothing.
+        low, high = min(done) * replicas, max(done) * replicas
+        between = enumerate(left[low:high], start=low)
+        left = [one for j, one in between if j // replicas >= done[j % replicas]] + left[high:]
+    return left
+
+
+def left_over(samples: int, closed: Sequence[Done]) -> int:
+    """Return how many of the samples `remaining` returns, without the order."""
+    for done in closed:
+        samples -= _done_once(samples, done)
+    return samples
+
+
+def _done_once(samples: int, done: Sequence[int]) -> int:
+    """Count the samples that are done, without the padding."""
+    return sum(min(one, _own(samples, len(done), s)) for s, one in enumerate(done))
+
+
+def _own(samples: int, replicas: int, replica: int) -> int:
+    """Count the positions that a replica gets, without the padding."""
+    return (samples - replica + replicas - 1) // replicas
+
+
+def take(
+    left: Sequence[int], replicas: int, replica: int, padding: Sequence[int] | None = None
+) -> list[int]:
+    """Return what one of the replicas gets of the samples that remain, with the padding."""
+    # The padding repeats samples from the beginning of `padding`, by default from that of `left`.
+    own = list(left[replica::replicas])
+    if len(own) < -(-len(left) // replicas):
+        repeated = left if padding is None else padding
+        own.append(repeated[(replica + len(own) * replicas - len(left)) % len(repeated)])
+    return own
+
+
+def close(closed: tuple[Done, ...], segment: Segment) -> tuple[Done, ...]:
+    """Return the closed segments with this one as the last."""
+    done = tuple(segment.done)
+    if max(done) == 0:
+        return closed
+    # Where all replicas have done equally many samples, the samples are simply the first ones. Then
+    # one number is kept, and neighbours are added up: most jobs need a single number for an epoch.
+    if min(done) < max(done):
+        return (*closed, done)
+    first = min(segment.samples, done[0] * len(done))
+    if closed and len(closed[-1]) == 1:
+        return (*closed[:-1], (closed[-1][0] + first,))
+    return (*closed, (first,))
+
+
+@dataclass
+class _Record:
+    """Samples that this rank has done, and the step that they belong to."""
+
+    size: int
+    step: int  # Its number; 0 is any step of `epoch`.
+    epoch: int | None  # The step's, or that of the time of the record; None: all replicas count.
+
+
+class Segment:
+    """What is distributed until the world changes, and what its replicas have done of it.
+
+    What remains of the epoch's order, the same on all ranks, is distributed to n *replicas*, one
+    for each worker of the world: replica s gets the positions s, s+n, s+2n, ... All get equally
+    many, so some repeat a sample at the end: the *padding*, at most n-1 samples.
+
+    A replica does its samples in order, so it is enough to know how many each has done. These
+    numbers are the same on all ranks: in a step every rank of the step's world does equally many,
+    so each rank also knows what the others did, even those that have died since. A *record* of a
+    batch therefore counts for the replicas of the workers that made the batch's step.
+    """
+
+    # A record belongs to the last step, or to the next one, whose gradients may be under way:
+    # scripts record a batch after `optimizer.step()`, before it, at the top of their loop, or after
+    # each of several backward passes. Gradients under way mean the next step. So does a first
+    # record that came before any gradient of the segment, and this then holds for the whole
+    # segment. A record of the next step counts when the step is committed. If the segment is closed
+    # first, it does not count. If the step is dropped and the script goes on, it counts with the
+    # step after it.
+
+    def __init__(self, samples: int, workers: Sequence[int]) -> None:
+        self.samples = samples
+        self.workers = tuple(workers)  # The worker of each replica, in the order of the ranks.
+        self.done = [0] * len(self.workers)  # It counts each replica's samples, with the padding.
+        self._ended = epochs.progress().ended
+        self._before: bool | None = None  # It tells whether records come before their steps.
+        self._records: list[_Record] = []  # These do not count yet.
+
+    @property
+    def share(self) -> int:
+        """How many samples each replica gets, with the padding."""
+        return -(-self.samples // len(self.workers))
+
+    @property
+    def padded(self) -> int:
+        """How many samples are repeated so that all replicas get equally many."""
+        return self.share * len(self.workers) - self.samples
+
+    @property
+    def processed(self) -> int:
+        """How many samples are done, without the padding."""
+        return _done_once(self.samples, self.done)
+
+    def begin(self) -> None:
+        """Note that the loop over the samples begins after the steps that have ended now."""
+        if self._before is None:
+            self._ended = epochs.progress().ended
+
+    def count(self, size: int, workers: Collection[int] | None = None) -> None:
+        """Count samples as done by the replicas of these workers; None: by all replicas."""
+        share = self.share
+        chosen = None if workers is None or workers == self.workers else set(workers)
+        for replica, worker in enumerate(self.workers):
+            if chosen is None or worker in chosen:
+                # A last batch is often recorded with the size of a full one.
+                self.done[replica] = min(share, self.done[replica] + size)
+
+    def record(self, size: int, epoch: int) -> None:
+        """Note samples that this rank has done, or is about to do; `settle` counts them."""
+        # If nobody reports steps, the samples count for the workers of the present `epoch`.
+        progress = epochs.progress()
+        if self._before is None:
+            self._before = not progress.under_way and progress.ended == self._ended
+        if progress.under_way or self._before:
+            self._records.append(_Record(size, progress.committed + 1, epoch))
+        else:
+            self._records.append(_Record(size, 0, progress.epoch))
+
+    def settle(self) -> None:
+        """Count the records whose steps are committed; all of them if no steps are announced."""
+        announced = epochs.progress().announced
+        records, self._records = self._records, []
+        for record in records:
+            epoch = record.epoch
+            if record.step and announced:
+                epoch = epochs.epoch_of_step(record.step)
+                if epoch is None:
+                    self._records.append(record)
+                    continue
+            self.count(record.size, None if epoch is None else epochs.find(epoch).workers)
+
+    def missed(self, replica: int, workers: Collection[int]) -> dict[int, int]:
+        """Return how many samples each worker that is gone has stayed behind this rank."""
+        # The padding does not count, and a worker that is not behind is left out. `workers` are
+        # those of the present world.
+        # A replica that has not done anything is taken to have done all.
+        reached = self.done[replica] or self.share
+        missed: dict[int, int] = {}
+        for other, worker in enumerate(self.workers):
+            own = _own(self.samples, len(self.workers), other)
+            behind = min(reached, own) - self.done[other]
+            if worker not in workers and behind > 0:
+                missed[worker] = behind
+        return missed

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdlite import basics
-from hvdlite.elastic import sampling
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, NotInitializedError
 from hvdlite.rendezvous import epochs
 from hvdlite.rendezvous.epochs import MOST_KEPT, Epoch
+from hvdlite.torch import data as sampling
 from hvdlite.torch.data import ElasticSampler
 from unit.elastic.job_model import STYLES, Job, Process
 
