@@ -7,9 +7,6 @@ gradient is *folded* into the next sum of that bucket. So all ranks get the same
 order. The sources are backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016)
 and eager-SGD (Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial
 Collective Operations", PPoPP 2020).
-
-Here is what Python adds to the engine's part: the number of the step, the grace as a share of the
-median step, and who gets warnings of ranks that are late in every step.
 """
 
 from __future__ import annotations
@@ -152,14 +149,9 @@ class LateExchange(GradientExchange):
         self._key_prefix = f"{name}@{registered_id(process_set)}"
         self.step_seconds: float | None = None  # This is the median.
         self._process_set = process_set
-        self._cycle = -1  # All ranks count cycles from the last restart.
         self._fresh = False  # It says whether this rank has a gradient in the cycle.
-        self._first = self._restarts = ops.name_restarts()
-        self._steps = 0  # So many steps have ended since then.
-        self._settled = late.seconds is not None  # It says whether all ranks know the grace.
-        self._durations: deque[float] = deque(maxlen=100)  # They are of steps with a gradient.
-        self._ended: float | None = None  # The last step ended then.
-        self._reviewed: list[int] = []  # These are the late counts of members at the last review.
+        self._first = ops.name_restarts()
+        self.begin_anew()
         _all.add(self)
         if late.policy == "drop" and process_set.rank() == 0:
             warnings.warn(
@@ -195,10 +187,12 @@ class LateExchange(GradientExchange):
 
     def begin_anew(self) -> None:
         self._restarts = ops.name_restarts()
-        self._cycle, self._steps = -1, 0
-        self._settled = self.late.seconds is not None
-        self._durations.clear()
-        self._ended, self._reviewed = None, []
+        self._cycle = -1  # All ranks count cycles from the last restart.
+        self._steps = 0  # So many steps have ended since then.
+        self._settled = self.late.seconds is not None  # It says whether all ranks know the grace.
+        self._durations: deque[float] = deque(maxlen=100)  # They are of steps with a gradient.
+        self._ended: float | None = None  # The last step ended then.
+        self._reviewed: list[int] = []  # These are the late counts of members at the last review.
 
     def begin(self) -> None:
         self._cycle += 1
@@ -208,14 +202,13 @@ class LateExchange(GradientExchange):
         self._fresh = fresh
         size = self._process_set.size() or 1
         late = self.late
-        quorum, grace = (late.members(size), self._grace()) if self._settled else (size, 0)
+        quorum, grace = (late.members(size), self._grace_microseconds()) if self._settled else (size, 0)
         terms = _core.LateCall(
             self.key, self._cycle, quorum, grace, late.bound, late.policy == "fold", not fresh
         )
         return reduction._replace(terms=terms)
 
-    def _grace(self) -> int:
-        """Return microseconds."""
+    def _grace_microseconds(self) -> int:
         seconds = self.late.seconds
         if seconds is None:
             assert isinstance(self.late.grace, float | int)
