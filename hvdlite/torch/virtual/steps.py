@@ -299,26 +299,24 @@ class VirtualSteps:
 
     def _loop(self, sampler: VirtualBatchSampler, epoch: int) -> Iterator[VirtualStep]:
         self._refuse_nested()
-        arguments = {"virtual_size": self._size, **sampler.order, "epoch": epoch}
-        if self._resumes and epoch < self._epoch:  # The state was saved in a later epoch.
-            if self._is_own:
-                raise HvdliteError(
-                    f"virtual_steps(): epoch {epoch} after epoch {self._epoch}, in which this "
-                    "optimizer is: read the epoch from the state of the elastic job, and give "
-                    "another training a new DistributedOptimizer, or epochs that go on"
-                )
-            arguments["first step"] = sampler.steps
-            _agree(self._name, arguments, _describe(self._threads))
-            return
-        first = self._done if self._resumes and epoch == self._epoch else 0
-        if self._resumes:
-            _warn_of(
-                "in the loaded state and here", self._machine_of_state, _describe(self._threads)
+        machine = _describe(self._threads)
+        is_done = self._resumes and epoch < self._epoch  # The state was saved in a later epoch.
+        if is_done and self._is_own:
+            raise HvdliteError(
+                f"virtual_steps(): epoch {epoch} after epoch {self._epoch}, in which this "
+                "optimizer is: read the epoch from the state of the elastic job, and give "
+                "another training a new DistributedOptimizer, or epochs that go on"
             )
-        self._resumes, self._epoch, self._done, self._is_own = False, epoch, first, True
-        torch.set_num_threads(self._threads)
-        self._take_block(first)
-        _agree(self._name, {**arguments, "first step": first}, _describe(self._threads))
+        first = sampler.steps if is_done else 0
+        if not is_done:
+            if self._resumes:
+                first = self._done if epoch == self._epoch else 0
+                _warn_of("in the loaded state and here", self._machine_of_state, machine)
+            self._resumes, self._epoch, self._done, self._is_own = False, epoch, first, True
+            torch.set_num_threads(self._threads)
+            self._take_block(first)
+        arguments = {"virtual_size": self._size, **sampler.order, "epoch": epoch}
+        _agree(self._name, {**arguments, "first step": first}, machine)
         for number in range(first, sampler.steps):
             seed_all(sampler.seed, epoch, number, "before")
             step = VirtualStep(number, epoch, self)
