@@ -202,7 +202,9 @@ class LateExchange(GradientExchange):
         self._fresh = fresh
         size = self._process_set.size() or 1
         late = self.late
-        quorum, grace = (late.members(size), self._grace_microseconds()) if self._settled else (size, 0)
+        quorum, grace = size, 0
+        if self._settled:
+            quorum, grace = late.members(size), self._grace_microseconds()
         terms = _core.LateCall(
             self.key, self._cycle, quorum, grace, late.bound, late.policy == "fold", not fresh
         )
