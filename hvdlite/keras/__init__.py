@@ -12,16 +12,9 @@ from typing import Any
 
 from hvdlite import api
 from hvdlite.api import *
-from hvdlite.keras import callbacks, elastic
+from hvdlite.keras import arrays, callbacks, elastic
 from hvdlite.keras import parameter_server as parameter_server
-from hvdlite.keras.arrays import (
-    allgather,
-    allreduce,
-    allreduce_buffers,
-    broadcast,
-    broadcast_variables,
-    reducescatter,
-)
+from hvdlite.keras.arrays import *
 from hvdlite.keras.backend import backend_adapter, import_adapter
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from hvdlite.objects import allgather_object, broadcast_object, join
@@ -30,20 +23,15 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "allreduce_buffers",
-    "broadcast",
     "broadcast_object",
-    "broadcast_variables",
     "callbacks",
     "elastic",
     "join",
     "load_model",
-    "reducescatter",
 ]
 __all__ += api.__all__
+__all__ += arrays.__all__
 
 import_adapter()
 

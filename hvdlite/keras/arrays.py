@@ -26,6 +26,15 @@ from hvdlite.ops import (
 )
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_buffers",
+    "broadcast",
+    "broadcast_variables",
+    "reducescatter",
+]
+
 
 def allreduce(
     value: Any,

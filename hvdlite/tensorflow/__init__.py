@@ -19,35 +19,9 @@ import tensorflow as tf
 
 from hvdlite import _core, api, basics
 from hvdlite.api import *
-from hvdlite.tensorflow import elastic
-from hvdlite.tensorflow.functions import (
-    allgather_object,
-    broadcast_,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-    check_replicas,
-)
-from hvdlite.tensorflow.ops import (
-    Compression,
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    cross_rank_op,
-    cross_size_op,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    reducescatter,
-    size_op,
-)
+from hvdlite.tensorflow import elastic, functions, ops
+from hvdlite.tensorflow.functions import *
+from hvdlite.tensorflow.ops import *
 from hvdlite.tensorflow.optimizer import DistributedOptimizer
 from hvdlite.tensorflow.tape import (
     DistributedGradientTape,
@@ -55,38 +29,16 @@ from hvdlite.tensorflow.tape import (
 )
 
 __all__ = [
-    "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "PartialDistributedGradientTape",
     "PartialDistributedOptimizer",
     "SyncBatchNormalization",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "check_replicas",
-    "cross_rank_op",
-    "cross_size_op",
     "elastic",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "size_op",
 ]
 __all__ += api.__all__
+__all__ += functions.__all__
+__all__ += ops.__all__
 
 
 def _take_own_gpu(engine: _core.Engine | None) -> None:

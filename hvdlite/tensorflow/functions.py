@@ -15,6 +15,15 @@ from hvdlite.replicas import array_word_sum, check
 from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.tracing import WireName, traced_as_it_is, wire_name
 
+__all__ = [
+    "allgather_object",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "check_replicas",
+]
+
 
 @traced_as_it_is
 def broadcast_variables(

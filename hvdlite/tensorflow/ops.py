@@ -23,6 +23,27 @@ from hvdlite.tensorflow.requests import check
 from hvdlite.tensorflow.sparse import allreduce_slices
 from hvdlite.tensorflow.tracing import Reduction, WireName, traced_as_it_is, wire_name
 
+__all__ = [
+    "Compression",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "cross_rank_op",
+    "cross_size_op",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
+
 
 class _Cast(CastCompressor):
     wide = (tf.float32, tf.float64)
