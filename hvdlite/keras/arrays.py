@@ -15,15 +15,8 @@ import numpy as np
 from hvdlite import basics, ops
 from hvdlite import numpy as of_arrays
 from hvdlite.errors import ArgumentError
-from hvdlite.numpy import copied, spec
-from hvdlite.ops import (
-    Compressor,
-    NoneCompressor,
-    cast_in_core,
-    gather_bytes,
-    next_name,
-    send_compressed,
-)
+from hvdlite.numpy import copied
+from hvdlite.ops import Compressor, NoneCompressor, cast_in_core, gather_bytes, next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
 __all__ = [
@@ -69,24 +62,21 @@ def allreduce(
     """
     op = ops.choose_op(average, op)
     name = name or next_name("allreduce", member_id(process_set))
+    cast, by_hand = cast_in_core(compression, op)
+    scales = prescale_factor, postscale_factor
+
+    def reduced(value: Any) -> Any:
+        array = _array(value, name)
+        of_arrays.reduce_arrays({name: array}, name, op, *scales, process_set, cast)
+        return array
+
     if compression is not NoneCompressor:
         value = keras.ops.convert_to_tensor(value)
-    cast, by_hand = cast_in_core(compression, op)
-    if by_hand is not NoneCompressor:
-
-        def send(wires: list[Any]) -> list[Any]:
-            received = allreduce(
-                wires[0], name, None, prescale_factor, postscale_factor, op, process_set=process_set
-            )
-            return [keras.ops.convert_to_tensor(received)]
-
-        return _array(send_compressed(send, [value], by_hand)[0], name)
-    array = _array(value, name)
-    basics.engine().allreduce(
-        name, [spec(name, array, array, cast)], op, prescale_factor, postscale_factor,
-        process_set=member_id(process_set), keep=array, blocking=True,
-    ).wait()  # fmt: skip
-    return array
+    if by_hand is NoneCompressor:
+        return reduced(value)
+    wire, context = by_hand.compress(value)
+    result = by_hand.decompress(keras.ops.convert_to_tensor(reduced(wire)), context)
+    return _array(result, name)
 
 
 def allgather(

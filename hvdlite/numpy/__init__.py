@@ -78,7 +78,7 @@ def allreduce(
     name = name or next_name("allreduce", member_id(process_set))
     array = copied(value, name)
     op = ops.choose_op(average, op)
-    _reduce({name: array}, name, op, prescale_factor, postscale_factor, process_set)
+    reduce_arrays({name: array}, name, op, prescale_factor, postscale_factor, process_set)
     return _as_given(array, value)
 
 
@@ -102,7 +102,7 @@ def allreduce_(
     name = name or next_name("allreduce", member_id(process_set))
     op = ops.choose_op(average, op)
     with _in_place(array, name) as memory:
-        _reduce({name: memory}, name, op, prescale_factor, postscale_factor, process_set)
+        reduce_arrays({name: memory}, name, op, prescale_factor, postscale_factor, process_set)
     return array
 
 
@@ -126,7 +126,7 @@ def grouped_allreduce(
     name = name or next_name("grouped_allreduce", member_id(process_set))
     op = ops.choose_op(average, op)
     arrays = {f"{name}.{i}": copied(value, f"{name}.{i}") for i, value in enumerate(values)}
-    _reduce(arrays, name, op, prescale_factor, postscale_factor, process_set)
+    reduce_arrays(arrays, name, op, prescale_factor, postscale_factor, process_set)
     return [_as_given(array, value) for array, value in zip(arrays.values(), values, strict=True)]
 
 
@@ -154,7 +154,7 @@ def allgather(
     array = _with_rows("allgather", value, name)
     sent = _moved_as(array)
     handle = basics.engine().allgather(
-        name, [spec(name, sent)], member_id(process_set), keep=sent, blocking=True
+        name, [_spec(name, sent)], member_id(process_set), keep=sent, blocking=True
     )
     return _received(handle, array)[0]
 
@@ -190,7 +190,7 @@ def alltoall(
     sent = _moved_as(array)
     numbers = [] if splits is None else [int(one) for one in splits]
     handle = basics.engine().alltoall(
-        name, spec(name, sent), numbers, member_id(process_set), keep=sent, blocking=True
+        name, _spec(name, sent), numbers, member_id(process_set), keep=sent, blocking=True
     )
     output, rows = _received(handle, array)
     return output if splits is None else (output, np.array(rows))
@@ -226,7 +226,7 @@ def reducescatter(
     name = name or next_name("reducescatter", member_id(process_set))
     array = _with_rows("reducescatter", value, name)
     handle = basics.engine().reducescatter(
-        name, [spec(name, array)], op, process_set=member_id(process_set), keep=array,
+        name, [_spec(name, array)], op, process_set=member_id(process_set), keep=array,
         blocking=True,
     )  # fmt: skip
     return _received(handle, array)[0]
@@ -303,7 +303,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 def mean_of_arrays(arrays: Sequence[Any], name: str, process_set: ProcessSet) -> None:
     """Overwrite contiguous arrays of floats by their means over the members, in one operation."""
     named = {f"{name}.{i}": array for i, array in enumerate(arrays)}
-    _reduce(named, name, ops.Average, 1.0, 1.0, process_set)
+    reduce_arrays(named, name, ops.Average, 1.0, 1.0, process_set)
 
 
 def broadcast_arrays(
@@ -311,23 +311,24 @@ def broadcast_arrays(
 ) -> None:
     """Overwrite contiguous arrays, by name, with the root's values, in one operation."""
     sent = [_moved_as(array) for array in arrays.values()]
-    specs = [spec(key, one, one) for key, one in zip(arrays, sent, strict=True)]
+    specs = [_spec(key, one, one) for key, one in zip(arrays, sent, strict=True)]
     if specs:
         number = member_id(process_set)
         engine = basics.engine()
         engine.broadcast(name, specs, root_rank, number, keep=sent, blocking=True).wait()
 
 
-def _reduce(
+def reduce_arrays(
     arrays: dict[str, Any],
     name: str,
     op: int,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    cast: int | None = None,
 ) -> None:
     """Overwrite contiguous arrays, by name, with what their reduction gives, in one operation."""
-    specs = [spec(key, array, array) for key, array in arrays.items()]
+    specs = [_spec(key, array, array, cast) for key, array in arrays.items()]
     if specs:
         number, keep = member_id(process_set), list(arrays.values())
         basics.engine().allreduce(
@@ -378,7 +379,7 @@ def _as_given(array: Any, value: Any) -> Any:
     return array if array.ndim or isinstance(value, np.ndarray) else array[()]
 
 
-def spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
+def _spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
     """Describe an array to the core; without a `target` the engine allocates the result."""
     # `cast` is a 16-bit float of the core, to which an allreduce casts the array on the way.
     number = ops.dtype_number(source.dtype.name, name)
