@@ -83,7 +83,7 @@ class KerasState(VariableState):
             )
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
-        super().__init__(_to_array, **kwargs)
+        super().__init__(lambda one: np.asarray(keras.ops.convert_to_numpy(one)), **kwargs)
 
     def restore(self) -> None:
         """Go back to the last `save`: weights, states of random seeds, optimizer and attributes."""
@@ -94,9 +94,9 @@ class KerasState(VariableState):
     def _layout(self) -> dict[str, str]:
         passes = 1 if self._accumulator is None else self._accumulator.passes
         variables = {
-            f"{part} {i}": _describe(variable)
+            f"{part} {i}": f"{keras.backend.standardize_dtype(one.dtype)} {list(one.shape)}"
             for part, variables in self._parts().items()
-            for i, variable in enumerate(variables)
+            for i, one in enumerate(variables)
         }
         return {**variables, "backward_passes_per_step": str(passes)}
 
@@ -169,24 +169,23 @@ class CommitStateCallback(Callback):
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._batches = 0  # since the last commit
-        self._epoch_ended = False
 
     def commit(self) -> None:
         """Commit the state; a subclass may do more."""
         self.state.commit()
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self._batches, self._epoch_ended = 0, False
+        self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._batches += 1
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self._epoch_ended = True
+        self._batches = self.batches_per_commit  # A commit is due.
 
     def _commit_if_due(self, number: Any = None, logs: Logs = None) -> None:
-        if self._epoch_ended or self._batches >= self.batches_per_commit:
-            self._batches, self._epoch_ended = 0, False
+        if self._batches >= self.batches_per_commit:
+            self._batches = 0
             self.commit()
 
     on_epoch_begin = on_train_batch_begin = on_train_end = _commit_if_due
@@ -249,11 +248,3 @@ def _with_attribute(state: State, name: str, callback: Callback) -> State:
             f"{name}=0"
         )
     return state
-
-
-def _describe(variable: Any) -> str:
-    return f"{keras.backend.standardize_dtype(variable.dtype)} {list(variable.shape)}"
-
-
-def _to_array(variable: Any) -> Any:
-    return np.asarray(keras.ops.convert_to_numpy(variable))

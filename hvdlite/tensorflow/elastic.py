@@ -66,7 +66,7 @@ class TensorFlowState(VariableState):
                 "[*model.weights, *optimizer.variables]"
             )
         self.variables = list(variables)
-        super().__init__(_to_array, **kwargs)
+        super().__init__(lambda one: np.asarray(one.numpy()), **kwargs)
 
     def _variables(self) -> list[Any]:
         return self.variables
@@ -79,10 +79,6 @@ class TensorFlowState(VariableState):
 
     def _sync_tensors(self) -> None:
         broadcast_variables(self.variables, root_rank=0)
-
-
-def _to_array(variable: Any) -> Any:
-    return np.asarray(variable.numpy())
 
 
 def __getattr__(name: str) -> Any:
