@@ -59,13 +59,35 @@ class LearningRateScheduleCallback(Callback):
         self.staircase = staircase
         self.multiplier = multiplier
         self.current_epoch = 0
-        self._rate: _LearningRate | None = None
+        self._optimizer: Any = None
+        self._factor: Any = None  # It multiplies the optimizer's schedule; None: it has a number.
 
     def set_model(self, model: Any) -> None:
         """Prepare the optimizer's learning rate, before `fit` traces the optimizer."""
         super().set_model(model)
-        if model is not None and model.optimizer is not None:
-            self._rate = _LearningRate(model, self.initial_lr)
+        if model is None or model.optimizer is None:
+            return
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        self._optimizer, self._factor = optimizer, None
+        older = keras_2(optimizer)
+        decides = getattr(optimizer, "_learning_rate", None)
+        if isinstance(decides, _Schedule):  # It is multiplied itself; `initial_lr` has no effect.
+            if not isinstance(decides, _Scaled):
+                decides._factor = keras.Variable(
+                    1.0, trainable=False, name="hvdlite_learning_rate_factor"
+                )
+                subclass_in_place(decides, _Scaled)
+                model.train_function = None  # It may have been traced without the factor.
+            self._factor = decides._factor
+        elif older is not None:
+            older.check_rate(optimizer)
+        elif not isinstance(decides, keras.Variable):
+            raise ArgumentError(
+                f"the learning rate of this {type(optimizer).__name__} is neither a number "
+                "nor a LearningRateSchedule, and cannot be changed by a callback"
+            )
+        if self._factor is None and self.initial_lr is None:
+            raise ArgumentError("give initial_lr, the learning rate that is multiplied")
 
     def on_train_begin(self, logs: Logs = None) -> None:
         if self.staircase or self.steps_per_epoch is not None:
@@ -83,15 +105,38 @@ class LearningRateScheduleCallback(Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         begun = self.current_epoch >= self.start_epoch
         over = self.end_epoch is not None and self.current_epoch >= self.end_epoch
-        if self._rate is None or not begun or over or (self.staircase and batch > 0):
+        if self._optimizer is None or not begun or over or (self.staircase and batch > 0):
             return
         fraction = 0.0 if self.staircase else batch / (self.steps_per_epoch or 1)
-        multiplier = self.multiplier(self.current_epoch + fraction)
-        self._rate.multiply(multiplier, self.momentum_correction)
+        self._multiply(self.multiplier(self.current_epoch + fraction))
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if logs is not None and self._rate is not None:
-            logs["learning_rate"] = self._rate.value()
+        if logs is not None and self._optimizer is not None:
+            logs["learning_rate"] = self._rate()
+
+    def _multiply(self, multiplier: float) -> None:
+        """Set the rate to `multiplier` times the initial rate, or the schedule's rate."""
+        before = self._rate()
+        if self._factor is not None:
+            self._factor.assign(multiplier)
+        elif self.initial_lr is not None:
+            self._optimizer.learning_rate = self.initial_lr * multiplier
+        after = self._rate()
+        if self.momentum_correction and before > 0 and after != before:
+            # Velocities of SGD hold gradients times the old rate (Goyal et al. 2017, section 2.3).
+            for velocity in self._velocities():
+                velocity.assign(velocity * (after / before))
+
+    def _velocities(self) -> list[Any]:
+        if not self.model.built:
+            return []  # The first batch makes them.
+        older = keras_2(self._optimizer)
+        if older is not None:
+            return list(older.velocities(self._optimizer, self.model.trainable_variables))
+        return [one for one in getattr(self._optimizer, "momentums", ()) if one is not None]
+
+    def _rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -137,62 +182,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.verbose and self._rate is not None and epoch + 1 == self.end_epoch:
-            print(f"epoch {epoch + 1}: warmed up; the learning rate is {self._rate.value():g}")
-
-
-class _LearningRate:
-    """The learning rate of a model's optimizer, multiplied."""
-
-    def __init__(self, model: Any, initial_rate: float | None) -> None:
-        """Find the number or the schedule that decides the rate; raise if neither does."""
-        optimizer = model.optimizer
-        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        self._initial_rate = initial_rate
-        self._model = model
-        self._older = keras_2(self._optimizer)
-        decides = getattr(self._optimizer, "_learning_rate", None)
-        self._factor: Any = None
-        if isinstance(decides, _Schedule):  # It is multiplied itself; `initial_rate` has no effect.
-            if not isinstance(decides, _Scaled):
-                decides._factor = keras.Variable(
-                    1.0, trainable=False, name="hvdlite_learning_rate_factor"
-                )
-                subclass_in_place(decides, _Scaled)
-                model.train_function = None  # It may have been traced without the factor.
-            self._factor = decides._factor
-        elif self._older is not None:
-            self._older.check_rate(self._optimizer)
-        elif not isinstance(decides, keras.Variable):
-            raise ArgumentError(
-                f"the learning rate of this {type(self._optimizer).__name__} is neither a number "
-                "nor a LearningRateSchedule, and cannot be changed by a callback"
-            )
-        if self._factor is None and initial_rate is None:
-            raise ArgumentError("give initial_lr, the learning rate that is multiplied")
-
-    def multiply(self, multiplier: float, correct_momentum: bool) -> None:
-        """Set the rate to `multiplier` times the initial rate, or the schedule's rate."""
-        before = self.value()
-        if self._factor is not None:
-            self._factor.assign(multiplier)
-        elif self._initial_rate is not None:
-            self._optimizer.learning_rate = self._initial_rate * multiplier
-        after = self.value()
-        if correct_momentum and before > 0 and after != before:
-            # Velocities of SGD hold gradients times the old rate (Goyal et al. 2017, section 2.3).
-            for velocity in self._velocities():
-                velocity.assign(velocity * (after / before))
-
-    def _velocities(self) -> list[Any]:
-        if not self._model.built:
-            return []  # The first batch makes them.
-        if self._older is not None:
-            return list(self._older.velocities(self._optimizer, self._model.trainable_variables))
-        return [one for one in getattr(self._optimizer, "momentums", ()) if one is not None]
-
-    def value(self) -> float:
-        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+        if self.verbose and self._optimizer is not None and epoch + 1 == self.end_epoch:
+            print(f"epoch {epoch + 1}: warmed up; the learning rate is {self._rate():g}")
 
 
 class _Scaled(_Schedule):  # type: ignore[misc]
