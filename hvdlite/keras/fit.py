@@ -398,23 +398,21 @@ class _Observer(_LastCallback):
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Tell the rest of the epoch, before validation resets the metrics."""
-        if self._trains:
-            self._tell(None)
-            self._trains = False
+        self._tell(None)
+        self._trains = False
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Tell the rest of the epoch, if there was no validation, and the epoch's numbers."""
-        if self._trains:
-            self._tell(logs)
-        else:
-            observe_fit(0, _numbers(logs))
+        self._tell(logs)
         self._trains = False
 
     def _tell(self, logs: Logs) -> None:
-        count = _samples_of(self.model)
-        self._looked = time.monotonic()
-        observe_fit(max(0, count - self._told), _numbers(logs))
-        self._told = count
+        before = self._told
+        if self._trains:
+            self._told = _samples_of(self.model)
+            self._looked = time.monotonic()
+        values = list(numbers_in(logs).items())[:_MOST_NUMBERS]
+        observe_fit(max(0, self._told - before), dict(values))
 
 
 def _samples_of(model: Any) -> int:
@@ -425,10 +423,9 @@ def _samples_of(model: Any) -> int:
     return 0
 
 
-def _numbers(logs: Logs) -> dict[str, float]:
-    found = {
+def numbers_in(logs: Logs) -> dict[str, float]:
+    return {
         name: float(value)
         for name, value in (logs or {}).items()
         if isinstance(value, int | float) or getattr(value, "shape", None) == ()
     }
-    return dict(list(found.items())[:_MOST_NUMBERS])

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from hvdlite.keras.arrays import allreduce_buffers, exchange
-from hvdlite.keras.fit import Callback, Logs, agree_on_end_of_epoch, begin_fit
+from hvdlite.keras.fit import Callback, Logs, agree_on_end_of_epoch, begin_fit, numbers_in
 from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
@@ -180,11 +180,7 @@ def _average_logs(
         loss = "val_loss" if key.startswith("val_") else "loss"
         return weights.get(key, weights.get(loss, 1.0))
 
-    mine = {
-        key: [float(value), weight_of(key)]
-        for key, value in logs.items()
-        if isinstance(value, int | float) or getattr(value, "shape", None) == ()
-    }
+    mine = {key: [value, weight_of(key)] for key, value in numbers_in(logs).items()}
     everyone = exchange(mine, name, process_set)
     for key in sorted({key for one in everyone for key in one}):
         logs[key] = _average([one[key] for one in everyone if key in one])
