@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvdlite import basics, objects
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import CastCompressor, NoneCompressor, send_compressed
+from hvdlite.ops import CastCompressor, NoneCompressor, cast_in_core, send_compressed
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import autodiff as autodiff  # It registers gradients.
 from hvdlite.tensorflow import requests
@@ -191,7 +191,13 @@ def _allreduce(
     tensors: Sequence[Any], wire: WireName, reduction: Reduction, compression: Any
 ) -> list[tf.Tensor]:
     checked = [check(*each, reduction.op) for each in zip(tensors, wire.names, strict=True)]
-    return requests.allreduce_compressed(checked, wire, reduction, compression)
+    cast, by_hand = cast_in_core(compression, reduction.op)
+    reduction = reduction._replace(wire=cast)
+    return send_compressed(
+        lambda sent: requests.take_turns(wire, requests.allreduce(sent, wire, reduction)),
+        checked,
+        by_hand,
+    )
 
 
 @traced_as_it_is

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import cast_in_core, dtype_number, send_compressed, travels_as
+from hvdlite.ops import dtype_number, travels_as
 from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import raw_ops
@@ -55,17 +55,6 @@ def allreduce(
     if reduction.weight is not None:
         return _allreduce_weighted(tensors, wire, reduction)
     return _allreduce(tensors, wire, reduction)
-
-
-def allreduce_compressed(
-    tensors: Sequence[tf.Tensor], wire: WireName, reduction: Reduction, compression: Any
-) -> list[tf.Tensor]:
-    """Compress checked tensors, reduce and decompress them; calls `take_turns` itself."""
-    cast, by_hand = cast_in_core(compression, reduction.op)
-    reduction = reduction._replace(wire=cast)
-    return send_compressed(
-        lambda sent: take_turns(wire, allreduce(sent, wire, reduction)), tensors, by_hand
-    )
 
 
 def _allreduce(

@@ -1,8 +1,7 @@
 """Reduces tf.IndexedSlices: gathers their rows.
 
 Rows of equal indices are added up before anything is sent, and those of a gradient when they have
-arrived, too. A gradient that cannot travel as rows becomes rows again, so that an optimizer treats
-it in the same way.
+arrived, too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def allreduce_slices(
     slices: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tf.IndexedSlices:
     """Gather the rows and the indices of all ranks; equal indices of ranks are not added up."""
-    if not _can_gather(reduction):
+    if reduction.op not in (ops.Average, ops.Sum):
         raise UnsupportedError(
             f"'{wire.text}' is tf.IndexedSlices, whose rows can be averaged or summed; "
             "use sparse_as_dense=True for other operations"
@@ -40,21 +39,11 @@ def allreduce_slices(
 def reduce_sparse_gradient(
     gradient: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tf.IndexedSlices:
-    """Reduce a gradient as rows, where the operation can; not for XLA."""
-    merged = _merge(gradient, wire.text)
-    if _can_gather(reduction):
-        values, indices = _gather(merged, wire, reduction, compression)
-        # Ranks may have the same index. Keras' optimizers square each row of a gradient alone.
-        rows = _merge(tf.IndexedSlices(values, indices), wire.text)
-        values, indices = tf.cast(rows.values, merged.values.dtype), rows.indices
-    else:
-        # Only rows of averages and sums can be gathered; all other gradients travel dense.
-        values, indices = _reduce_dense(merged, wire, reduction, compression)
-    return tf.IndexedSlices(values, indices, dense_shape=merged.dense_shape)
-
-
-def _can_gather(reduction: Reduction) -> bool:
-    return reduction.op in (ops.Average, ops.Sum)
+    """Gather the rows of all ranks, and add up those of equal indices."""
+    # Ranks may have the same index. Keras' optimizers square each row of a gradient alone.
+    rows = _merge(allreduce_slices(gradient, wire, reduction, compression), wire.text)
+    values = tf.cast(rows.values, gradient.values.dtype)
+    return tf.IndexedSlices(values, rows.indices, dense_shape=rows.dense_shape)
 
 
 def _merge(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
@@ -102,20 +91,3 @@ def _scaled(rows: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     if rows.dtype.is_integer:
         return tf.cast(tf.cast(rows, tf.float64) * factor, rows.dtype)
     return rows * tf.cast(factor, rows.dtype)
-
-
-def _reduce_dense(
-    merged: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reduce as a dense tensor; return its rows that are not zero, and their indices."""
-    if merged.dense_shape is None:
-        raise UnsupportedError(
-            f"'{wire.text}' is tf.IndexedSlices without a dense_shape, whose rows can be averaged "
-            "or summed; give it one for other operations"
-        )
-    rows = merged.dense_shape[0]
-    dense = tf.math.unsorted_segment_sum(merged.values, merged.indices, rows)
-    (total,) = requests.allreduce_compressed([dense], wire, reduction, compression)
-    touched = tf.reduce_any(tf.not_equal(total, 0), axis=tf.range(1, tf.rank(total)))
-    indices = tf.reshape(tf.where(touched), [-1])
-    return tf.gather(total, indices), tf.cast(indices, merged.indices.dtype)
