@@ -1,8 +1,8 @@
 """The collectives of a process group, over an engine of its own.
 
 The class here has no base, so that it can have any face of torch.distributed. Its methods have
-the names, arguments and meanings of `torch.distributed.ProcessGroup`. Tensors travel as one
-dimension: their shapes matter to the callers only.
+the names, arguments and meanings of `torch.distributed.ProcessGroup`; `opts` is always given.
+Tensors travel as one dimension: their shapes matter to the callers only.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import distributed
-from torch.distributed import distributed_c10d
 
 from hvdlite import _core
 from hvdlite.errors import ArgumentError, UnsupportedError
@@ -41,9 +39,8 @@ Tensors = Sequence[torch.Tensor]
 class Collectives(Submissions):
     """The operations of one member of a process group."""
 
-    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> Work:
+    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any) -> Work:
         """Reduce tensors of one dtype in place, together; the result is the same on all ranks."""
-        opts = opts or distributed.AllreduceOptions()
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if are_sparse(targets):
             return self._combine(SparseSum(opts.reduceOp, targets), targets, opts)
@@ -51,12 +48,11 @@ class Collectives(Submissions):
         memories = [as_written(target) for target in targets]
         return self._reduce("allreduce", memories, memories, targets, opts)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Work:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """Reduce a tensor in place on rank `opts.rootRank`; on the others it does not change."""
-        opts = opts or distributed.ReduceOptions()
         check("reduce", tensors)
         if self._own_rank == opts.rootRank:
             memories = [as_written(tensor) for tensor in tensors]
@@ -98,9 +94,8 @@ class Collectives(Submissions):
 
         return self._start(gathered.signature, submit, targets, gathered.finish, opts)
 
-    def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> Work:
+    def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any) -> Work:
         """Copy the tensors of rank `opts.rootRank` to all ranks, in place."""
-        opts = opts or distributed.BroadcastOptions()
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         check("broadcast", targets)
         memories = [as_written(target) for target in targets]
@@ -116,13 +111,11 @@ class Collectives(Submissions):
         signature = f"broadcast.{root}.{memories[0].dtype}.{counts(memories)}"
         return self._start(signature, submit, targets, copying(memories, targets), opts)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """Give every rank the tensors of all ranks: `outputs[0][r]` is that of rank r."""
         return self._gather("allgather", inputs, [list(row) for row in outputs], opts)
 
-    def allgather_coalesced(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
-    ) -> Work:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """Do several `allgather` together: `outputs[r][i]` is `inputs[i]` of rank r."""
         if any(len(row) != len(inputs) for row in outputs):
             raise ArgumentError(
@@ -132,20 +125,15 @@ class Collectives(Submissions):
         rows = [[row[index] for row in outputs] for index in range(len(inputs))]
         return self._gather("allgather_coalesced", inputs, rows, opts)
 
-    def all_gather_single(
-        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
-    ) -> Work:
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
         """Give every rank the tensors of all ranks, one behind the other in `output`."""
         return self._gather("all_gather_single", [source], [output], opts)
 
-    def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         """Do several `all_gather_single` together."""
         return self._gather("all_gather_single", inputs, outputs, opts)
 
     def _gather(self, verb: str, inputs: Tensors, targets: Sequence[Target], opts: Any) -> Work:
-        opts = opts or distributed_c10d.AllgatherOptions()
         for target, tensor in zip(targets, inputs, strict=True):
             wanted = target if isinstance(target, list) else [target]
             check(verb, [*wanted, tensor])
@@ -170,7 +158,7 @@ class Collectives(Submissions):
         finish = receiving(verb, targets, places, self._members)
         return self._start(signature, submit, _flat(targets), finish, opts)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         """Reduce `inputs[0][r]` over all ranks into `outputs[0]` of rank r."""
         (output,), (parts,) = outputs, inputs
         check("reduce_scatter", [*parts, output])
@@ -179,15 +167,11 @@ class Collectives(Submissions):
         uneven = splits if len(set(splits)) > 1 else None
         return self._scatter_reduced("reduce_scatter", [output], [joined], opts, uneven)
 
-    def reduce_scatter_single(
-        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
-    ) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
         """Reduce `source` over all ranks; rank r gets its r-th part in `output`."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Work:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         """Do several `reduce_scatter_single` together."""
         check("reduce_scatter_single", [*outputs, *inputs])
         return self._scatter_reduced("reduce_scatter_single", outputs, inputs, opts)
@@ -201,7 +185,6 @@ class Collectives(Submissions):
         splits: Sequence[int] | None = None,
     ) -> Work:
         """Reduce tensors; rank r gets its r-th part of each, or `splits[r]` elements of the one."""
-        opts = opts or distributed.ReduceScatterOptions()
         for output, tensor in zip(outputs, inputs, strict=True):
             if splits is None and tensor.numel() != self._members * output.numel():
                 raise ArgumentError(
@@ -249,13 +232,12 @@ class Collectives(Submissions):
         source: torch.Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: Any = None,
+        opts: Any,
     ) -> Work:
         """Send slices of rows of `source` to all ranks, and put what they send into `output`."""
         check("all_to_all_single", [output, source])
         counts = self._elements("input", source, input_split_sizes)
         wanted = self._elements("output", output, output_split_sizes)
-        opts = opts or distributed.AllToAllOptions()
         return self._exchange("all_to_all_single", readable(source), counts, output, wanted, opts)
 
     def _elements(self, what: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
@@ -276,7 +258,7 @@ class Collectives(Submissions):
         per_row = tensor.numel() // rows if rows else 0
         return [count * per_row for count in splits]
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         """Send `inputs[r]` to rank r, and put what rank r sends into `outputs[r]`."""
         check("all_to_all", [*outputs, *inputs])
         for tensors in (outputs, inputs):
@@ -287,12 +269,10 @@ class Collectives(Submissions):
         joined = torch.cat([readable(tensor).reshape(-1) for tensor in inputs])
         counts = [tensor.numel() for tensor in inputs]
         wanted = [tensor.numel() for tensor in outputs]
-        opts = opts or distributed.AllToAllOptions()
         return self._exchange("all_to_all", joined, counts, list(outputs), wanted, opts)
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """Give rank `opts.rootRank` the tensors of all ranks: `outputs[0][r]` is that of rank r."""
-        opts = opts or distributed.GatherOptions()
         root = opts.rootRank
         targets = list(outputs[0]) if self._own_rank == root else []
         check("gather", [*targets, *inputs])
@@ -305,9 +285,8 @@ class Collectives(Submissions):
         wanted = [one.numel() for one in targets] or [0] * self._members
         return self._exchange(f"gather.{root}", source, counts, targets, wanted, opts)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         """Send `inputs[0][r]` of rank `opts.rootRank` to rank r, which has it in `outputs[0]`."""
-        opts = opts or distributed.ScatterOptions()
         root, target = opts.rootRank, outputs[0]
         sources = list(inputs[0]) if self._own_rank == root else []
         check("scatter", [*sources, target])
@@ -388,8 +367,7 @@ class Collectives(Submissions):
             'give src=, or use a group dist.new_group(backend="gloo")'
         )
 
-    def barrier(self, opts: Any = None) -> Work:
-        opts = opts or distributed.BarrierOptions()
+    def barrier(self, opts: Any) -> Work:
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             return self._engine.barrier(name, blocking=blocking)

@@ -254,21 +254,20 @@ def in_one_form(verb: str, given: Sequence[Any], named: dict[str, Any]) -> list[
 
 
 def _options(verb: str, given: Sequence[Any], named: dict[str, Any]) -> Any:
-    """Return the object with the options of a call; None if none are given."""
+    """Return the object with the options of a call; None for a verb that has none."""
     form = FORMS[verb]
     if form.options is not None and len(given) == 1 and not named:
         (only,) = given
         if only is None or _has_options(only):
-            return only
+            return only or form.options()
     if form.options is not None and not given and set(named) == {"opts"}:
-        return named["opts"]
+        return named["opts"] or form.options()
     single = dict(zip(form.single, given, strict=False))
     if len(given) > len(form.single) or not set(named) <= set(form.single) - set(single):
         raise TypeError(f"{verb}() got arguments that it does not have: {[*given, *named]}")
-    options = None
+    options = form.options() if form.options is not None else None
     for name, value in (single | named).items():
         if value is not None:
-            options = options or form.options()
             setattr(options, _FIELDS[name], value)
     return options
 
