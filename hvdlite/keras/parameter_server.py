@@ -193,7 +193,7 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             specs = [_spec(i, one) for i, one in enumerate(self._trainable_variables)]
             self._values = [_array(variable) for variable in self._trainable_variables]
             memory = [_bytes(value) for value in self._values]
-            self._collection = self._client.register(specs, memory)
+            self._collection = RemoteCollection(self._client, specs, memory)
             self.clock = self._collection.clock
             self._collection.step(self.clock, None, memory, None)
             for variable, value in zip(self._trainable_variables, self._values, strict=True):

@@ -15,7 +15,7 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,13 +177,11 @@ class Saving:
         self.number = 0 if self._begun is None else self._begun.number
         self.file = None if save is None else file_of(save, server, servers)
         self._version: int | None = None  # The last checkpoint has this version.
-        self._collection: Callable[[], Collection | None] = lambda: None
+        self._collection: Collection | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvdlite-saving", daemon=True)
 
-    def start(self, collection: Callable[[], Collection | None]) -> None:
-        """Write checkpoints from now on, of what `collection` returns."""
-        self._collection = collection
+    def start(self) -> None:
         if self.file is not None:
             self._thread.start()
 
@@ -195,11 +193,11 @@ class Saving:
             self._save()
 
     def restore(self, collection: Collection) -> None:
-        """Set a new collection to what the checkpoint has, if there is one.
+        """Set a new collection to what the checkpoint has, if there is one; save it from now on.
 
         It raises MismatchError if the checkpoint has other tensors.
         """
-        begun = self._begun
+        self._collection, begun = collection, self._begun
         if begun is None:
             return
         what = difference(collection.specs, begun.specs)
@@ -221,8 +219,8 @@ class Saving:
 
     def _save(self) -> None:
         """Write a checkpoint if something has changed; a failure does not end the service."""
-        collection = self._collection()
-        if collection is None or collection.version == self._version:
+        collection = self._collection
+        if collection is None or not collection.filled or collection.version == self._version:
             return
         assert self.file is not None
         try:

@@ -202,16 +202,6 @@ class Client:
                     link.interrupt()
                 raise
 
-    def register(
-        self, specs: Sequence[TensorSpec], values: Sequence[memoryview]
-    ) -> RemoteCollection:
-        """Register the tensors of a model, and send their first values if this worker is to.
-
-        It raises MismatchError if other workers, or the checkpoint, have other tensors, and
-        HvdliteError if a server has refused this worker, or is gone.
-        """
-        return RemoteCollection(self, specs, values)
-
     def report(self) -> Report:
         def ask(link: Link) -> ServerReport:
             link.send([Frame(Operation.REPORT).pack()])
@@ -232,6 +222,11 @@ class RemoteCollection:
     def __init__(
         self, client: Client, specs: Sequence[TensorSpec], values: Sequence[memoryview]
     ) -> None:
+        """Register the tensors of a model, and send their first values if this worker is to.
+
+        It raises MismatchError if other workers, or the checkpoint, have other tensors, and
+        HvdliteError if a server has refused this worker, or is gone.
+        """
         self._client = client
         server_of = place(specs, len(client.links))
         self._shares = [
@@ -239,17 +234,16 @@ class RemoteCollection:
             for link in client.links
         ]
         said: dict[str, Any] = {"tensors": encode(specs), "clock": None, "fills": False}
-        fills, self.clock = self._register(self._shares[0], said)
-        said = {**said, "clock": self.clock, "fills": fills}
+        said["fills"], said["clock"] = self._register(self._shares[0], said)
+        self.clock: int = said["clock"]
         for share in self._shares[1:]:
             self._register(share, said)
-        for share in reversed(
-            self._shares if fills else []
-        ):  # Server 0 comes last, see `Collection`.
-            pieces = [values[index] for index in share.tensors]
-            body = sum(len(piece) for piece in pieces)
-            share.link.send([Frame(Operation.FILL, body=body).pack(), *pieces])
-            share.seen = share.link.answer().version
+        if said["fills"]:
+            for share in reversed(self._shares):  # Server 0 comes last, see `Collection`.
+                pieces = [values[index] for index in share.tensors]
+                frame = Frame(Operation.FILL, body=sum(map(len, pieces)))
+                share.link.send([frame.pack(), *pieces])
+                share.seen = share.link.answer().version
 
     def _register(self, share: _Share, said: dict[str, Any]) -> tuple[bool, int]:
         """Return whether this worker is to send the values, and the clock at which it begins."""

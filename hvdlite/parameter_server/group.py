@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
-from types import TracebackType
 from typing import Any, TypeVar
 
 from hvdlite.errors import ArgumentError, BootstrapError
@@ -137,12 +136,7 @@ class Group:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _show(self, watched: Watched) -> None:

@@ -98,7 +98,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until the workers have ended, or `stop` is called."""
-        self.saving.start(self._filled)
+        self.saving.start()
         try:
             while not self._stopping.is_set() and not self._over():
                 for key, _ in self._selector.select(_TICK_SECONDS):
@@ -143,10 +143,6 @@ class Server:
             del self._sessions[session]
             self._died = self._died or not well
             self._gone_at = time.monotonic()
-
-    def _filled(self) -> Collection | None:
-        collection = self._collection
-        return collection if collection is not None and collection.filled else None
 
     def _over(self) -> bool:
         with self._lock:

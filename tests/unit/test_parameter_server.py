@@ -108,7 +108,7 @@ def test_values_and_rows_travel_both_ways() -> None:
     with Servers(2, Adding) as running:
         client = running.client()
         first = [numbers(*range(10)), numbers(1, 2, 3)]
-        remote = client.register(SPECS, first)
+        remote = RemoteCollection(client, SPECS, first)
         into = [numbers(*[math.nan] * 10), numbers(0, 0, 0)]
         remote.step(1, {0: Rows(rows(1, 4), numbers(10, 20, 30, 40)), 1: numbers(1, 1, 1)}, into)
         assert into[0].cast("d").tolist() == [0, 1, 12, 23, 4, 5, 6, 7, 38, 49]
@@ -165,7 +165,7 @@ BAD_MODELS: dict[str, object] = {
 
 def test_bad_requests_get_a_reason_and_harm_nobody() -> None:
     with Servers(1, Adding, workers=1) as running:
-        remote = running.client().register(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+        remote = RemoteCollection(running.client(), SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         for what, request in BAD_REQUESTS.items():
             with running.connect(0, 50) as connection:
                 connection.settimeout(HANG)
@@ -189,7 +189,7 @@ def test_another_worker_fills_when_the_first_one_dies() -> None:
         with running.connect(0, 50) as connection, running.connect(1, 50):
             connection.settimeout(HANG)
             assert register(connection, model()).kind == Status.FILL_IN
-        remote = running.client().register(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+        remote = RemoteCollection(running.client(), SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         into = [numbers(*[0.0] * 10), numbers(0, 0, 0)]
         remote.step(1, None, into)
         assert into[0].cast("d").tolist() == list(range(10))
@@ -252,14 +252,14 @@ def test_workers_that_come_and_die_leave_nothing() -> None:
 
     def live_and_die(clock: int) -> None:
         client = running.client()
-        client.register(SPECS, values).step(clock, {1: numbers(1, 1, 1)}, values, None)
+        RemoteCollection(client, SPECS, values).step(clock, {1: numbers(1, 1, 1)}, values, None)
         client.close(goodbye=False)
 
     def held() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     with Servers(1, Adding) as running:
-        stays = running.client().register(SPECS, values)
+        stays = RemoteCollection(running.client(), SPECS, values)
         before = held()
         for clock in range(1, 21):
             live_and_die(clock)
@@ -281,7 +281,7 @@ def test_an_interrupted_exchange_ends_the_worker_and_no_other(servers: int) -> N
     with Servers(servers, Adding, workers=2) as running:
         clients = [running.client(), running.client()]
         for client in clients:
-            client.register(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+            RemoteCollection(client, SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         with pytest.raises(KeyboardInterrupt):
             clients[0].on_all(interrupted, clients[0].links)
         with pytest.raises(HvdliteError, match="was interrupted"):
@@ -292,7 +292,7 @@ def test_an_interrupted_exchange_ends_the_worker_and_no_other(servers: int) -> N
 def test_a_child_of_fork_leaves_the_service_alone() -> None:
     with Servers(1, Adding) as running:
         client = running.client()
-        client.register(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+        RemoteCollection(client, SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork() beside threads
             child = os.fork()
@@ -337,7 +337,7 @@ def test_each_push_counts_once_and_nobody_sees_less_than_its_bound(staleness: in
     with Servers(2, Adding, workers=WORKERS) as running:
         clients = [running.client() for _ in range(WORKERS)]
         zeros = [memoryview(bytearray(size)) for _ in specs]
-        remotes = [client.register(specs, zeros) for client in clients]
+        remotes = [RemoteCollection(client, specs, zeros) for client in clients]
         threads = [
             threading.Thread(target=work, args=(row, remote)) for row, remote in enumerate(remotes)
         ]
@@ -357,7 +357,7 @@ def test_the_age_of_a_push_is_what_its_worker_had_not_seen() -> None:
     with Servers(1, Adding, workers=2) as running:
         clients = [running.client(), running.client()]
         values = [numbers(*range(10)), numbers(1, 2, 3)]
-        slow, fast = (client.register(SPECS, values) for client in clients)
+        slow, fast = (RemoteCollection(client, SPECS, values) for client in clients)
         for clock in (1, 2, 3):
             fast.step(clock, {1: numbers(1, 1, 1)}, values)
         slow.step(1, {1: numbers(1, 1, 1)}, values)
