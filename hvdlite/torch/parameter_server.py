@@ -28,9 +28,9 @@ from hvdlite.errors import ArgumentError, UndividedRateWarning
 from hvdlite.parameter_server import group as neutral
 from hvdlite.parameter_server.client import Client, RemoteCollection, Rows
 from hvdlite.parameter_server.collection import Report, ServerReport, WorkerReport, check_pace
-from hvdlite.parameter_server.tensors import Gradient, Slot, Storage, TensorSpec
+from hvdlite.parameter_server.tensors import ITEM_BYTES, Gradient, Slot, Storage, TensorSpec
 from hvdlite.rendezvous.environment import detect
-from hvdlite.torch.collectives.tensors import DTYPES, NAMES, bytes_of, tensor_over
+from hvdlite.torch.collectives.tensors import bytes_of, tensor_over
 from hvdlite.torch.wrapping import Wrapping
 
 __all__ = ["Group", "Replica", "Report", "ServerReport", "WorkerReport", "connect"]
@@ -276,11 +276,12 @@ def _trained(named_parameters: NamedParameters) -> tuple[list[str], list[torch.n
 
 
 def _spec(name: str, parameter: torch.nn.Parameter) -> TensorSpec:
-    if parameter.dtype not in NAMES:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    if dtype not in ITEM_BYTES:
         raise ArgumentError(
-            f"parameter {name!r} is {parameter.dtype}, and servers hold {', '.join(NAMES.values())}"
+            f"parameter {name!r} is {parameter.dtype}, and servers hold {', '.join(ITEM_BYTES)}"
         )
-    return TensorSpec(name, NAMES[parameter.dtype], tuple(parameter.shape))
+    return TensorSpec(name, dtype, tuple(parameter.shape))
 
 
 def _host_memory(parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -310,7 +311,9 @@ class TorchStorage:
         self._specs = list(tensors)
         self._check_finite = check_finite
         self.parameters = [
-            torch.nn.Parameter(torch.zeros(one.shape, dtype=DTYPES[one.dtype], device="cpu"))
+            torch.nn.Parameter(
+                torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device="cpu")
+            )
             for one in tensors
         ]
         self.optimizer = _checked(make_optimizer, self.parameters) if tensors else None

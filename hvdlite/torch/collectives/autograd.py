@@ -49,13 +49,9 @@ class Handle:
             self._finish = None
         return self._result
 
-    def then(self, change: Callable[[Any], Any]) -> Handle:
-        """Return a handle of the same collective whose result is `change(result)`."""
-        return Handle(self._core, lambda _: change(self.wait()))
-
     def first(self) -> Handle:
         """Return a handle of the same collective whose result is the first one of its list."""
-        return self.then(lambda results: results[0])
+        return Handle(self._core, lambda _: self.wait()[0])
 
 
 @outside_graphs

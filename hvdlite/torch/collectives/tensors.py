@@ -166,15 +166,6 @@ def note_written(tensors: Sequence[torch.Tensor]) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
 def tensor_over(memory: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """Return a tensor whose values are these bytes, without a copy."""
     if not len(memory):
