@@ -23,29 +23,16 @@ from hvdlite.errors import (
     MismatchError,
     RankFailedError,
 )
+from hvdlite.parameter_server import wire
 from hvdlite.parameter_server.collection import Report, ServerReport
 from hvdlite.parameter_server.tensors import TensorSpec, encode, place
-from hvdlite.parameter_server.wire import (
-    MAX_TEXT_BYTES,
-    Entry,
-    Frame,
-    HungUpError,
-    Layout,
-    Operation,
-    Status,
-    receive,
-    receive_bytes,
-    receive_frame,
-    send,
-    tune,
-)
 from hvdlite.rendezvous import descriptors
 
 # A server shows a sign of life each second while a worker waits, so that one without is stuck.
 _SILENCE_SECONDS = 120
 _ERRORS: dict[int, type[HvdliteError]] = {
-    Status.MISMATCH: MismatchError,
-    Status.REFUSED: ArgumentError,
+    wire.Status.MISMATCH: MismatchError,
+    wire.Status.REFUSED: ArgumentError,
 }
 _TIMEVAL = struct.Struct("ll")
 
@@ -65,7 +52,7 @@ class Link:
         connection.setblocking(True)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(_SILENCE_SECONDS, 0))
-        tune(connection)
+        wire.tune(connection)
         self.index = index
         self.name = f"parameter server {index}"
         self.checkpoint: str | None = None
@@ -80,39 +67,39 @@ class Link:
         if self._error is not None:
             raise self._error
         try:
-            send(self._connection, pieces)
+            wire.send(self._connection, pieces)
         except OSError as error:
             # The server may have said why it does not read on.
-            with contextlib.suppress(OSError, HungUpError):
+            with contextlib.suppress(OSError, wire.HungUpError):
                 while True:
-                    self._check(receive_frame(self._connection))
+                    self._check(wire.receive_frame(self._connection))
             self._lost(error)
 
-    def answer(self) -> Frame:
+    def answer(self) -> wire.Frame:
         """Receive the header of the next answer; raise as `send` does."""
         try:
             while True:
-                frame = receive_frame(self._connection)
+                frame = wire.receive_frame(self._connection)
                 if self._check(frame):
                     self._saved = frame.clock
                     return frame
-        except (OSError, HungUpError) as error:
+        except (OSError, wire.HungUpError) as error:
             self._lost(error)
 
-    def body(self, frame: Frame, pieces: Sequence[memoryview]) -> None:
+    def body(self, frame: wire.Frame, pieces: Sequence[memoryview]) -> None:
         """Receive the body of an answer into memory; raise as `send` does."""
         expected = sum(piece.nbytes for piece in pieces)
         if frame.body != expected:
             wrong = f"{self.name} sends {frame.body} bytes instead of {expected}"
             self._fail(CollectiveError(wrong))
         try:
-            receive(self._connection, pieces)
-        except (OSError, HungUpError) as error:
+            wire.receive(self._connection, pieces)
+        except (OSError, wire.HungUpError) as error:
             self._lost(error)
 
-    def text(self, frame: Frame) -> Any:
+    def text(self, frame: wire.Frame) -> Any:
         """Receive the body of an answer as JSON; raise as `send` does."""
-        memory = memoryview(bytearray(min(frame.body, MAX_TEXT_BYTES)))
+        memory = memoryview(bytearray(min(frame.body, wire.MAX_TEXT_BYTES)))
         self.body(frame, [memory])
         return json.loads(bytes(memory))
 
@@ -120,7 +107,7 @@ class Link:
         """End the connection, by default with a word, so that the server does not count a death."""
         with contextlib.suppress(OSError):
             if goodbye and self._error is None:
-                send(self._connection, [Frame(Operation.GOODBYE).pack()])
+                wire.send(self._connection, [wire.Frame(wire.Operation.GOODBYE).pack()])
         self._error = self._error or HvdliteError("the connection to the servers is closed")
         self._connection.close()
         descriptors.forget(self)
@@ -138,13 +125,13 @@ class Link:
         self._connection.close()
         self._error = HvdliteError("a child of fork() has no connection to the parameter servers")
 
-    def _check(self, frame: Frame) -> bool:
+    def _check(self, frame: wire.Frame) -> bool:
         """Return whether a frame is an answer, not a sign of life; raise what it says."""
-        if frame.kind == Status.WAIT:
+        if frame.kind == wire.Status.WAIT:
             return False
-        if frame.kind in (Status.DONE, Status.FILL_IN):
+        if frame.kind in (wire.Status.DONE, wire.Status.FILL_IN):
             return True
-        text = receive_bytes(self._connection, min(frame.body, MAX_TEXT_BYTES))
+        text = wire.receive_bytes(self._connection, min(frame.body, wire.MAX_TEXT_BYTES))
         self._error = _ERRORS.get(frame.kind, CollectiveError)(text.decode(errors="replace"))
         raise self._error
 
@@ -204,7 +191,7 @@ class Client:
 
     def report(self) -> Report:
         def ask(link: Link) -> ServerReport:
-            link.send([Frame(Operation.REPORT).pack()])
+            link.send([wire.Frame(wire.Operation.REPORT).pack()])
             return ServerReport.from_json(link.text(link.answer()))
 
         return Report(self.on_all(ask, self.links))
@@ -241,19 +228,19 @@ class RemoteCollection:
         if said["fills"]:
             for share in reversed(self._shares):  # Server 0 comes last, see `Collection`.
                 pieces = [values[index] for index in share.tensors]
-                frame = Frame(Operation.FILL, body=sum(map(len, pieces)))
+                frame = wire.Frame(wire.Operation.FILL, body=sum(map(len, pieces)))
                 share.link.send([frame.pack(), *pieces])
                 share.seen = share.link.answer().version
 
     def _register(self, share: _Share, said: dict[str, Any]) -> tuple[bool, int]:
         """Return whether this worker is to send the values, and the clock at which it begins."""
         body = json.dumps(said).encode()
-        share.link.send([Frame(Operation.REGISTER, body=len(body)).pack(), body])
+        share.link.send([wire.Frame(wire.Operation.REGISTER, body=len(body)).pack(), body])
         frame = share.link.answer()
         share.seen = frame.version
         answer = share.link.text(frame)
         share.link.checkpoint = answer["checkpoint"]
-        return frame.kind == Status.FILL_IN, answer["clock"]
+        return frame.kind == wire.Status.FILL_IN, answer["clock"]
 
     def step(
         self,
@@ -276,7 +263,7 @@ class RemoteCollection:
                 share.link.send(_push_request(share, clock, gradients))
             if into is not None:
                 bound = 0 if staleness is None else staleness + 1
-                share.link.send([Frame(Operation.PULL, 0, clock, bound).pack()])
+                share.link.send([wire.Frame(wire.Operation.PULL, 0, clock, bound).pack()])
             if gradients is not None:
                 share.link.answer()
             if into is not None:
@@ -295,11 +282,11 @@ def _push_request(
     for own, index in enumerate(share.tensors):
         gradient = gradients.get(index)
         if isinstance(gradient, Rows):
-            entries.append(Entry(own, Layout.ROWS, len(gradient.numbers)).pack())
+            entries.append(wire.Entry(own, wire.Layout.ROWS, len(gradient.numbers)).pack())
             pieces += [gradient.numbers.cast("B"), gradient.values]
         elif gradient is not None:
-            entries.append(Entry(own).pack())
+            entries.append(wire.Entry(own).pack())
             pieces.append(gradient)
     body = sum(map(len, entries)) + sum(map(len, pieces))
-    frame = Frame(Operation.PUSH, len(entries), clock, share.seen, body)
+    frame = wire.Frame(wire.Operation.PUSH, len(entries), clock, share.seen, body)
     return [frame.pack(), *entries, *pieces]

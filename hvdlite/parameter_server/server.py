@@ -21,26 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
+from hvdlite.parameter_server import wire
 from hvdlite.parameter_server.checkpoint import Saving
 from hvdlite.parameter_server.collection import Collection, ServerReport
 from hvdlite.parameter_server.tensors import Gradient, MakeStorage, TensorSpec, decode
-from hvdlite.parameter_server.wire import (
-    ENTRY_BYTES,
-    MAX_TEXT_BYTES,
-    ROW_NUMBER_BYTES,
-    Entry,
-    Frame,
-    HungUpError,
-    Layout,
-    Operation,
-    Status,
-    receive,
-    receive_bytes,
-    receive_entries,
-    receive_frame,
-    send,
-    tune,
-)
 from hvdlite.rendezvous import descriptors
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS, Job, Role, ServerHandshake
@@ -157,7 +141,7 @@ class Server:
         if handshake.role != Role.PARAMETER:
             connection.close()
             return
-        tune(connection)
+        wire.tune(connection)
         session = Session(connection, handshake.rank, self)
         name = f"hvdlite-parameters-{handshake.rank}"
         thread = threading.Thread(target=session.serve, name=name, daemon=True)
@@ -190,18 +174,18 @@ class Session:
         self._collection: Collection | None = None  # The worker has registered its tensors.
         self._staging: list[memoryview] = []  # This session's own memory for them.
         self._alive_at = 0.0
-        self._handlers: dict[int, Callable[[Frame], None]] = {
-            Operation.REGISTER: self._register,
-            Operation.FILL: self._fill,
-            Operation.PUSH: self._push,
-            Operation.PULL: self._pull,
-            Operation.REPORT: self._report,
+        self._handlers: dict[int, Callable[[wire.Frame], None]] = {
+            wire.Operation.REGISTER: self._register,
+            wire.Operation.FILL: self._fill,
+            wire.Operation.PUSH: self._push,
+            wire.Operation.PULL: self._pull,
+            wire.Operation.REPORT: self._report,
         }
 
     def serve(self) -> None:
         well = False
         try:
-            while (frame := receive_frame(self._connection)).kind != Operation.GOODBYE:
+            while (frame := wire.receive_frame(self._connection)).kind != wire.Operation.GOODBYE:
                 handler = self._handlers.get(frame.kind)
                 if handler is None:
                     raise ArgumentError(
@@ -209,7 +193,7 @@ class Session:
                     )
                 handler(frame)
             well = True
-        except (HungUpError, OSError):
+        except (wire.HungUpError, OSError):
             pass  # The worker died. What it had not sent completely was never applied.
         except HvdliteError as error:
             self._refuse(error)
@@ -231,18 +215,18 @@ class Session:
         self._connection.close()
 
     def _answer(
-        self, status: Status, version: int = 0, pieces: Sequence[memoryview | bytes] = ()
+        self, status: wire.Status, version: int = 0, pieces: Sequence[memoryview | bytes] = ()
     ) -> None:
         body = sum(len(piece) for piece in pieces)
-        frame = Frame(status, 0, self._server.saving.number, version, body)
-        send(self._connection, [frame.pack(), *pieces])
+        frame = wire.Frame(status, 0, self._server.saving.number, version, body)
+        wire.send(self._connection, [frame.pack(), *pieces])
 
     def _refuse(self, error: HvdliteError) -> None:
         """Tell the worker why the session ends; it may still be sending."""
         server = f"parameter server {self._server.index}"
         print(f"hvdlite: {server} refuses worker {self.worker}: {error}", file=sys.stderr)
-        status = Status.MISMATCH if isinstance(error, MismatchError) else Status.FAILED
-        status = Status.REFUSED if isinstance(error, ArgumentError) else status
+        status = wire.Status.MISMATCH if isinstance(error, MismatchError) else wire.Status.FAILED
+        status = wire.Status.REFUSED if isinstance(error, ArgumentError) else status
         with contextlib.suppress(OSError):
             self._answer(status, pieces=[f"{server}: {error}".encode()])
             self._connection.shutdown(socket.SHUT_WR)
@@ -255,20 +239,20 @@ class Session:
         """Show the worker that this server lives; raise HungUpError if the worker has gone."""
         with contextlib.suppress(BlockingIOError):
             if not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                raise HungUpError("the worker closed the connection")
+                raise wire.HungUpError("the worker closed the connection")
         if time.monotonic() > self._alive_at + _SIGN_OF_LIFE_SECONDS:
             self._alive_at = time.monotonic()
-            self._answer(Status.WAIT)
+            self._answer(wire.Status.WAIT)
 
-    def _register(self, frame: Frame) -> None:
+    def _register(self, frame: wire.Frame) -> None:
         """Let the worker take part: {tensors, clock, fills}."""
-        if frame.body > MAX_TEXT_BYTES:
+        if frame.body > wire.MAX_TEXT_BYTES:
             raise ArgumentError(
                 f"worker {self.worker} announces a list of tensors of {frame.body} bytes, which is "
                 "too long"
             )
         try:
-            said = json.loads(receive_bytes(self._connection, frame.body))
+            said = json.loads(wire.receive_bytes(self._connection, frame.body))
             clock, told = said["clock"], bool(said["fills"])
             specs = decode(said["tensors"])
             if clock is not None and type(clock) is not int:
@@ -285,50 +269,50 @@ class Session:
                 if not collection.moved.wait(_TICK_SECONDS):
                     self._look_alive()
         self._staging = [memoryview(bytearray(one.nbytes)) for one in collection.tensors]
-        status = Status.FILL_IN if fills else Status.DONE
+        status = wire.Status.FILL_IN if fills else wire.Status.DONE
         joined_at = collection.join(self.worker, clock)
         answer = {"clock": joined_at, "checkpoint": self._server.saving.file}
         self._answer(status, collection.version, [json.dumps(answer).encode()])
 
-    def _fill(self, frame: Frame) -> None:
+    def _fill(self, frame: wire.Frame) -> None:
         collection = self._registered()
         if collection.filler != self.worker:
             raise ArgumentError(f"worker {self.worker} sends values that nobody asked for")
         self._check_body(frame, sum(one.nbytes for one in collection.tensors))
-        receive(self._connection, self._staging)
+        wire.receive(self._connection, self._staging)
         collection.fill(self._staging)
-        self._answer(Status.DONE, collection.version)
+        self._answer(wire.Status.DONE, collection.version)
 
-    def _push(self, frame: Frame) -> None:
+    def _push(self, frame: wire.Frame) -> None:
         collection = self._filled()
         entries = self._entries(frame, collection.tensors)
         gradients, pieces = [], []
         for tensor, layout, rows in entries:
-            if layout == Layout.DENSE:
+            if layout == wire.Layout.DENSE:
                 gradients.append(Gradient(tensor, self._staging[tensor]))
                 pieces.append(self._staging[tensor])
                 continue
-            split = rows * ROW_NUMBER_BYTES
+            split = rows * wire.ROW_NUMBER_BYTES
             memory = memoryview(bytearray(split + rows * collection.tensors[tensor].row_bytes))
             gradients.append(Gradient(tensor, memory[split:], memory[:split].cast("q")))
             pieces.append(memory)
-        receive(self._connection, pieces)
+        wire.receive(self._connection, pieces)
         version = collection.push(self.worker, frame.clock, frame.version, gradients)
-        self._answer(Status.DONE, version)
+        self._answer(wire.Status.DONE, version)
 
-    def _pull(self, frame: Frame) -> None:
+    def _pull(self, frame: wire.Frame) -> None:
         collection = self._filled()
         self._check_body(frame, 0)
         staleness = None if frame.version == 0 else frame.version - 1
         version = collection.pull(
             self.worker, frame.clock, staleness, self._staging, self._look_alive
         )
-        self._answer(Status.DONE, version, self._staging)
+        self._answer(wire.Status.DONE, version, self._staging)
 
-    def _report(self, frame: Frame) -> None:
+    def _report(self, frame: wire.Frame) -> None:
         self._check_body(frame, 0)
         body = json.dumps(asdict(self._server.report())).encode()
-        self._answer(Status.DONE, pieces=[body])
+        self._answer(wire.Status.DONE, pieces=[body])
 
     def _registered(self) -> Collection:
         if self._collection is None:
@@ -341,27 +325,27 @@ class Session:
             raise ArgumentError(f"worker {self.worker} asks for values before they are there")
         return collection
 
-    def _entries(self, frame: Frame, tensors: Sequence[TensorSpec]) -> list[Entry]:
+    def _entries(self, frame: wire.Frame, tensors: Sequence[TensorSpec]) -> list[wire.Entry]:
         """Receive the entries of a body, and check each of them and the size of the body."""
         if frame.entries > len(tensors):
             raise ArgumentError(
                 f"worker {self.worker} names {frame.entries} tensors, and there are {len(tensors)}"
             )
-        size = frame.entries * ENTRY_BYTES
+        size = frame.entries * wire.ENTRY_BYTES
         if frame.body < size:
             self._check_body(frame, size)
-        entries = receive_entries(self._connection, frame.entries)
+        entries = wire.receive_entries(self._connection, frame.entries)
         if len({entry.tensor for entry in entries}) < len(entries):
             raise ArgumentError(f"worker {self.worker} names a tensor twice")
         for entry in entries:
-            known = entry.tensor < len(tensors) and entry.layout in set(Layout)
+            known = entry.tensor < len(tensors) and entry.layout in set(wire.Layout)
             if not known or entry.rows > tensors[entry.tensor].rows:
                 raise ArgumentError(
                     f"worker {self.worker} asks for what this server does not have: {entry}"
                 )
             spec = tensors[entry.tensor]
-            if entry.layout == Layout.ROWS:
-                size += entry.rows * (ROW_NUMBER_BYTES + spec.row_bytes)
+            if entry.layout == wire.Layout.ROWS:
+                size += entry.rows * (wire.ROW_NUMBER_BYTES + spec.row_bytes)
             elif entry.rows:
                 raise ArgumentError(f"worker {self.worker} gives rows to a dense entry: {entry}")
             else:
@@ -369,9 +353,9 @@ class Session:
         self._check_body(frame, size)
         return entries
 
-    def _check_body(self, frame: Frame, expected: int) -> None:
+    def _check_body(self, frame: wire.Frame, expected: int) -> None:
         if frame.body != expected:
-            name = Operation(frame.kind).name
+            name = wire.Operation(frame.kind).name
             raise ArgumentError(
                 f"worker {self.worker} announces {frame.body} bytes for {name}, and the tensors "
                 f"that it names have {expected}"
