@@ -72,12 +72,14 @@ class Servers:
         way = (self.addresses[server], self.job, worker, Role.PARAMETER, Deadline(HANG))
         return run(introducing(*way))[0]
 
-    def client(self) -> Client:
-        """Connect the next worker."""
+    def client(self, *model: Any) -> Client:
+        """Connect the next worker, which may register a model: its specs and first values."""
         worker, self._next = self._next, self._next + 1
         count = len(self.servers)
-        links = [Link(self.connect(index, worker), index, worker) for index in range(count)]
+        links = [Link(self.connect(index, worker), index) for index in range(count)]
         self._clients.append(Client(links))
+        if model:
+            self._clients[-1].register(*model)
         return self._clients[-1]
 
     def __enter__(self) -> Servers:

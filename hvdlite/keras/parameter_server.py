@@ -25,7 +25,7 @@ import numpy as np
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.backend import backend_adapter
 from hvdlite.parameter_server import group as neutral
-from hvdlite.parameter_server.client import Client, RemoteCollection, Rows
+from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.collection import Report, ServerReport, WorkerReport, check_pace
 from hvdlite.parameter_server.tensors import ITEM_BYTES, Gradient, Slot, Storage, TensorSpec
 from hvdlite.rendezvous.environment import detect
@@ -161,7 +161,6 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._steps = 0
         self._values: list[Any] = []  # Pulls fill these arrays, one for each variable.
         self._sums: dict[int, Any] = {}  # Each variable's sum is not pushed yet.
-        self._collection: RemoteCollection | None = None
         backend_adapter().keep_apply(self)
 
     @property
@@ -193,9 +192,8 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             specs = [_spec(i, one) for i, one in enumerate(self._trainable_variables)]
             self._values = [_array(variable) for variable in self._trainable_variables]
             memory = [_bytes(value) for value in self._values]
-            self._collection = RemoteCollection(self._client, specs, memory)
-            self.clock = self._collection.clock
-            self._collection.step(self.clock, None, memory, None)
+            self.clock = self._client.register(specs, memory)
+            self._client.step(self.clock, None, memory, None)
             for variable, value in zip(self._trainable_variables, self._values, strict=True):
                 variable.assign(value.copy())
 
@@ -229,7 +227,6 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _exchange(self, gradients: dict[int, Any]) -> list[Any]:
         """Push and pull what is due, and return copies of all values."""
-        assert self._collection is not None
         self._steps += 1
         for index, gradient in gradients.items():
             held = self._sums.get(index)
@@ -241,7 +238,7 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         memory = None
         if self._steps % self._pull_every == 0:
             memory = [_bytes(value) for value in self._values]
-        self._collection.step(self.clock, push, memory, self._staleness)
+        self._client.step(self.clock, push, memory, self._staleness)
         if push is not None:
             self._sums = {}
         return [value.copy() for value in self._values]

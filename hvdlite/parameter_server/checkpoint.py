@@ -93,21 +93,18 @@ class Checkpoint:
 
     def slots(self, tensors: Sequence[TensorSpec]) -> Iterator[Slot]:
         """Read what the file has of these tensors; missing values raise ArgumentError."""
-        for index, spec in enumerate(tensors):
-            own = [one for one in self.entries if one["tensor"] == spec.name]
-            if not any(one["slot"] == "" for one in own):
-                raise ArgumentError(f"{self.path} has no values of tensor {spec.name!r}")
-            for one in own:
-                data = memoryview(self._read(one["offset"], one["bytes"]))
-                yield Slot(index, one["slot"], one["dtype"], tuple(one["shape"]), data)
-
-    def _read(self, offset: int, count: int) -> bytearray:
-        data = bytearray(count)
         with open(self.path, "rb") as stream:
-            stream.seek(self.data_at + offset)
-            if stream.readinto(data) != count:
-                raise ArgumentError(f"{self.path} is shorter than its header says; it was damaged")
-        return data
+            for index, spec in enumerate(tensors):
+                own = [one for one in self.entries if one["tensor"] == spec.name]
+                if not any(one["slot"] == "" for one in own):
+                    raise ArgumentError(f"{self.path} has no values of tensor {spec.name!r}")
+                for one in own:
+                    data = memoryview(bytearray(one["bytes"]))
+                    stream.seek(self.data_at + one["offset"])
+                    if stream.readinto(data) != len(data):
+                        short = "is shorter than its header says; it was damaged"
+                        raise ArgumentError(f"{self.path} {short}")
+                    yield Slot(index, one["slot"], one["dtype"], tuple(one["shape"]), data)
 
 
 def find(path: str, server: int, servers: int) -> Checkpoint | None:

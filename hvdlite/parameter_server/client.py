@@ -13,7 +13,6 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from hvdlite.errors import (
@@ -47,7 +46,7 @@ class Rows(NamedTuple):
 class Link:
     """The connection to one server. One thread at a time uses it."""
 
-    def __init__(self, connection: socket.socket, index: int, worker: int) -> None:
+    def __init__(self, connection: socket.socket, index: int) -> None:
         """Take a connection on which the handshake is complete; the link owns it."""
         connection.setblocking(True)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -55,9 +54,11 @@ class Link:
         wire.tune(connection)
         self.index = index
         self.name = f"parameter server {index}"
+        # The server holds the tensors with these indexes, and numbers them in this order.
+        self.tensors: list[int] = []
+        self.seen = 0  # This worker has the values of this version.
         self.checkpoint: str | None = None
         self._saved = 0
-        self._worker = worker
         self._connection = connection
         self._error: HvdliteError | None = None
         descriptors.leave_to_parent(self)
@@ -155,37 +156,30 @@ class Link:
         raise failure from cause
 
 
-@dataclass
-class _Share:
-    """What one server has of the model."""
-
-    link: Link
-    tensors: list[int]  # the indexes of its tensors; the server numbers them in this order
-    seen: int = 0  # the version whose values this worker has
-
-
 class Client:
-    """A worker's connections to all servers; threads take turns."""
+    """A worker's connections to all servers, and the model that it has registered with them."""
+
+    # Any thread may ask for a report; one thread at a time registers the model and makes steps.
 
     def __init__(self, links: Sequence[Link]) -> None:
         """Take the links, in the order of servers; the client owns them."""
-        self.links = list(links)
+        self._links = list(links)
         self._lock = threading.Lock()  # It is held for one request to all servers.
         self._pool = ThreadPoolExecutor(len(links)) if len(links) > 1 else None
 
-    def on_all(self, call: Callable[[Any], _Result], some: Sequence[Any]) -> list[_Result]:
-        """Call a function for one thing per server, at the same time; raise the first error."""
+    def on_all(self, call: Callable[[Link], _Result]) -> list[_Result]:
+        """Call a function for the links of all servers at the same time; raise the first error."""
         with self._lock:
             try:
-                if self._pool is None or len(some) == 1:
-                    return [call(one) for one in some]
-                futures = [self._pool.submit(call, one) for one in some]
+                if self._pool is None:
+                    return [call(self._links[0])]
+                futures = [self._pool.submit(call, link) for link in self._links]
                 wait(futures)
                 return [future.result() for future in futures]
             except HvdliteError:
                 raise
             except BaseException:  # KeyboardInterrupt, for example, in the middle of a frame.
-                for link in self.links:
+                for link in self._links:
                     link.interrupt()
                 raise
 
@@ -194,53 +188,30 @@ class Client:
             link.send([wire.Frame(wire.Operation.REPORT).pack()])
             return ServerReport.from_json(link.text(link.answer()))
 
-        return Report(self.on_all(ask, self.links))
+        return Report(self.on_all(ask))
 
-    def close(self, goodbye: bool = True) -> None:
-        for link in self.links:
-            link.close(goodbye)
-        if self._pool is not None:
-            self._pool.shutdown()
+    def register(self, specs: Sequence[TensorSpec], values: Sequence[memoryview]) -> int:
+        """Register the tensors of a model; return the clock at which this worker begins.
 
-
-class RemoteCollection:
-    """The tensors that servers hold, as a worker sees them. One thread at a time uses it."""
-
-    def __init__(
-        self, client: Client, specs: Sequence[TensorSpec], values: Sequence[memoryview]
-    ) -> None:
-        """Register the tensors of a model, and send their first values if this worker is to.
-
-        It raises MismatchError if other workers, or the checkpoint, have other tensors, and
-        HvdliteError if a server has refused this worker, or is gone.
+        The first `values` are sent if this worker is to send them. It raises MismatchError if other
+        workers, or the checkpoint, have other tensors, and HvdliteError if a server has refused
+        this worker, or is gone.
         """
-        self._client = client
-        server_of = place(specs, len(client.links))
-        self._shares = [
-            _Share(link, [index for index, one in enumerate(server_of) if one == link.index])
-            for link in client.links
-        ]
+        server_of = place(specs, len(self._links))
+        for link in self._links:
+            link.tensors = [index for index, one in enumerate(server_of) if one == link.index]
         said: dict[str, Any] = {"tensors": encode(specs), "clock": None, "fills": False}
-        said["fills"], said["clock"] = self._register(self._shares[0], said)
-        self.clock: int = said["clock"]
-        for share in self._shares[1:]:
-            self._register(share, said)
+        said["fills"], said["clock"] = _register(self._links[0], said)
+        for link in self._links[1:]:
+            _register(link, said)
         if said["fills"]:
-            for share in reversed(self._shares):  # Server 0 comes last, see `Collection`.
-                pieces = [values[index] for index in share.tensors]
+            for link in reversed(self._links):  # Server 0 comes last, see `Collection`.
+                pieces = [values[index] for index in link.tensors]
                 frame = wire.Frame(wire.Operation.FILL, body=sum(map(len, pieces)))
-                share.link.send([frame.pack(), *pieces])
-                share.seen = share.link.answer().version
-
-    def _register(self, share: _Share, said: dict[str, Any]) -> tuple[bool, int]:
-        """Return whether this worker is to send the values, and the clock at which it begins."""
-        body = json.dumps(said).encode()
-        share.link.send([wire.Frame(wire.Operation.REGISTER, body=len(body)).pack(), body])
-        frame = share.link.answer()
-        share.seen = frame.version
-        answer = share.link.text(frame)
-        share.link.checkpoint = answer["checkpoint"]
-        return frame.kind == wire.Status.FILL_IN, answer["clock"]
+                link.send([frame.pack(), *pieces])
+                link.seen = link.answer().version
+        clock: int = said["clock"]
+        return clock
 
     def step(
         self,
@@ -257,29 +228,46 @@ class RemoteCollection:
         raises HvdliteError if a server has refused this worker, or is gone.
         """
 
-        def exchange(share: _Share) -> None:
+        def exchange(link: Link) -> None:
             # Both requests leave before this worker waits: the server applies, and answers at once.
             if gradients is not None:
-                share.link.send(_push_request(share, clock, gradients))
+                link.send(_push_request(link, clock, gradients))
             if into is not None:
                 bound = 0 if staleness is None else staleness + 1
-                share.link.send([wire.Frame(wire.Operation.PULL, 0, clock, bound).pack()])
+                link.send([wire.Frame(wire.Operation.PULL, 0, clock, bound).pack()])
             if gradients is not None:
-                share.link.answer()
+                link.answer()
             if into is not None:
-                frame = share.link.answer()
-                share.link.body(frame, [into[index] for index in share.tensors])
-                share.seen = frame.version
+                frame = link.answer()
+                link.body(frame, [into[index] for index in link.tensors])
+                link.seen = frame.version
 
-        self._client.on_all(exchange, self._shares)
+        self.on_all(exchange)
+
+    def close(self, goodbye: bool = True) -> None:
+        for link in self._links:
+            link.close(goodbye)
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _register(link: Link, said: dict[str, Any]) -> tuple[bool, int]:
+    """Return whether this worker is to send the values, and the clock at which it begins."""
+    body = json.dumps(said).encode()
+    link.send([wire.Frame(wire.Operation.REGISTER, body=len(body)).pack(), body])
+    frame = link.answer()
+    link.seen = frame.version
+    answer = link.text(frame)
+    link.checkpoint = answer["checkpoint"]
+    return frame.kind == wire.Status.FILL_IN, answer["clock"]
 
 
 def _push_request(
-    share: _Share, clock: int, gradients: dict[int, memoryview | Rows]
+    link: Link, clock: int, gradients: dict[int, memoryview | Rows]
 ) -> list[bytes | memoryview]:
     entries: list[bytes] = []
     pieces: list[bytes | memoryview] = []
-    for own, index in enumerate(share.tensors):
+    for own, index in enumerate(link.tensors):
         gradient = gradients.get(index)
         if isinstance(gradient, Rows):
             entries.append(wire.Entry(own, wire.Layout.ROWS, len(gradient.numbers)).pack())
@@ -288,5 +276,5 @@ def _push_request(
             entries.append(wire.Entry(own).pack())
             pieces.append(gradient)
     body = sum(map(len, entries)) + sum(map(len, pieces))
-    frame = wire.Frame(wire.Operation.PUSH, len(entries), clock, share.seen, body)
+    frame = wire.Frame(wire.Operation.PUSH, len(entries), clock, link.seen, body)
     return [frame.pack(), *entries, *pieces]

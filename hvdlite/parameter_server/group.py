@@ -176,9 +176,8 @@ def _reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
                 description = _look_up(client, index)
                 address = str(description["unix" if description["host"] == here else "tcp"])
                 name = f"parameter server {index}"
-                number = worker.process
-                connection, _ = reach(name, address, job, number, Role.PARAMETER, deadline)
-                links.append(Link(connection, index, number))
+                connection, _ = reach(name, address, job, worker.process, Role.PARAMETER, deadline)
+                links.append(Link(connection, index))
     except BaseException:
         for link in links:
             link.close(goodbye=False)

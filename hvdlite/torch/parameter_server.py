@@ -26,7 +26,7 @@ import torch
 
 from hvdlite.errors import ArgumentError, UndividedRateWarning
 from hvdlite.parameter_server import group as neutral
-from hvdlite.parameter_server.client import Client, RemoteCollection, Rows
+from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.collection import Report, ServerReport, WorkerReport, check_pace
 from hvdlite.parameter_server.tensors import ITEM_BYTES, Gradient, Slot, Storage, TensorSpec
 from hvdlite.rendezvous.environment import detect
@@ -181,8 +181,8 @@ class Replica:
         # parameter.
         self._hosts = [_host_memory(one) for one in self._parameters]
         self._memory = [bytes_of(one) for one in self._hosts]
-        self._collection = RemoteCollection(client, specs, self._memory)
-        self.clock = self._collection.clock
+        self._client = client
+        self.clock = client.register(specs, self._memory)
         self._exchange(None, pull=True, staleness=None)
 
     def step(self) -> None:
@@ -213,7 +213,7 @@ class Replica:
         self, gradients: dict[int, memoryview | Rows] | None, pull: bool, staleness: int | None
     ) -> None:
         into = self._memory if pull else None
-        self._collection.step(self.clock, gradients, into, staleness)
+        self._client.step(self.clock, gradients, into, staleness)
         if not pull:
             return
         with torch.no_grad():

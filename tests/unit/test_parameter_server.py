@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.parameter_server import server
 from hvdlite.parameter_server.checkpoint import Snapshot, file_of, find, write
-from hvdlite.parameter_server.client import RemoteCollection, Rows
+from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.collection import Collection
 from hvdlite.parameter_server.tensors import Gradient, Slot, TensorSpec, encode, place
 from hvdlite.parameter_server.wire import Entry, Frame, Layout, Operation, Status, receive_frame
@@ -106,11 +106,9 @@ def test_nobody_pulls_ahead_of_the_bound(moves: list[tuple[int, int]]) -> None:
 
 def test_values_and_rows_travel_both_ways() -> None:
     with Servers(2, Adding) as running:
-        client = running.client()
-        first = [numbers(*range(10)), numbers(1, 2, 3)]
-        remote = RemoteCollection(client, SPECS, first)
+        client = running.client(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         into = [numbers(*[math.nan] * 10), numbers(0, 0, 0)]
-        remote.step(1, {0: Rows(rows(1, 4), numbers(10, 20, 30, 40)), 1: numbers(1, 1, 1)}, into)
+        client.step(1, {0: Rows(rows(1, 4), numbers(10, 20, 30, 40)), 1: numbers(1, 1, 1)}, into)
         assert into[0].cast("d").tolist() == [0, 1, 12, 23, 4, 5, 6, 7, 38, 49]
         assert into[1].cast("d").tolist() == [2, 3, 4]
         report = client.report()
@@ -165,7 +163,7 @@ BAD_MODELS: dict[str, object] = {
 
 def test_bad_requests_get_a_reason_and_harm_nobody() -> None:
     with Servers(1, Adding, workers=1) as running:
-        remote = RemoteCollection(running.client(), SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+        remote = running.client(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         for what, request in BAD_REQUESTS.items():
             with running.connect(0, 50) as connection:
                 connection.settimeout(HANG)
@@ -189,7 +187,7 @@ def test_another_worker_fills_when_the_first_one_dies() -> None:
         with running.connect(0, 50) as connection, running.connect(1, 50):
             connection.settimeout(HANG)
             assert register(connection, model()).kind == Status.FILL_IN
-        remote = RemoteCollection(running.client(), SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+        remote = running.client(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         into = [numbers(*[0.0] * 10), numbers(0, 0, 0)]
         remote.step(1, None, into)
         assert into[0].cast("d").tolist() == list(range(10))
@@ -251,15 +249,15 @@ def test_workers_that_come_and_die_leave_nothing() -> None:
     values = [numbers(*range(10)), numbers(1, 2, 3)]
 
     def live_and_die(clock: int) -> None:
-        client = running.client()
-        RemoteCollection(client, SPECS, values).step(clock, {1: numbers(1, 1, 1)}, values, None)
+        client = running.client(SPECS, values)
+        client.step(clock, {1: numbers(1, 1, 1)}, values, None)
         client.close(goodbye=False)
 
     def held() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     with Servers(1, Adding) as running:
-        stays = RemoteCollection(running.client(), SPECS, values)
+        stays = running.client(SPECS, values)
         before = held()
         for clock in range(1, 21):
             live_and_die(clock)
@@ -279,11 +277,10 @@ def test_an_interrupted_exchange_ends_the_worker_and_no_other(servers: int) -> N
         raise KeyboardInterrupt
 
     with Servers(servers, Adding, workers=2) as running:
-        clients = [running.client(), running.client()]
-        for client in clients:
-            RemoteCollection(client, SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+        values = [numbers(*range(10)), numbers(1, 2, 3)]
+        clients = [running.client(SPECS, values), running.client(SPECS, values)]
         with pytest.raises(KeyboardInterrupt):
-            clients[0].on_all(interrupted, clients[0].links)
+            clients[0].on_all(interrupted)
         with pytest.raises(HvdliteError, match="was interrupted"):
             clients[0].report()
         assert len(clients[1].report().servers) == servers
@@ -291,8 +288,7 @@ def test_an_interrupted_exchange_ends_the_worker_and_no_other(servers: int) -> N
 
 def test_a_child_of_fork_leaves_the_service_alone() -> None:
     with Servers(1, Adding) as running:
-        client = running.client()
-        RemoteCollection(client, SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
+        client = running.client(SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork() beside threads
             child = os.fork()
@@ -319,7 +315,7 @@ def test_each_push_counts_once_and_nobody_sees_less_than_its_bound(staleness: in
     size = specs[0].nbytes
     errors: list[str] = []
 
-    def work(row: int, remote: RemoteCollection) -> None:
+    def work(row: int, remote: Client) -> None:
         naps = random.Random(row)
         gradient = memoryview(bytearray(size))
         gradient.cast("d")[64 * row : 64 * (row + 1)] = memoryview(array("d", [1.0] * 64))
@@ -335,9 +331,8 @@ def test_each_push_counts_once_and_nobody_sees_less_than_its_bound(staleness: in
                 errors.append(f"worker {row} at clock {clock} saw {seen}")
 
     with Servers(2, Adding, workers=WORKERS) as running:
-        clients = [running.client() for _ in range(WORKERS)]
         zeros = [memoryview(bytearray(size)) for _ in specs]
-        remotes = [RemoteCollection(client, specs, zeros) for client in clients]
+        remotes = [running.client(specs, zeros) for _ in range(WORKERS)]
         threads = [
             threading.Thread(target=work, args=(row, remote)) for row, remote in enumerate(remotes)
         ]
@@ -348,21 +343,20 @@ def test_each_push_counts_once_and_nobody_sees_less_than_its_bound(staleness: in
         assert not errors
         remotes[0].step(STEPS, None, zeros)
         assert all(set(one.cast("d")) == {float(STEPS)} for one in zeros)
-        for server_report in clients[0].report().servers:
+        for server_report in remotes[0].report().servers:
             assert server_report.version == WORKERS * STEPS
             assert [one.pushes for one in server_report.workers.values()] == [STEPS] * WORKERS
 
 
 def test_the_age_of_a_push_is_what_its_worker_had_not_seen() -> None:
     with Servers(1, Adding, workers=2) as running:
-        clients = [running.client(), running.client()]
         values = [numbers(*range(10)), numbers(1, 2, 3)]
-        slow, fast = (RemoteCollection(client, SPECS, values) for client in clients)
+        slow, fast = running.client(SPECS, values), running.client(SPECS, values)
         for clock in (1, 2, 3):
             fast.step(clock, {1: numbers(1, 1, 1)}, values)
         slow.step(1, {1: numbers(1, 1, 1)}, values)
         slow.step(2, {1: numbers(1, 1, 1)}, None)
-        report = clients[0].report()
+        report = slow.report()
         ages = {key: (one.age_mean, one.age_max) for key, one in report.servers[0].workers.items()}
         assert ages == {1: (1.5, 3), 2: (0.0, 0)}
         assert (report.age_mean, report.age_max) == (0.6, 3)
