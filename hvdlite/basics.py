@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import sys
 import threading
 import traceback
@@ -47,7 +48,6 @@ _lock = threading.RLock()
 # This is the name of the running function that begins or ends a world; `_lock` guards it.
 _busy: str | None = None
 _starting: Deadline | None = None  # The init() that runs, in any thread, has this deadline.
-_hooks_installed = False
 _LOOK_SECONDS = 0.1  # shutdown() checks so often whether another thread's init() has given up.
 _LONGEST_GATHERING = 20.0  # seconds that ranks on other hosts may take to stop their timelines
 
@@ -286,7 +286,6 @@ def nccl_folders() -> list[str]:
 
 
 def in_elastic_job() -> bool:
-    """Return whether the world of this process belongs to an elastic job."""
     return _world is not None and _world.member is not None
 
 
@@ -507,11 +506,8 @@ def _end_timeline(world: World, gather: Gather | None) -> None:
         pass  # The world has failed, which is reported elsewhere; the part stays in its folder.
 
 
+@functools.cache
 def _install_hooks() -> None:
-    global _hooks_installed
-    if _hooks_installed:
-        return
-    _hooks_installed = True
     atexit.register(_leave_at_exit)
     previous = sys.excepthook
 

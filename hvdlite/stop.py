@@ -8,6 +8,7 @@ same place of its loop, combines what the ranks have noted, so that all of them 
 from __future__ import annotations
 
 import atexit
+import functools
 import signal
 import threading
 import warnings
@@ -28,7 +29,6 @@ _ABOVE_RANKS = 1 << 31  # The first rank that noted a signal wins the maximum.
 _earlier: dict[int, list[Handler]] = {}  # Each watched signal had these handlers before.
 _noted: list[int] = []  # This process has got these signals, in this order.
 _calling: set[int] = set()  # The earlier handlers of these signals run now.
-_leaves = False  # It is set when this process has asked to leave its elastic job.
 _asked: Callable[[], bool] | None = None  # `ask_also` has set this.
 _asked_name = ""
 _warned: set[int] = set()  # A warning has told that these signals lost their handlers.
@@ -177,16 +177,13 @@ def stop_requested(every: int = 1) -> str | None:
     if not some_stay:
         return "all ranks: SIGTERM"
     if elastic and signal.SIGTERM in _noted:
-        _leave()
+        _ask_once_to_leave()
     return None
 
 
-def _leave() -> None:
-    """Ask once to leave the elastic job at its next boundary."""
-    global _leaves
-    if not _leaves:
-        _leaves = True
-        basics.ask_to_leave("it got SIGTERM")
+@functools.cache
+def _ask_once_to_leave() -> None:
+    basics.ask_to_leave("it got SIGTERM")
 
 
 def _warn_of_lost_handlers() -> None:

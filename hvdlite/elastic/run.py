@@ -111,8 +111,6 @@ class _Outcome(Enum):
 
 
 class _Run:
-    """One use of an elastic function in an elastic job."""
-
     def __init__(self, membership: Membership, func: Callable[..., Any], state: State) -> None:
         self._membership = membership
         self._func = func

@@ -118,7 +118,8 @@ class Run:
             if sample.epoch < self._epoch:
                 return  # It comes from a world that has ended.
             if sample.epoch > self._epoch:
-                self._past_steps += _most_steps(one.recent[-1] for one in self._ranks.values())
+                last = (one.recent[-1] for one in self._ranks.values())
+                self._past_steps += max(map(_steps, last), default=0)
                 self._ranks, self._epoch = {}, sample.epoch
             self._ranks.setdefault(sample.rank, _History()).add(sample, now)
             self._events.extend(sample.events)
@@ -162,8 +163,6 @@ class Run:
 
 @dataclass(frozen=True)
 class _Span:
-    """A span of one rank."""
-
     first: Sample | None  # at the beginning; None where the span begins with the engine
     last: Sample
     oldest: Sample  # the first in the span: the process counted before its engine began
@@ -183,10 +182,6 @@ class _Span:
 
 def _steps(sample: Sample) -> int:
     return sample.steps.count if sample.steps is not None else 0
-
-
-def _most_steps(samples: Iterable[Sample]) -> int:
-    return max(map(_steps, samples), default=0)
 
 
 def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int) -> Figures:
@@ -304,8 +299,6 @@ class About:
 
 @dataclass(frozen=True)
 class End:
-    """How a job has ended."""
-
     status: int  # the launcher's exit status
     why: str  # the first failure in words; empty if there was none
 

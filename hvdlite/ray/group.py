@@ -85,14 +85,10 @@ class Group:
                 interfaces=tuple(interfaces),
                 start_timeout=self._meeting_timeout,
             )
-            gpus = self._gpus_of(places[own.rank].node)
+            of_node = [one for one in self._workplaces if one.place.node == places[own.rank].node]
+            gpus = list(dict.fromkeys(gpu for one in of_node for gpu in one.gpus))
             pending.append(self.actors[own.rank].assign.remote(own, gpus))
         self._get(pending)
-
-    def _gpus_of(self, node: str) -> list[str]:
-        """List the GPUs that workers of a node have, in order of local ranks."""
-        of_node = [one.gpus for one in self._workplaces if one.place.node == node]
-        return list(dict.fromkeys(gpu for gpus in of_node for gpu in gpus))
 
     def _get(self, pending: Sequence[Any], seconds: float | None = None) -> list[Any]:
         ray = import_ray()
@@ -311,8 +307,6 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True)
 class Demand:
-    """What the workers need."""
-
     workers: int
     cpus: float = 1
     gpus: float = 0

@@ -299,7 +299,8 @@ def _starter(variable: str) -> str:
     wanted = variable.encode() + b"="
     pid = os.getpid()
     while pid > 1:
-        pid = _parent(pid)
+        # The name that stands before the parent's number may have spaces and brackets.
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
@@ -307,11 +308,6 @@ def _starter(variable: str) -> str:
         if not any(entry.startswith(wanted) for entry in environ.split(b"\0")):
             break
     return f"pid {pid}"
-
-
-def _parent(pid: int) -> int:
-    """Read the parent of a process; the name that stands before it may have spaces and brackets."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 # Cluster software describes its processes by variables, from which hvdlite does not always learn a

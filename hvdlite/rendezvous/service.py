@@ -126,7 +126,6 @@ class Service:
         """Note that a connection has ended, while the service goes on."""
 
     def _sleep_seconds(self, now: float) -> float:
-        """Return how long the thread may sleep."""
         return _TICK_SECONDS
 
     def _tick(self, asleep: float) -> None:

@@ -160,7 +160,6 @@ class Store(Service):
 
 class StoreClient:
     def __init__(self, address: str, job: Job, rank: int, deadline: Deadline) -> None:
-        """Connect to the store, and complete the handshake."""
         self._deadline = deadline
         self._rank = rank
         self._connection, handshake = reach("the store", address, job, rank, Role.STORE, deadline)

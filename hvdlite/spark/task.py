@@ -50,7 +50,6 @@ class Plan:
 
 
 def run_task(plan: Plan, context: Any) -> Report:
-    """Run one rank to its end."""
     rank = context.partitionId()
     address = context.getTaskInfos()[rank].address.rpartition(":")[0].strip("[]")
     mine = {"node": host_identity(None), "address": address}
