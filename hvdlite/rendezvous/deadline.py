@@ -7,8 +7,6 @@ when the handler has returned.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import select
 import selectors
@@ -174,8 +172,6 @@ class Loop:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         self._pauses: dict[Steps[None], Pause | None] = {}  # what each of the steps waits for
-        self._timers: list[tuple[float, int, Steps[None], Pause]] = []
-        self._numbers = itertools.count()
 
     def start(self, steps: Steps[None]) -> None:
         """Run steps up to their first pause; `turn` does the rest."""
@@ -184,13 +180,16 @@ class Loop:
 
     def turn(self, longest: float) -> None:
         """Wait until something can go on, at most `longest` seconds, and let it go on."""
-        seconds = max(0.0, min(longest, self._next_timer() - time.monotonic()))
+        first = min((pause.at for pause in self._pauses.values() if pause), default=math.inf)
+        seconds = max(0.0, min(longest, first - time.monotonic()))
         for key, _ in self.selector.select(seconds):
             handle: Callable[[], Any] = key.data
             handle()
         now = time.monotonic()
-        while self._next_timer() <= now:
-            self._go_on(heapq.heappop(self._timers)[2])
+        for steps, pause in list(self._pauses.items()):
+            # Steps that go on may end others, and let them wait for something else.
+            if pause is not None and pause.at <= now and self._pauses.get(steps) is pause:
+                self._go_on(steps)
 
     def close(self) -> None:
         """End all steps where they are, so that they close what they have opened."""
@@ -199,14 +198,6 @@ class Loop:
             steps.close()
         self._pauses.clear()
         self.selector.close()
-
-    def _next_timer(self) -> float:
-        while self._timers:
-            at, _, steps, pause = self._timers[0]
-            if self._pauses.get(steps) is pause:
-                return at
-            heapq.heappop(self._timers)  # That pause has ended by its event.
-        return math.inf
 
     def _go_on(self, steps: Steps[None]) -> None:
         self._end_pause(steps)
@@ -220,8 +211,6 @@ class Loop:
         self._pauses[steps] = pause
         if pause.fd >= 0:
             self.selector.register(pause.fd, pause.events, lambda: self._go_on(steps))
-        if pause.at < math.inf:
-            heapq.heappush(self._timers, (pause.at, next(self._numbers), steps, pause))
 
     def _end_pause(self, steps: Steps[None]) -> None:
         pause, self._pauses[steps] = self._pauses[steps], None
