@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -282,12 +281,6 @@ _name_restarts = 0
 _names_lock = threading.Lock()  # It guards all of these.
 
 
-@dataclass(frozen=True)
-class NamesMark:
-    counts: Mapping[tuple[int, str], int]
-    objects: Mapping[tuple[int, str], int]
-
-
 def next_name(kind: str, process_set: int = 0) -> str:
     """Return the next name for this kind of operation, such as "#allreduce.0"."""
     # The core does not cache names that start with '#', because each is used once.
@@ -322,7 +315,7 @@ def next_object(kind: str, process_set: int = 0) -> int:
 
 def restart_names() -> None:
     """Count everything from zero again, because a new world begins."""
-    return_to_names(NamesMark({}, {}))
+    return_to_names(({}, {}))
 
 
 def restart_operation_names() -> None:
@@ -333,17 +326,17 @@ def restart_operation_names() -> None:
         _operations.clear()
 
 
-def mark_names() -> NamesMark:
+def mark_names() -> tuple[_Counts, _Counts]:
     with _names_lock:
-        return NamesMark(dict(_operations), dict(_objects))
+        return dict(_operations), dict(_objects)
 
 
-def return_to_names(here: NamesMark) -> None:
+def return_to_names(mark: tuple[_Counts, _Counts]) -> None:
     """Go on counting from a mark, so that ranks that did not come further have equal counts."""
     global _name_restarts
     with _names_lock:
         _name_restarts += 1
-        for counts, marked in ((_operations, here.counts), (_objects, here.objects)):
+        for counts, marked in zip((_operations, _objects), mark, strict=True):
             counts.clear()
             counts.update(marked)
 
