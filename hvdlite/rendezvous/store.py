@@ -264,7 +264,7 @@ def listen_when_possible(
         try:
             return listen()
         except OSError as error:
-            if not _may_pass(error, address) or _deadline_passes(deadline):
+            if deadline.passed or not _may_pass(error, address):
                 reason = error.strerror or error
                 raise BootstrapError(f"{who} cannot listen at {address}: {reason}; {remedy}") from (
                     error
@@ -276,6 +276,8 @@ def listen_when_possible(
                     f"{error.strerror} (said once)",
                     file=sys.stderr,
                 )
+            with contextlib.suppress(TimeoutError):  # The last attempt says what is wrong.
+                deadline.sleep(_AGAIN_SECONDS)
 
 
 def bound_to(bind_address: str | None, address: str) -> str:
@@ -296,11 +298,3 @@ def _may_pass(error: OSError, address: str) -> bool:
         ipaddress.ip_address(split_host(address)[0].partition("%")[0])
         return False
     return True
-
-
-def _deadline_passes(deadline: Deadline) -> bool:
-    try:
-        deadline.sleep(_AGAIN_SECONDS)
-    except TimeoutError:
-        return True
-    return False
