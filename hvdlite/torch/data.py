@@ -49,6 +49,9 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
 
     Attributes:
         epoch: the number of the epoch. The arguments are attributes, too.
+        num_samples: how many samples each rank gets.
+        total_size: how many samples all ranks together get, with the repeated ones.
+        padded: how many samples are repeated so that all ranks get equally many.
 
     Raises:
         ArgumentError: there is no such rank.
@@ -162,53 +165,35 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
     def __len__(self) -> int:
         return self.num_samples
 
-    @property
-    def num_replicas(self) -> int:
-        """Among how many ranks the samples were distributed."""
-        return len(self._segment.workers)
-
-    @property
-    def rank(self) -> int:
-        """This rank's number when the samples were distributed."""
-        return self._replica
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples each rank gets."""
-        return self._segment.share
-
-    @property
-    def total_size(self) -> int:
-        """How many samples all ranks together get, with the repeated ones."""
-        return self._segment.share * self.num_replicas
-
-    @property
-    def padded(self) -> int:
-        """How many samples this distribution repeats so that all ranks get equally many."""
-        return self._segment.padded
-
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
         """Distribute what the closed segments have left of the epoch."""
         size, rank = self._fixed
         size = basics.size() if size is None else size
-        self._replica = basics.rank() if rank is None else rank
-        if not 0 <= self._replica < size:
+        self.rank = basics.rank() if rank is None else rank
+        if not 0 <= self.rank < size:
             raise ArgumentError(
-                f"{type(self).__name__}(num_replicas={size}, rank={self._replica}): the ranks are "
+                f"{type(self).__name__}(num_replicas={size}, rank={self.rank}): the ranks are "
                 f"0 to {size - 1}; leave both out to use those of hvdlite"
             )
         left = left_over(len(self.dataset), closed)
         samples = left - left % size if self.drop_last else left
-        self._closed = closed
-        self._segment = Segment(samples, tuple(range(size)))
+        self._begin_segment(samples, range(size), closed)
         self._ran_out = False  # It says whether an iterator has come to its end.
         self._drawn = 0  # No iterator of this segment has given more indices.
 
-    def _own(self, order: Sequence[int]) -> list[int]:
-        """Return this rank's samples of the segment, from the order of the whole epoch."""
+    def _begin_segment(
+        self, samples: int, workers: Sequence[int], closed: tuple[Done, ...]
+    ) -> None:
+        self._closed = closed
+        self._segment = Segment(samples, workers)
+        self.num_replicas, self.num_samples = len(workers), self._segment.share
+        self.padded, self.total_size = self._segment.padded, samples + self._segment.padded
+
+    def _own_indices(self) -> list[int]:
+        order = self._make_order()
         left = remaining(order, self._closed)[: self._segment.samples]
         # The end of the epoch repeats its beginning, also when it was resumed in between.
-        return take(left, self.num_replicas, self._replica, padding=order)
+        return take(left, self.num_replicas, self.rank, padding=order)
 
     def _make_order(self) -> list[int]:
         """Return the order of the epoch's samples: torch's."""
@@ -236,7 +221,6 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         }
 
     def _warn_of_unrecorded(self) -> None:
-        """Warn in the middle of an epoch of which nothing was recorded."""
         if not self._drawn or self._ran_out or any(self._segment.done):
             return
         # torchdata's StatefulDataLoader asks the iterator as well, which has its own position.
@@ -307,11 +291,10 @@ class ElasticSampler(DistributedSampler):
 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
         now = epochs.current()
-        self._replica = basics.rank() if now is None else now.rank
-        workers = tuple(range(basics.size())) if now is None else now.workers
-        self._closed = closed
+        self.rank = basics.rank() if now is None else now.rank
+        workers = range(basics.size()) if now is None else now.workers
         samples = left_over(len(self.dataset) - len(self._excluded), closed)
-        self._segment = Segment(samples, workers)
+        self._begin_segment(samples, workers, closed)
         self._distributed = None
         self._loop_began = False
         self._checked = now  # This epoch was checked for joiners.
@@ -464,7 +447,7 @@ class ElasticSampler(DistributedSampler):
         recorded = any(self._segment.done)
         if now is None or now.rank != 0 or not (recorded or self._loop_began):
             return
-        missed = self._segment.missed(self._replica, now.workers)
+        missed = self._segment.missed(self.rank, now.workers)
         if missed:
             count = f"{sum(missed.values())} samples"
             warnings.warn(
@@ -481,7 +464,7 @@ class ElasticSampler(DistributedSampler):
         done = len(self.dataset) - self._segment.samples
         fresh = not any(self._segment.done) and self._segment.samples > 0
         now = epochs.current()
-        speaks = (self._replica if now is None else now.rank) == 0
+        speaks = (self.rank if now is None else now.rank) == 0
         if epoch == self.epoch and done > 0 and fresh and speaks:
             warnings.warn(
                 f"ElasticSampler.set_epoch({epoch}): {done} samples of epoch {epoch} were done "
@@ -516,7 +499,7 @@ class _Indices(Iterator[int]):
 
     def _begin(self) -> None:
         self._segment = self._sampler._segment
-        self._own = self._sampler._own(self._sampler._make_order())
+        self._own = self._sampler._own_indices()
         self._given = 0
 
     def __next__(self) -> int:
