@@ -1,10 +1,8 @@
 """`hvd.elastic.run`: calls a training function again whenever the ranks of its job have changed.
 
 A *boundary* is the place between two calls of the function, where all ranks meet: ranks join and
-leave there, and there alone the data is distributed anew. A rank comes to a boundary before the
-first call, and when the function raises HostsUpdatedInterrupt (from `state.commit()`) or
-HorovodInternalError. What a failure in the middle of a step needs is done without leaving the
-function, by the membership thread and the core, wherever the remaining ranks can redo the step.
+leave there, and there alone the data is distributed anew. A failure in a step that the remaining
+ranks can redo leaves the function running: the membership thread and the core do what it needs.
 """
 
 from __future__ import annotations

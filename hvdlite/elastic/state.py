@@ -1,9 +1,4 @@
-"""What a rank of an elastic job saves, restores, and receives when it joins.
-
-A state is *saved* on each rank alone (`save`, `commit`), *restored* after a failure that the
-ranks cannot redo, and *synchronized* from rank 0 (`sync`) when a rank has joined or all have
-restored. `hvdlite.elastic.run` calls these in the right order.
-"""
+"""What a rank of an elastic job saves, restores after a failure, and receives when it joins."""
 
 from __future__ import annotations
 
@@ -215,7 +210,6 @@ class TensorState(ObjectState):
     """A state with tensors that all ranks must have alike. Adapters say which they are."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Make the attributes that are plain objects."""
         super().__init__(broadcast_object, basics.rank, **kwargs)
 
     def sync(self) -> None:
@@ -240,19 +234,11 @@ class TensorState(ObjectState):
 class VariableState(TensorState):
     """A state that saves and restores variables. Adapters say which they are.
 
-    A subclass has whatever `_variables` reads before it calls this class's constructor.
+    A subclass has whatever `_variables` reads before it calls this class's constructor, to which it
+    gives a function that returns the value of a variable as a NumPy array, copied or not.
     """
 
     def __init__(self, to_array: Callable[[Any], Any], /, **kwargs: Any) -> None:
-        """Save the variables and make the attributes.
-
-        Args:
-            to_array: returns the value of a variable as a NumPy array, copied or not.
-            kwargs: the attributes; they travel pickled.
-
-        Raises:
-            ArgumentError: a value cannot be pickled, or an attribute has the name of a method.
-        """
         self._to_array = to_array
         self._copies: dict[int, tuple[Any, Any]] = {}  # It has (variable, value) by id().
         self._copy_variables()

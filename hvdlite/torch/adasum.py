@@ -46,7 +46,6 @@ class DistributedAdasum(Wrapping):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The names by parameter; scripts for Horovod read this property."""
         names = {}
         for number, group in enumerate(self.param_groups):
             for index, param in enumerate(group["params"]):
@@ -116,7 +115,6 @@ class DistributedAdasum(Wrapping):
         return result
 
     def _step_alone(self, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Step, and have the step counted in an elastic job."""
         result = super().step(*given, **options)
         self._adasum_transaction.end()
         failure = self._adasum_transaction.finish(dropped=False)

@@ -1,8 +1,6 @@
 """What torch.compile asks for: calls at which a graph breaks, and hooks in compiled backwards.
 
-Dynamo looks into none of hvdlite's own code. It would follow a call to the core, break the graph
-there, and compile what comes before and after it: code that gains nothing by it, and that some
-releases of torch cannot compile.
+Dynamo looks into none of hvdlite's own code, which some releases of torch cannot compile.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ def outside_graphs(function: _Function) -> _Function:
 
 
 def call_outside(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call a function outside of the graph that is being compiled."""
     # Dynamo runs an import, and does not trace it.
     from hvdlite.torch.uncompiled import call
 

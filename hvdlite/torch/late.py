@@ -124,7 +124,6 @@ def may_be_behind() -> bool:
 
 
 def check_late(late: Any, op: int) -> None:
-    """Raise ArgumentError if the argument `late` cannot be used, or not with `op`, or not here."""
     if late is None:
         return
     if not isinstance(late, Late):
@@ -220,7 +219,6 @@ class LateExchange(GradientExchange):
     # These run in the training thread, outside of backward: ranks may meet here.
 
     def after_step(self) -> None:
-        """Note the end of a step; measure, and review the participation, when that is due."""
         if not self._process_set.included():
             return
         self._steps += 1

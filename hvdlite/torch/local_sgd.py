@@ -400,7 +400,6 @@ class Rounds:
                     self._anchors[param] = _wide(param)
 
     def after_step(self) -> None:
-        """Count the step, and have a round if one is due."""
         self.steps += 1
         step = self.steps - self.settings.start
         self._moved = self._moved or step > 0 or bool(self.settings.buffers)
@@ -571,6 +570,5 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 def _placed(
     params: Sequence[torch.Tensor], values: Sequence[torch.Tensor | None]
 ) -> dict[torch.Tensor, torch.Tensor]:
-    """Copy values to the devices of their parameters, by parameter; leave out those of None."""
     pairs = zip(params, values, strict=bool(values))
     return {param: _wide(value).to(param.device) for param, value in pairs if value is not None}

@@ -1,13 +1,4 @@
-"""`check_replicas`, and the same comparison while gradients are sent.
-
-Every rank sums the words of each parameter that it trains, on the parameter's device, and all ranks
-compare the sums in the first step, and in the first step after `join` (joined ranks got no updates
-meanwhile). They warn if these differ. Later steps cost nothing.
-
-With HVDLITE_CHECK_REPLICAS=k ranks also compare in every k-th step, and all raise an error if the
-sums differ. The comparison is under way while gradients are, and is over before them, so that no
-rank waits for it.
-"""
+"""`check_replicas`, and the same comparison while gradients are sent."""
 
 from __future__ import annotations
 
@@ -47,7 +38,13 @@ def check_replicas(
 
 
 class ReplicaCheck:
-    """Compares one owner's parameters: call `start` with each bucket of a step, then `finish`."""
+    """Compares one owner's parameters: call `start` with each bucket of a step, then `finish`.
+
+    Ranks compare in the first step, and in the first one after `join`, as joined ranks got no
+    updates meanwhile, and warn if sums differ. With HVDLITE_CHECK_REPLICAS=k they also compare in
+    every k-th step, and all raise an error. The comparison is over before the gradients are, so
+    that no rank waits for it.
+    """
 
     # After a step in which the ranks' parameters did not match, call `begin_anew` on all ranks. It
     # is not thread-safe. Only members of the process set call the methods, all in the same steps.
@@ -104,7 +101,6 @@ class ReplicaCheck:
         self._compared_after = -1
 
     def forget(self) -> None:
-        """Forget the operation in flight, because the cycle is over."""
         self._comparison = None
         self._begun = False
 

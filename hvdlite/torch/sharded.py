@@ -332,7 +332,6 @@ class Division:
     # parameter keeps its owner, because the owner has the optimizer's state for it.
 
     def __init__(self, process_set: ProcessSet, by_host: bool = False) -> None:
-        """Begin without parameters; `by_host` divides among the members of each host."""
         self._process_set = process_set
         self.by_host = by_host
         self.place = 0  # This rank has this position among the members.
@@ -391,7 +390,6 @@ class ParameterExchange:
         division: Division,
         process_set: ProcessSet,
     ) -> None:
-        """Plan it with owners by position in the process set, of which this rank is a member."""
         self.params = list(params)  # The order is the same on all ranks; each has an owner.
         self._name = name
         self._process_set = process_set

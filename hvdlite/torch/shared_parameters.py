@@ -1,12 +1,7 @@
 """One copy of the parameters for all ranks of a host, which each rank updates in its part.
 
 The memory is an anonymous file that the first rank of the host makes and the others map; it ends
-with the last process that has mapped it, however that ends. A step waits twice for all ranks:
-before the update, because a rank may still read the parameters, and after it, because the next
-forward needs all parts.
-
-A change outside step() would be made by every rank of the host, on the same memory. So one element
-of each parameter is compared with what the last step has left, and a change is an error.
+with the last process that has mapped it, however that ends.
 """
 
 from __future__ import annotations
@@ -81,7 +76,6 @@ class SharedParameters:
         members: Sequence[int],
         names: Mapping[torch.Tensor, str],
     ) -> None:
-        """Begin without parameters, for these members of the process set, which share a host."""
         self.params: list[torch.Tensor] = []  # The next step updates these.
         self._name = name
         self._process_set = process_set
@@ -92,6 +86,8 @@ class SharedParameters:
 
     def run(self, update: Callable[[], None]) -> None:
         """Share parameters that are not shared yet, and update: every rank its own ones."""
+        # A change outside step() would be made by every rank of the host, on the same memory. So
+        # one element of each parameter is compared with what the last step has left.
         changed = [
             self._names.get(param, "a parameter")
             for (param, one), left in zip(self._shared.items(), self._left, strict=False)
@@ -117,6 +113,8 @@ class SharedParameters:
 
     def _together(self, when: str, changed: Sequence[str]) -> bool:
         """Wait for all ranks; return whether one of them has parameters that are not shared."""
+        # They wait before the update, because a rank may still read the parameters, and after it,
+        # because the next forward needs all parts.
         ranks = self._process_set.ranks
         shared = {param for param, one in self._shared.items() if one.settled()}
         new = any(param.numel() > 0 and param not in shared for param in self.params)

@@ -355,7 +355,6 @@ class VirtualSteps:
             yield from group["params"]
 
     def _run(self, step: VirtualStep, epoch: int) -> Iterator[Any]:
-        """Give the batches of one step, and reduce gradients and buffers after the last one."""
         if step.number != self._done or epoch != self._epoch:
             raise HvdliteError("a step of virtual_steps() is one loop over its batches, not two")
         self._refuse_nested()
