@@ -25,7 +25,6 @@ from hvdlite.launch.elastic import messages
 from hvdlite.launch.elastic.messages import Action, Limits, Message
 from hvdlite.launch.elastic.state import (
     Change,
-    Departed,
     Formed,
     Phase,
     Record,
@@ -34,7 +33,6 @@ from hvdlite.launch.elastic.state import (
     Worker,
     mismatch,
     named,
-    waited_for,
 )
 from hvdlite.launch.elastic.verdicts import BrokenLinks, Notices, Progress, fitting, plan
 from hvdlite.rendezvous.deadline import is_never
@@ -53,7 +51,7 @@ class Membership:
         self.members: list[Worker] = []  # Its living members, in the order of their ranks.
         self._limits = limits
         self._workers: dict[int, Worker] = {}  # all that live
-        self._departed: dict[int, Departed] = {}  # gone, but for their processes
+        self._departed: dict[int, Worker] = {}  # gone, but for their processes
         self._out: list[Action] = []
         self._now = 0.0
         # The epoch that was formed last.
@@ -81,7 +79,7 @@ class Membership:
         """Return when `tick` must be called if nothing happens before; None for never."""
         if self.phase is Phase.OVER:
             return None
-        times = [departed.due for departed in self._departed.values() if departed.due < math.inf]
+        times = [one.end_due for one in self._departed.values() if one.end_due < math.inf]
         later = [self._gather_at, self._broken_links.verdict_at, self._give_up_at()]
         later += [self._watch.due_at, self._notices.complete_at]
         later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
@@ -120,8 +118,7 @@ class Membership:
                     self._drain(one, message["why"])
             elif kind == "bye":
                 self._record.report(message)
-                self._part(one, math.inf, now)
-                self._finished(one, "left", now)
+                self._depart(one, _left(one, "left"), now)
                 self._out.append(messages.Goodbye(worker))
         return self._settle(now)
 
@@ -129,8 +126,8 @@ class Membership:
         """The process of a worker has ended; `clean` if it exited with 0 or was drained."""
         departed = self._departed.pop(worker, None)
         one = self._workers.get(worker)
-        if departed is not None and departed.worker.raised:
-            why = departed.worker.raised
+        if departed is not None and departed.raised:
+            why = departed.raised
             self._script_fails = True
         elif why.startswith("exit status"):
             why = f"ended with {why}"
@@ -139,7 +136,7 @@ class Membership:
             self._learn(departed, why, clean, now)
         elif one is not None and clean:
             self._stop_growing(one, one in self.members)
-            self._finished(one, why, now)
+            self._remove(one, _left(one, why), now)
         elif one is not None:
             self._remove(one, Change(one.name, why, worker), now)
         return self._settle(now)
@@ -148,8 +145,8 @@ class Membership:
         """The connection of a worker ended; without BYE before it, this is its death."""
         one = self._workers.get(worker)
         if one is not None:
-            self._part(one, now + self._limits.heartbeat, now)
-            self._remove(one, Change(one.name, LOST_CONNECTION, worker), now)
+            change = Change(one.name, LOST_CONNECTION, worker)
+            self._depart(one, change, now, now + self._limits.heartbeat)
         return self._settle(now)
 
     def heartbeat_lost(self, worker: int, now: float) -> list[Action]:
@@ -223,7 +220,7 @@ class Membership:
         if one.draining is not None:
             self._leave(one)
         elif self._world:
-            different = next(filter(None, (mismatch(one, w) for w in self.members[:1])), None)
+            different = mismatch(one, self.members[0]) if self.members else None
             if different:
                 reason = f"{different}; give every worker the same settings"
                 self._send(one, {"kind": "refused", "reason": reason})
@@ -313,37 +310,30 @@ class Membership:
         # threads.
         one.raised = what
         self._out.append(messages.Raised(one.number, what))
-        self._part(one, math.inf, now)
-        self._remove(one, Change(one.name, what, one.number), now)
+        self._depart(one, Change(one.name, what, one.number), now)
 
-    def _part(self, one: Worker, due: float, now: float) -> None:
+    def _depart(self, one: Worker, change: Change, now: float, due: float = math.inf) -> None:
         """Only the process of a worker is left; its end will tell more."""
-        member = one in self.members or not one.joiner
-        self._departed[one.number] = Departed(one, due, member, now)
-
-    def _finished(self, one: Worker, why: str, now: float) -> None:
-        """A worker has left without an error, as far as is known."""
-        drained = one.draining is not None
-        why = f"left: {one.draining}" if drained else why
-        change = Change(one.name, why, one.number, trouble=False, counts=drained)
+        one.was_member = one in self.members or not one.joiner
+        one.departed_at, one.end_due = now, due
+        self._departed[one.number] = one
         self._remove(one, change, now)
 
-    def _learn(self, departed: Departed, why: str, clean: bool, now: float) -> None:
+    def _learn(self, one: Worker, why: str, clean: bool, now: float) -> None:
         """The process of a worker that had departed has ended, which tells how it departed."""
-        # A script that raises says goodbye, too, before its process ends.
-        one = departed.worker
-        # Who is killed after a goodbye has finished its work.
-        trouble = not clean and (departed.due < math.inf or why.startswith("ended with"))
+        # A script that raises says goodbye, too, before its process ends. Who is killed after a
+        # goodbye has finished its work.
+        trouble = not clean and (one.end_due < math.inf or why.startswith("ended with"))
         trouble = trouble or bool(one.raised)
         drained = clean and one.draining is not None
         if drained:
             why = f"left: {one.draining}"
-        elif clean and departed.due == math.inf:
+        elif clean and one.end_due == math.inf:
             why = "finished"
         if clean:
-            self._stop_growing(one, departed.member)
-        elif departed.member:
-            self._out.append(messages.Went(one.number, departed.at))
+            self._stop_growing(one, one.was_member)
+        elif one.was_member:
+            self._out.append(messages.Went(one.number, one.departed_at))
         if self._last is not None:
             self._last.record.learn(one.number, why, trouble, counts=drained or not clean)
         known = self._record.learn(one.number, why, trouble, counts=drained or not clean)
@@ -360,7 +350,7 @@ class Membership:
     def _settle(self, now: float) -> list[Action]:
         self._now = now
         for number, departed in list(self._departed.items()):
-            if now >= departed.due:
+            if now >= departed.end_due:
                 del self._departed[number]
                 self._out.append(messages.Evict(number, LOST_CONNECTION))
         self._show_if_explained(now)
@@ -435,7 +425,7 @@ class Membership:
 
     def _start_without(self) -> bool:
         """Before the first epoch a worker has gone: replace it, or fail, unless all just end."""
-        if any(departed.member for departed in self._departed.values()):
+        if any(one.was_member for one in self._departed.values()):
             return False  # Its end is about to tell why.
         waiting = any(one.stage is not Stage.STARTING for one in self._workers.values())
         trouble, killed = self._record.trouble, self._record.killed
@@ -453,7 +443,7 @@ class Membership:
 
     def _finish(self) -> bool:
         """No member is left: the job is done, or has failed."""
-        if any(departed.member for departed in self._departed.values()):
+        if any(one.was_member for one in self._departed.values()):
             return False  # Their ends tell whether they failed.
         if self._record.trouble or self._growing:
             self._fail(self._record.nobody_left())
@@ -508,7 +498,7 @@ class Membership:
             return self._boundary(now)
         if not any(one.synced for one in self.members):
             self._fail(f"no worker is left that has the state of the job: {self._reason()}")
-        elif len(suspended) < len(self.members) or self._hopeless(suspended):
+        elif len(suspended) < len(self.members) or self._hopeless():
             self._call_to_boundary(suspended)
         elif self._too_few_in_place():
             self._short_since = now if self._short_since is None else self._short_since
@@ -529,18 +519,15 @@ class Membership:
         joiners = fitting(self._limits, self.members, self._waiting())
         return len(self.members) + len(joiners) < self._limits.min_np
 
-    def _hopeless(self, suspended: list[Worker]) -> bool:
+    def _hopeless(self) -> bool:
         """Return whether the collectives of suspended members cannot be redone."""
-        self._restoring = (
-            self._restoring
-            or any(one.stuck is not None for one in suspended)
-            or any(one.restored for one in self.members)
-        )
+        stuck = (one.stage is Stage.SUSPENDED and one.stuck is not None for one in self.members)
+        self._restoring |= any(stuck) or any(one.restored for one in self.members)
         return self._restoring
 
     def _call_to_boundary(self, suspended: list[Worker]) -> None:
         stuck = next((one.stuck for one in suspended if one.stuck is not None), None)
-        if self._hopeless(suspended):
+        if self._hopeless():
             message: Message = {"kind": "restore", "reason": stuck or self._reason()}
         else:
             message = {"kind": "commit_point", "commit_point": dict(self._record.commit_point)}
@@ -553,21 +540,19 @@ class Membership:
         if not any(one.synced for one in self.members):
             self._fail(f"no worker is left that has the state of the job: {self._reason()}")
             return True
-        planned = plan(self._limits, self.members, self._waiting(), self._growing)
-        for one in planned.leavers:
+        leavers, joiners, missing = plan(self._limits, self.members, self._waiting(), self._growing)
+        for one in leavers:
             self._leave(one)
-        if planned.missing:
+        if missing:
             self._short_since = now if self._short_since is None else self._short_since
-            return bool(planned.leavers) or self._give_up_at() == now
-        members = sorted(self.members, key=lambda one: not one.synced) + planned.joiners
+            return bool(leavers) or self._give_up_at() == now
+        members = sorted(self.members, key=lambda one: not one.synced) + joiners
         sync = any(one.fresh or one.restored or not one.synced for one in members)
         restored = [one for one in members if one.restored]
         if restored:
             self._record.accept_symptom()
-        stays = self._record.whole and not planned.joiners
-        if stays and not restored:
-            self._continue(sync)
-        elif self._worth_it(planned.joiners):
+        stays = self._record.whole and not joiners
+        if (stays and not restored) or self._worth_it(joiners):
             if stays:
                 self._continue(sync)
             else:
@@ -678,7 +663,7 @@ class Membership:
     def _show_if_explained(self, now: float) -> None:
         """Show it, unless the end of a process is about to tell why the epoch was formed."""
         if self._last is not None:
-            silent = {number for number, one in self._departed.items() if not one.worker.raised}
+            silent = {number for number, one in self._departed.items() if not one.raised}
             explained = silent.isdisjoint(worker for worker, _ in self._last.record.gone)
             if explained or now >= self._last.at + _EXPLAINED_SECONDS:
                 self._show()
@@ -744,4 +729,21 @@ class Membership:
         if self._short_since is not None:
             living = len(self.members) + len(self._waiting())
             return f"{living} of at least {self._limits.min_np} workers wait for others to join"
-        return waited_for(self.phase, self.epoch, self.members)
+        if self.phase is Phase.FORMING:
+            late = [one for one in self.members if not one.connected]
+            return f"world {self.epoch} waits for {named(late)} to connect" if late else ""
+        late = [one for one in self.members if not one.answered]
+        if self.phase is Phase.GATHERING and late:
+            coming = any(one.stage is Stage.COMING for one in late)
+            what = "come to the boundary" if coming else "leave the epoch that has ended"
+            return f"waits for {named(late)} to {what}"
+        if self.phase is Phase.FORMED and 0 < len(late) < len(self.members):
+            return f"a boundary waits for {named(late)}"
+        return ""
+
+
+def _left(one: Worker, why: str) -> Change:
+    """A worker has left without an error, as far as is known."""
+    drained = one.draining is not None
+    why = f"left: {one.draining}" if drained else why
+    return Change(one.name, why, one.number, trouble=False, counts=drained)

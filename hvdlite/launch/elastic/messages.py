@@ -38,10 +38,12 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Close:
-    """End the connection of this worker once it has what was sent to it."""
-
+class _AboutWorker:
     worker: int
+
+
+class Close(_AboutWorker):
+    """End the connection of this worker once it has what was sent to it."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,8 @@ class Evict:
     why: str
 
 
-@dataclass(frozen=True)
-class Leaving:
+class Leaving(_AboutWorker):
     """This worker was asked to leave: it will exit with 0."""
-
-    worker: int
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,8 @@ class Replace:
     """Another worker is to take the place of a first one, killed before the first epoch."""
 
 
-@dataclass(frozen=True)
-class Goodbye:
+class Goodbye(_AboutWorker):
     """This worker has finished its work, and only its process is left."""
-
-    worker: int
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,6 +56,11 @@ class Worker:
     clock: Any = None  # what it sent with CONNECTED
     expected_at: float = 0.0  # when its process was about to be started
     ready_at: float = 0.0  # when it first said READY
+    # Of a worker that has departed, and whose process has not ended yet:
+    departed_at: float = 0.0
+    was_member: bool = False
+    # When its process must have ended; infinity if it said goodbye, or that it has failed.
+    end_due: float = math.inf
 
     @property
     def name(self) -> str:
@@ -64,17 +70,6 @@ class Worker:
     def answered(self) -> bool:
         """Whether a new epoch can be decided without waiting for this member."""
         return self.stage in (Stage.SUSPENDED, Stage.BOUNDARY)
-
-
-@dataclass(frozen=True)
-class Departed:
-    """A worker that is not with the job any more, and whose process has not ended yet."""
-
-    worker: Worker  # who it was
-    # When its process must have ended; infinity if it said goodbye, or that it has failed.
-    due: float
-    member: bool  # whether it was a member
-    at: float  # when it departed
 
 
 def named(workers: Sequence[Worker]) -> str:
@@ -129,7 +124,7 @@ class Record:
         self.steps: int | None = None  # committed in the epoch; None if workers do not report it
         self._changes: list[Change] = []
         self._symptom: Change | None = None  # what a worker reported, if nobody is to blame
-        self._sign: float | None = None  # when the first sign came that an epoch must follow
+        self.first_sign: float | None = None  # when it came that an epoch must follow
 
     def report(self, message: Message) -> None:
         """Note what a worker has handed out: the commit point is never below it."""
@@ -142,7 +137,7 @@ class Record:
             self.steps = max(message["steps"], self.steps or 0)
 
     def sign(self, now: float) -> None:
-        self._sign = now if self._sign is None else self._sign
+        self.first_sign = now if self.first_sign is None else self.first_sign
 
     def went(self, change: Change, now: float) -> None:
         self.whole = False
@@ -203,14 +198,6 @@ class Record:
             return f"no worker is left: {self.reason()}"
         return f"no worker is left; the first that went: {trouble.text}"
 
-    def line(self, epoch: int, world_size: int, joined: Sequence[Worker], now: float) -> str:
-        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-        if epoch == 0:
-            return f"world 0: {ranks} start{'s' if world_size == 1 else ''}"
-        verb = "goes" if world_size == 1 else "go"
-        took = 0.0 if self._sign is None else 1000 * (now - self._sign)
-        return f"world {epoch}: {self.reason(joined)}; {ranks} {verb} on after {took:.0f} ms"
-
 
 @dataclass(frozen=True)
 class Formed:
@@ -221,7 +208,16 @@ class Formed:
     at: float  # when it was formed
 
     def event(self) -> EpochFormed:
-        line = self.record.line(self.epoch, len(self.workers), self.joined, self.at)
+        one = len(self.workers) == 1
+        ranks = "1 rank" if one else f"{len(self.workers)} ranks"
+        if self.epoch == 0:
+            line = f"world 0: {ranks} start{'s' if one else ''}"
+        else:
+            sign = self.record.first_sign
+            took = 0.0 if sign is None else 1000 * (self.at - sign)
+            reason = self.record.reason(self.joined)
+            line = f"world {self.epoch}: {reason}; {ranks} {'goes' if one else 'go'} on"
+            line += f" after {took:.0f} ms"
         return EpochFormed(self.epoch, self.workers, line)
 
 
@@ -243,18 +239,3 @@ class WaitWarning:
         self._wait = wait
         self.due_at = now + _WARN_SECONDS if wait else None
         return warn
-
-
-def waited_for(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
-    """Say which members keep the others waiting; "" if none does."""
-    if phase is Phase.FORMING:
-        late = [one for one in members if not one.connected]
-        return f"world {epoch} waits for {named(late)} to connect" if late else ""
-    late = [one for one in members if not one.answered]
-    if phase is Phase.GATHERING and late:
-        coming = any(one.stage is Stage.COMING for one in late)
-        what = "come to the boundary" if coming else "leave the epoch that has ended"
-        return f"waits for {named(late)} to {what}"
-    if phase is Phase.FORMED and 0 < len(late) < len(members):
-        return f"a boundary waits for {named(late)}"
-    return ""

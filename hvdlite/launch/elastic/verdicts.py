@@ -11,17 +11,10 @@ from hvdlite.launch.elastic.messages import Limits
 from hvdlite.launch.elastic.state import Stage, Worker
 
 
-@dataclass(frozen=True)
-class Plan:
-    leavers: list[Worker]  # leave now, whether or not the others go on
-    joiners: list[Worker]  # join if the others go on
-    missing: int  # how many workers are missing; the boundary waits for them
-
-
 def plan(
     limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
-) -> Plan:
-    """Decide who leaves, who joins, and how many workers are missing.
+) -> tuple[list[Worker], list[Worker], int]:
+    """Decide who leaves in any case, who joins if the others go on, and how many are missing.
 
     `waiting` has joiners, in the order in which they may join; they may if `growing`.
     """
@@ -31,10 +24,10 @@ def plan(
     staying = [worker for worker in members if worker.draining is None]
     joiners = fitting(limits, members, waiting) if growing else []
     if not any(worker.synced for worker in staying):
-        return Plan([], joiners, missing=0 if staying or joiners or not growing else 1)
+        return [], joiners, 0 if staying or joiners or not growing else 1
     leavers = [worker for worker in members if worker.draining is not None]
     short = limits.min_np - len(staying) - len(joiners) if growing else 0
-    return Plan(leavers, joiners, max(0, short))
+    return leavers, joiners, max(0, short)
 
 
 def fitting(limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker]) -> list[Worker]:
@@ -221,7 +214,21 @@ class Progress:
         `steps` says how many steps the epoch has committed, if the workers report it, and `trouble`
         whether something went wrong in it.
         """
-        complaint = self._no_progress(commits, steps, reason, trouble)
+        complaint = None
+        progressed = self._progressed(commits, steps)
+        if not self._judged:
+            self._judged = True
+            if progressed:
+                self._in_vain = 0
+            elif trouble:
+                self._in_vain += 1
+                if self._in_vain == 1:
+                    self._first_reason = reason
+                if self._in_vain >= _MOST_IN_VAIN:
+                    complaint = (
+                        f"{_MOST_IN_VAIN} worlds in a row ended before a step was committed; the "
+                        f"first ended because {self._first_reason}"
+                    )
         if complaint is None and self._limit is not None and self._resets >= self._limit:
             last = "; ".join(self._reasons) or reason
             complaint = (
@@ -231,27 +238,6 @@ class Progress:
             )
         self._reasons.append(reason)
         return complaint
-
-    def _no_progress(
-        self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
-    ) -> str | None:
-        progressed = self._progressed(commits, steps)
-        if self._judged:
-            return None
-        self._judged = True
-        if progressed:
-            self._in_vain = 0
-        if progressed or not trouble:
-            return None
-        self._in_vain += 1
-        if self._in_vain == 1:
-            self._first_reason = reason
-        if self._in_vain < _MOST_IN_VAIN:
-            return None
-        return (
-            f"{_MOST_IN_VAIN} worlds in a row ended before a step was committed; the first "
-            f"ended because {self._first_reason}"
-        )
 
     def _progressed(self, commits: Mapping[str, int], steps: int | None) -> bool:
         if steps is not None:
