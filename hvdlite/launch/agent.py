@@ -302,7 +302,6 @@ class Agent(JobLoop):
         return min(now + _TICK_SECONDS, self._alive_at)
 
     def _watch_room(self, wanted: bool) -> None:
-        """Watch the channel for room while `wanted`: while frames are queued."""
         if wanted == self._watches_room:
             return
         self._watches_room = wanted
@@ -426,7 +425,6 @@ class LauncherChannel:
             self.gone = True
 
     def wait(self, seconds: float) -> None:
-        """Sleep until there is something to receive or room to write."""
         if not self.gone:
             select.select([self.read_fd], [self.write_fd] if self._out else [], [], seconds)
         self.flush()

@@ -144,7 +144,6 @@ class ProcessChannel:
                 pipe.close()
 
     def end(self) -> int:
-        """Wait until the command has ended, kill it if that takes too long; return its status."""
         try:
             status = self._process.wait(_LONGEST_END)
         except subprocess.TimeoutExpired:
@@ -217,7 +216,6 @@ class Ssh(_CommandLauncher):
 
 
 def ssh_command(host: str, options: Ssh) -> list[str]:
-    """Build the command that starts the agent on a host; `hosts` has checked the name."""
     seconds = options.connect_seconds
     settings = {
         "BatchMode": "yes",

@@ -86,7 +86,6 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def _text_of(flag: str, path: Path) -> str:
-    """Read a file that a flag names; an OSError names the flag."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -403,7 +402,6 @@ def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> E
 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
-    """Refuse flags that contradict --servers, or that need it, by an ArgumentError."""
     if options.servers is None:
         _refuse_without("--servers", options, _SERVER_FLAGS)
         return
@@ -427,7 +425,6 @@ _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 
 
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
-    """Return what shows the running job; an ArgumentError says which package is missing."""
     found: list[MakeViewer] = []
     if options.live:
         if find_spec("rich") is None:

@@ -71,7 +71,6 @@ class Console:
 
     @property
     def full(self) -> bool:
-        """Whether writers should wait."""
         return self._bytes > _CAPACITY
 
     @property
@@ -80,7 +79,6 @@ class Console:
         return any(isinstance(self._failed.get(fd), BrokenPipeError) for fd in (STDOUT, STDERR))
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher itself to stderr."""
         self.write(STDERR, f"hvdlite-run: {text}\n".encode())
 
     def write(self, fd: int, data: bytes) -> None:
@@ -124,7 +122,6 @@ class Console:
             self._changed.notify_all()
 
     def woken(self) -> None:
-        """Clear the wake-up from `wake_fd`."""
         try:
             os.eventfd_read(self.wake_fd)
         except BlockingIOError:
@@ -210,7 +207,6 @@ class Console:
                 return
 
     def _fail(self, fd: int, error: OSError) -> None:
-        """Give up a descriptor, and print a message if stderr still works."""
         with self._changed:
             self._failed[fd] = error
         if not isinstance(error, BrokenPipeError) and fd != STDERR:
@@ -236,7 +232,6 @@ class Region:
         self._in_line = False  # whether the output stands in an incomplete line
 
     def set(self, rows: Sequence[bytes], width: int) -> None:
-        """Take other rows for `draw`, or none."""
         self._rows, self._width = rows, width
 
     @property

@@ -39,7 +39,6 @@ class Elastic:
     drain_timeout: float = 30.0
 
     def least(self, ranks: int) -> int:
-        """Return the fewest ranks of a job that starts with `ranks`."""
         return ranks if self.min_np is None else self.min_np
 
     def check(self, ranks: int) -> None:
@@ -110,7 +109,6 @@ class Servers:
 
 
 def _refuse(wrong: Mapping[str, bool]) -> None:
-    """Raise an ArgumentError with the first message that applies."""
     for message, applies in wrong.items():
         if applies:
             raise ArgumentError(message)
@@ -118,8 +116,6 @@ def _refuse(wrong: Mapping[str, bool]) -> None:
 
 @dataclass(frozen=True)
 class Description:
-    """What the user wants to run."""
-
     command: Sequence[str]  # the program of every rank, and its arguments
     ranks: int  # how many ranks the job has; an elastic job starts with so many
     # The variables of every rank: the user's, and those that flags set.

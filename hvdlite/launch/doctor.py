@@ -31,7 +31,6 @@ class Finding:
 
 
 def _check(subject: str, probe: Callable[[], str]) -> Finding:
-    """Run a probe, and report its text, or the exception that it raises."""
     try:
         return Finding(subject, True, probe())
     except Exception as error:

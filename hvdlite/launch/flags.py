@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -254,6 +254,11 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+def _rows_of(table: str) -> Iterator[list[str]]:
+    for row in table.strip().replace("\n    ", " ").splitlines():
+        yield [cell.strip() for cell in row.split("|")]
+
+
 _ACTIONS = {"switch": "store_true", "either": argparse.BooleanOptionalAction}
 # What a row cannot say, by the first name of its flag.
 _MORE: Mapping[str, Mapping[str, Any]] = {
@@ -268,12 +273,11 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 
 def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     group: argparse._ArgumentGroup | argparse.ArgumentParser = parser
-    for row in _TABLE.strip().replace("\n    ", " ").splitlines():
-        if row.startswith("= "):
-            title, _, about = row[2:].partition(" | ")
-            group = parser.add_argument_group(title, about or None)
+    for flags, *cells in _rows_of(_TABLE):
+        if flags.startswith("= "):
+            group = parser.add_argument_group(flags[2:], *cells)
             continue
-        flags, kind, metavar, text = (cell.strip() for cell in row.split("|", 3))
+        kind, metavar, text = cells
         settings: dict[str, Any] = {"help": text}
         if kind in _ACTIONS:
             settings["action"] = _ACTIONS[kind]
@@ -289,8 +293,6 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class _SetKnob(argparse.Action):
-    """Store the value of a variable that the ranks get."""
-
     def __call__(self, parser: Any, options: Any, values: Any, flag: Any = None) -> None:
         value = self.const if self.nargs == 0 else values
         options.knobs = {**options.knobs, self.dest: str(value)}
@@ -345,34 +347,22 @@ def _add_knob_flag(
     )
 
 
-# Flags of horovodrun that are accepted and change nothing, whether they take a value, and why.
-_NEEDLESS: Sequence[tuple[Sequence[str], bool, str]] = (
-    (("--gloo", "--mpi"), False, "there is one data plane for CPUs, and it needs no MPI"),
-    (("--disable-cache",), False, "nothing about hosts is remembered"),
-    (("--cycle-time-ms",), True, "there are no cycles: a request is negotiated at once"),
-    (
-        (
-            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
-            *("--torus-allreduce", "--no-torus-allreduce"),
-        ),
-        False,
-        "the levels of an all-reduce follow from the hosts",
-    ),
-    (
-        ("--autotune-gaussian-process-noise",),
-        True,
-        "the search compares settings pair by pair, without a model of the noise",
-    ),
-    (("--mpi-threads-disable", "--no-mpi-threads-disable"), False, "there is no MPI"),
-    (("--mpi-args", "--binding-args"), True, "there is no MPI"),
-    (("--thread-affinity", "--num-nccl-streams"), True, "the engine chooses by itself"),
-    (
-        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"),
-        False,
-        "use --prefix-output-with-timestamp",
-    ),
-)
+# Flags of horovodrun that are accepted and change nothing, what stands for a value, and why.
+_NEEDLESS = """
+--gloo --mpi | | there is one data plane for CPUs, and it needs no MPI
+--disable-cache | | nothing about hosts is remembered
+--cycle-time-ms | VALUE | there are no cycles: a request is negotiated at once
+--hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
+    --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce
+    | | the levels of an all-reduce follow from the hosts
+--autotune-gaussian-process-noise | VALUE | the search compares settings pair by pair, without a
+    model of the noise
+--mpi-threads-disable --no-mpi-threads-disable | | there is no MPI
+--mpi-args --binding-args | VALUE | there is no MPI
+--thread-affinity --num-nccl-streams | VALUE | the engine chooses by itself
+--log-with-timestamp --log-without-timestamp --log-hide-timestamp
+    | | use --prefix-output-with-timestamp
+"""
 
 
 class _NoteNeedless(argparse.Action):
@@ -390,16 +380,16 @@ class _Refuse(argparse.Action):
 def _add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
     """Add the flags that only horovodrun has, so that its users' commands run unchanged."""
     group = parser.add_argument_group("flags of horovodrun that change nothing here")
-    for flags, takes_value, why in _NEEDLESS:
-        for flag in flags:
+    for flags, metavar, why in _rows_of(_NEEDLESS):
+        for flag in flags.split():
             group.add_argument(
                 flag,
                 action=_NoteNeedless,
-                nargs=None if takes_value else 0,
+                nargs=None if metavar else 0,
                 const=why,
                 dest="needless",
                 default=argparse.SUPPRESS,
-                metavar="VALUE",
+                metavar=metavar,
                 help=why if shown else argparse.SUPPRESS,
             )
     parser.add_argument(

@@ -130,7 +130,6 @@ class Job(Policy):
         return self.starts
 
     def rendezvous(self) -> Service:
-        """Serve the place where the processes meet."""
         address = rendezvous_address(self.agents.present, self.what.interfaces)
         self._store = Store.start(self.what.ranks, self.identity, address)
         return self._store
@@ -140,7 +139,6 @@ class Job(Policy):
         return host not in self.elsewhere
 
     def choose_threads(self) -> None:
-        """Share the cores of each host among its processes, and say how."""
         cores = {host.name: int(host.hello["cores"]) for host in self.agents.present}
         hosts = [start.host for start in self.starts]
         self._threads, texts = share_cores(
@@ -182,7 +180,6 @@ class Job(Policy):
     # What is the same.
 
     def outcome(self) -> Outcome:
-        """Show how the job ended, and return it."""
         what, supervisor = self.what, self.supervisor
         status = supervisor.conclude()
         # `hvdlite.run` returns the results of a function, which may well train nothing.

@@ -68,7 +68,6 @@ class JobLoop:
         self._release_at: list[tuple[float, AnyRank]] = []
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
-        """Handle the end of a rank, after its output has been read."""
         raise NotImplementedError
 
     def tick(self, now: float) -> float | None:
@@ -76,7 +75,6 @@ class JobLoop:
         return None
 
     def on(self, fd: int, call: Callable[[], None]) -> None:
-        """Call `call` whenever the descriptor can be read."""
         self.selector.register(fd, selectors.EVENT_READ, call)
 
     def watch(self, worker: AnyRank) -> None:
@@ -105,7 +103,6 @@ class JobLoop:
             self.selector.close()
 
     def goes_on(self) -> bool:
-        """Return whether the job is not over yet: whether a rank runs."""
         return any(worker.ending is None for worker in self._workers)
 
     def release(self, worker: AnyRank) -> None:
@@ -170,7 +167,6 @@ class JobLoop:
             self.ended(worker, ending)
 
     def stop_now(self, status: int, number: int = signal.SIGTERM, grace: float = GRACE) -> None:
-        """Send the signal `number` to all ranks now, and SIGKILL after `grace` seconds."""
         now = time.monotonic()
         self._stop = Stop(now, now + grace, status, number)
 
@@ -193,7 +189,6 @@ class JobLoop:
             worker.send_signal(number)
 
     def _kill(self) -> None:
-        """Kill every rank's group, and all processes with the mark in the environment."""
         self._signal(signal.SIGKILL)
         kill_processes(self._mark)
 

@@ -69,12 +69,10 @@ class Frame:
 
 
 def frame(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
-    """Encode a message whose body is bytes."""
     return _HEADER.pack(kind, number, len(body)) + body
 
 
 def data_frame(kind: Kind, number: int, data: Any) -> bytes:
-    """Encode a message whose body is JSON."""
     return frame(kind, number, json.dumps(data).encode())
 
 

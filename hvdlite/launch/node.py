@@ -205,14 +205,12 @@ def _slurm(variables: Variables) -> _Found:
 
 
 def run_node(here: ThisNode, what: Description) -> int:
-    """Run this node's part of a job; return the exit status of the job."""
     if here.nodes == 1:
         return run_job(what).status
     return _launch(here, what) if here.node == 0 else _join(here, what)
 
 
 def _launch(here: ThisNode, what: Description) -> int:
-    """Wait for the other nodes, and launch the job on all of them."""
     deadline = Deadline(here.start_timeout)
     address = bound_to(here.bind_address, here.meet)
     listener = listen_when_possible(lambda: listen(address), address, "node 0", _REMEDY, deadline)
@@ -391,7 +389,6 @@ class NodeLauncher(IncomingAgents):
         return f"lost {host} before its ranks ran: {said or 'it has hung up'}"
 
     def host_address(self, host: str, hello: Mapping[str, Any]) -> str:
-        """Return the address from which the node has connected."""
         return self._nodes[host].channel.peer
 
     # The service's thread.
@@ -475,7 +472,6 @@ def introduction(nodes: int, ranks: int) -> bytes:
 
 
 def _introduced(said: bytes) -> tuple[str, int, int]:
-    """Read what a node says first: its host, its ranks, and how many nodes there are."""
     match json.loads(said):
         case [str(hostname), int(ranks), int(nodes)] if ranks > 0:
             return hostname, ranks, nodes
@@ -483,7 +479,6 @@ def _introduced(said: bytes) -> tuple[str, int, int]:
 
 
 def _tell(channels: list[SealedChannel], status: int, why: str) -> None:
-    """Tell nodes how the job has ended, and hang up."""
     for channel in channels:
         with contextlib.suppress(OSError):
             os.write(channel.write_fd, data_frame(Kind.OUTCOME, 0, [status, why]))

@@ -65,7 +65,6 @@ class StreamReader:
         self._live_at = 0.0  # monotonic time of the next look at the samples
 
     def took(self, stream: Stream, block: bytes) -> None:
-        """Pass on a block of bytes that a stream wrote."""
         raise NotImplementedError
 
     def closed(self, stream: Stream) -> None:
@@ -199,7 +198,6 @@ class OutputPump(StreamReader):
 
     @property
     def results(self) -> Mapping[int, bytes]:
-        """By rank, all bytes that it wrote as its result."""
         return {rank: bytes(result) for rank, result in self._results.items()}
 
     def open(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
@@ -421,7 +419,6 @@ class View:
             self._ahead = sample.time - now
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> bool:
-        """Call a viewer; show what it raises as one line, and return whether it raised nothing."""
         try:
             call(*arguments)
         except Exception as error:

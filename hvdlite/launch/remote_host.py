@@ -74,11 +74,9 @@ class RemoteHost:
         self._writer.start()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when the agent has sent something."""
         return self._channel.read_fd
 
     def address(self) -> str:
-        """Return the host's IP address, once its agent has said hello."""
         return self._remote_launcher.host_address(self.name, self.hello)
 
     # Before the host's thread runs.
@@ -98,7 +96,6 @@ class RemoteHost:
             raise LaunchError(f"cannot start on host {self.name}: {_disturbed(error)}") from None
 
     def _read(self) -> bytes:
-        """Read what the agent has sent; nothing if the channel is broken."""
         try:
             return os.read(self._channel.read_fd, 1 << 18)
         except OSError:
@@ -247,7 +244,6 @@ class RemoteHost:
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def silent(self, since: float) -> bool:
-        """Return whether the agent has said nothing since then."""
         return self.serves and not self.over and not self.busy and self.heard_at < since
 
     def cut(self, why: str) -> None:
@@ -290,8 +286,6 @@ def _disturbed(error: NoFrameError) -> str:
 
 
 class RemoteWorker:
-    """One process on another host."""
-
     # The host's thread calls `write` and `end`, and so does the supervisor's thread, which calls
     # everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
 

@@ -39,8 +39,6 @@ _CONSEQUENCES = (
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank, or of one worker of an elastic job."""
-
     rank: int  # the rank, or the number of the worker
     pid: int
     ending: Ending

@@ -227,5 +227,4 @@ class IncomingAgents(Service):
             connection.close()
 
     def _dialled(self, number: int, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
-        """Take over the connection of an agent."""
         raise NotImplementedError

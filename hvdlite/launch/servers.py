@@ -194,7 +194,6 @@ class ServersJob(Job):
         return servers or failures
 
     def all_well(self) -> bool:
-        """Return whether every process that was told to end has ended well."""
         return self._all_obeyed and not self.supervisor.lost
 
     def remark(self, root: Failure) -> str:

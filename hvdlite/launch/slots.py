@@ -115,7 +115,6 @@ class Slots:
         return found
 
     def leaving(self, worker: int) -> None:
-        """Note that a worker leaves: its place among the ranks is free."""
         if worker in self._running:
             self._running[worker].leaving = True
 
@@ -142,7 +141,6 @@ class Slots:
         self._first_missing += 1
 
     def stop_growing(self) -> None:
-        """Start nothing any more: a worker has finished its work."""
         self.grows = False
 
     def host_of(self, worker: int) -> str:

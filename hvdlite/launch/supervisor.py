@@ -43,8 +43,6 @@ _MOST_NAMED = 8  # a note lists at most so many ranks
 
 
 class Next(Enum):
-    """What follows from the end of a process."""
-
     GO_ON = auto()  # it has not failed
     RECOVER = auto()  # it has failed, and the job goes on; `Policy.due` may say what starts instead
     FAIL = auto()  # it has failed, and so has the job
@@ -119,7 +117,6 @@ class Policy:
         return False
 
     def noun_of(self, number: int) -> str:
-        """Name what a number counts."""
         return self.noun
 
     def label(self, number: int) -> str:
@@ -127,7 +124,6 @@ class Policy:
         return str(number)
 
     def host_name(self, host: str) -> str:
-        """Name a host in messages."""
         return host
 
     def suspects(self, failures: Sequence[Failure]) -> Sequence[Failure]:
@@ -139,7 +135,6 @@ class Policy:
         return ""
 
     def all_well(self) -> bool:
-        """Return whether no process has failed."""
         return all(one.ending is not None and one.ending.well for one in self.supervisor.workers)
 
 
@@ -202,7 +197,6 @@ class Supervisor(JobLoop):
 
     @property
     def results(self) -> Mapping[int, bytes]:
-        """By rank, the bytes that it wrote as its result for `hvdlite.run`."""
         return self.streams.results
 
     def add(
@@ -261,7 +255,6 @@ class Supervisor(JobLoop):
         self._kill_at[number] = min(self._kill_at.get(number, at), at)
 
     def kill(self, worker: AnyRank, why: str) -> None:
-        """Kill a process; `why` is for the report."""
         self._killed[worker.number] = why
         worker.send_signal(signal.SIGKILL)
 
@@ -283,7 +276,6 @@ class Supervisor(JobLoop):
             self.end_in()
 
     def fail(self, reason: str) -> None:
-        """End a job that cannot go on."""
         if not self.signalled:  # Otherwise the user has ended the job.
             self.say(reason)
         self.lost = True
@@ -518,7 +510,6 @@ class Supervisor(JobLoop):
 
     @property
     def root(self) -> Failure | None:
-        """The failure that the others followed from, if the job failed."""
         suspects = self._policy.suspects(self._failures)
         return root_failure(suspects) if self.lost and suspects else None
 

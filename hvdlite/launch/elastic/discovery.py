@@ -207,7 +207,6 @@ class Discovery:
         self._provider.close()
 
     def take(self) -> list[News]:
-        """Return what has changed since the last call, in order."""
         with self._lock:
             try:
                 os.eventfd_read(self.fd)

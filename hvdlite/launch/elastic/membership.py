@@ -365,7 +365,6 @@ class Membership:
         return out
 
     def _step(self, now: float) -> bool:
-        """Take the next step, if there is one; return whether there was."""
         if self.phase is Phase.OVER:
             return False
         give_up = self._give_up_at()
@@ -442,7 +441,6 @@ class Membership:
         return True
 
     def _finish(self) -> bool:
-        """No member is left: the job is done, or has failed."""
         if any(one.was_member for one in self._departed.values()):
             return False  # Their ends tell whether they failed.
         if self._record.trouble or self._growing:
@@ -637,7 +635,6 @@ class Membership:
         self._broken_links.forget()
 
     def _worth_it(self, joiners: Sequence[Worker] = ()) -> bool:
-        """Return whether another epoch is worth it; fail if it is not."""
         record = self._record
         if record.quiet and not joiners:
             return True

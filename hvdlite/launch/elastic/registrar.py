@@ -79,7 +79,6 @@ class Registrar(Service):
         self._post(self._membership.stops)
 
     def take(self) -> list[Event]:
-        """Return the events since the last call, oldest first."""
         with self._lock:
             events, self._events = self._events, []
             try:
@@ -126,7 +125,6 @@ class Registrar(Service):
         self._do(self._membership.tick(now))
 
     def _obey(self) -> None:
-        """Do what other threads asked for, in their order."""
         while True:
             with self._lock:
                 if not self._calls:

@@ -73,7 +73,6 @@ class Worker:
 
 
 def named(workers: Sequence[Worker]) -> str:
-    """Name some workers in a sentence: the first few, and how many more there are."""
     return listed([worker.name for worker in workers], ", ")
 
 
