@@ -140,9 +140,8 @@ class ServersJob(Job):
             then = f"its rank gets another one in {pause:g} s"
         elif self._slots.grows:
             then += ", because its workers died too often (--worker-restarts)"
-        text = f"{what}; {self._live} of {self._total} workers go on or have finished, and {then}"
-        self.supervisor.say(text)
-        self.supervisor.note(text)
+        goes_on = f"{self._live} of {self._total} workers go on or have finished"
+        self.supervisor.tell(f"{what}; {goes_on}, and {then}")
 
     def _server_ended(self, number: int, ending: Ending) -> Next:
         job = self.supervisor

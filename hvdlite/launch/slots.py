@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -39,10 +39,7 @@ class _Host:
     died_at: deque[float] = field(default_factory=lambda: deque(maxlen=_DEATHS))
     times_away: int = 0
     away_until: float = 0.0
-    states: dict[int, BackOff] = field(default_factory=dict)
-
-    def slot(self, number: int) -> BackOff:
-        return self.states.setdefault(number, BackOff())
+    slot: defaultdict[int, BackOff] = field(default_factory=lambda: defaultdict(BackOff))
 
 
 class Slots:
@@ -163,7 +160,7 @@ class Slots:
         if not died:
             return None
         host = self._hosts[one.host]
-        slot = host.slot(one.slot)
+        slot = host.slot[one.slot]
         pause = slot.failed(now, now - one.since)
         if blames:
             host.died_at.append(now)
@@ -235,7 +232,7 @@ class Slots:
         return [
             (name, number)
             for name, number in self._open()
-            if name in usable and self._hosts[name].slot(number).ready_at <= now
+            if name in usable and self._hosts[name].slot[number].ready_at <= now
         ]
 
     def _open(self) -> list[tuple[str, int]]:
@@ -248,7 +245,7 @@ class Slots:
             (name, number)
             for name, number in slots
             if (name, number) not in taken
-            and self._hosts[name].slot(number).failures <= self._restarts
+            and self._hosts[name].slot[number].failures <= self._restarts
         ]
 
     def _start(self, host: str, slot: int, now: float) -> Start:
@@ -300,7 +297,7 @@ class Slots:
             times += [
                 slot.ready_at
                 for host in self._hosts.values()
-                for slot in host.states.values()
+                for slot in host.slot.values()
                 if slot.ready_at > now
             ]
         return min((when for when in times if when > now), default=None)

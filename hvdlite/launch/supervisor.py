@@ -245,6 +245,11 @@ class Supervisor(JobLoop):
         if self._view is not None:
             self._view.note("worker", -1, text)
 
+    def tell(self, text: str) -> None:
+        """Say it, and tell the view."""
+        self.say(text)
+        self.note(text)
+
     def expect_end(self, number: int, seconds: float, raised: str = "") -> None:
         """Kill a process that does not end in time; `raised` is why it ends, for the report."""
         if self.runs(number) is None:

@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -173,11 +173,8 @@ class ElasticJob(Job):
             ready, _, _ = select.select([discovery.fd, self.inbox.fd], [], [], left)
             if self.inbox.fd in ready and self.inbox.take():
                 raise KeyboardInterrupt
-            for news in discovery.take():
-                if news.warning:
-                    self.console.say(f"{news.warning}; the hosts stay as they were")
-                if news.hosts is not None:
-                    self._offer(news.hosts)
+            for hosts in self._new_hosts():
+                self._offer(hosts)
         self._members = tuple(start.worker for start in first)
         self._trained.update(self._members)
         return first
@@ -311,11 +308,8 @@ class ElasticJob(Job):
         starts = self._slots.due(now)
         for host in dict.fromkeys(one.host for one in starts):
             there = [str(one.worker) for one in starts if one.host == host]
-            who = (
-                f"worker {there[0]} starts"
-                if len(there) == 1
-                else f"workers {', '.join(there)} start"
-            )
+            one = len(there) == 1
+            who = f"worker{'' if one else 's'} {', '.join(there)} start{'s' if one else ''}"
             self.supervisor.say(f"{who} on {self.host_name(host)}")
         return starts
 
@@ -404,8 +398,7 @@ class ElasticJob(Job):
         supervisor, drain_timeout = self.supervisor, self._elastic.drain_timeout
         match event:
             case messages.EpochFormed(line=line):
-                supervisor.say(line)
-                supervisor.note(line)
+                supervisor.tell(line)
             case messages.EpochBegun(workers):
                 self._begin_epoch(workers)
             case messages.Evict(number, why):
@@ -423,8 +416,7 @@ class ElasticJob(Job):
             case messages.Went(number, at):
                 self._went_at[number] = at
             case messages.Refused(number, reason):
-                supervisor.say(f"worker {number} cannot join: {reason}")
-                supervisor.note(f"worker {number} cannot join: {reason}")
+                supervisor.tell(f"worker {number} cannot join: {reason}")
                 supervisor.expect_end(number, drain_timeout)
             case messages.Replace():
                 self._slots.replace_first()
@@ -450,19 +442,22 @@ class ElasticJob(Job):
 
     def _take_hosts(self) -> None:
         now = time.monotonic()
+        for hosts in self._new_hosts():
+            leaving = self._slots.offer(hosts, now)
+            for name in self.hosts() if self.expects() else ():
+                self._slots.reach(name, self.agents.serves(name))
+            for number in leaving:
+                slots = hosts.get(self._slots.host_of(number), 0)
+                left = f"has {counted(slots, 'slot')} now" if slots else "is not listed any more"
+                self._drain([number], f"its host {left}")
+
+    def _new_hosts(self) -> Iterator[Mapping[str, int]]:
+        """Give each answer of the provider that differs, and say why it fails if it does."""
         for news in self._discovery.take():
             if news.warning:
-                self.supervisor.say(f"{news.warning}; the hosts stay as they were")
+                self.console.say(f"{news.warning}; the hosts stay as they were")
             if news.hosts is not None:
-                leaving = self._slots.offer(news.hosts, now)
-                for name in self.hosts() if self.expects() else ():
-                    self._slots.reach(name, self.agents.serves(name))
-                for number in leaving:
-                    slots = news.hosts.get(self._slots.host_of(number), 0)
-                    left = (
-                        f"has {counted(slots, 'slot')} now" if slots else "is not listed any more"
-                    )
-                    self._drain([number], f"its host {left}")
+                yield news.hosts
 
     def hosts(self) -> Mapping[str, float]:
         wanted = self._slots.wanted.items()

@@ -499,14 +499,18 @@ class Membership:
         elif len(suspended) < len(self.members) or self._hopeless():
             self._call_to_boundary(suspended)
         elif self._too_few_in_place():
-            self._short_since = now if self._short_since is None else self._short_since
-            return self._give_up_at() == now
+            return self._waits_for_more(now)
         elif self._short_since is not None and self._gather_at is not None:
             self._short_since = None
             self._gather()  # A member has gone meanwhile, which may make others stuck.
         elif self._worth_it():
             self._announce("resume", self.members, sync=False)
         return True
+
+    def _waits_for_more(self, now: float) -> bool:
+        """Begin or go on to wait for joiners; return whether the time for that is over already."""
+        self._short_since = now if self._short_since is None else self._short_since
+        return self._give_up_at() == now
 
     def _too_few_in_place(self) -> bool:
         """Return whether the step must wait: with those that wait to join there are too few."""
@@ -542,8 +546,7 @@ class Membership:
         for one in leavers:
             self._leave(one)
         if missing:
-            self._short_since = now if self._short_since is None else self._short_since
-            return bool(leavers) or self._give_up_at() == now
+            return self._waits_for_more(now) or bool(leavers)
         members = sorted(self.members, key=lambda one: not one.synced) + joiners
         sync = any(one.fresh or one.restored or not one.synced for one in members)
         restored = [one for one in members if one.restored]
