@@ -42,23 +42,14 @@ class Pulse:
 class Owner(Protocol):
     """The loop that has the agents: what it offers them, and what they tell it."""
 
-    def on(self, fd: int, call: Callable[[], None]) -> None:
-        """Call `call` whenever the descriptor can be read."""
-
-    def off(self, fd: int) -> None:
-        """Stop that."""
-
-    def host_ready(self, name: str) -> None:
-        """Note that processes can be started on a host."""
-
-    def host_lost(self, name: str, why: str) -> None:
-        """Note that no process can be started on a host any more."""
-
-    def host_signalled(self, name: str, number: int) -> None:
-        """Note that the agent on a host got a signal."""
-
-    def worker_started(self, number: int) -> None:
-        """Note that the process id of a process is known."""
+    # `on` watches a descriptor that can be read, and `off` ends that. A host is ready while
+    # processes can be started there; a worker has started when its process id is known.
+    def on(self, fd: int, call: Callable[[], None]) -> None: ...
+    def off(self, fd: int) -> None: ...
+    def host_ready(self, name: str) -> None: ...
+    def host_lost(self, name: str, why: str) -> None: ...
+    def host_signalled(self, name: str, number: int) -> None: ...
+    def worker_started(self, number: int) -> None: ...
 
 
 class Agents:

@@ -12,14 +12,12 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
 
-@dataclass(frozen=True)
-class Returned:
+class Returned(NamedTuple):
     value: bytes | None = None  # the pickled result; None after an exception
     # The pickled exception; None without one, or if it cannot be pickled.
     error: bytes | None = None
@@ -38,10 +36,9 @@ def unpack_result(data: bytes) -> Returned | None:
     """Unpickle what a rank wrote to its descriptor; None if it ended before it wrote it all."""
     # Unpickling is safe, because the rank is a process of this user.
     try:
-        value, error, text = pickle.loads(data)
+        return Returned(*pickle.loads(data))
     except Exception:  # A pickle that was cut fails in many ways.
         return None
-    return Returned(value, error, text)
 
 
 def unpack_error(returned: Returned) -> BaseException | None:
@@ -57,7 +54,7 @@ def unpack_error(returned: Returned) -> BaseException | None:
 
 def _give(fd: int, returned: Returned) -> None:
     with open(fd, "wb") as pipe:
-        pipe.write(pickle.dumps((returned.value, returned.error, returned.text)))
+        pipe.write(pickle.dumps(tuple(returned)))
 
 
 def pickled_error(error: BaseException) -> bytes | None:

@@ -35,11 +35,9 @@ class HostProvider(Protocol):
 
     def hosts(self) -> Mapping[str, int]:
         """Return the slots of each host that there is now, by name, in order of preference."""
-        ...
 
     def close(self) -> None:
         """Give up a question that is under way on another thread; none follows."""
-        ...
 
 
 class HostsError(ValueError):
