@@ -49,16 +49,13 @@ class Failure:
     @property
     def is_cause(self) -> bool:
         """Whether the failure is not just the consequence of another rank's failure."""
-        return self.ending.by_signal or not is_consequence(self.stderr)
+        lines = self.stderr.splitlines()
+        return self.ending.by_signal or not any(one.startswith(_CONSEQUENCES) for one in lines)
 
     @property
     def window(self) -> float:
         """The seconds in which another failure may still turn out to be the cause of this one."""
         return CAUSE_WINDOW if self.is_cause else _CONSEQUENCE_WINDOW
-
-
-def is_consequence(stderr: bytes) -> bool:
-    return any(line.startswith(_CONSEQUENCES) for line in stderr.splitlines())
 
 
 def root_failure(failures: Sequence[_Failure]) -> _Failure:

@@ -93,9 +93,7 @@ class SealedChannel:
         with contextlib.suppress(OSError):
             self._owners.shutdown(socket.SHUT_RDWR)
 
-    def hang_up(self) -> None:
-        """End the channel for its owner; `end` closes the descriptor."""
-        self.cut()
+    hang_up = cut  # `end` closes the descriptor.
 
     def end(self) -> None:
         """Wait until what the owner has written is sent, for some seconds; close its end."""

@@ -208,7 +208,9 @@ class Membership:
             self._suspended(one, message)
         elif self.phase is Phase.FORMED:
             self._suspended(one, message)
-            self._break(now)
+            self._record.whole = False  # A link broke, or one of the next world was not made.
+            self._record.sign(now)
+            self._gather_by(now)
 
     def _arrived(self, one: Worker, message: Message, now: float) -> None:
         """A worker is ready to start or to join, or repeats it."""
@@ -288,12 +290,6 @@ class Membership:
             self.members.remove(one)
             change = Change(one.name, f"left: {one.draining}", one.number, trouble=False)
             self._record.went(change, self._now)
-
-    def _break(self, now: float) -> None:
-        """A link of the present world broke, or one of the next world could not be made."""
-        self._record.whole = False
-        self._record.sign(now)
-        self._gather_by(now)
 
     def _gather_by(self, when: float) -> None:
         self._gather_at = when if self._gather_at is None else min(when, self._gather_at)

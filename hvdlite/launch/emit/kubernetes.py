@@ -200,9 +200,11 @@ def _check(kind: str, request: EmitRequest) -> None:
 
 def _text_of(kind: str, request: EmitRequest, notes: Sequence[str], parts: Sequence[Part]) -> str:
     """Write the parts as YAML, below a comment that says how to use them."""
-    first = f"A training job with {request.ranks} ranks, from `hvdlite-run --emit {kind}`."
-    secret = _notes_on_secret(request.name) if request.nodes > 1 else []
-    comment = "".join(f"# {line}\n" for line in "\n".join([first, *secret, *notes]).splitlines())
+    lines = [f"A training job with {request.ranks} ranks, from `hvdlite-run --emit {kind}`."]
+    if request.nodes > 1:  # A secret does not belong in a file.
+        made = f"generic {request.name}-token --from-literal=token=$(openssl rand -hex 32)"
+        lines += ["Make the secret of the job first, once:", f"  kubectl create secret {made}"]
+    comment = "".join(f"# {line}\n" for line in "\n".join([*lines, *notes]).splitlines())
     return comment + "---\n".join(
         yaml.dump(part, Dumper=_Plain, sort_keys=False, width=1000) for part in parts
     )
@@ -213,12 +215,6 @@ class _Plain(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-
-def _notes_on_secret(name: str) -> list[str]:
-    """Say how to make the secret, which does not belong in a file."""
-    made = f"generic {name}-token --from-literal=token=$(openssl rand -hex 32)"
-    return ["Make the secret of the job first, once:", f"  kubectl create secret {made}"]
 
 
 def _constant(name: str, value: object) -> Part:
@@ -235,11 +231,6 @@ def _field(name: str, path: str) -> Part:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _token(request: EmitRequest) -> Part:
-    chosen = {"name": f"{request.name}-token", "key": "token"}
-    return {"name": "HVDLITE_TOKEN", "valueFrom": {"secretKeyRef": chosen}}
-
-
 def _own_variables(request: EmitRequest) -> list[Part]:
     own = [_constant(name, value) for name, value in request.variables.items()]
     return [*own, _constant("PYTHONUNBUFFERED", 1)]
@@ -249,8 +240,10 @@ def _meeting_variables(request: EmitRequest, restarts: bool) -> list[Part]:
     """Describe how pods find each other; with `restarts`, a JobSet may start them again."""
     if request.nodes == 1:
         return []
+    secret = {"name": f"{request.name}-token", "key": "token"}
+    token = {"name": "HVDLITE_TOKEN", "valueFrom": {"secretKeyRef": secret}}
     epoch = [_field("HVDLITE_EPOCH", _RESTARTS)] if restarts else []
-    return [_token(request), *epoch, _field("HVDLITE_BIND_ADDRESS", "status.podIP")]
+    return [token, *epoch, _field("HVDLITE_BIND_ADDRESS", "status.podIP")]
 
 
 def _ranks(request: EmitRequest, rendezvous: str, restarts: bool) -> Part:
