@@ -316,7 +316,7 @@ class Agent(JobLoop):
 
     def _obey(self) -> None:
         for command in self._channel.receive():
-            workers = [one for one in self._workers if one.number == command.number]
+            workers = [one for one in self.workers if one.number == command.number]
             if command.kind == Kind.ALIVE:
                 self._silence = self._launcher_silence
             elif command.kind == Kind.START:
@@ -337,7 +337,7 @@ class Agent(JobLoop):
 
     def _start(self, command: Frame) -> None:
         part = self._part
-        room_for_processes(len(self._workers) + 1)
+        room_for_processes(len(self.workers) + 1)
         try:
             worker = start_worker(
                 command.number,
@@ -358,7 +358,7 @@ class Agent(JobLoop):
         self._channel.send(data_frame(Kind.STARTED, worker.number, worker.pid))
 
     def _clear_leftovers(self) -> None:
-        if self._stop is None and self._asked and self._workers:
+        if self._stop is None and self._asked and self.workers:
             # The launcher has asked all of them to end, and kills what is left after its grace.
             self._stop = Stop(time.monotonic(), math.inf)
         super()._clear_leftovers()

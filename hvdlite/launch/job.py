@@ -187,7 +187,7 @@ class Job(Policy):
         if status == 0 and not alone and not self.met():
             self.console.say(_NEVER_MET.format(what.ranks))
             status = 1
-        return Outcome(status, supervisor.root, supervisor.results, self.order())
+        return Outcome(status, supervisor.root, supervisor.streams.results, self.order())
 
     def part(self, host: RemoteHost) -> dict[str, Any]:
         """Build another host's part of the job: what its processes have in common."""

@@ -63,7 +63,7 @@ class JobLoop:
         self._job_id = job_id.hex()
         self._mark = mark or job_mark(self._job_id)
         self.selector = selectors.DefaultSelector()
-        self._workers: list[AnyRank] = []
+        self.workers: list[AnyRank] = []  # started, and not released yet
         self._stop: Stop | None = None
         self._release_at: list[tuple[float, AnyRank]] = []
 
@@ -79,7 +79,7 @@ class JobLoop:
 
     def watch(self, worker: AnyRank) -> None:
         """Watch a rank that was started; the caller adds the rank's streams."""
-        self._workers.append(worker)
+        self.workers.append(worker)
         self.on(worker.pidfd, lambda: self._look(worker))
 
     def run(self, starters: Iterable[Callable[[], None]]) -> None:
@@ -98,19 +98,23 @@ class JobLoop:
             self._kill()
             self.streams.finish()
             self.settle()
-            for worker in self._workers:
+            for worker in self.workers:
                 self._reap(worker, at_end=True)
             self.selector.close()
 
+    @property
+    def running(self) -> list[AnyRank]:
+        return [worker for worker in self.workers if worker.ending is None]
+
     def goes_on(self) -> bool:
-        return any(worker.ending is None for worker in self._workers)
+        return bool(self.running)
 
     def release(self, worker: AnyRank) -> None:
         """Kill the group of a rank that has ended, take its last output, and reap it."""
         # Its process id may then belong to a foreign process, so nothing signals its group again.
         worker.send_signal(signal.SIGKILL)
         self.streams.release(worker.number)
-        self._workers.remove(worker)
+        self.workers.remove(worker)
         self._reap(worker)
 
     def _reap(self, worker: AnyRank, at_end: bool = False) -> None:
@@ -185,7 +189,7 @@ class JobLoop:
     def _signal(self, number: int) -> None:
         # A signal takes longer to reach other hosts, and the last ranks are usually there. So the
         # last ranks get it first: then fewer ranks see others die before their own signal arrives.
-        for worker in reversed(self._workers):
+        for worker in reversed(self.workers):
             worker.send_signal(number)
 
     def _kill(self) -> None:
@@ -201,7 +205,7 @@ class JobLoop:
             self._stop = Stop(now + _LINGER, now + _LINGER + GRACE)
         signalled = False
         while not self._stop.killed and (
-            any(worker.lingers for worker in self._workers) or processes_with(self._mark)
+            any(worker.lingers for worker in self.workers) or processes_with(self._mark)
         ):
             if self._stop.terminated and not signalled:
                 signalled = True

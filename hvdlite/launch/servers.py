@@ -165,9 +165,7 @@ class ServersJob(Job):
         return self._fail()
 
     def _workers_gone(self) -> bool:
-        runs = any(
-            one.number >= self._servers and one.ending is None for one in self.supervisor.workers
-        )
+        runs = any(one.number >= self._servers for one in self.supervisor.running)
         return not runs and (self._done or self.supervisor.ending)
 
     def judge(self) -> None:
@@ -178,8 +176,8 @@ class ServersJob(Job):
         if not self._serving:
             job.call_off()  # What the processes have left gets the same moment as in any job.
         elif job.signalled:
-            for worker in job.workers:
-                if worker.number < self._servers and worker.ending is None:
+            for worker in job.running:
+                if worker.number < self._servers:
                     worker.send_signal(signal.SIGTERM)
         else:
             job.end_in(_SERVERS_END, job.grace)

@@ -195,10 +195,6 @@ class Supervisor(JobLoop):
         self.on(console.wake_fd, self._console_changed)
         policy.attach(self)
 
-    @property
-    def results(self) -> Mapping[int, bytes]:
-        return self.streams.results
-
     def add(
         self, worker: AnyRank, files: tuple[int, int] | None = None, said: str | None = None
     ) -> None:
@@ -218,11 +214,6 @@ class Supervisor(JobLoop):
     # What a policy asks.
 
     @property
-    def workers(self) -> Sequence[AnyRank]:
-        """The processes that were started, without those that were released."""
-        return self._workers
-
-    @property
     def ending(self) -> bool:
         """Whether the job ends, so that nothing is started any more."""
         return self._stop is not None
@@ -233,9 +224,7 @@ class Supervisor(JobLoop):
         return self._stop is not None and self._stop.terminated
 
     def runs(self, number: int) -> AnyRank | None:
-        return next(
-            (one for one in self._workers if one.number == number and one.ending is None), None
-        )
+        return next((one for one in self.running if one.number == number), None)
 
     def say(self, text: str) -> None:
         self._console.say(text)
@@ -304,10 +293,9 @@ class Supervisor(JobLoop):
     def host_signalled(self, name: str, number: int) -> None:
         """Have the ranks of a host leave, or end them; otherwise the signal is one to all ranks."""
         if number != PASSED_ON and name in self._taken_away:
-            for worker in self._workers:
-                if worker.host == name and worker.ending is None:
-                    worker.send_signal(signal.SIGTERM)
-                    self.expect_end(worker.number, GRACE)
+            for worker in [one for one in self.running if one.host == name]:
+                worker.send_signal(signal.SIGTERM)
+                self.expect_end(worker.number, GRACE)
         elif number != PASSED_ON and self._policy.taken_away(name):
             self._taken_away.add(name)
             self.say(f"host {name} is taken away ({_name(number)} to its agent)")
@@ -319,7 +307,7 @@ class Supervisor(JobLoop):
     def worker_started(self, number: int) -> None:
         """Say which process a rank is, if the user wants to know."""
         said = self._unsaid.pop(number, None)
-        for worker in self._workers:
+        for worker in self.workers:
             if said is not None and worker.number == number:
                 where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
                 self.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
@@ -396,10 +384,9 @@ class Supervisor(JobLoop):
         codes = [failure.ending.code for failure in self._failures]
         failed = self.lost and any(code != 128 + number for code in codes)
         grace = min(self.grace, GRACE) if failed else self.grace
-        count = sum(worker.ending is None for worker in self._workers)
         where = f" on host {host}" if host else ""
         self.say(
-            f"{_name(number)}{where}: stopping {counted(count, self._policy.noun)} "
+            f"{_name(number)}{where}: stopping {counted(len(self.running), self._policy.noun)} "
             "(again to kill them at once)"
         )
         self._hurried = grace == 0
@@ -412,7 +399,7 @@ class Supervisor(JobLoop):
         times = [self._note_waits(now), self.release_due(now)]
         if self._agents is not None:
             wanted = policy.hosts() if policy.expects() else {}
-            used = {worker.host for worker in self._workers if worker.ending is None}
+            used = {worker.host for worker in self.running}
             times.append(self._agents.tick(now, wanted, used))
         if self._stop is None:
             for start in policy.due(now):
@@ -435,7 +422,7 @@ class Supervisor(JobLoop):
             if at > now:
                 continue
             del self._kill_at[number]
-            for worker in [one for one in self._workers if one.number == number]:
+            for worker in [one for one in self.workers if one.number == number]:
                 self.say(f"worker {number} has not ended in time, and is killed")
                 raised = self._raised.get(number)
                 if raised:
@@ -462,7 +449,7 @@ class Supervisor(JobLoop):
         if not self.signalled or number in (signal.SIGKILL, PASSED_ON):
             super()._signal(number)
             return
-        for worker in reversed(self._workers):
+        for worker in reversed(self.workers):
             if not self._policy.spares(worker.number):
                 worker.send_signal(number)
         self._policy.judge()
@@ -472,10 +459,8 @@ class Supervisor(JobLoop):
             self.say(f"the grace is over: killing {self._those_left()}")
 
     def _those_left(self) -> str:
-        ranks = [worker.number for worker in self._workers if worker.ending is None]
-        if not ranks:
-            return f"processes that the {self._policy.noun}s started"
-        return self._named(ranks)
+        ranks = [worker.number for worker in self.running]
+        return self._named(ranks) or f"processes that the {self._policy.noun}s started"
 
     def _named(self, ranks: Sequence[int]) -> str:
         by_noun: dict[str, list[int]] = {}

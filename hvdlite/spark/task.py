@@ -126,7 +126,7 @@ def _watch(
         failure = supervisor.root
         if failure is not None:  # Its time becomes one that other hosts know, too.
             failure = replace(failure, at=time.time() - (time.monotonic() - failure.at))
-        return Report(rank, failure, status, supervisor.results.get(rank, b""))
+        return Report(rank, failure, status, supervisor.streams.results.get(rank, b""))
 
 
 class _AlarmedRank(Policy):
