@@ -70,6 +70,7 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
                 f"there are {self._samples}; use a smaller batch_size or virtual_size"
             )
         self._order: tuple[int, list[int]] | None = None  # It has the number of its epoch.
+        # Only the loop over the steps may draw: it sets epoch, step and block for its iterator.
         self._next: tuple[int, int, Block] | None = None
 
     @property
@@ -91,14 +92,6 @@ class VirtualBatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]
                 order = torch.randperm(len(order), generator=generator, device="cpu").tolist()
             self._order = epoch, order
         return self._order[1]
-
-    def _go_to(self, epoch: int, step: int, block: Block) -> None:
-        """Make the next iterator give a block's batches, from a step of an epoch on."""
-        self._next = epoch, step, block
-
-    def _leave(self) -> None:
-        """Refuse further iterators: only the loop over the steps may draw."""
-        self._next = None
 
     def __iter__(self) -> Iterator[list[int]]:
         """Return the batches of this rank's virtual ranks; `virtual_steps` calls it."""

@@ -396,9 +396,10 @@ class VirtualSteps:
     def _take_block(self, step: int) -> None:
         """Take this rank's block in the present world, and its batches from this step on."""
         self._block = block_in_world(self._size)
-        self._loader.batch_sampler._go_to(self._epoch, step, self._block)
+        sampler = self._loader.batch_sampler
+        sampler._next = self._epoch, step, self._block
         self._batches = iter(self._loader)
-        self._loader.batch_sampler._leave()
+        sampler._next = None
 
     def _compute(self, step: VirtualStep, sums: Sums) -> Iterator[Any]:
         """Give the batches of this rank's block, and add up what comes of them."""
