@@ -18,14 +18,10 @@ class _Cast(CastCompressor):
 
 
 class FP16Compressor(_Cast):
-    """Sends float16: three more digits than bfloat16, but values beyond 65504 overflow."""
-
     wire = "float16"
 
 
 class BF16Compressor(_Cast):
-    """Sends bfloat16: the range of float32 with two to three decimal digits."""
-
     wire = "bfloat16"
 
 

@@ -166,7 +166,10 @@ class SharedParameters:
         for one in moved.values():
             one.settle()
         self._shared, self._left = moved, []  # A step that fails leaves no elements.
-        _give_back_free_memory()
+        # The system gets the memory in which the parameters lay; glibc would keep it, and other C
+        # libraries give it back themselves.
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
     def _map(self, size: int) -> mmap.mmap:
         """Map memory that the first rank of the host makes; raise on every rank if one cannot."""
@@ -192,12 +195,6 @@ class SharedParameters:
 
     def _tell(self, said: _Said) -> dict[int, _Said]:
         return gather_json(said, f"{self._name}.memory", self._process_set)
-
-
-def _give_back_free_memory() -> None:
-    """Let the system have the memory in which the parameters lay; glibc would keep it."""
-    with contextlib.suppress(AttributeError):  # Other C libraries give it back themselves.
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _make(size: int) -> tuple[mmap.mmap | None, int, _Said]:
