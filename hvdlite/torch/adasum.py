@@ -75,9 +75,8 @@ class DistributedAdasum(Wrapping):
     def _go_on(self) -> None:
         transaction = self._adasum_transaction
         if transaction.begun:
-            for group in self.param_groups:
-                for param in group["params"]:
-                    param.grad = None
+            for param in self._grouped_parameters():
+                param.grad = None
             transaction.drop()
 
     @own_step
@@ -89,7 +88,7 @@ class DistributedAdasum(Wrapping):
         registered_id(process_set)
         if not process_set.included():
             return super().step(*given, **options)
-        every = [param for group in self.param_groups for param in group["params"]]
+        every = self._grouped_parameters()
         self._adasum_transaction.begin()
         if process_set.size() == 1:
             return self._step_alone(given, options)
@@ -206,8 +205,7 @@ def distribute_adasum(optimizer: Any, names: dict[torch.Tensor, str], settings: 
         # optimizer gets later begins the step in `step`.
         begin = optimizer._adasum_transaction.begin
         hook = untraced(lambda _: begin())
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if param.requires_grad:
-                    param.register_post_accumulate_grad_hook(hook)
+        for param in optimizer._grouped_parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(hook)
     return optimizer

@@ -123,10 +123,9 @@ class Local(Wrapping):
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
             factor = scale.double().reciprocal().float()
-            for group in self.param_groups:
-                for param in group["params"]:
-                    if param.grad is not None:
-                        param.grad.mul_(factor.to(param.grad.device))
+            for param in self._grouped_parameters():
+                if param.grad is not None:
+                    param.grad.mul_(factor.to(param.grad.device))
         self.found_inf = self.grad_scale = None  # This class does it; steps of torch refuse these.
         return super().step(**options)
 
@@ -332,9 +331,6 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
         )
 
 
-_HALF = (torch.float16, torch.bfloat16)
-
-
 @dataclass(frozen=True)
 class RoundSettings:
     """How ranks meet; see `hvd.LocalSGD` for each."""
@@ -457,19 +453,15 @@ class Rounds:
             averaged = _Mean(f"{self.name}.buffers", copies, NoneCompressor, weight, members)
         for param, mean in zip(params, moved.wait() if moved else (), strict=True):
             anchor = self._anchors[param]
-            self._move(param, anchor, mean)
+            if settings.outer_momentum != 0.0:
+                momentum = self._momenta.setdefault(param, torch.zeros_like(anchor))
+                momentum.mul_(settings.outer_momentum).add_(mean)
+                mean = mean + settings.outer_momentum * momentum
+            anchor.sub_(settings.outer_lr * mean)
             param.copy_(anchor)
         for buffer, mean in zip(settings.buffers, averaged.wait() if averaged else (), strict=True):
             buffer.copy_(mean)
         self._moved = False
-
-    def _move(self, param: torch.Tensor, anchor: torch.Tensor, mean: torch.Tensor) -> None:
-        factor = self.settings.outer_momentum
-        if factor != 0.0:
-            momentum = self._momenta.setdefault(param, torch.zeros_like(anchor))
-            momentum.mul_(factor).add_(mean)
-            mean = mean + factor * momentum
-        anchor.sub_(self.settings.outer_lr * mean)
 
     # These methods make the ranks agree.
 
@@ -564,7 +556,7 @@ class _Mean:
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a tensor, contiguous, and half precision as float32, in which changes add up."""
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return copy.float() if copy.dtype in _HALF else copy
+    return copy.float() if copy.dtype in (torch.float16, torch.bfloat16) else copy
 
 
 def _placed(

@@ -68,7 +68,7 @@ class Sharded(Distributed):
         hidden: dict[torch.Tensor, torch.Tensor] = {}
 
         def hide(*_: Any) -> None:
-            for param in self._parameters():
+            for param in self._grouped_parameters():
                 if param.grad is not None and not self._division.updates(param):
                     hidden[param] = param.grad
                     param.grad = None
@@ -97,7 +97,7 @@ class Sharded(Distributed):
         # A step may change these. One that was frozen meanwhile may still have a gradient.
         params = [
             param
-            for param in self._parameters()
+            for param in self._grouped_parameters()
             if param.requires_grad or (param in division.owners and param.grad is not None)
         ]
         exchange, drops = self._exchange, self._whole
@@ -122,9 +122,6 @@ class Sharded(Distributed):
             sharing = SharedParameters(name, self._process_set, members, names)
         sharing.params = params
         return sharing
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [param for group in self.param_groups for param in group["params"]]
 
     def unshare_parameters(self) -> None:
         """Give this rank a copy of its own of parameters that are shared, until the next `step`.
@@ -190,7 +187,7 @@ class Sharded(Distributed):
         self._gathered_on = to
 
     def _own_state(self) -> _State:
-        indices = {param: index for index, param in enumerate(self._parameters())}
+        indices = {param: index for index, param in enumerate(self._grouped_parameters())}
         return {
             indices[param]: value
             for param, value in self.state.items()

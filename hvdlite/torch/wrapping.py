@@ -41,6 +41,9 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
             groups.pop()
             raise
 
+    def _grouped_parameters(self) -> list[torch.Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
     def _go_on(self) -> None:
         """Drop gradients that no step has used, at a boundary of an elastic job."""
 
