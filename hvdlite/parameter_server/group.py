@@ -9,7 +9,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
@@ -173,7 +173,14 @@ def _reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
     try:
         with StoreClient(worker.rendezvous, job, worker.rank, deadline) as client:
             for index in range(worker.servers):
-                description = _look_up(client, index)
+                try:
+                    description: dict[str, Any] = client.look_up(_key(index))
+                except PublisherGoneError:
+                    raise BootstrapError(
+                        f"parameter server {index} has ended, as servers do when no worker needs "
+                        "them any more: this worker has started too late, and nothing is left to "
+                        "train"
+                    ) from None
                 address = str(description["unix" if description["host"] == here else "tcp"])
                 name = f"parameter server {index}"
                 connection, _ = reach(name, address, job, worker.process, Role.PARAMETER, deadline)
@@ -183,17 +190,6 @@ def _reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
             link.close(goodbye=False)
         raise
     return Client(links)
-
-
-def _look_up(client: StoreClient, index: int) -> Mapping[str, Any]:
-    try:
-        description: dict[str, Any] = client.look_up(_key(index))
-    except PublisherGoneError:
-        raise BootstrapError(
-            f"parameter server {index} has ended, as servers do when no worker needs them any "
-            "more: this worker has started too late, and nothing is left to train"
-        ) from None
-    return description
 
 
 class Watched:

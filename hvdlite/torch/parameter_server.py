@@ -322,7 +322,7 @@ class TorchStorage:
     def has_momentum(self) -> bool:
         """Whether the optimizer adds up former gradients, as SGD with a momentum does."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return any(isinstance(one.get("momentum"), float) and one["momentum"] > 0 for one in groups)
+        return any(one.get("momentum") for one in groups)
 
     def read(self, tensor: int, into: memoryview) -> None:
         values = self.parameters[tensor].detach()
@@ -386,8 +386,7 @@ class TorchStorage:
 
     def _rows(self, spec: TensorSpec, numbers: memoryview) -> torch.Tensor:
         """Return the checked numbers of rows."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        if any(one.get("momentum") for one in groups):  # Its state would grow with each push.
+        if self.has_momentum:  # Its state would grow with each push.
             raise ArgumentError(
                 f"{type(self.optimizer).__name__} with momentum cannot apply rows of "
                 f"{spec.name!r}: use Adagrad, or SGD without momentum"
