@@ -429,7 +429,7 @@ class BucketFlags:
         else:
             values: list[float] = [flight.present for flight in flights]
             values += [flight.sparse for flight in flights]
-            values += [self._ways.dimensions_of(flight.gradient) for flight in flights]
+            values += [one.gradient.sparse_dim() if one.sparse else 0 for one in flights]
             values += [step, 1.0]
             written = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=flags.is_cuda)
             flags.copy_(written, non_blocking=True)

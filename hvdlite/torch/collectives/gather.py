@@ -100,8 +100,8 @@ def _start_gathering(sent: Named, process_set: ProcessSet, blocking: bool) -> Ha
     enqueue = partial(basics.engine().allgather, sent.name, specs)
     core = submit(enqueue, specs, process_set, sources, blocking)
 
-    def finish(core: Submission) -> list[torch.Tensor]:
-        received = take_received(core, sources)
+    def finish(done: Submission) -> list[torch.Tensor]:
+        received = take_received(done, sources)
         return [
             tie(tensor, one.tensor, _gathered_gradient, name, one.rows, process_set)
             for tensor, one, name in zip(sent.tensors, received, sent.names, strict=True)
@@ -242,10 +242,10 @@ def _start_scattering(
     enqueue = partial(scatter, sent.name, specs, op, prescale, postscale, splits=numbers)
     core = submit(enqueue, specs, process_set, sources, blocking)
 
-    def finish(core: Submission) -> list[torch.Tensor]:
-        received = take_received(core, sources)
+    def finish(done: Submission) -> list[torch.Tensor]:
+        received = take_received(done, sources)
         return [
-            tie(tensor, one.tensor, _scattered_gradient, name, reduction, core.members)
+            tie(tensor, one.tensor, _scattered_gradient, name, reduction, done.core.members)
             for tensor, one, name in zip(sent.tensors, received, sent.names, strict=True)
         ]
 
@@ -322,8 +322,8 @@ def _start_exchanging(
     enqueue = partial(basics.engine().alltoall, name, one, numbers)
     core = submit(enqueue, [one], process_set, source, blocking)
 
-    def finish(core: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        (received,) = take_received(core, [source])
+    def finish(done: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        (received,) = take_received(done, [source])
         rows = received.rows
         output = tie(tensor, received.tensor, _exchanged_gradient, name, rows, process_set)
         if splits is None:

@@ -35,8 +35,6 @@ class SparseHandle(Handle):
 
 
 class _Rows(NamedTuple):
-    """What is sent for one tensor."""
-
     shape: torch.Size
     indices: torch.Tensor  # [rows, sparse dimensions], int64
     values: torch.Tensor  # [rows, ...], compressed
@@ -50,7 +48,6 @@ def is_sparse(tensor: torch.Tensor | None) -> bool:
 def _sparse(
     indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, is_coalesced: bool | None = None
 ) -> torch.Tensor:
-    """Make a sparse tensor on the device of its values."""
     return torch.sparse_coo_tensor(
         indices,
         values,
@@ -97,13 +94,15 @@ class RowGathering:
         specs = [spec(label, s, None) for label, s in zip(labels, self._sources, strict=True)]
         gather = basics.engine().allgather
         enqueue = partial(gather, name, specs, transaction=reduction.transaction)
-        self.core = submit(enqueue, specs, reduction.process_set, self._sources, blocking=False)
+        self.submission = submit(
+            enqueue, specs, reduction.process_set, self._sources, blocking=False
+        )
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def finish(self) -> list[torch.Tensor]:
         """Wait, and return the results by tensor, sparse and coalesced."""
-        self.core.wait()
-        received = take_received(self.core, self._sources)
+        self.submission.wait()
+        received = take_received(self.submission, self._sources)
         factors = self._factors(received[-1])
         results = []
         for row, indices, values in zip(self._rows, received[0:-1:2], received[1::2], strict=True):
@@ -121,7 +120,7 @@ class RowGathering:
         op, _, postscale, weight, *_ = self._reduction
         ranks = len(weights.rows)
         if weight is None:
-            factor = postscale / (self.core.members if op == ops.Average else 1)
+            factor = postscale / (self.submission.core.members if op == ops.Average else 1)
             if factor == 1.0:
                 return None
             return torch.full((ranks,), factor, dtype=torch.float64, device="cpu")
@@ -175,7 +174,7 @@ def sparse_allreduce_async(
         )
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set)
     gathering = RowGathering([tensor], [name], name, reduction, NoneCompressor)
-    return SparseHandle(gathering.core, lambda _: gathering.finish()[0])
+    return SparseHandle(gathering.submission, lambda _: gathering.finish()[0])
 
 
 class SparseWays:
@@ -213,10 +212,6 @@ class SparseWays:
             return gradient.to_sparse(self._dimensions[position])
         self._dimensions[position] = gradient.sparse_dim()
         return gradient
-
-    def dimensions_of(self, gradient: torch.Tensor) -> int:
-        """Return the number of sparse dimensions of a gradient; 0 if it is dense."""
-        return gradient.sparse_dim() if is_sparse(gradient) else 0
 
     def agree(self, position: int, dimensions: float) -> None:
         """Let a gradient with so many sparse dimensions travel as rows from the next cycle on."""

@@ -26,7 +26,7 @@ class Submission:
     # nobody waits: such notes cost more than the rest of a submission.
 
     def __init__(self, core: _core.Handle, gpu: int, stream: int, keep: object) -> None:
-        self._core = core
+        self.core = core
         self._gpu = gpu
         self._stream = stream
         self._keep = keep if gpu >= 0 else None
@@ -37,47 +37,33 @@ class Submission:
     def _let_go(self) -> None:
         keep, self._keep = self._keep, None
         if keep is not None:
-            stream = torch.cuda.ExternalStream(self._core.stream, device=self._gpu)
+            stream = torch.cuda.ExternalStream(self.core.stream, device=self._gpu)
             for tensor in _tensors_in(keep):
                 if tensor.is_cuda:
                     tensor.record_stream(stream)
 
     def done(self) -> bool:
         """Return whether the collective has completed, successfully or with an error."""
-        return self._core.done()
+        return self.core.done()
 
     def wait(self) -> None:
         """Block until the results are ready for the current stream, or raise the error."""
         if self._gpu < 0:
-            self._core.wait(stream=None)
+            self.core.wait(stream=None)
             return
         stream = _current_stream(self._gpu)
-        self._core.wait(stream=stream)
+        self.core.wait(stream=stream)
         if stream == self._stream:
             self._keep = None
         self._let_go()
-
-    # `_core.Handle` says what these are.
-
-    @property
-    def first_dimensions(self) -> list[int]:
-        return self._core.first_dimensions
-
-    @property
-    def members(self) -> int:
-        return self._core.members
-
-    @property
-    def epoch(self) -> int:
-        return self._core.epoch
 
     def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:
         """Make a tensor of an output; on the host it uses the received memory itself."""
         if like.is_cuda:
             tensor = torch.empty(shape, dtype=like.dtype, device=like.device)
-            self._core.copy_output(index, tensor.data_ptr(), _current_stream(self._gpu))
+            self.core.copy_output(index, tensor.data_ptr(), _current_stream(self._gpu))
             return tensor
-        data = self._core.take_output(index)
+        data = self.core.take_output(index)
         if len(data) == 0:
             return torch.empty(shape, dtype=like.dtype, device="cpu")
         return torch.frombuffer(data, dtype=like.dtype).view(shape)
@@ -162,13 +148,13 @@ class Received(NamedTuple):
     rows: list[int]  # how many each rank sent
 
 
-def take_received(handle: Submission, sources: Sequence[torch.Tensor]) -> list[Received]:
+def take_received(submission: Submission, sources: Sequence[torch.Tensor]) -> list[Received]:
     """Make tensors of the outputs of a completed allgather, reducescatter or alltoall."""
-    dimensions = handle.first_dimensions
+    dimensions = submission.core.first_dimensions
     parts = len(dimensions) // max(len(sources), 1)
     received = []
     for index, source in enumerate(sources):
         rows = dimensions[index * parts : (index + 1) * parts]
-        tensor = handle.take_output(index, [sum(rows), *source.shape[1:]], source)
+        tensor = submission.take_output(index, [sum(rows), *source.shape[1:]], source)
         received.append(Received(tensor, rows))
     return received
