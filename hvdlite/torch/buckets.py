@@ -42,11 +42,11 @@ class Settings:
 
     reduction: Reduction
     compression: Any
-    passes: int
-    groups: int | Sequence[Sequence[torch.Tensor]]
-    sparse_as_dense: bool
-    cap_bytes: int | None
-    weight: Weight
+    passes: int = 1
+    groups: int | Sequence[Sequence[torch.Tensor]] = 0
+    sparse_as_dense: bool = False
+    cap_bytes: int | None = None
+    weight: Weight = None
     bucket_view: bool = False  # Users call it gradient_as_bucket_view.
     overlap: bool | None = None  # Backward submits buckets before its end; None chooses.
     virtual_size: int | None = None  # The mean is over so many virtual ranks.

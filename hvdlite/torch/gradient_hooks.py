@@ -80,10 +80,6 @@ class WatchedParameters:
         self.params = params
         return True
 
-    def forget_order(self) -> None:
-        """Make the next `update` find other parameters, whatever the groups have."""
-        self.params = []
-
 
 def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:
     for hook in hooks.values():

@@ -165,10 +165,7 @@ class Local(Wrapping):
         rounds = self._rounds
         weight, process_set = rounds.settings.weight, rounds.settings.process_set
         reduction = Reduction(ops.Average, process_set=process_set)
-        settings = Settings(
-            reduction, Compression.none, passes=1, groups=0, sparse_as_dense=False, cap_bytes=None,
-            weight=weight,
-        )  # fmt: skip
+        settings = Settings(reduction, Compression.none, weight=weight)
         exchange = GradientExchange(f"{rounds.name}.start", settings)
         title = f"LocalSGD's start ({rounds.name})"
         return GradientReducer(exchange, reader_of(self), {}, title)

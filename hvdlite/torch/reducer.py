@@ -51,6 +51,7 @@ class GradientReducer:
         self._watched = WatchedParameters(
             read_groups, names, untraced(calling(self, "_on_gradient"))
         )
+        self.parameter_names = self._watched.names  # More may be added.
         self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._buckets: Sequence[Bucket] = ()  # Backward completes the buckets in this order.
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
@@ -71,11 +72,6 @@ class GradientReducer:
         self._paused = self._warned = False
         self.refusal: str | None = None  # Why each backward() outside of `paused` is an error.
         self._update_layout()
-
-    @property
-    def parameter_names(self) -> dict[torch.Tensor, str]:
-        """The names by parameter; more may be added."""
-        return self._watched.names
 
     @property
     def takes_part(self) -> bool:
@@ -305,8 +301,8 @@ class GradientReducer:
         in_flight = [name for one in self._buckets for name in one.operations]
         in_flight += self._replicas.operations
         self._replicas.begin_anew()
-        # The buckets are formed anew: their state is not the same on all ranks.
-        self._watched.forget_order()
+        # The next update forms the buckets anew: their state is not the same on all ranks.
+        self._watched.params = []
         return explain(self.name, named, in_flight, self.settings.reduction.process_set, error)
 
     def _end_cycle(self) -> None:

@@ -45,10 +45,6 @@ class Sharded(Distributed):
         return self._reducer.settings.reduction.process_set
 
     @property
-    def _shares_parameters(self) -> bool:  # type: ignore[override]
-        return self._division.by_host
-
-    @property
     def _alone(self) -> bool:
         return not self._reducer.takes_part or self._process_set.size() == 1
 
@@ -318,6 +314,7 @@ def _shard(distributed: Any, division: Division) -> Sharded:
     become(distributed, distributed._wrapped_class)
     subclass_in_place(distributed, Sharded)
     distributed._division = division
+    distributed._shares_parameters = division.by_host
     sharded: Sharded = distributed
     return sharded
 
