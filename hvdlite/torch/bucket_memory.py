@@ -297,7 +297,6 @@ def _start_empty(name: str, tensor: str, process_set: ProcessSet, blocking: bool
 
 
 def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
-    """Describe the first difference of the ranks' layouts; None if there is none."""
     kinds: dict[int, dict[str, tuple[object, object]]] = {}
     for rank, buckets in layouts.items():  # Buckets are in the order of backward.
         known = [known for bucket in buckets for known in bucket]

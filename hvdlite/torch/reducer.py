@@ -161,7 +161,6 @@ class GradientReducer:
             self._submit(bucket, blocking=False)
 
     def _on_backward_end(self) -> None:
-        """End the cycle with its last backward, in the thread of that backward."""
         # Several reducers may end their cycles here, in a different order on each rank. So all
         # submit before the first one waits. If nothing was sent early, this thread runs the engine
         # while it waits: to wake another one costs more.
@@ -234,7 +233,6 @@ class GradientReducer:
             )
 
     def _submit(self, bucket: Bucket, blocking: bool) -> None:
-        """Submit one bucket, with what travels beside the gradients; or raise."""
         if not self._cycle.weighed:
             weight = self.settings.weight
             weight = weight() if callable(weight) else weight
@@ -333,7 +331,6 @@ class GradientReducer:
             meet_without_parameters(self.name, self.settings.reduction.process_set)
 
     def _all_reduced(self) -> bool:
-        """Return whether the gradients that the parameters have are the reduced ones."""
         # What the script changes in place, as clipping does, still is the reduced gradient.
         if not self.reduced:
             return False
@@ -377,7 +374,6 @@ class GradientReducer:
         self.reduced, self._gradients = False, {}
 
     def before_zero_grad(self) -> None:
-        """Refuse to zero gradients that are not reduced yet."""
         # After a backward that raised, other ranks may wait for the reductions.
         if self._waits() and self._end.outside():
             self._reduce_now(dropped=True)
@@ -411,7 +407,6 @@ class GradientReducer:
             self._update_layout(keeps_frozen=True)
 
     def _update_layout(self, keeps_frozen: bool = False) -> None:
-        """Follow the parameter groups: watch new parameters, form the buckets anew."""
         watched = self._watched
         if watched.update(self.takes_part, keeps_frozen):
             self._buckets = self.exchange.make_buckets(watched.params, watched.names)
@@ -419,7 +414,6 @@ class GradientReducer:
             self._overlaps = self._may_overlap()
 
     def _may_overlap(self) -> bool:
-        """Return whether buckets are submitted during backward, rather than all at its end."""
         # On GPUs backward() returns before its work is done. On CPUs communication hides behind
         # compute where it has a core of its own; otherwise it takes more time from backward than it
         # hides. Each rank decides alone: results do not depend on it.
@@ -494,7 +488,6 @@ class StepTransaction:
             self._commit = basics.engine().commit(f"{self.name}.commit", self.name, process_set)
 
     def finish(self, dropped: bool) -> HvdliteError | None:
-        """Wait for the commit, and return its error."""
         commit, self._commit, self.begun = self._commit, None, False
         if commit is None:
             return None

@@ -30,7 +30,6 @@ ALIGNMENT = 64  # The unit is bytes; no two parameters share a cache line.
 
 
 def check_shareable(params: Collection[torch.Tensor]) -> None:
-    """Refuse parameters that the ranks of a host cannot have in common memory."""
     elsewhere = {str(param.device) for param in params if param.device.type != "cpu"}
     if elsewhere:
         raise ArgumentError(

@@ -93,7 +93,6 @@ def prepare(
 
 
 def wrap(optimizer: Any, mixin: type[Wrapping], title: str, process_set: ProcessSet) -> None:
-    """Put a mixin before the class of an optimizer, whose parameters the members then have."""
     subclass_in_place(optimizer, mixin)
     optimizer._made_as = title, process_set
     _made[id(optimizer)] = optimizer

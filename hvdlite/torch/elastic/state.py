@@ -265,7 +265,6 @@ def set_handler_registry(registry: Registry) -> None:
 
 
 def handler_of(value: Any) -> StateHandler | None:
-    """Make the handler of a value; return None for a plain object."""
     for kind, handler in _registry:
         # Protocols look for methods, which classes have as well as their objects.
         if isinstance(value, kind) and not isinstance(value, type):
@@ -312,8 +311,6 @@ def _copy_tensor(old: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor
 
 
 class RandomStateHandler(StateHandler):
-    """Handles the generators of Python, NumPy and torch; `TorchState(..., rng=True)` has one."""
-
     # Each rank saves and restores its own. When ranks join, they must neither change the streams of
     # the others nor repeat one of them: two ranks with equal streams would drop the same units. So
     # a rank that joins copies a generator of rank 0 only if all ranks have that one equal already

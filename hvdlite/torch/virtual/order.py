@@ -31,7 +31,6 @@ class Block(NamedTuple):
 
 
 def check_virtual_size(size: Any) -> int:
-    """Return a number of virtual ranks, or raise ArgumentError."""
     try:
         number = operator.index(size)
     except TypeError:
@@ -87,7 +86,6 @@ def seed_of(*parts: object) -> int:
 
 
 def seed_all(*parts: object) -> None:
-    """Seed all generators of this process for what the parts name."""
     number = seed_of(*parts)
     for generator in generators().values():
         generator.seed(number)

@@ -394,7 +394,6 @@ class VirtualSteps:
         seed_all(self._order["seed"], epoch, step.number, "after")
 
     def _take_block(self, step: int) -> None:
-        """Take this rank's block in the present world, and its batches from this step on."""
         self._block = block_in_world(self._size)
         sampler = self._loader.batch_sampler
         sampler._next = self._epoch, step, self._block
@@ -522,7 +521,6 @@ class VirtualSteps:
         self._machine_of_state = state["machine"]
 
     def go_on(self) -> None:
-        """Go on after the last step, in the loops of a training function that is called again."""
         self._resumes = bool(self._order)
         self._machine_of_state = _describe(self._threads)
 
@@ -543,7 +541,6 @@ def _agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> Non
 
 
 def _warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
-    """Warn if two machines differ in what decides the bits."""
     keys = [*one, *(key for key in other if key not in one)]
     found = "; ".join(
         f"{key}: {one.get(key)} and {other.get(key)}"

@@ -81,7 +81,6 @@ class Buffers:
             self._of_first = [one if _is_averaged(one) else one.clone() for one in now]
 
     def send(self, name: str, changed: Sequence[bool]) -> None:
-        """Start to reduce what some virtual rank has changed."""
         sums, now = self._sums.take(), self._read()
         self._sent = [i for i, one in enumerate(changed) if one]
         # Others than means are a sum with zeros: a broadcast cannot be redone when its root has
