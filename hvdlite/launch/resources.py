@@ -32,42 +32,11 @@ def _cgroup_text(name: str) -> str:
 
 def available_cores() -> int:
     """Count the cores that this process may use: its affinity, and a container's quota."""
-    cores = len(os.sched_getaffinity(0))
     try:
-        quota = quota_cores(_CGROUPS, Path("/proc/self/cgroup").read_text())
-    except OSError:
-        quota = None
-    return cores if quota is None else min(cores, quota)
-
-
-def quota_cores(cgroups: Path, membership: str) -> int | None:
-    """Count the whole cores that the strictest quota leaves, at least 1; None without a quota."""
-    # The core counts in the same way (csrc/base/cpu.cc), but --doctor needs the number even where
-    # the core does not load.
-    quotas = []
-    for line in membership.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for mount in (cgroups, cgroups / "cpu", cgroups / controllers):
-            own = mount / path.lstrip("/")
-            # In a container the path may be one of the host: then only the mount itself exists.
-            above = [folder for folder in own.parents if folder.is_relative_to(mount)]
-            quotas += [quota for folder in (own, *above) if (quota := _quota_of(folder))]
-    return max(1, int(min(quotas))) if quotas else None
-
-
-def _quota_of(folder: Path) -> float | None:
-    """Read one cgroup's quota, in cores; version 2 has one file for it, version 1 has two."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
-        except (OSError, ValueError):
-            continue
-        if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
-            return int(quota) / int(period)
-    return None
+        from hvdlite import _core
+    except ImportError:  # No rank will run, and --doctor says why.
+        return len(os.sched_getaffinity(0))
+    return _core.available_cores()
 
 
 def memory_bytes() -> int:
