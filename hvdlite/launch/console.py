@@ -9,6 +9,7 @@ and draws them, so that no other write comes in between.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -122,10 +123,8 @@ class Console:
             self._changed.notify_all()
 
     def woken(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
-        except BlockingIOError:
-            pass
 
     def drained(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds until the queue is written; return whether it is."""

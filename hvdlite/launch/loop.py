@@ -7,6 +7,7 @@ left on its host. A `SignalInbox` turns signals to its process into events of a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -257,10 +258,9 @@ class SignalInbox:
     def tell(self, host: str, number: int) -> None:
         """Note a signal that another host got; any thread may call this."""
         self._told.append((host, number))
-        try:
+        # It fails if the descriptor is readable already, or the job is over.
+        with contextlib.suppress(OSError):
             os.write(self._write, _TOLD)
-        except OSError:
-            pass  # The descriptor is readable already, or the job is over.
 
     def take_told(self) -> list[tuple[str, int]]:
         return [self._told.popleft() for _ in range(len(self._told))]

@@ -229,12 +229,11 @@ def _kill_at_hangup(pipe: int, group: int) -> None:
     """Have the kernel kill a group when the other end of a pipe is closed."""
     # The signal of asynchronous input, which usually is SIGIO, may be any. Nobody writes to the
     # pipe, so it comes when this process has died. The rank's own end keeps the order alive.
-    try:
+    # Where a sandbox knows no such signal, the rank still dies with this process (see shim).
+    with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
         fcntl.fcntl(pipe, _SETSIG, signal.SIGKILL)
         fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    except OSError:
-        pass  # A sandbox knows no such signal: the rank still dies with this process (see shim).
 
 
 def _watch(process: subprocess.Popen[bytes]) -> int:
@@ -254,10 +253,8 @@ def _watch(process: subprocess.Popen[bytes]) -> int:
 
 def _enlarge(pipe: int) -> None:
     """Give a pipe more room than the usual 64 KiB, if the kernel lets this user."""
-    try:
+    with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, _SETPIPE_SIZE, _PIPE_BYTES)
-    except OSError:
-        pass
 
 
 def nameless_file(name: str) -> int:
@@ -449,15 +446,11 @@ def kill_processes(*variables: str) -> None:
 def signal_processes(processes: list[int], number: int) -> None:
     """Send a signal to processes that may have ended."""
     for pid in processes:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def signal_group(group: int, number: int) -> None:
     """Send a signal to a process group that may be empty."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass

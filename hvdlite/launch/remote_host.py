@@ -8,6 +8,7 @@ sends, and stops reading while a pipe is full, so that a slow console also slows
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
@@ -140,11 +141,10 @@ class RemoteHost:
     def _write_outbox(self) -> None:
         while (data := self._outbox.get()) is not None:
             view = memoryview(data)
-            try:
+            # If the channel is broken, the host's thread notices when it reads.
+            with contextlib.suppress(OSError):
                 while view:
                     view = view[os.write(self._channel.write_fd, view) :]
-            except OSError:
-                pass  # The channel is broken, which the host's thread notices when it reads.
 
     def launch(
         self, start: Start, environment: Mapping[str, str], more: Sequence[int]
@@ -237,10 +237,8 @@ class RemoteHost:
         STARTED comes with the number of a process, CAUGHT with that of a signal, and DONE when the
         connection has ended.
         """
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def silent(self, since: float) -> bool:
@@ -350,12 +348,10 @@ class RemoteWorker:
     def write(self, sink: int, data: bytes) -> None:
         """Pass output on; this blocks while the pipe is full, or drops what is for a view."""
         view = memoryview(data)
-        with self._lock:
-            try:
-                while view and sink in self._write:
-                    view = view[os.write(self._write[sink], view) :]
-            except OSError:
-                pass  # The supervisor has closed the read end, or samples found no room.
+        # It fails if the supervisor has closed the read end, or samples find no room.
+        with self._lock, contextlib.suppress(OSError):
+            while view and sink in self._write:
+                view = view[os.write(self._write[sink], view) :]
 
     def end(self, ending: Ending, lost: bool = False) -> None:
         """Note how the process ended, and wake the supervisor; later calls do nothing."""

@@ -208,10 +208,8 @@ class Discovery:
 
     def take(self) -> list[News]:
         with self._lock:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.fd)
-            except BlockingIOError:
-                pass
             news, self._news = self._news, []
         return news
 

@@ -6,6 +6,7 @@ calls for the thread of this service, and take the events that it left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -81,10 +82,8 @@ class Registrar(Service):
     def take(self) -> list[Event]:
         with self._lock:
             events, self._events = self._events, []
-            try:
+            with contextlib.suppress(BlockingIOError):  # There was no event.
                 os.eventfd_read(self.fd)
-            except BlockingIOError:
-                pass  # There was no event.
             return events
 
     def close(self) -> bool:
