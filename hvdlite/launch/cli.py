@@ -249,10 +249,7 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
     """Turn the text of a --config-file into arguments, to be put before those of the command line.
 
     Every flag may stand at the top level by its long name, with underscores or hyphens. The
-    sections of horovodrun's file work, too.
-
-    Raises:
-        ConfigError: the text is not YAML, or has a key that is not a flag.
+    sections of horovodrun's file work, too. Anything else is a ConfigError.
     """
     import yaml  # Other command lines do not wait for it.
 
@@ -367,11 +364,7 @@ def _refuse_without(needed: str, options: argparse.Namespace, names: Iterable[st
 
 
 def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> EmitRequest | None:
-    """Return the job to be described; None without --emit.
-
-    Raises:
-        ArgumentError: flags contradict each other, or -np is missing.
-    """
+    """Return the job to be described; None without --emit."""
     if options.emit is None:
         _refuse_without("--emit", options, _EMIT_FLAGS)
         return None

@@ -87,13 +87,7 @@ class Job(Policy):
         self._timeline = _timeline_folder(self.identity.job_id)
 
     def run(self) -> Outcome:
-        """Run the job to its end.
-
-        Raises:
-            LaunchError: a host cannot take part.
-            OSError: a process could not be started here.
-            KeyboardInterrupt: a signal came before the processes were started.
-        """
+        """Run the job to its end; `run_job` lists the errors."""
         what = self.what
         with Agents(what.remote_launcher, self.pulse, self.inbox.fd) as self.agents:
             self.starts = self.first()
@@ -266,11 +260,7 @@ def _here(host: Host) -> bool:
 
 
 def first_processes(what: Description) -> list[Start]:
-    """Return what a job starts with: a process for each rank, whose number is the rank.
-
-    Raises:
-        HostsError: the hosts have too few slots.
-    """
+    """Return a process for each rank, whose number is the rank; HostsError without the slots."""
     hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
     host_of_rank = spread(hosts, what.ranks)
 

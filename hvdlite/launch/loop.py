@@ -86,8 +86,7 @@ class JobLoop:
     def run(self, starters: Iterable[Callable[[], None]]) -> None:
         """Start the ranks, and return when nothing of the job is left on this host.
 
-        Raises:
-            OSError: a rank could not be started; the others have been ended.
+        An OSError says that a rank could not be started; the others have then been ended.
         """
         try:
             for start in starters:

@@ -22,7 +22,8 @@ def run_job(what: Description) -> Outcome:
     Raises:
         ArgumentError: the numbers of an elastic job contradict each other.
         HostsError: the hosts have too few slots.
-        LaunchError: another host cannot take part.
+        DiscoveryError: the script for the hosts of an elastic job fails at its first run.
+        LaunchError: another host cannot take part, or there are too few slots for too long.
         OSError: a rank could not be started here.
         KeyboardInterrupt: a signal came before the ranks were started.
     """

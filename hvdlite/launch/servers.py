@@ -45,12 +45,6 @@ class ServersJob(Job):
         inbox: SignalInbox,
         view: View | None,
     ) -> None:
-        """Check the description.
-
-        Raises:
-            ArgumentError: numbers contradict each other.
-            HostsError: the hosts have too few slots.
-        """
         servers.check(what.ranks)
         super().__init__(what, console, inbox, view)
         self._servers = servers.count

@@ -63,11 +63,7 @@ class Policy:
         self.supervisor = supervisor
 
     def start(self, start: Start) -> None:
-        """Start a process, and pass it to `Supervisor.add`, on this thread.
-
-        Raises:
-            OSError: it could not be started here.
-        """
+        """Start a process, and pass it to `Supervisor.add`; OSError if it cannot start."""
         raise NotImplementedError
 
     def not_started(self, start: Start, error: OSError) -> None:
@@ -141,16 +137,7 @@ class Policy:
 class Supervisor(JobLoop):
     """Runs one job, in the launcher, from its first rank to its last. Used by one thread.
 
-    Args:
-        console: shows the output; borrowed, as all arguments are.
-        inbox: receives signals to the launcher.
-        job_id: the public number of the job, 16 bytes.
-        policy: what this kind of job decides.
-        agents: start and end ranks on other hosts; None in a job that has none.
-        timestamps: whether the time stands before each line.
-        reports: whether to show a report of the first failure.
-        grace: seconds from a signal to the launcher until its ranks are killed.
-        view: takes the ranks' samples of themselves, and what happens to them.
+    It borrows all it is given. `reports` says whether to show a report of the first failure.
     """
 
     streams: OutputPump
@@ -176,7 +163,7 @@ class Supervisor(JobLoop):
         self.streams: OutputPump = OutputPump(
             console, self.selector, timestamps, view, policy.label
         )
-        self.grace = grace
+        self.grace = grace  # seconds from a signal to the launcher until its ranks are killed
         self.lost = False  # the job has failed
         self.signalled = 0  # the signal to the launcher that ends the job; 0 without one
         # These processes have to end: when each is killed, and how many seconds it got.

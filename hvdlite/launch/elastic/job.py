@@ -64,12 +64,6 @@ class ElasticJob(Job):
         inbox: SignalInbox,
         view: View | None = None,
     ) -> None:
-        """Check the description.
-
-        Raises:
-            ArgumentError: numbers contradict each other.
-            HostsError: the hosts of -H have too few slots.
-        """
         elastic.check(what.ranks)
         super().__init__(what, console, inbox, view, starts=())
         # The epochs of such a job are those of its worlds.
@@ -120,13 +114,6 @@ class ElasticJob(Job):
         return StaticHosts(hosts)
 
     def run(self) -> Outcome:
-        """Run the job to its end.
-
-        Raises:
-            DiscoveryError: the script for the hosts fails at its first run.
-            LaunchError: a host cannot take part, or there are too few slots for too long.
-            KeyboardInterrupt: a signal came before the workers were started.
-        """
         asks = Discovery(
             self._provider,
             interrupt_fd=self.inbox.fd,

@@ -195,11 +195,7 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
 
 
 def parse(body: bytes) -> Message:
-    """Return the message in a frame's body, with absent fields filled in.
-
-    Raises:
-        MalformedError: it is not a message that a worker of hvdlite sends.
-    """
+    """Return the message in a frame's body, with absent fields filled in; or a MalformedError."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise MalformedError(f"it has {len(body)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
     try:
