@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -260,17 +259,13 @@ class Worker:
     def build(
         self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        with self._telling():
-            self._object = cls(*args, **kwargs)
+        self._object = self._run(cls, args, kwargs)
 
     def call(self, what: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]) -> Any:
-        fn, args, kwargs = what
-        with self._telling():
-            return fn(*args, **kwargs)
+        return self._run(*what)
 
     def execute(self, fn: Callable[[Any], Any]) -> Any:
-        with self._telling():
-            return fn(self._object)
+        return self._run(fn, (self._object,), {})
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """Call a method of this worker; return what it raises as `Returned`, with its traceback."""
@@ -283,11 +278,10 @@ class Worker:
         """Leave the world, so that the next `hvd.init()` makes a new one."""
         basics.shutdown()
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tell the other ranks of an exception, as the end of a script would."""
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function, and tell the other ranks of an exception, as a script's end would."""
         try:
-            yield
+            return fn(*args, **kwargs)
         except SystemExit as error:  # For Ray it means that the actor ends as it should.
             basics.tell_peers(error)
             failure = RankFailedError(
