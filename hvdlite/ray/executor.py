@@ -278,12 +278,7 @@ class RayExecutor:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on all workers, and do not wait.
-
-        Args:
-            fn: the function; it and its arguments travel by cloudpickle.
-            args: its arguments by position.
-            kwargs: its arguments by name.
+        """Call a function on all workers, and do not wait; arguments as for `RayExecutor.run`.
 
         Returns:
             A reference to each result, for `ray.get`, in rank order.
@@ -299,11 +294,7 @@ class RayExecutor:
         return self._running().call("execute", fn)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Call `fn` with the object of rank 0 alone; return its result.
-
-        Args:
-            fn: the function, which gets the object as its only argument.
-        """
+        """Call `fn` with rank 0's object; return its result. Otherwise as `RayExecutor.execute`."""
         group = self._running()
         return group.results([group.actors[0].answer.remote("execute", fn)])[0]
 
