@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_bytes
@@ -137,14 +137,14 @@ class _AlarmedRank(Policy):
     ) -> None:
         self._rank, self._size, self._secret = rank, size, job
         self._address, self._listener = hub, listener
-        self._alarm: _Alarm | None = None
+        self._alarm: Alarm | None = None
 
     def meet(self, deadline: Deadline) -> None:
-        loop = self.supervisor.selector
+        self._alarm = Alarm(self.supervisor.selector, self._rang)
         if self._listener is None:
-            self._alarm = Line(self._address, self._secret, self._rank, loop, self._rang, deadline)
+            self._alarm.connect(self._address, self._secret, self._rank, deadline)
         else:
-            self._alarm = Hub(self._listener.dup(), self._secret, self._size, loop, self._rang)
+            self._alarm.listen(self._listener.dup(), self._secret, self._size)
 
     def left(self) -> None:
         """Disconnect this task from the others; if its rank is not done, they end theirs."""
@@ -233,7 +233,7 @@ class Report:
 _DONE = b"d"
 
 
-class _Alarm:
+class Alarm:
     """How the tasks of a job learn that a rank of another task has failed; a part of a task's loop.
 
     Every other task has a *line*, which is a connection to rank 0's task, the *hub*. A task whose
@@ -249,8 +249,19 @@ class _Alarm:
         self._selector = selector
         self._rang = rang
         self._lines: dict[int, socket.socket] = {}
-        self._expected: set[int] = set()  # the ranks that are not done
+        self._expected: set[int] = set()  # at the hub, the ranks that are not done
+        self._acceptor: Acceptor | None = None  # of the hub
         self._over = False
+
+    def listen(self, listener: socket.socket, job: Job, size: int) -> None:
+        """Be the hub; `listener`, to which the other tasks connect, is its own from now on."""
+        self._expected = set(range(1, size))
+        self._acceptor = Acceptor(listener, job, size, self._selector, self._welcome)
+
+    def connect(self, hub: str, job: Job, rank: int, deadline: Deadline) -> None:
+        """Connect to the hub; raise BootstrapError if it does not answer in time."""
+        line, _ = reach("rank 0's task", hub, job, rank, Role.CONTROL, deadline)
+        self._watch(0, line)
 
     @property
     def waits(self) -> bool:
@@ -259,6 +270,11 @@ class _Alarm:
 
     def done(self) -> None:
         """Note that this task's rank is done."""
+        if self._acceptor is None:
+            for line in self._lines.values():
+                with suppress(OSError):  # The hub has gone, because a rank has failed.
+                    line.send(_DONE)
+            self.ring()
 
     def ring(self) -> None:
         """Tell all tasks that this task's rank has failed, if `done` was not called before."""
@@ -268,9 +284,20 @@ class _Alarm:
 
     def expire(self) -> None:
         """Drop connections that take too long to become lines."""
+        if self._acceptor is not None:
+            self._acceptor.expire()
 
     def close(self) -> None:
         self.ring()
+        if self._acceptor is not None:
+            self._acceptor.close()
+
+    def _welcome(self, line: socket.socket, handshake: ServerHandshake) -> None:
+        rank = handshake.rank
+        if self._over or handshake.role != Role.CONTROL or rank not in self._expected:
+            line.close()
+        else:
+            self._watch(rank, line)
 
     def _watch(self, rank: int, line: socket.socket) -> None:
         line.setblocking(False)
@@ -295,58 +322,3 @@ class _Alarm:
         line = self._lines.pop(rank)
         self._selector.unregister(line)
         line.close()
-
-
-class Hub(_Alarm):
-    """Rank 0's side; the other tasks connect to `listener`, which the hub owns."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        job: Job,
-        size: int,
-        selector: selectors.BaseSelector,
-        rang: Callable[[], None],
-    ) -> None:
-        super().__init__(selector, rang)
-        self._expected = set(range(1, size))
-        self._acceptor = Acceptor(listener, job, size, selector, self._welcome)
-
-    def expire(self) -> None:
-        self._acceptor.expire()
-
-    def close(self) -> None:
-        super().close()
-        self._acceptor.close()
-
-    def _welcome(self, line: socket.socket, handshake: ServerHandshake) -> None:
-        rank = handshake.rank
-        if self._over or handshake.role != Role.CONTROL or rank not in self._expected:
-            line.close()
-        else:
-            self._watch(rank, line)
-
-
-class Line(_Alarm):
-    """The side of every other rank; raises BootstrapError if the hub does not answer in time."""
-
-    def __init__(
-        self,
-        address: str,
-        job: Job,
-        rank: int,
-        selector: selectors.BaseSelector,
-        rang: Callable[[], None],
-        deadline: Deadline,
-    ) -> None:
-        super().__init__(selector, rang)
-        line, _ = reach("rank 0's task", address, job, rank, Role.CONTROL, deadline)
-        self._watch(0, line)
-
-    def done(self) -> None:
-        for line in self._lines.values():
-            try:
-                line.send(_DONE)
-            except OSError:
-                pass  # The hub has gone, because a rank has failed.
-        self.close()

@@ -14,7 +14,7 @@ from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
-from hvdlite.spark.task import Hub, Line
+from hvdlite.spark.task import Alarm
 from patience import HANG
 
 
@@ -27,19 +27,19 @@ class Tasks:
         self.rung: list[int] = []
         listener = listen(fresh_unix_address())
         self.address = address_of(listener)
-        self.hub = Hub(listener, self.job, size, self.selectors[0], lambda: self.rung.append(0))
+        self.hub = Alarm(self.selectors[0], lambda: self.rung.append(0))
+        self.hub.listen(listener, self.job, size)
         self.lines = [self.connect(rank) for rank in range(1, size)]
 
-    def connect(self, rank: int, job: Job | None = None) -> Line:
+    def connect(self, rank: int, job: Job | None = None) -> Alarm:
         """Connect a task, while the loop of rank 0's task runs."""
-        found: list[Line | BootstrapError] = []
+        found: list[Alarm | BootstrapError] = []
 
         def dial() -> None:
             try:
-                selector = self.selectors[rank]
-                rang = lambda: self.rung.append(rank)  # noqa: E731
-                deadline = Deadline(HANG)
-                found.append(Line(self.address, job or self.job, rank, selector, rang, deadline))
+                line = Alarm(self.selectors[rank], lambda: self.rung.append(rank))
+                line.connect(self.address, job or self.job, rank, Deadline(HANG))
+                found.append(line)
             except BootstrapError as error:
                 found.append(error)
 
