@@ -320,7 +320,6 @@ class KerasStorage:
         variable.assign(np.frombuffer(slot.data, dtype=np.dtype(slot.dtype)).reshape(slot.shape))
 
     def _states(self, tensor: int) -> dict[str, Any]:
-        """Name the optimizer's variables by their order and their own names."""
         variables = self._optimizers[tensor].variables
         return {f"{i}.{one.path.rpartition('/')[2]}": one for i, one in enumerate(variables)}
 
@@ -329,7 +328,6 @@ class KerasStorage:
         return np.frombuffer(values, dtype).reshape(tuple(shape))
 
     def _dense(self, gradient: Gradient) -> Any:
-        """Return a gradient as an array of the shape of its tensor."""
         spec = self._specs[gradient.tensor]
         if gradient.rows is None:
             return self._as_array(gradient.tensor, gradient.values, spec.shape)

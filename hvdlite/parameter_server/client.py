@@ -47,7 +47,6 @@ class Link:
     """The connection to one server. One thread at a time uses it."""
 
     def __init__(self, connection: socket.socket, index: int) -> None:
-        """Take a connection on which the handshake is complete; the link owns it."""
         connection.setblocking(True)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(_SILENCE_SECONDS, 0))
@@ -162,7 +161,6 @@ class Client:
     # Any thread may ask for a report; one thread at a time registers the model and makes steps.
 
     def __init__(self, links: Sequence[Link]) -> None:
-        """Take the links, in the order of servers; the client owns them."""
         self._links = list(links)
         self._lock = threading.Lock()  # It is held for one request to all servers.
         self._pool = ThreadPoolExecutor(len(links)) if len(links) > 1 else None

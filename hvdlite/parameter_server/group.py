@@ -144,7 +144,6 @@ class Group:
         observed.follow(watched, self._environment.rank, self._environment.size)
 
     def _reach_store(self) -> StoreClient:
-        """Connect a server to the store, which server 0 serves if the launcher does not."""
         environment = self._environment
         deadline = Deadline(environment.start_timeout)
         address = environment.rendezvous

@@ -81,7 +81,6 @@ class Server:
         descriptors.leave_to_parent(self)
 
     def run(self) -> None:
-        """Serve until the workers have ended, or `stop` is called."""
         self.saving.start()
         try:
             while not self._stopping.is_set() and not self._over():
@@ -167,7 +166,6 @@ class Session:
     """Answers one worker. `serve` runs in the session's own thread."""
 
     def __init__(self, connection: socket.socket, worker: int, server: Server) -> None:
-        """Take a connection, which the session owns."""
         self.worker = worker
         self._connection = connection
         self._server = server

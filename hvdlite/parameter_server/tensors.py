@@ -1,14 +1,4 @@
-"""What a worker says of its tensors when it registers a model, and which server holds which.
-
-Example:
-    >>> spec = TensorSpec("weight", "float32", (10, 3))
-    >>> spec.rows, spec.row_bytes, spec.nbytes
-    (10, 12, 120)
-    >>> decode(encode([spec])) == [spec]
-    True
-    >>> place([TensorSpec("bias", "float32", (3,)), spec], servers=2)
-    [1, 0]
-"""
+"""What a worker says of its tensors when it registers a model, and which server holds which."""
 
 from __future__ import annotations
 
@@ -26,8 +16,6 @@ _MAX_ELEMENTS = 1 << 48
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a collection."""
-
     name: str
     dtype: str  # It is a key of `ITEM_BYTES`.
     shape: tuple[int, ...]
@@ -106,8 +94,6 @@ def difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str 
 
 
 class Gradient(NamedTuple):
-    """The gradient of one tensor, as a worker has sent it."""
-
     tensor: int  # its index in the storage
     values: memoryview  # C-contiguous bytes
     rows: memoryview | None = None  # their numbers, 64-bit integers, each once; None: all rows

@@ -39,8 +39,6 @@ class Operation(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """The first byte of an answer."""
-
     DONE = 0
     WAIT = 1  # The server is alive, and the answer follows later.
     FILL_IN = 2  # The worker is to send the values.
@@ -55,8 +53,6 @@ class Layout(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """The header of a request or an answer."""
-
     kind: int  # an `Operation` or a `Status`
     entries: int = 0
     clock: int = 0  # the worker's; an answer has the number of the server's last checkpoint
@@ -70,8 +66,6 @@ class Frame(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a body has of one tensor."""
-
     tensor: int  # its index among the server's tensors
     layout: int = Layout.DENSE
     rows: int = 0  # the number of row numbers that follow; a dense gradient has none

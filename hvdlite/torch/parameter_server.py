@@ -79,7 +79,6 @@ class Group(neutral.Group):
         self.serve_storage(make_storage, save, save_every, load)
 
     def _warn_of_the_rate(self, storage: TorchStorage) -> None:
-        """Warn once of a momentum at a rate that does not depend on the number of workers."""
         known, self.knows_workers = self.knows_workers, True
         workers = self.workers
         if known or self.index > 0 or workers == 1 or not storage.has_momentum:
@@ -366,7 +365,6 @@ class TorchStorage:
         self.optimizer.state[self.parameters[slot.tensor]][slot.name] = value
 
     def _tensor(self, gradient: Gradient) -> torch.Tensor:
-        """Return a gradient as a tensor over the memory in which it came."""
         own, spec = self.parameters[gradient.tensor], self._specs[gradient.tensor]
         rows = None if gradient.rows is None else self._rows(spec, gradient.rows)
         shape = own.shape if rows is None else (len(rows), *own.shape[1:])
@@ -385,7 +383,6 @@ class TorchStorage:
         )
 
     def _rows(self, spec: TensorSpec, numbers: memoryview) -> torch.Tensor:
-        """Return the checked numbers of rows."""
         if self.has_momentum:  # Its state would grow with each push.
             raise ArgumentError(
                 f"{type(self.optimizer).__name__} with momentum cannot apply rows of "
@@ -401,7 +398,6 @@ class TorchStorage:
 
 
 def _slot(tensor: int, name: str, value: Any) -> Slot:
-    """Copy the values of a tensor, or one state of its optimizer."""
     if isinstance(value, torch.Tensor):
         copy = value.detach().cpu().contiguous().clone()
         dtype = str(value.dtype).removeprefix("torch.")
@@ -412,7 +408,6 @@ def _slot(tensor: int, name: str, value: Any) -> Slot:
 
 
 def _checked(make_optimizer: MakeOptimizer, parameters: list[torch.nn.Parameter]) -> Any:
-    """Make an optimizer, and refuse what cannot update the parameters of a server."""
     optimizer = make_optimizer(parameters)
     if isinstance(optimizer, Wrapping):
         raise ArgumentError(

@@ -360,7 +360,6 @@ def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tenso
 
 
 def averaged(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
-    """Average one tensor over the members of a process set, and wait; differentiable."""
     return reduce(tensor, name, Reduction(neutral.Average, process_set=process_set))
 
 

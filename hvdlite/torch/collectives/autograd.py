@@ -122,8 +122,6 @@ def check_differentiable(verb: str, name: str, op: int) -> None:
 
 
 class Collective(torch.autograd.Function):  # type: ignore[misc]
-    """Ties the result of a completed collective to the tensor that went in."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -113,7 +113,6 @@ def _start_gathering(sent: Named, process_set: ProcessSet, blocking: bool) -> Ha
 def _gathered_gradient(
     gradient: torch.Tensor, name: str, first_dimensions: Sequence[int], process_set: ProcessSet
 ) -> torch.Tensor:
-    """Average the ranks' gradients and take the rows that this rank gave."""
     mean = averaged(gradient, f"{name}.backward", process_set)
     index = process_set.ranks.index(basics.rank())
     start = sum(first_dimensions[:index])
@@ -337,7 +336,6 @@ def _start_exchanging(
 def _exchanged_gradient(
     gradient: torch.Tensor, name: str, received_splits: Sequence[int], process_set: ProcessSet
 ) -> torch.Tensor:
-    """Send the gradients of the rows back to where the rows came from."""
     name = f"{name}.backward"
     sent = Named(name, [gradient], [name])
     back, _ = _start_exchanging(sent, received_splits, process_set, blocking=True).wait()

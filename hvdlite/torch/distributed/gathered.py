@@ -32,7 +32,6 @@ _SUMMED = frozenset(
 
 
 def are_sparse(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether these are COO tensors in host memory, all of them."""
     return bool(tensors) and all(is_sparse(tensor) and tensor.is_cpu for tensor in tensors)
 
 

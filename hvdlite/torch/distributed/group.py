@@ -71,7 +71,6 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         return [torch.device(name) for name in self._backends()]
 
     def _backends(self) -> dict[str, str]:
-        """Return by device the backends that the user has named."""
         try:
             config = distributed.distributed_c10d.get_backend_config(self)
         except (KeyError, ValueError):
@@ -125,7 +124,6 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         pass  # The members count from 0.
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many operations this rank has started."""
         return self._numbering.started()
 
     def shutdown(self) -> None:
@@ -235,7 +233,6 @@ def _has_options(argument: Any) -> bool:
 
 
 def in_one_form(verb: str, given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-    """Return arguments as the methods of `Collectives` take them, or raise."""
     form = FORMS[verb]
     count = len(form.arguments)
     required = list(given[:count])

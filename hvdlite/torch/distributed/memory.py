@@ -83,8 +83,6 @@ def spec(name: str, source: torch.Tensor, output: int = 0, capacity: int = 0) ->
 
 
 class Reduction(NamedTuple):
-    """How tensors of one dtype are reduced."""
-
     op: int
     prescale: float
     number: int  # the engine's dtype
