@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -27,7 +28,6 @@ from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.address import (
     UNIX,
     address_of,
-    fresh_unix_address,
     interface_address,
     listen,
     listen_on_loopback,
@@ -36,9 +36,9 @@ from hvdlite.rendezvous.address import (
 from hvdlite.rendezvous.deadline import LONGEST_SECONDS, Deadline, is_never, seconds_of
 from hvdlite.rendezvous.descriptors import leave_to_parent
 from hvdlite.rendezvous.environment import WorkerEnvironment, detect
-from hvdlite.rendezvous.handshake import Job, Role
-from hvdlite.rendezvous.service import BacklogError, Peer, Service
-from hvdlite.rendezvous.store import StoreClient, serve_store
+from hvdlite.rendezvous.handshake import Job
+from hvdlite.rendezvous.service import Peer
+from hvdlite.rendezvous.store import Store, StoreClient, serve_store
 
 # The store's Unix address ends with it, so that a hvd.init() meanwhile has its own.
 _SUFFIX = "-torch"
@@ -88,7 +88,7 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
             server = _serve_tcp(worker, host, timeout)
             own = f"{server.host}:{server.port}"
         elif worker.rank == 0:
-            server = KeyServer(job, worker.size, host and f"{host}:0")
+            server = KeyServer.start(worker.size, job, host and f"{host}:0")
             own = f"{_OURS}{server.address}"
         served_at = client.exchange("torch.distributed", own)[0]
     if served_at.startswith(_OURS):
@@ -119,20 +119,17 @@ def _serve_tcp(worker: WorkerEnvironment, own_host: str | None, timeout: timedel
     )
 
 
-class KeyServer(Service):
-    """The service; values are base64 texts, as messages are JSON."""
+class KeyServer(Store):
+    """A store with torch's operations; values are base64 texts, as messages are JSON."""
 
-    role = Role.STORE
     name = "hvdlite-torch-store"
 
-    def __init__(self, job: Job, size: int, address: str | None) -> None:
-        """Serve from a thread; without an address at a fresh Unix socket."""
-        self._listener = listen(address or fresh_unix_address())
-        super().__init__(job, size, self._listener)
+    def __init__(self, job: Job, size: int, listener: socket.socket) -> None:
+        super().__init__(job, size, listener)
+        self._listener = listener
         self._values: dict[str, str] = {}
         self._waiting: list[tuple[float, Peer, list[str]]] = []
         leave_to_parent(self)
-        self._start()
 
     def close_in_child(self) -> None:
         """Close the child's copies, so that the other ranks notice the death of the parent."""
@@ -146,7 +143,7 @@ class KeyServer(Service):
         if kind == "get":
             self._waiting.append((time.monotonic() + message["patience"], peer, value))
         else:
-            self._answer(peer, "given", self._do(kind, key, value))
+            self._answer([peer], "given", self._do(kind, key, value))
 
     def _do(self, kind: str, key: str, value: Any) -> Any:
         values, present = self._values, self._values.get(key)
@@ -175,17 +172,11 @@ class KeyServer(Service):
         for until, peer, keys in waiting:
             missing = [key for key in keys if key not in self._values]
             if not missing:
-                self._answer(peer, "given", [self._values[key] for key in keys])
+                self._answer([peer], "given", [self._values[key] for key in keys])
             elif asleep >= until:
-                self._answer(peer, "failed", f"no rank has set {', '.join(missing)} in time")
+                self._answer([peer], "failed", f"no rank has set {', '.join(missing)} in time")
             else:
                 self._waiting.append((until, peer, keys))
-
-    def _answer(self, peer: Peer, kind: str, value: Any) -> None:
-        try:
-            self._send(peer, json.dumps({"kind": kind, "value": value}).encode())
-        except BacklogError:
-            self._end(peer)
 
     def _left(self, peer: Peer) -> None:
         self._waiting = [one for one in self._waiting if one[1] is not peer]
@@ -198,7 +189,7 @@ class JobStore(distributed.Store):  # type: ignore[misc]
     # by the names that they have in C++.
 
     def __init__(
-        self, address: str, job: Job, rank: int, timeout: timedelta, server: KeyServer | None
+        self, address: str, job: Job, rank: int, timeout: timedelta, server: Store | None
     ) -> None:
         """Connect; `server` is kept, on the rank that serves."""
         super().__init__()

@@ -212,7 +212,7 @@ def test_a_late_answer_of_the_store_is_not_taken_for_the_next_one(
 ) -> None:
     monkeypatch.setattr("hvdlite.rendezvous.store._GRACE_SECONDS", 0.05)
     job = Job(token=b"t" * 32, job_id=b"j" * 16, epoch=0)
-    server, gate = KeyServer(job, 1, None), threading.Event()
+    server, gate = KeyServer.start(1, job), threading.Event()
     answer = server._answer
     monkeypatch.setattr(server, "_answer", lambda *given: gate.wait(HANG) and answer(*given))
     store = JobStore(server.address, job, 0, datetime.timedelta(seconds=HANG), server)
