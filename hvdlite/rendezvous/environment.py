@@ -23,7 +23,6 @@ from hvdlite.rendezvous.launchers import (
     LauncherEnvironment,
     Variables,
     detect_launcher,
-    read_numbers,
     refuse_other_kind,
     refuse_to_be_alone,
     service_numbers,
@@ -182,12 +181,10 @@ def detect(
 
 def _recognise(variables: Variables, with_servers: bool) -> WorkerEnvironment:
     if "HVDLITE_RANK" in variables or "HVDLITE_SIZE" in variables:
-        by_hand = "HVDLITE_JOB_ID" not in variables and variables.number("HVDLITE_SIZE") > 1
-        return (
-            _from_launcher(variables, _by_hand(variables))
-            if by_hand
-            else _from_hvdlite_run(variables)
-        )
+        if "HVDLITE_JOB_ID" in variables or variables.number("HVDLITE_SIZE") <= 1:
+            return _from_hvdlite_run(variables)
+        variables.text("HVDLITE_RENDEZVOUS")  # Rank 0 serves the store there.
+        return _from_launcher(variables, _own_numbers(variables, "a script of your own"))
     found = detect_launcher(variables, with_servers)
     if found is not None:
         return _from_launcher(variables, found)
@@ -208,25 +205,12 @@ def surroundings() -> WorkerEnvironment:
 
 
 def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
-    size = variables.number("HVDLITE_SIZE")
-    # HVDLITE_SIZE=1 alone insists on a world of one, whatever other variables say.
-    rank = variables.number("HVDLITE_RANK", 0 if size == 1 else None)
-    if size < 1 or rank >= size:
-        raise BootstrapError(f"HVDLITE_RANK={rank} and HVDLITE_SIZE={size} contradict each other")
-    worker = WorkerEnvironment(
-        rank=rank,
-        size=size,
-        local_rank=variables.optional_number("HVDLITE_LOCAL_RANK"),
-        local_size=variables.optional_number("HVDLITE_LOCAL_SIZE"),
-        node=variables.optional_number("HVDLITE_NODE"),
-        host_id=variables.get("HVDLITE_HOST_ID"),
-        interfaces=_interfaces(variables),
-        launcher="hvdlite-run",
-    )
+    worker = _alone(variables, _own_numbers(variables, "hvdlite-run"))
     elastic = variables.flag("HVDLITE_ELASTIC")
-    if size == 1 and not elastic:
+    if worker.size == 1 and not elastic:
         return worker
-    worker = replace(worker, **service_numbers(variables, rank, size))
+    rank = worker.rank
+    worker = replace(worker, **service_numbers(variables, rank, worker.size))
     _refuse_second_run(rank)
     token = variables.get(_TOKEN) or _kept_token
     variables.text("HVDLITE_RENDEZVOUS")
@@ -275,17 +259,33 @@ def _refuse_second_run(rank: int) -> None:
         )
 
 
-def _by_hand(variables: Variables) -> LauncherEnvironment:
-    """Read the variables that a user's own script set instead of hvdlite-run."""
-    # Rank 0 then serves the store.
-    variables.text("HVDLITE_RENDEZVOUS")
-    return read_numbers(
-        variables,
-        "a script of your own",
-        ("HVDLITE_RANK", "HVDLITE_SIZE"),
-        ("HVDLITE_LOCAL_RANK", "HVDLITE_LOCAL_SIZE"),
+def _own_numbers(variables: Variables, launcher: str) -> LauncherEnvironment:
+    """Read the variables that hvdlite-run sets, or a user's own script instead of it."""
+    size = variables.number("HVDLITE_SIZE")
+    return LauncherEnvironment(
+        launcher=launcher,
+        names=("HVDLITE_RANK", "HVDLITE_SIZE"),
+        # HVDLITE_SIZE=1 alone insists on a world of one, whatever other variables say.
+        rank=variables.number("HVDLITE_RANK", 0 if size == 1 else None),
+        size=size,
         job="",
+        local_rank=variables.optional_number("HVDLITE_LOCAL_RANK"),
+        local_size=variables.optional_number("HVDLITE_LOCAL_SIZE"),
         node=variables.optional_number("HVDLITE_NODE"),
+    )
+
+
+def _alone(variables: Variables, found: LauncherEnvironment) -> WorkerEnvironment:
+    """Return what a rank knows that does not have to meet others."""
+    return WorkerEnvironment(
+        rank=found.rank,
+        size=found.size,
+        local_rank=found.local_rank,
+        local_size=found.local_size,
+        node=found.node,
+        host_id=variables.get("HVDLITE_HOST_ID"),
+        interfaces=_interfaces(variables),
+        launcher=found.launcher,
     )
 
 
@@ -335,16 +335,9 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
             f"HVDLITE_ELASTIC is set, but {found.launcher} started this process; only hvdlite-run "
             "starts elastic jobs (--min-np, --max-np); clear HVDLITE_ELASTIC for an ordinary job"
         )
-    worker = WorkerEnvironment(
-        rank=found.rank,
-        size=found.size,
-        local_rank=found.local_rank,
-        local_size=found.local_size,
-        node=found.node,
-        host_id=variables.get("HVDLITE_HOST_ID"),
-        interfaces=_interfaces(variables),
+    worker = replace(
+        _alone(variables, found),
         bind_address=_bind_address(variables),
-        launcher=found.launcher,
         epoch=_epoch(variables, found.epoch),
         serves_store=found.rank == 0 and found.size > 1,
         start_timeout=_start_timeout(variables),

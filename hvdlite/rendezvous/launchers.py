@@ -154,7 +154,7 @@ def detect_launcher(variables: Variables, with_servers: bool = False) -> Launche
     return _tf_config(variables, with_servers)
 
 
-def read_numbers(
+def _read_numbers(
     variables: Variables,
     launcher: str,
     names: tuple[str, str],
@@ -186,7 +186,7 @@ def _rank_and_world_size(variables: Variables) -> LauncherEnvironment | None:
     parts = [variables.text("MASTER_ADDR"), variables.text("MASTER_PORT")]
     parts += [variables.get("TORCHELASTIC_RUN_ID") or "", variables.text("WORLD_SIZE")]
     parts += [variables.get("TORCHELASTIC_RESTART_COUNT") or "0"]
-    return read_numbers(
+    return _read_numbers(
         variables,
         "torchrun",
         ("RANK", "WORLD_SIZE"),
@@ -204,7 +204,7 @@ def _open_mpi(variables: Variables) -> LauncherEnvironment | None:
     # Open MPI 4 sets the number of the job; version 5 sets a name with mpirun's host and pid.
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    return read_numbers(variables, "Open MPI", names, local, job or _starter(names[0]))
+    return _read_numbers(variables, "Open MPI", names, local, job or _starter(names[0]))
 
 
 def _hydra(variables: Variables) -> LauncherEnvironment | None:
@@ -218,7 +218,7 @@ def _pmi(variables: Variables) -> LauncherEnvironment | None:
         return None
     own = "MPI_LOCALRANKID" in variables
     local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS") if own else ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-    return read_numbers(variables, "MPICH", names, local, _starter("PMI_RANK"))
+    return _read_numbers(variables, "MPICH", names, local, _starter("PMI_RANK"))
 
 
 def _slurm(variables: Variables) -> LauncherEnvironment | None:
