@@ -9,7 +9,7 @@ import pytest
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.environment import detect
-from hvdlite.rendezvous.tf_config import TfRanks, ranks_of
+from hvdlite.rendezvous.launchers import TfRanks, ranks_of
 
 SECRET = {"HVDLITE_TOKEN": "ab" * 32}
 
