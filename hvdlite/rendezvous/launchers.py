@@ -310,9 +310,9 @@ def _starter(variable: str) -> str:
 
 
 # TF_CONFIG is JSON: the addresses of all tasks of a TensorFlow job by type, and which of them this
-# process is. The chief and the workers train. They become the ranks in this order, and rank 0 serves
-# the store at its own address, which TensorFlow's server would use otherwise. In a job with
-# parameter servers the tasks of the type `ps` come first.
+# process is. The chief and the workers become the ranks in this order, and rank 0 serves the store
+# at its own address, which TensorFlow's server would use otherwise. In a job with parameter servers
+# the tasks of the type `ps` come first.
 
 _TRAIN = ("chief", "master", "worker")  # `master` is what TensorFlow 1 calls the chief.
 _SERVE = ("ps",)
