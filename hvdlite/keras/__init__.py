@@ -37,7 +37,6 @@ import_adapter()
 
 
 def __getattr__(name: str) -> Any:
-    """Look up `Compression` in the adapter of Keras's backend, at first use."""
     if name == "Compression":
         return backend_adapter().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

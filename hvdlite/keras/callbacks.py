@@ -60,7 +60,6 @@ class BroadcastGlobalVariablesCallback(Callback):
         self.broadcast_done = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Broadcast if every rank's model is built already."""
         check_root(self.root_rank, self.process_set)
         self.broadcast_done = False
         everyone = begin_fit(self, built=bool(self.model.built))
@@ -154,7 +153,6 @@ class StopCallback(Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Save, and exit with `hvd.EXIT_STOPPED`, if a rank was asked to stop."""
         reason = stop.stop_requested(self.every)
         if reason is None:
             return

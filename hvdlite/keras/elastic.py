@@ -1,12 +1,7 @@
 """Elastic training with Keras: `hvd.elastic.run`, `KerasState`, and callbacks that keep it.
 
-On the TensorFlow backend each gradient is redone when a rank dies. So within the step in which
-that happens, some gradients may be averages over the ranks before and others over those that are
-left; every rank applies the same ones, each exactly once.
-
 `fit` fixes the number of steps of an epoch before it calls callbacks. A function that is called
-again in the middle of an epoch therefore gives `fit` the steps that are left, one epoch at a time
-(docs/elastic.md).
+again in the middle of an epoch therefore gives `fit` the steps that are left, one epoch at a time.
 """
 
 from __future__ import annotations

@@ -183,7 +183,6 @@ class _FitEnd(_LastCallback):
         self._met = 0  # batches of the whole `fit`
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Compare the numbers of the first epochs; raise an ArgumentError if they differ."""
         self._epoch, self._batches = epoch, 0
         if self._begun:
             return
@@ -210,7 +209,6 @@ class _FitEnd(_LastCallback):
             self._meet("#keras.stop", f"batch {batch} of epoch {self._epoch}")
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Stop if a rank stops here; raise if another rank's epoch goes on."""
         with _end_of_epoch(self._batches):
             self._meet(self._name or "#keras.end_of_fit", f"epoch {epoch}")
 
@@ -285,7 +283,6 @@ class _Checks(_LastCallback):
             self._counts = _counts(self.model.optimizer)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Raise if variables were updated without a reduction, or differ between ranks."""
         if self._counts is not None:
             _check_reductions(self.model.optimizer, self._counts, steps=batch + 1)
             self._counts = None
@@ -302,7 +299,7 @@ class _Checks(_LastCallback):
         # if every rank's model was built by then, and otherwise after it.
         model, process_set = self.model, self.process_set
         if name is None:
-            text = _text_if_not_distributed(model, process_set)
+            text = _warning_if_not_distributed(model, process_set)
         else:
             names, sums = _replicas(model) if model.built else ([], [])
             # `agree_on_end_of_epoch` uses this name: a rank whose epoch is over gets an error.
@@ -355,8 +352,7 @@ def _replicas(model: Any) -> tuple[list[str], list[int]]:
     return names, [array_word_sum(array) for array in arrays]
 
 
-def _text_if_not_distributed(model: Any, process_set: ProcessSet) -> str | None:
-    """Return the text of this rank's warning if the model's optimizer is not distributed."""
+def _warning_if_not_distributed(model: Any, process_set: ProcessSet) -> str | None:
     optimizer = model.optimizer
     if optimizer is None or distributed_part(optimizer) is not None:
         return None

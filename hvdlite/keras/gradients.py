@@ -83,7 +83,6 @@ class Accumulator:
     # job `KerasState` saves and restores them on each rank separately.
 
     def __init__(self, passes: int, average: bool) -> None:
-        """Choose batches per update, and their mean or sum; `build` makes the sums."""
         self.passes = passes
         self._scale = 1.0 / passes if average else 1.0
         self._sums: list[Any] = []
@@ -102,7 +101,6 @@ class Accumulator:
 
     @property
     def count(self) -> int:
-        """The number of batches in the sums."""
         return int(self._count) if self.built else self._first_count
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -194,7 +192,6 @@ class Distributed:
 
 
 def make_distributed(optimizer: Any, mixin: Any, reduction: GradientReduction) -> None:
-    """Make an optimizer distributed by a mixin that overrides what receives the gradients."""
     subclass_in_place(optimizer, mixin)
     vars(optimizer)["_reduction"] = reduction  # Keras would track an attribute.
 
@@ -217,7 +214,6 @@ def distributed_part(optimizer: Any) -> Any:
 
 
 def with_inner(optimizer: Any) -> list[Any]:
-    """List an optimizer and the optimizers that it contains."""
     contained = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     return [optimizer, *(part for one in contained if one is not None for part in with_inner(one))]
 

@@ -108,7 +108,6 @@ def optimizer_variables(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
 
 
 def check_rate(optimizer: Any) -> None:
-    """Raise an ArgumentError if the learning rate is a schedule, which a callback cannot set."""
     rate = optimizer.learning_rate if isinstance(optimizer, _Legacy) else optimizer._learning_rate
     if isinstance(rate, _Schedule):
         raise ArgumentError(

@@ -65,7 +65,6 @@ class LocalSGDCallback(Callback):
         self._momenta: list[Any] = []
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Begin anew; raise if the optimizer is distributed over the same ranks."""
         if wire_name_over(self.model.optimizer, self.process_set) is not None:
             raise ArgumentError(
                 "LocalSGDCallback takes a plain optimizer: a DistributedOptimizer averages the "

@@ -56,7 +56,6 @@ class MetricAverageCallback(Callback):
         self._end_evaluate()
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Compare the numbers of batches and epochs; raise if they differ."""
         self._fits = True
         begin_fit(self, epochs=True)
 
@@ -127,7 +126,6 @@ class _AveragedEvaluate:
         model.get_metrics_result = self._result
 
     def end(self) -> None:
-        """Give the model its own method back."""
         if self._model.__dict__.get("get_metrics_result") == self._result:
             del self._model.get_metrics_result
 

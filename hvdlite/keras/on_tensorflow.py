@@ -65,5 +65,4 @@ def keep_apply(optimizer: Any) -> None:
 
 @traced_as_it_is
 def scale_gradient(gradient: Any, factor: float) -> Any:
-    """Multiply a tensor or tf.IndexedSlices."""
-    return tf.math.scalar_mul(factor, gradient)
+    return tf.math.scalar_mul(factor, gradient)  # It takes tf.IndexedSlices, too.

@@ -71,7 +71,6 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import names that need Keras at their first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,9 +1,4 @@
-"""Elastic training with TensorFlow: `hvd.elastic.run` and `TensorFlowState`.
-
-Each collective in a graph is redone when a rank dies. So within the step in which that
-happens, some gradients may be averages over the ranks before and others over those that are left;
-every rank applies the same ones, each exactly once.
-"""
+"""Elastic training with TensorFlow: `hvd.elastic.run` and `TensorFlowState`."""
 
 from __future__ import annotations
 

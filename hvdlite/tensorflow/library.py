@@ -36,7 +36,6 @@ def raw_ops() -> Any:
 
 
 def native() -> ctypes.CDLL:
-    """Return the library itself, for its C functions."""
     return _library().native
 
 

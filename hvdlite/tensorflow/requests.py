@@ -110,7 +110,6 @@ def _allreduce_in_xla(
 
 
 def broadcast(tensors: Sequence[tf.Tensor], wire: WireName, root_rank: int) -> list[tf.Tensor]:
-    """Return the root's tensors; those of one dtype travel together."""
     _refuse_xla("broadcast", wire.text)
     last, operation = call_scalars(wire.number), raw_ops().hvdlite_broadcast
     outputs = _per_dtype(
@@ -120,7 +119,6 @@ def broadcast(tensors: Sequence[tf.Tensor], wire: WireName, root_rank: int) -> l
 
 
 def allgather(tensors: Sequence[tf.Tensor], wire: WireName) -> list[tf.Tensor]:
-    """Gather checked tensors; those of one dtype complete together."""
     _check_rows("allgather", tensors, wire)
     last = call_scalars(wire.number)
     outputs = _per_dtype(lambda *part: allgather_with(last, *part)[0], tensors, wire)

@@ -219,7 +219,6 @@ class _SourceGradients:
 
 
 def _positions(groups: Groups, sources: Sequence[Any]) -> list[list[int]]:
-    """Return the positions of the sources of each group."""
     if isinstance(groups, int):
         count = min(groups, len(sources))
         bounds = [len(sources) * i // count for i in range(count + 1)] if count else []

@@ -26,8 +26,6 @@ _used: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKe
 
 
 class Reduction(NamedTuple):
-    """How to reduce."""
-
     op: int
     prescale: float = 1.0
     postscale: float = 1.0
