@@ -24,9 +24,7 @@ from hvdlite.launch.remote_host import RemoteHost, connect_deadline
 from hvdlite.rendezvous.address import interface_address, interface_addresses
 
 ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
-_LATE_SECONDS = (
-    5.0  # seconds after enough hosts have come; as many as these took, if that is longer
-)
+_LATE_SECONDS = 5.0  # after enough hosts have come; as many as these took, if that is longer
 _LOOK_SECONDS = 1.0  # between looks at a host that cannot be reached yet
 
 

@@ -102,15 +102,6 @@ def _tcp() -> str:
     return "loopback works"
 
 
-def data_planes() -> list[Finding]:
-    return [
-        _check("native core", _native_core),
-        _check("shared memory", _shared_memory),
-        _check("TCP", _tcp),
-        *_gpus(),
-    ]
-
-
 def _gpus() -> list[Finding]:
     """Check whether NCCL can carry GPU tensors; the core may fail to load here."""
     try:
@@ -154,15 +145,16 @@ def table(sections: Mapping[str, list[Finding]]) -> str:
 
 def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts: int = 0) -> int:
     """Print the table; return 0 if ranks can train here and on the hosts, else 1."""
-    sections = {
-        "machine": machine(),
-        "frameworks": frameworks(),
-        "data planes": data_planes(),
-        "ranks": [_check("2 ranks here", lambda: _meet(environment, ["-np", "2"]))],
-    }
+    ranks = {"ranks": [_check("2 ranks here", lambda: _meet(environment, ["-np", "2"]))]}
     if hosts > 0:
-        one_each = "a rank on each host"
-        sections[f"{hosts} hosts"] = [_check(one_each, lambda: _meet(environment, arguments))]
+        there = _check("a rank on each host", lambda: _meet(environment, arguments))
+        ranks[f"{hosts} hosts"] = [there]
+    planes = [
+        _check("native core", _native_core),
+        _check("shared memory", _shared_memory),
+        _check("TCP", _tcp),
+        *_gpus(),
+    ]
+    sections = {"machine": machine(), "frameworks": frameworks(), "data planes": planes, **ranks}
     print(table(sections))
-    ranks = [row for title in list(sections)[3:] for row in sections[title]]
-    return 0 if all(row.works for row in ranks) else 1
+    return 0 if all(row.works for rows in ranks.values() for row in rows) else 1

@@ -142,13 +142,12 @@ _TABLE = f"""
 --autotune | either | | search for faster values of the knobs while training runs
 --autotune-log-file --autotune-log | Path | FILE | write what autotune measures, as lines of JSON
 """
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "int": int,
-    "Path": Path,
-    "count": count,
-    "amount": amount,
-    "names": names,
-    "port": port,
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "switch": {"action": "store_true"},
+    "either": {"action": argparse.BooleanOptionalAction},
+    "str": {},
+    **{reader.__name__: {"type": reader} for reader in (int, Path, count, names, port)},
+    "amount": {"type": amount},
 }
 
 
@@ -259,7 +258,6 @@ def _rows_of(table: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in row.split("|")]
 
 
-_ACTIONS = {"switch": "store_true", "either": argparse.BooleanOptionalAction}
 # What a row cannot say, by the first name of its flag.
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "-v": {"action": _Version, "nargs": 0, "default": argparse.SUPPRESS},
@@ -278,11 +276,7 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
             group = parser.add_argument_group(flags[2:], *cells)
             continue
         kind, metavar, text = cells
-        settings: dict[str, Any] = {"help": text}
-        if kind in _ACTIONS:
-            settings["action"] = _ACTIONS[kind]
-        elif kind in _READERS:
-            settings["type"] = _READERS[kind]
+        settings: dict[str, Any] = {"help": text, **_KINDS[kind]}
         several = tuple(metavar.split())
         if several:
             settings["metavar"] = metavar if len(several) == 1 else several

@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -276,25 +276,18 @@ def output_files(folder: Path, rank: int) -> tuple[int, int]:
 
 def job_environment(placement: Placement, job: Job, rendezvous: str) -> dict[str, str]:
     """Build the variables that tell a rank its numbers and the address of the store."""
-    numbers = {
-        "RANK": placement.rank,
-        "SIZE": placement.size,
-        "LOCAL_RANK": placement.local_rank,
-        "LOCAL_SIZE": placement.local_size,
-        "CROSS_RANK": placement.cross_rank,
-        "CROSS_SIZE": placement.cross_size,
+    numbers = {name.upper(): str(value) for name, value in asdict(placement).items()}
+    node = numbers.pop("HOST")
+    return {
+        **{f"HVDLITE_{name}": value for name, value in numbers.items()},
+        **{f"HOROVOD_{name}": value for name, value in numbers.items()},
+        "HVDLITE_NODE": node,
+        "HVDLITE_RENDEZVOUS": rendezvous,
+        "HVDLITE_TOKEN": job.token.hex(),
+        "HVDLITE_JOB_ID": job.job_id.hex(),
+        "HVDLITE_EPOCH": str(job.epoch),
+        "PYTHONUNBUFFERED": "1",
     }
-    environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
-    environment["HVDLITE_NODE"] = str(placement.host)
-    environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
-    environment.update(
-        HVDLITE_RENDEZVOUS=rendezvous,
-        HVDLITE_TOKEN=job.token.hex(),
-        HVDLITE_JOB_ID=job.job_id.hex(),
-        HVDLITE_EPOCH=str(job.epoch),
-        PYTHONUNBUFFERED="1",
-    )
-    return environment
 
 
 def inherited_environment(more: Mapping[str, str]) -> dict[str, str]:
