@@ -30,6 +30,17 @@ _MOST_RESTARTS = 3
 _NOTE_ON_RESTARTS = f"""\
 All pods start again after a failure, at most {_MOST_RESTARTS} times; and without a limit after
 a disruption, or when the ranks ask for it by status {EXIT_STOPPED} (hvd.EXIT_STOPPED)."""
+# When a JobSet starts all of its pods again.
+_RESTART_POLICY: Part = {
+    "maxRestarts": _MOST_RESTARTS,
+    "rules": [
+        {
+            "name": "disruption",
+            "action": "RestartJobSetAndIgnoreMaxRestarts",
+            "onJobFailureReasons": ["PodFailurePolicy"],
+        }
+    ],
+}
 # A node that is drained, or a pod that gives way to another one.
 _DISRUPTED: Part = {
     "action": "FailJob",
@@ -43,26 +54,15 @@ def job(request: EmitRequest) -> str:
     name = request.name
     several = request.nodes > 1
     one = _ranks(request, f"{name}-0.{name}:{_PORT}", restarts=False)
-    described = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            **_indexed(request),
-            **_ending_together(_pod(request, one, name if several else None)),
-        },
+    pod = _ending_together(_pod(request, one, name if several else None))
+    described = _object("batch/v1", "Job", name, {**_indexed(request), **pod})
+    meeting = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"batch.kubernetes.io/job-name": name},
+        "ports": [{"name": "rendezvous", "port": _PORT}],
     }
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {"batch.kubernetes.io/job-name": name},
-            "ports": [{"name": "rendezvous", "port": _PORT}],
-        },
-    }
+    service = _object("v1", "Service", name, meeting)
     note = "A pod that fails ends the Job, and nothing starts it again; a JobSet does."
     return _text_of("job", request, [note], [service, described] if several else [described])
 
@@ -73,22 +73,16 @@ def jobset(request: EmitRequest) -> str:
     name = request.name
     one = _ranks(request, f"{name}-ranks-0-0.{name}:{_PORT}", restarts=True)
     job_of_ranks = {**_indexed(request), **_ending_together(_pod(request, one), "train")}
-    described = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name},
-        "spec": {
-            "network": {
-                "enableDNSHostnames": True,
-                "subdomain": name,
-                "publishNotReadyAddresses": True,
-            },
-            "failurePolicy": _restarts(),
-            "replicatedJobs": [
-                {"name": "ranks", "replicas": 1, "template": {"spec": job_of_ranks}}
-            ],
+    spec: Part = {
+        "network": {
+            "enableDNSHostnames": True,
+            "subdomain": name,
+            "publishNotReadyAddresses": True,
         },
+        "failurePolicy": _RESTART_POLICY,
+        "replicatedJobs": [{"name": "ranks", "replicas": 1, "template": {"spec": job_of_ranks}}],
     }
+    described = _object("jobset.x-k8s.io/v1alpha2", "JobSet", name, spec)
     return _text_of("jobset", request, [_NOTE_ON_RESTARTS], [described])
 
 
@@ -102,60 +96,32 @@ def trainjob(request: EmitRequest) -> str:
     env = [*_meeting_variables(request, restarts=True), *_own_variables(request)]
     job = _ending_together(_pod(request, _container("node", request, command)), "node")
     label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    runtime = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": {"name": f"{name}-runtime"},
-        "spec": {
-            "mlPolicy": {"numNodes": request.nodes, "torch": {}},
-            "template": {
-                "spec": {
-                    "failurePolicy": _restarts(),
-                    "replicatedJobs": [
-                        {
-                            "name": "node",
-                            "replicas": 1,
-                            "template": {"metadata": {"labels": label}, "spec": job},
-                        }
-                    ],
-                }
-            },
+    node = {
+        "name": "node",
+        "replicas": 1,
+        "template": {"metadata": {"labels": label}, "spec": job},
+    }
+    group, kind = "trainer.kubeflow.org", "TrainingRuntime"
+    jobs = {"failurePolicy": _RESTART_POLICY, "replicatedJobs": [node]}
+    policy = {"numNodes": request.nodes, "torch": {}}
+    spec: Part = {"mlPolicy": policy, "template": {"spec": jobs}}
+    runtime = _object(f"{group}/v1alpha1", kind, f"{name}-runtime", spec)
+    spec = {
+        "runtimeRef": {"apiGroup": group, "kind": kind, "name": f"{name}-runtime"},
+        "trainer": {
+            "image": request.image,
+            "command": command,
+            "env": env,
+            "numNodes": request.nodes,
+            "numProcPerNode": request.ranks_per_node,
         },
     }
-    described = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": {"name": name},
-        "spec": {
-            "runtimeRef": {
-                "apiGroup": "trainer.kubeflow.org",
-                "kind": "TrainingRuntime",
-                "name": f"{name}-runtime",
-            },
-            "trainer": {
-                "image": request.image,
-                "command": command,
-                "env": env,
-                "numNodes": request.nodes,
-                "numProcPerNode": request.ranks_per_node,
-            },
-        },
-    }
+    described = _object(f"{group}/v1alpha1", "TrainJob", name, spec)
     return _text_of("trainjob", request, [_NOTE_ON_RESTARTS], [runtime, described])
 
 
-def _restarts() -> Part:
-    """Describe when a JobSet starts all of its pods again."""
-    return {
-        "maxRestarts": _MOST_RESTARTS,
-        "rules": [
-            {
-                "name": "disruption",
-                "action": "RestartJobSetAndIgnoreMaxRestarts",
-                "onJobFailureReasons": ["PodFailurePolicy"],
-            }
-        ],
-    }
+def _object(version: str, kind: str, name: str, spec: Part) -> Part:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def _ending_together(one: Part, stops: str | None = None) -> Part:
