@@ -206,10 +206,7 @@ def serve(
     """Connect to the launcher, run the agent of this host until it ends; return its status.
 
     The agent dies with the thread that calls this. Each rank gets `variables`, and not those in
-    `without`.
-
-    Raises:
-        BootstrapError: the launcher cannot be reached, or refuses.
+    `without`. A BootstrapError says that the launcher cannot be reached, or refuses.
     """
     # Agents that ssh starts are there sooner without these imports.
     from hvdlite.launch.description import Description

@@ -22,7 +22,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.launch.agents import Agents, Pulse, rendezvous_address
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome, share_cores
-from hvdlite.launch.hosts import Host, Placement, Start, is_here, place_as, spread
+from hvdlite.launch.hosts import Host, Start, is_here, place_as, spread
 from hvdlite.launch.loop import GRACE, AnyRank, SignalInbox
 from hvdlite.launch.output import View
 from hvdlite.launch.process import (
@@ -263,11 +263,9 @@ def first_processes(what: Description) -> list[Start]:
     """Return a process for each rank, whose number is the rank; HostsError without the slots."""
     hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
     host_of_rank = spread(hosts, what.ranks)
-
-    def start(one: Placement) -> Start:
-        return Start(one.rank, hosts[host_of_rank[one.rank]].name, one.local_rank, False, one)
-
-    return [start(one) for one in place_as(host_of_rank)]
+    names = [hosts[index].name for index in host_of_rank]
+    places = place_as(host_of_rank)
+    return [Start(one.rank, names[one.rank], one.local_rank, False, one) for one in places]
 
 
 def _timeline_folder(job_id: bytes) -> Path | None:

@@ -284,6 +284,8 @@ def _disturbed(error: NoFrameError) -> str:
 
 
 class RemoteWorker:
+    """One process on another host, with the public methods of `process.Worker`."""
+
     # The host's thread calls `write` and `end`, and so does the supervisor's thread, which calls
     # everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
 
@@ -312,12 +314,10 @@ class RemoteWorker:
         return not self._host.over
 
     def take_pipes(self) -> dict[int, int]:
-        """Hand over the read ends of its output, by sink; the caller owns them."""
         pipes, self._read = self._read, {}
         return pipes
 
     def look(self) -> Ending | None:
-        """Return how the process ended; None while it runs."""
         # Nobody takes it for ended before the supervisor, which calls this, handles its end.
         self.ending = self._told
         return self.ending

@@ -157,11 +157,7 @@ class Discovery:
         """Ask for the first time, and wait for the answer.
 
         The provider belongs to this from now on. The first answer may take `start_timeout` seconds,
-        0 for no limit; a byte at `interrupt_fd` ends the wait.
-
-        Raises:
-            DiscoveryError: the provider fails, or its first answer takes too long.
-            KeyboardInterrupt: the wait was given up.
+        0 for no limit, until a DiscoveryError; a byte at `interrupt_fd` is a KeyboardInterrupt.
         """
         self._here: dict[str, bool] = {}
         self._is_here = is_here

@@ -80,12 +80,11 @@ class Membership:
         if self.phase is Phase.OVER:
             return None
         times = [one.end_due for one in self._departed.values() if one.end_due < math.inf]
-        later = [self._gather_at, self._broken_links.verdict_at, self._give_up_at()]
-        later += [self._watch.due_at, self._notices.complete_at]
-        later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
-        times += [when for when in later if when is not None]
+        times += [self._last.at + _EXPLAINED_SECONDS] if self._last is not None else []
+        others = [self._gather_at, self._broken_links.verdict_at, self._give_up_at()]
+        others += [self._watch.due_at, self._notices.complete_at]
         # What was due at the last settling was either done, or it waits for something else.
-        return min((when for when in times if when > self._now), default=None)
+        return min((at for at in [*times, *others] if at and at > self._now), default=None)
 
     def knows(self, worker: int) -> bool:
         return worker in self._workers
@@ -154,6 +153,7 @@ class Membership:
         return self.evict(worker, f"sent nothing for {self._limits.silence:g} s", now)
 
     def drain(self, worker: int, why: str, now: float) -> list[Action]:
+        """This worker is to leave at the next boundary."""
         one = self._workers.get(worker)
         if one is not None:
             self._drain(one, why)

@@ -61,22 +61,18 @@ class Registrar(Service):
         """
         return cls(job, limits, listen(address or fresh_unix_address()))._start()
 
-    # Any thread calls these.
+    # Any thread calls these; the first four are those of `Membership`.
 
     def expect(self, worker: int, host: str, joiner: bool) -> None:
-        """Announce a worker, before its process is started."""
         self._post(lambda now: self._membership.expect(worker, host, joiner, now))
 
     def ended(self, worker: int, why: str, clean: bool) -> None:
-        """Report that the process of a worker has ended; `clean`: with 0, or it was drained."""
         self._post(lambda now: self._membership.ended(worker, why, clean, now))
 
     def drain(self, worker: int, why: str) -> None:
-        """Ask a worker to leave at the next boundary."""
         self._post(lambda now: self._membership.drain(worker, why, now))
 
     def stops(self) -> None:
-        """Say that all workers are asked to stop, before they are."""
         self._post(self._membership.stops)
 
     def take(self) -> list[Event]:
