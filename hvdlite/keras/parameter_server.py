@@ -3,19 +3,12 @@
 Start the script by `hvdlite-run -np 8 --servers 2 python train.py`: the first two processes serve,
 and the other six train. Nobody calls `hvd.init()`. Servers have optimizers of Keras, on either
 backend, and a worker compiles its model with `group.optimizer()`.
-
-Example:
-    group = hvd.parameter_server.connect()
-    if group.serves:
-        group.serve(lambda: keras.optimizers.SGD(0.1 / group.workers))
-        raise SystemExit
-    model.compile(optimizer=group.optimizer(), loss="mse", jit_compile=False)
-    model.fit(data)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -27,7 +20,7 @@ from hvdlite.keras.backend import backend_adapter
 from hvdlite.parameter_server import group as neutral
 from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.collection import Report, ServerReport, WorkerReport, check_pace
-from hvdlite.parameter_server.tensors import ITEM_BYTES, Gradient, Slot, Storage, TensorSpec
+from hvdlite.parameter_server.tensors import ITEM_BYTES, Gradient, Slot, TensorSpec
 from hvdlite.rendezvous.environment import detect
 
 __all__ = ["Group", "RemoteOptimizer", "Report", "ServerReport", "WorkerReport", "connect"]
@@ -62,11 +55,7 @@ class Group(neutral.Group):
         Example:
             group.serve(lambda: keras.optimizers.SGD(0.1 / group.workers), save="ps.ckpt")
         """
-
-        def make_storage(tensors: Sequence[TensorSpec]) -> Storage:
-            return KerasStorage(make_optimizer, tensors)
-
-        self.serve_storage(make_storage, save, save_every, load)
+        self.serve_storage(partial(KerasStorage, make_optimizer), save, save_every, load)
 
     def optimizer(
         self,
