@@ -6,7 +6,7 @@ import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
@@ -145,10 +145,13 @@ class Submissions:
             self._give_up(signature, seconds)
         blocking = not options.asyncOp
         handle = submit(name, blocking)
-        work = self._work(signature, name, handle, outputs, finish, seconds, origin)
+        self._numbering.note(name, handle)
+        give_up = functools.partial(self._give_up, signature, seconds)
+        line = self._numbering, None
+        work = Work(handle, outputs, finish, seconds, give_up, origin, line)
         if blocking:
             work.wait()  # The engine expects this thread to do the work.
-        elif outputs and work.result_bytes() <= _KEPT_BYTES:
+        elif outputs and sum(one.numel() * one.itemsize for one in outputs) <= _KEPT_BYTES:
             self._kept.append(work)
         return work
 
@@ -161,22 +164,10 @@ class Submissions:
     ) -> Work:
         name = self._numbering.next_of_pair(way)
         seconds = seconds_of(self._timeout)
-        return self._work(way, name, submit(name), outputs, finish, seconds, None, way)
-
-    def _work(
-        self,
-        what: str,
-        name: str,
-        handle: _core.Handle,
-        outputs: Sequence[torch.Tensor],
-        finish: Finish | None,
-        seconds: float,
-        origin: Origin | None,
-        line: Hashable = None,
-    ) -> Work:
+        handle = submit(name)
         self._numbering.note(name, handle)
-        give_up = functools.partial(self._give_up, what, seconds)
-        return Work(handle, outputs, finish, seconds, give_up, origin, (self._numbering, line))
+        give_up = functools.partial(self._give_up, way, seconds)
+        return Work(handle, outputs, finish, seconds, give_up, None, (self._numbering, way))
 
     def _end_all_in_flight(self) -> None:
         """Wait for the operations in flight, but not longer than the timeout of the group."""

@@ -49,16 +49,12 @@ class Work(distributed.Work):  # type: ignore[misc]
         self._finishing = threading.Lock() if finish is not None else None
         self._error: Exception | None = None  # of `finish`
         self._seconds = seconds  # how long `wait` waits by default
-        self._deadline = time.monotonic() + seconds
+        self.deadline = time.monotonic() + seconds  # The process group ends then.
         self._give_up = give_up  # is called when that time has passed, and raises
         self._origin = origin  # names what callbacks of the future start
         self.line = line  # Callbacks of the operations in one line run in the order of these.
         self._future: Any = None
         self._waited = False
-
-    def result_bytes(self) -> int:
-        """Return how much memory the tensors that the operation writes have, if all are dense."""
-        return sum(output.numel() * output.itemsize for output in self._outputs)
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
         """Block until the operation has completed, and return True, or raise its error.
@@ -66,7 +62,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         If `timeout` passes first, CollectiveTimeoutError is raised, and the operation goes on. If
         the process group's time passes, it is raised, too, and the group has ended.
         """
-        if timeout and (seconds := seconds_of(timeout)) < self._deadline - time.monotonic():
+        if timeout and (seconds := seconds_of(timeout)) < self.deadline - time.monotonic():
             self._wait_for_a_while(seconds)
         else:
             self._wait()
@@ -109,7 +105,7 @@ class Work(distributed.Work):  # type: ignore[misc]
 
     def settle(self, seconds: float = math.inf) -> None:
         """Block until the operation has completed, well or not, but at most `seconds`."""
-        left = self._deadline - time.monotonic()
+        left = self.deadline - time.monotonic()
         try:
             self._handle.wait(max(0.0, min(seconds, left)))
         except TimeoutError:
@@ -119,9 +115,6 @@ class Work(distributed.Work):  # type: ignore[misc]
                     self._give_up()
         except HvdliteError:
             pass  # The waiting thread gets it.
-
-    def is_late(self, now: float) -> bool:
-        return now > self._deadline
 
     def synchronize(self) -> None:
         self.wait()
@@ -265,7 +258,7 @@ class _Waiter:
             self._since = None
             now, held = time.monotonic(), set[Hashable]()
             for index, (work, base) in enumerate(self._pending):
-                if work.is_late(now):
+                if now > work.deadline:
                     work.settle(0.0)
                 if work.line not in held and work.is_completed():
                     del self._pending[index]
