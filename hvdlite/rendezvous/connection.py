@@ -88,43 +88,36 @@ class UnreachableError(BootstrapError):
         self.silent = silent  # the network did not answer: either end may be cut off
 
 
+NOTHING_SHARED = (-1, -1, -1)
+
+
 @dataclass
 class Link:
     """The connections to one peer, while they are made."""
 
-    # A peer of another host has `data`, and `control` if the two are linked; one of this host has
-    # the rest.
-
+    # A peer of another host has `data`, and `control` if the two are linked.
     linked: bool = True
     control: socket.socket | None = None
     data: socket.socket | None = None
-    segment: int = -1
-    event: int = -1
-    lifeline: int = -1
+    # A peer of this host has the descriptors of its segment, its event and its lifeline; owned.
+    shared: Sequence[int] = NOTHING_SHARED
 
     @property
     def connected(self) -> bool:
         """Whether the link to a peer of another host is complete."""
         return self.data is not None and (self.control is not None or not self.linked)
 
-    def descriptors(self) -> tuple[int, int, int]:
-        return (self.segment, self.event, self.lifeline)
-
-    def take_neighbour(self, descriptors: Sequence[int]) -> None:
-        """Own the descriptors of a peer of this host, in the order of `descriptors`."""
-        self.segment, self.event, self.lifeline = descriptors
-
     def close(self) -> None:
         for connection in (self.control, self.data):
             if connection is not None:
                 connection.close()
-        close_all(self.descriptors())
-        self.take_neighbour((-1, -1, -1))
+        close_all(self.shared)
+        self.shared = NOTHING_SHARED
 
     def release(self, rank: int) -> tuple[int, int, int, int, int]:
         """Give up the descriptors, in the order of `Connection.links`."""
-        segment, event, control = self.descriptors()
-        self.take_neighbour((-1, -1, -1))
+        segment, event, control = self.shared
+        self.shared = NOTHING_SHARED
         if self.control is not None:
             control = _release(self.control)
         data = -1 if self.data is None else _release(self.data)

@@ -23,7 +23,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from hvdlite.rendezvous.connection import Link, UnreachableError
+from hvdlite.rendezvous.connection import NOTHING_SHARED, Link, UnreachableError
 from hvdlite.rendezvous.deadline import Deadline, Loop, Pause, Steps
 
 _EACH = 3  # descriptors of a rank
@@ -73,7 +73,7 @@ class LocalPeers:
         """At the first rank, list the ranks that have not handed in their descriptors."""
         if self._rank != self.first:
             return []
-        return [peer for peer in self._ranks[1:] if self._links[peer].lifeline < 0]
+        return [peer for peer in self._ranks[1:] if self._links[peer].shared == NOTHING_SHARED]
 
     def release(self) -> int:
         """Give up this rank's end of its lifeline; the others have the other end."""
@@ -123,7 +123,7 @@ class LocalPeers:
     def _give(self, peer: int, connection: socket.socket) -> Steps[None]:
         own = [*self._own, self._end.fileno()]
         for some in _in_parts([one for one in self._ranks if one != peer]):
-            of_each = [own if one == self._rank else self._links[one].descriptors() for one in some]
+            of_each = [own if one == self._rank else self._links[one].shared for one in some]
             yield from self._send(connection, peer, [fd for each in of_each for fd in each])
         del self._members[peer]
         connection.close()
@@ -172,7 +172,7 @@ class LocalPeers:
                 os.close(fd)
             raise UnreachableError(f"rank {peer} left before it passed its memory", peer)
         for number, one in enumerate(ranks):
-            self._links[one].take_neighbour(descriptors[_EACH * number : _EACH * (number + 1)])
+            self._links[one].shared = descriptors[_EACH * number : _EACH * (number + 1)]
 
     def _raise_what_is_missed(self, connection: socket.socket, peer: int) -> Steps[None]:
         words, until = b"", self._deadline.at + _GRACE_SECONDS
