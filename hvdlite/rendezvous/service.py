@@ -76,7 +76,6 @@ class Service:
             listener, job, size, self._selector, self._welcome, peers_return, room
         )
         self._peers: list[Peer] = []
-        self._closing: list[tuple[Peer, float]] = []
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -158,8 +157,8 @@ class Service:
         self._acceptor.expire()
         self._tick(asleep)
         now = time.monotonic()
-        for peer, deadline in list(self._closing):
-            if not peer.outgoing or now >= deadline:
+        for peer in list(self._peers):
+            if peer.ends_by is not None and (not peer.outgoing or now >= peer.ends_by):
                 self._end(peer)
 
     def _drain_wakes(self) -> None:
@@ -187,7 +186,7 @@ class Service:
             self._end(peer)
             return
         for body in bodies:
-            if peer.closed or any(one is peer for one, _ in self._closing):
+            if peer.closed or peer.ends_by is not None:
                 return  # An earlier message ended this connection.
             self._take(peer, body)
 
@@ -205,7 +204,7 @@ class Service:
 
     def _close_soon(self, peer: Peer) -> None:
         """Let a client read what was sent to it, then end its connection."""
-        self._closing.append((peer, time.monotonic() + _FLUSH_SECONDS))
+        peer.ends_by = time.monotonic() + _FLUSH_SECONDS
 
     def _end(self, peer: Peer) -> None:
         if peer.closed:
@@ -213,7 +212,6 @@ class Service:
         self._selector.unregister(peer.connection)
         peer.close()
         self._peers.remove(peer)
-        self._closing = [entry for entry in self._closing if entry[0] is not peer]
         self._left(peer)
 
 
@@ -232,6 +230,7 @@ class Peer:
         self.outgoing = bytearray()  # bytes that the kernel has not taken yet
         self.heard_at = time.monotonic()  # when the last bytes came; monotonic
         self.complaint = ""  # why the connection is useless although it has not ended; "" otherwise
+        self.ends_by: float | None = None  # when it ends, if its last message is on its way
         self.closed = False  # whether `close` was called
         self._reader, self._writer = FrameReader(from_client), FrameWriter(from_server)
 
