@@ -399,19 +399,19 @@ class ParameterExchange:
             return
         memories = [self._memory(position) for position in range(len(self.params))]
         started = [self._start(owner, memories) for owner in range(len(self._of))]
-        failures: list[HvdliteError] = []
+        failure: HvdliteError | None = None
         for handle in started:
             try:
                 handle.wait()
             except HvdliteError as error:
-                failures.append(error)
-        if failures and isinstance(failures[0], ArgumentError | MismatchError):
+                failure = failure or error
+        if isinstance(failure, ArgumentError | MismatchError):
             raise MismatchError(
-                f"{failures[0]}. With ShardedOptimizer make, freeze, thaw and add parameters alike "
+                f"{failure}. With ShardedOptimizer make, freeze, thaw and add parameters alike "
                 "on every rank, and give every rank as many steps, without hvd.join()"
-            ) from failures[0]
-        if failures:
-            raise failures[0]
+            ) from failure
+        if failure is not None:
+            raise failure
         with torch.no_grad():
             for param, memory in zip(self.params, memories, strict=True):
                 if memory.data_ptr() != param.data_ptr():
