@@ -43,7 +43,6 @@ class Submission:
                     tensor.record_stream(stream)
 
     def done(self) -> bool:
-        """Return whether the collective has completed, successfully or with an error."""
         return self.core.done()
 
     def wait(self) -> None:
@@ -142,8 +141,6 @@ def start_broadcast(
 
 
 class Received(NamedTuple):
-    """The result of a completed collective for one tensor."""
-
     tensor: torch.Tensor
     rows: list[int]  # how many each rank sent
 

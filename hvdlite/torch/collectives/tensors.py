@@ -140,7 +140,6 @@ class Named(NamedTuple):
         return [readable(tensor) for tensor in self.tensors]
 
     def check(self) -> None:
-        """Refuse what the core cannot take, as the function `check`."""
         for tensor, name in zip(self.tensors, self.names, strict=True):
             check(tensor, name)
 

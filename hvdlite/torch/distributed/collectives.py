@@ -37,10 +37,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Collectives(Submissions):
-    """The operations of one member of a process group."""
-
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any) -> Work:
-        """Reduce tensors of one dtype in place, together; the result is the same on all ranks."""
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if are_sparse(targets):
             return self._combine(SparseSum(opts.reduceOp, targets), targets, opts)
@@ -86,8 +83,6 @@ class Collectives(Submissions):
         return self._start(signature, submit, targets, copying(memories, targets), opts)
 
     def _combine(self, gathered: SparseSum | BitwiseReduction, targets: Tensors, opts: Any) -> Work:
-        """Gather what all ranks have, and combine it here."""
-
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = gathered.specs(name)
             return self._engine.allgather(name, specs, keep=gathered, blocking=blocking)
@@ -95,7 +90,6 @@ class Collectives(Submissions):
         return self._start(gathered.signature, submit, targets, gathered.finish, opts)
 
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any) -> Work:
-        """Copy the tensors of rank `opts.rootRank` to all ranks, in place."""
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         check("broadcast", targets)
         memories = [as_written(target) for target in targets]
@@ -126,11 +120,9 @@ class Collectives(Submissions):
         return self._gather("allgather_coalesced", inputs, rows, opts)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
-        """Give every rank the tensors of all ranks, one behind the other in `output`."""
         return self._gather("all_gather_single", [source], [output], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
-        """Do several `all_gather_single` together."""
         return self._gather("all_gather_single", inputs, outputs, opts)
 
     def _gather(self, verb: str, inputs: Tensors, targets: Sequence[Target], opts: Any) -> Work:
@@ -168,11 +160,9 @@ class Collectives(Submissions):
         return self._scatter_reduced("reduce_scatter", [output], [joined], opts, uneven)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
-        """Reduce `source` over all ranks; rank r gets its r-th part in `output`."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
-        """Do several `reduce_scatter_single` together."""
         check("reduce_scatter_single", [*outputs, *inputs])
         return self._scatter_reduced("reduce_scatter_single", outputs, inputs, opts)
 

@@ -39,7 +39,7 @@ class SparseSum:
     """The rows of COO tensors that this rank sends, and what becomes of those of all ranks."""
 
     def __init__(self, op: Any, targets: Sequence[torch.Tensor]) -> None:
-        kind = op.op if isinstance(op, ReduceOp) else op
+        kind = _kind(op)
         for target in targets:
             if kind != ReduceOp.SUM or target.dtype not in _SUMMED:
                 raise UnsupportedError(

@@ -170,7 +170,6 @@ class Submissions:
         return Work(handle, outputs, finish, seconds, give_up, None, (self._numbering, way))
 
     def _end_all_in_flight(self) -> None:
-        """Wait for the operations in flight, but not longer than the timeout of the group."""
         deadline = Deadline(seconds_of(self._timeout))
         for handle in self._numbering.in_flight():
             # The thread that waits gets the error.

@@ -120,7 +120,6 @@ class Work(distributed.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the operation has completed, successfully or with an error."""
         if not self._handle.done():
             return False
         with contextlib.suppress(HvdliteError):
@@ -191,7 +190,6 @@ class _Waiter:
         self._of_thread = threading.local()
 
     def watch(self, work: Work, base: Any) -> None:
-        """Complete `base` when the operation has completed."""
         if getattr(self._of_thread, "completes", False):
             # A callback that starts an operation mostly waits for it: no other thread is needed.
             work.settle()
