@@ -80,8 +80,6 @@ _NAMES_NOT_OURS = {
         "or start an elastic job with hvdlite-run --min-np"
     },
 }
-# Packages of Horovod that only hold other modules.
-_FOLDERS = ("horovod.common",)
 
 
 def install() -> None:
@@ -101,7 +99,7 @@ class AliasFinder(MetaPathFinder):
         """Find hvdlite's module for a name; None if there is none, which import reports."""
         if not fullname.startswith("horovod."):
             return None
-        if fullname in _FOLDERS:
+        if fullname == "horovod.common":  # It only holds other modules.
             return importlib.util.spec_from_loader(fullname, _Alias(None), is_package=True)
         # A part of Horovod that hvdlite does not have raises ModuleNotFoundError, and says why.
         for name, why in _NOT_OURS.items():

@@ -8,7 +8,6 @@ usual handshake that it knows the secret.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import secrets
 import socket
@@ -148,7 +147,6 @@ class RayLauncher(IncomingAgents):
         host = own_place().address
         listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
         super().__init__(job, _CHANNELS, listener, room=0, peers_return=True)
-        self._numbers = itertools.count()
         self._channels: dict[int, RayChannel] = {}
         self._of_host: dict[str, RayChannel] = {}
         self._start()
@@ -166,7 +164,7 @@ class RayLauncher(IncomingAgents):
     def open(self, host: str) -> RayChannel:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        number = next(self._numbers)
+        number = len(self._channels)
         channel = self._of_host[host] = self._channels[number] = RayChannel(
             Deadline(self.connect_seconds)
         )

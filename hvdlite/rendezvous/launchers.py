@@ -245,7 +245,7 @@ def _tf_config(variables: Variables, with_servers: bool) -> LauncherEnvironment 
     found = None if text is None else ranks_of(text, with_servers)
     if found is None:
         return None
-    hosts = found.hosts
+    hosts = [split_host(address)[0].lower() for address in found.addresses]
     own = hosts[found.rank]
     return LauncherEnvironment(
         launcher="the software that set TF_CONFIG",
@@ -329,10 +329,6 @@ class TfRanks(NamedTuple):
     rank: int  # this process's rank
     addresses: tuple[str, ...]  # Each rank has its "host:port".
     servers: int = 0  # how many of the first ranks are parameter servers
-
-    @property
-    def hosts(self) -> list[str]:
-        return [split_host(address)[0].lower() for address in self.addresses]
 
 
 def ranks_of(text: str, with_servers: bool = False) -> TfRanks | None:
