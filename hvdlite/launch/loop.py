@@ -109,21 +109,13 @@ class JobLoop:
     def goes_on(self) -> bool:
         return bool(self.running)
 
-    def release(self, worker: AnyRank) -> None:
-        """Kill the group of a rank that has ended, take its last output, and reap it."""
-        # Its process id may then belong to a foreign process, so nothing signals its group again.
-        worker.send_signal(signal.SIGKILL)
-        self.streams.release(worker.number)
-        self.workers.remove(worker)
-        self._reap(worker)
-
     def _reap(self, worker: AnyRank, at_end: bool = False) -> None:
         complaint = worker.reap(at_end)
         if complaint:
             self.say(complaint)
 
     def retire(self, worker: AnyRank, well: bool) -> None:
-        """Release a worker of a job that goes on.
+        """Kill the group of a worker that has ended, take its last output, and reap it.
 
         If it ended `well`, its children may take a moment to end by themselves; otherwise they are
         killed at once, also those in sessions of their own.
@@ -131,7 +123,11 @@ class JobLoop:
         if well:
             self._release_at.append((time.monotonic() + _LINGER, worker))
         else:
-            self.release(worker)
+            # Its process id may then belong to a foreign process: nothing signals its group again.
+            worker.send_signal(signal.SIGKILL)
+            self.streams.release(worker.number)
+            self.workers.remove(worker)
+            self._reap(worker)
             kill_processes(job_mark(self._job_id), f"HVDLITE_WORKER={worker.number}")
 
     def release_due(self, now: float) -> float | None:
