@@ -386,11 +386,15 @@ class Membership:
         return False
 
     def _start(self) -> bool:
-        first = [one for one in self._workers.values() if not one.joiner]
+        first = self._first()
         if len(first) < self._limits.np or any(one.stage is not Stage.WAITING for one in first):
             return False
-        self._announce("start", sorted(first, key=lambda one: one.number), sync=False)
+        self._announce("start", first, sync=False)
         return True
+
+    def _first(self) -> list[Worker]:
+        found = [one for one in self._workers.values() if not one.joiner]
+        return sorted(found, key=lambda one: one.number)
 
     def _start_with_those_there(self, now: float) -> bool:
         """Begin without those of the first workers that are late, if enough are there."""
@@ -719,8 +723,7 @@ class Membership:
     def _wait(self) -> str:
         """Say for whom the job waits; "" if it does not."""
         if self.phase is Phase.STARTING:
-            first = [one for one in self._workers.values() if not one.joiner]
-            late = [one for one in first if one.stage is not Stage.WAITING]
+            late = [one for one in self._first() if one.stage is not Stage.WAITING]
             return f"waits for {named(late)} to call hvd.init()" if late else ""
         if self._short_since is not None:
             living = len(self.members) + len(self._waiting())

@@ -146,23 +146,20 @@ class BrokenLinks:
     def explain(self) -> None:
         """Somebody has gone, which explains broken links: drop all, and take no more."""
         self._explained |= {(one, two.suspect) for one, two in self._by_reporter.items()}
-        self._clear()
+        self.begin()
         self._someone_went = True
 
     def begin(self) -> None:
         """Begin anew: the members of another epoch connect."""
-        self._clear()
+        self._by_reporter.clear()
+        self._implied.clear()
         self._someone_went = False
+        self.verdict_at = None
 
     def forget(self) -> None:
         """Begin anew: an epoch was formed, and the workers have other engines."""
         self.begin()
         self._explained.clear()
-
-    def _clear(self) -> None:
-        self._by_reporter.clear()
-        self._implied.clear()
-        self.verdict_at = None
 
     def due(self, now: float) -> bool:
         return self.verdict_at is not None and now >= self.verdict_at
