@@ -382,11 +382,8 @@ def tell_signals(channel: LauncherChannel, inbox: SignalInbox) -> None:
 class LauncherChannel:
     """The connection to the launcher, usually over stdin and stdout; writing never blocks."""
 
-    # `read_fd` is the descriptor of what the launcher sends.
-    # `write_fd` is the descriptor of what is sent to the launcher; it may be the same one.
-
     def __init__(self, read_fd: int = 0, write_fd: int = 1) -> None:
-        self.read_fd, self.write_fd = read_fd, write_fd
+        self.read_fd, self.write_fd = read_fd, write_fd  # which may be the same
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         self._reader = FrameReader()

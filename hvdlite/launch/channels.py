@@ -229,12 +229,9 @@ def ssh_command(host: str, options: Ssh) -> list[str]:
     command = ["ssh", "-T", "-x", "-a"]
     for name, value in settings.items():
         command += ["-o", f"{name}={value}"]
-    if options.port is not None:
-        command += ["-p", str(options.port)]
-    if options.identity_file is not None:
-        command += ["-i", str(options.identity_file)]
-    if options.config is not None:
-        command += ["-F", str(options.config)]
+    chosen = {"-p": options.port, "-i": options.identity_file, "-F": options.config}
+    for flag, choice in chosen.items():
+        command += [] if choice is None else [flag, str(choice)]
     # Without this variable, Python would import modules from the folder in which the login begins.
     # (The option -P does the same, but not in Python 3.10.) The agent removes the variable.
     safe = f"{SAFE_PATH}=1"

@@ -64,7 +64,7 @@ class JobLoop:
         self._job_id = job_id.hex()
         self._mark = mark or job_mark(self._job_id)
         self.selector = selectors.DefaultSelector()
-        self.workers: list[AnyRank] = []  # started, and not released yet
+        self.workers: list[AnyRank] = []  # started, and not retired yet
         self._stop: Stop | None = None
         self._release_at: list[tuple[float, AnyRank]] = []
 

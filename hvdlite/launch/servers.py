@@ -32,8 +32,6 @@ _SERVERS_END = 5.0  # seconds that servers have to end by themselves when the wo
 
 
 class ServersJob(Job):
-    """One run of a description of a job with parameter servers; used once."""
-
     recovers = True
     cause_seconds = 2.0
 

@@ -50,8 +50,6 @@ _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
 
 
 class ElasticJob(Job):
-    """One run of a description of an elastic job; used once."""
-
     noun = "worker"
     recovers = True
     cause_seconds = 60.0
