@@ -98,31 +98,20 @@ class HvdliteTrainer(DataParallelTrainer):  # type: ignore[misc]
         self,
         train_loop_per_worker: Callable[..., Any],
         *,
-        train_loop_config: dict[str, Any] | None = None,
         hvdlite_config: HvdliteConfig | None = None,
-        scaling_config: Any = None,
-        run_config: Any = None,
-        datasets: dict[str, Any] | None = None,
         **others: Any,
     ) -> None:
         """Describe the training; `fit` runs it.
 
         Args:
             train_loop_per_worker: the training function, without arguments or with a dictionary.
-            train_loop_config: the dictionary.
             hvdlite_config: settings of the communication.
-            scaling_config: Ray's ScalingConfig: how many workers there are, and what they need.
-            run_config: Ray's RunConfig: where results go, and how often workers are restarted.
-            datasets: Ray's data sets, by name.
-            **others: further arguments of Ray's DataParallelTrainer.
+            **others: those of Ray's DataParallelTrainer, such as `train_loop_config` (the
+                dictionary), `scaling_config`, `run_config` and `datasets`.
         """
         super().__init__(
             train_loop_per_worker,
-            train_loop_config=train_loop_config,
             backend_config=hvdlite_config or HvdliteConfig(),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
             **others,
         )
 
