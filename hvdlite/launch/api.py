@@ -101,7 +101,7 @@ def run(
         ranks=_ranks(np, chosen, elastic),
         environment=_environment(env, start_timeout),
         hosts=chosen,
-        remote_launcher=Ssh(ssh_port, _path(ssh_identity_file), _path(ssh_config), python, seconds),
+        remote_launcher=Ssh(python, seconds, ssh_port, _path(ssh_identity_file), _path(ssh_config)),
         interfaces=network_interfaces,
         output_folder=_path(output_filename),
         timestamps=prefix_output_with_timestamp,

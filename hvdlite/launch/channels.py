@@ -155,6 +155,7 @@ class ProcessChannel:
         return status
 
 
+@dataclass(frozen=True)
 class _CommandLauncher:
     """What ssh and srun have in common: a command that runs here is the channel to an agent."""
 
@@ -162,7 +163,8 @@ class _CommandLauncher:
     program: ClassVar[str]
     # Words that a failing command, or the agent, prints, and what the user can do about it.
     remedies: ClassVar[Sequence[tuple[str, str]]]
-    python: str
+    python: str = sys.executable  # the Python with hvdlite on the other hosts
+    connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
 
     def reachable(self, host: str) -> bool:
         return True  # Only an attempt tells.
@@ -203,8 +205,6 @@ class Ssh(_CommandLauncher):
     port: int | None = None  # the port of sshd on the other hosts; None leaves it to ssh
     identity_file: Path | None = None  # a private key
     config: Path | None = None  # the configuration file that ssh reads instead of the user's
-    python: str = sys.executable  # the Python with hvdlite on the other hosts
-    connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
 
     def open(self, host: str) -> ProcessChannel:
         return ProcessChannel(ssh_command(host, self))
@@ -255,8 +255,6 @@ class Srun(_CommandLauncher):
         ("not in this job's", "-H names a host that the allocation does not have"),
         ("requested node configuration", "does the allocation have this host? see -H"),
     )
-    python: str = sys.executable  # the Python with hvdlite on the hosts
-    connect_seconds: float = 60.0  # how long a host may take to answer; see `deadline.is_never`
 
     def open(self, host: str) -> ProcessChannel:
         # The step shares the host's processors with other steps of the job and may use all of them:

@@ -174,15 +174,10 @@ def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
 
 def remote_launcher_of(options: argparse.Namespace) -> RemoteLauncher:
     seconds = Ssh.connect_seconds if options.start_timeout is None else options.start_timeout
+    python = options.remote_python
     if options.via == "srun":
-        return Srun(options.remote_python, seconds)
-    return Ssh(
-        port=options.ssh_port,
-        identity_file=options.ssh_identity_file,
-        config=options.ssh_config,
-        python=options.remote_python,
-        connect_seconds=seconds,
-    )
+        return Srun(python, seconds)
+    return Ssh(python, seconds, options.ssh_port, options.ssh_identity_file, options.ssh_config)
 
 
 def describe_job(
