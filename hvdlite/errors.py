@@ -173,8 +173,9 @@ class HostsUpdatedInterrupt(RuntimeError):
     `hvd.elastic.run` catches it. It is an interrupt and not an error, so that it is not an
     HvdliteError, and code that handles errors does not swallow it.
 
-    Attributes:
-        skip_sync: True if ranks only leave, so that the other ranks need not receive the state.
+    Args:
+        skip_sync: True if ranks only leave, so that the other ranks need not receive the state; it
+            is an attribute, too.
 
     Example:
         >>> HostsUpdatedInterrupt().skip_sync
@@ -182,10 +183,5 @@ class HostsUpdatedInterrupt(RuntimeError):
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        """Say whether the state need not be sent.
-
-        Args:
-            skip_sync: True if ranks only leave.
-        """
         super().__init__("ranks join or leave at the next boundary of this elastic job")
         self.skip_sync = skip_sync

@@ -19,6 +19,12 @@ from hvdlite.errors import ArgumentError, NotInitializedError
 class ProcessSet:
     """A group of ranks. Every rank must register it before its members use it.
 
+    Args:
+        ranks: the members, in any order.
+
+    Raises:
+        ArgumentError: `ranks` are not numbers, or one number is given twice.
+
     Example:
         >>> first = hvd.ProcessSet([0, 1])  # two ranks of four
         >>> hvd.add_process_set(first)
@@ -33,14 +39,6 @@ class ProcessSet:
     mpi_comm = None  # Horovod has this attribute; there are no MPI communicators here.
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        """Make a process set that is not registered yet.
-
-        Args:
-            ranks: the members, in any order.
-
-        Raises:
-            ArgumentError: `ranks` are not numbers, or one number is given twice.
-        """
         try:
             self.ranks = sorted(operator.index(rank) for rank in ranks)
         except TypeError as error:

@@ -22,6 +22,10 @@ ADDED = 2
 class State:
     """Base of all states; a subclass says what `save`, `restore` and `sync` mean.
 
+    Args:
+        bcast_object: returns rank 0's object on all ranks.
+        get_rank: returns the number of this rank.
+
     Example:
         >>> class Counter(State):
         ...     steps, saved = 0, 0
@@ -34,12 +38,6 @@ class State:
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
-        """Take the functions of an adapter.
-
-        Args:
-            bcast_object: returns rank 0's object on all ranks.
-            get_rank: returns the number of this rank.
-        """
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
@@ -152,6 +150,14 @@ class State:
 class ObjectState(State):
     """A state of plain Python objects, which are its attributes.
 
+    Args:
+        bcast_object: returns rank 0's object on all ranks.
+        get_rank: returns the number of this rank.
+        kwargs: the attributes with their first values.
+
+    Raises:
+        ArgumentError: a value cannot be pickled, or an attribute has the name of a method.
+
     Example:
         >>> state = ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, batch=0)
         >>> state.epoch += 1
@@ -166,16 +172,6 @@ class ObjectState(State):
         get_rank: Callable[[], int],
         **kwargs: Any,
     ) -> None:
-        """Make the attributes.
-
-        Args:
-            bcast_object: returns rank 0's object on all ranks.
-            get_rank: returns the number of this rank.
-            kwargs: the attributes with their first values.
-
-        Raises:
-            ArgumentError: a value cannot be pickled, or an attribute has the name of a method.
-        """
         for name, value in kwargs.items():
             check_name(type(self), name)
             _check_value(type(self), name, value)

@@ -111,6 +111,24 @@ class Settings:
 class RayExecutor:
     """Workers of a Ray cluster that are called again and again, with Horovod's names.
 
+    Args:
+        settings: what `create_settings` returns.
+        num_workers: the number of workers; give either this or `num_hosts`.
+        num_hosts: the number of nodes, each with `num_workers_per_host` workers.
+        num_workers_per_host: the workers of each node, with `num_hosts`.
+        cpus_per_worker: the CPUs that Ray reserves for each worker.
+        use_gpu: whether Ray reserves GPUs for the workers.
+        gpus_per_worker: the GPUs of each worker; by default one, with `use_gpu`.
+        use_current_placement_group: whether the workers take their place in the placement
+            group in which the caller runs, if that has room for them.
+        placement: how Ray spreads the workers over nodes, with `num_workers`.
+        env: variables of the workers' environment.
+        **elastic: Horovod's arguments for elastic workers, of which only None is accepted.
+
+    Raises:
+        ArgumentError: a number cannot be used, or arguments contradict each other.
+        UnsupportedError: the workers were to be elastic.
+
     Example:
         >>> executor = RayExecutor(num_workers=2)
         >>> executor.start()
@@ -166,26 +184,6 @@ class RayExecutor:
         env: Mapping[str, str] | None = None,
         **elastic: Any,
     ) -> None:
-        """Describe the workers; `start` starts them.
-
-        Args:
-            settings: what `create_settings` returns.
-            num_workers: the number of workers; give either this or `num_hosts`.
-            num_hosts: the number of nodes, each with `num_workers_per_host` workers.
-            num_workers_per_host: the workers of each node, with `num_hosts`.
-            cpus_per_worker: the CPUs that Ray reserves for each worker.
-            use_gpu: whether Ray reserves GPUs for the workers.
-            gpus_per_worker: the GPUs of each worker; by default one, with `use_gpu`.
-            use_current_placement_group: whether the workers take their place in the placement
-                group in which the caller runs, if that has room for them.
-            placement: how Ray spreads the workers over nodes, with `num_workers`.
-            env: variables of the workers' environment.
-            **elastic: Horovod's arguments for elastic workers, of which only None is accepted.
-
-        Raises:
-            ArgumentError: a number cannot be used, or arguments contradict each other.
-            UnsupportedError: the workers were to be elastic.
-        """
         for name, value in elastic.items():
             if value is not None:
                 raise UnsupportedError(

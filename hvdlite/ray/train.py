@@ -85,6 +85,12 @@ class HvdliteTrainer(DataParallelTrainer):  # type: ignore[misc]
 
     Everything but the communication is Ray Train's: reports, checkpoints, data sets, restarts.
 
+    Args:
+        train_loop_per_worker: the training function, without arguments or with a dictionary.
+        hvdlite_config: settings of the communication.
+        **others: those of Ray's DataParallelTrainer, such as `train_loop_config` (the dictionary),
+            `scaling_config`, `run_config` and `datasets`.
+
     Example:
         >>> from ray.train import ScalingConfig
         >>> def loop(config):
@@ -101,14 +107,6 @@ class HvdliteTrainer(DataParallelTrainer):  # type: ignore[misc]
         hvdlite_config: HvdliteConfig | None = None,
         **others: Any,
     ) -> None:
-        """Describe the training; `fit` runs it.
-
-        Args:
-            train_loop_per_worker: the training function, without arguments or with a dictionary.
-            hvdlite_config: settings of the communication.
-            **others: those of Ray's DataParallelTrainer, such as `train_loop_config` (the
-                dictionary), `scaling_config`, `run_config` and `datasets`.
-        """
         super().__init__(
             train_loop_per_worker,
             backend_config=hvdlite_config or HvdliteConfig(),
