@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.deadline import Deadline, Pause, Steps, run
+from hvdlite.rendezvous.deadline import Deadline, Pause, Steps
 
 _BACKLOG = 1024
 _CROWDED_SECONDS = 0.005  # until the next attempt when a listener's queue is full
@@ -71,20 +71,16 @@ def fresh_unix_address() -> str:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address of a listener, as `dial` takes it."""
+    """Return the address of a listener, as `dialling` takes it."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return UNIX + bytes(name)[1:].decode()
     return f"{name[0]}:{name[1]}"
 
 
-def dial(address: str, deadline: Deadline) -> socket.socket:
+def dialling(address: str, deadline: Deadline) -> Steps[socket.socket]:
     """Connect to an address, and return the socket, which is non-blocking."""
     # OSError: no process listens there, or one of another user does; TimeoutError: the deadline.
-    return run(dialling(address, deadline))
-
-
-def dialling(address: str, deadline: Deadline) -> Steps[socket.socket]:
     if address.startswith(UNIX):
         name = "\0" + address[len(UNIX) :]
         return (yield from _connecting(socket.AF_UNIX, name, deadline, address))

@@ -156,7 +156,6 @@ class RegistrarClient:
         on_end: Callable[[str], None],
         heartbeat: float = 3.0,
     ) -> None:
-        """Connect to the registrar, and start to read."""
         # `job` has epoch 0. `on_message` is called on the reading thread with each message but
         # "alive". This thread also sends the heartbeat, so the function must return well within
         # `heartbeat`. An exception of it ends the connection. `on_end` is called once, on the

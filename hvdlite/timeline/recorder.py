@@ -36,7 +36,11 @@ _sessions = 0  # that this process has begun, and every other rank, since each b
 class Recorder:
     """Begins and ends this rank's parts of one world's timelines, one at a time.
 
-    It is not thread-safe: `hvdlite.basics` calls it under its lock.
+    `host_of` has, by rank, the index of its host, and `clock` is the offset of this host's clock to
+    rank 0's. `job_id` distinguishes the parts of this job from those that another job left.
+    hvdlite-run merges the parts in `folder`, which is None without hvdlite-run. `epoch` is None
+    outside elastic jobs, whose workers have not begun equally many sessions. It is not thread-safe:
+    `hvdlite.basics` calls it under its lock.
     """
 
     def __init__(
@@ -48,13 +52,6 @@ class Recorder:
         folder: Path | None,
         epoch: int | None = None,
     ) -> None:
-        """Make a recorder; nothing is written yet.
-
-        `host_of` has, by rank, the index of its host, and `clock` is the offset of this host's
-        clock to rank 0's. `job_id` distinguishes the parts of this job from those that another job
-        left. hvdlite-run merges the parts in `folder`, which is None without hvdlite-run. `epoch`
-        is None outside elastic jobs, whose workers have not begun equally many sessions.
-        """
         self.target: Path | None = None  # as the user has named it; None while no part is written
         # What the headers of all parts have in common.
         self._header = Header(

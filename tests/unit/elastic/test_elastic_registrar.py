@@ -27,7 +27,7 @@ from hvdlite.launch.elastic.messages import (
     Warn,
 )
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.rendezvous.address import dial
+from hvdlite.rendezvous.address import dialling
 from hvdlite.rendezvous.client import introducing
 from hvdlite.rendezvous.deadline import Deadline, run
 from hvdlite.rendezvous.handshake import FrameReader, FrameWriter, Job, Role, session_keys
@@ -221,7 +221,7 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
 def test_strangers_and_unknown_workers_are_refused(make: Callable[..., Launcher]) -> None:
     launcher = make(1)
     address = launcher.registrar.address
-    stranger = dial(address, Deadline(PATIENCE))
+    stranger = run(dialling(address, Deadline(PATIENCE)))
     stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: everything\r\n\r\n" * 4)
     stranger.settimeout(PATIENCE)
     try:
