@@ -97,7 +97,6 @@ if __name__ == "__main__":
         plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
         losses, alone_rate = train(alone, plain, 0, 1, arguments.epochs)
         curves["1 rank, alone"] = losses.tolist()
-        hvd.observe(alone=alone_rate)  # The report of hvdlite-run compares with it.
     model = make_model().to(arguments.device)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

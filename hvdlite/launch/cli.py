@@ -420,24 +420,21 @@ def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list
         rows = environment.get("TERM", "dumb") != "dumb"
         found.append(partial(_screen, rows=rows, colour=not environment.get("NO_COLOR")))
     if options.report is not None:
-        found.append(_report(options.report, options.baseline))
-    elif options.baseline is not None:
-        raise ArgumentError("--baseline is for the report: give --report, too")
+        found.append(_report(options.report))
     return found
 
 
-def _report(path: Path, baseline: Path | None) -> MakeViewer:
-    from hvdlite.live.report import Report, check_path, read_baseline  # Ordinary jobs have none.
+def _report(path: Path) -> MakeViewer:
+    from hvdlite.live.report import Report, check_path  # Ordinary jobs have none.
 
     check_path(path)
-    figures = None if baseline is None else read_baseline(baseline)
 
     def make(console: Console) -> Viewer:
         def say_last(text: str) -> None:
             console.say(text)
             console.drained(_LONGEST_END)
 
-        return Report(path, figures, say_last)
+        return Report(path, say_last)
 
     return make
 

@@ -132,8 +132,6 @@ _TABLE = f"""
 --live | switch | | below the output, show what each rank does, and which one delays the others
 --report | Path | OUT.HTML | write a report of what limits the job, with charts: anew every few
     seconds, and at its end with the figures beside it in OUT.json
---baseline | Path | ONE.JSON | the OUT.json of the same training on fewer ranks: --report then says
-    where the missing speed-up went
 = timeline | see docs/timeline.md
 --timeline-filename --timeline | Path | FILE | write a timeline of all ranks to one file, for
     ui.perfetto.dev

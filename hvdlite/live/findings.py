@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hvdlite.live.run import Figures, RankFigures
 from hvdlite.live.sample import Stall
@@ -35,8 +34,6 @@ MANY_SWITCHES = 125.0
 FEWEST_SWITCHES = 50.0  # per second, for a rank that works little
 # Above this share of their host's cores, it is the ranks that need them, and not other programs.
 FULL_HOST = 0.8
-# Times of computing differ by some per cent between runs on one machine.
-SLOWER_COMPUTE = 1.15
 # A rank whose exchange is longer than that of the others by this share of its delay is late by it.
 BY_EXCHANGE = 0.5
 # So many times the samples of the other ranks are why a rank is late, wherever its time goes.
@@ -54,23 +51,12 @@ class Finding:
     rank: int | None = None  # None if it does not concern one rank alone
 
 
-def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
-    """Say what limits a job: at least one finding, the most important one first.
-
-    The baseline is the same training on fewer ranks, mostly on one. Without it, a rank that has
-    told `hvd.observe(alone=)` how many samples per second it does alone is the baseline.
-    """
+def find(figures: Figures) -> list[Finding]:
+    """Say what limits a job: at least one finding, the most important one first."""
     found = [*_faults(figures)]
     if figures.steps < FEWEST_STEPS:
         return found or [_too_short(figures)]
-    limits = _limits(figures)
-    baseline = baseline or _alone(figures)
-    if baseline is not None and baseline.steps >= FEWEST_STEPS:
-        lost = loss(figures, baseline)
-        if lost is not None:
-            found.append(Finding("baseline", lost.sentence(), lost.note()))
-            limits += _slower_compute(lost)
-    return found + (limits or ([] if found else [_nothing(figures)]))
+    return [*found, *_limits(figures)] or [_nothing(figures)]
 
 
 def _faults(figures: Figures) -> Iterator[Finding]:
@@ -344,17 +330,6 @@ def _communicating(figures: Figures) -> Iterator[Finding]:
     )
 
 
-def _slower_compute(lost: Loss) -> Iterator[Finding]:
-    if lost.compute_ratio > SLOWER_COMPUTE:
-        yield Finding(
-            "compute",
-            f"computing takes {lost.compute_ratio:.2f} x as long per sample as in the baseline",
-            "If the batch of a rank is smaller than there, a larger one spreads the fixed cost of "
-            "a step. If it is not, the ranks share what a host has once: memory bandwidth, caches, "
-            "or threads that they each had more of.",
-        )
-
-
 def _nothing(figures: Figures) -> Finding:
     share = _mean(figures, _compute) / figures.step
     return Finding(
@@ -403,105 +378,6 @@ def _is_one_of_many(late: Straggler, slow: tuple[str, float] | None) -> bool:
 
 def _count(number: int, what: str) -> str:
     return f"1 {what}" if number == 1 else f"{number} {what}s"
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A job beside a baseline. Numbers are multiples of the baseline's samples per second."""
-
-    ranks: int
-    baseline_ranks: int
-    counted: bool  # whether both counted their samples; otherwise samples are steps x ranks
-    speed_up: float
-    # What lowers the speed-up; `computing` is below 0 where computing is faster.
-    waiting: float
-    communicating: float
-    computing: float
-    compute_ratio: float  # of the times of computing for a sample of a rank
-
-    @property
-    def ideal(self) -> float:
-        """The speed-up if each rank did as much as one of the baseline."""
-        return self.ranks / self.baseline_ranks
-
-    def sentence(self) -> str:
-        """Say it, in hundredths that sum exactly."""
-        speed_up = round(100 * self.speed_up)
-        missing = round(100 * self.ideal) - speed_up
-        ranks = "1 rank is" if self.ranks == 1 else f"{self.ranks} ranks are"
-        text = f"{ranks} {speed_up / 100:.2f} times as fast as {self.baseline_ranks}"
-        if missing <= 0:
-            return f"{text}: more than {self.ideal:g} times" if missing else text
-        parts = (self.waiting, self.communicating, self.computing)
-        waiting, communicating, computing = _round_to_sum([100 * part for part in parts], missing)
-        words = [
-            f"{communicating / 100:.2f} exchanging gradients",
-            f"{waiting / 100:.2f} waiting",
-            f"{computing / 100:.2f} slower compute",
-        ]
-        if computing < 0:
-            words[2] = f"less {-computing / 100:.2f} by faster compute"
-        return f"{text}; {self.ideal:g} is ideal. Lost: {', '.join(words)}"
-
-    def note(self) -> str:
-        if self.counted:
-            return ""
-        return (
-            "Samples are taken as steps x ranks, as if the batch of a rank had the same size in "
-            "both runs; hvd.observe(samples=) counts them."
-        )
-
-
-def loss(figures: Figures, baseline: Figures) -> Loss | None:
-    """Compare a job with a baseline; None where one of them has no steps or ranks."""
-    # The times of waiting, communicating and computing of a rank sum to its step. So what each of
-    # them takes longer per sample than in the baseline sums to what a sample takes longer.
-    if not (figures.step and baseline.step and figures.ranks and baseline.ranks):
-        return None
-    counted = bool(figures.samples_per_step and baseline.samples_per_step)
-    here, there = _per_sample(figures, counted), _per_sample(baseline, counted)
-    ideal = figures.size / baseline.size
-    total, before = sum(here), sum(there)
-    waiting, communicating, computing = (
-        ideal * (a - b) / total for a, b in zip(here, there, strict=True)
-    )
-    return Loss(
-        ranks=figures.size,
-        baseline_ranks=baseline.size,
-        counted=counted,
-        speed_up=ideal * before / total,
-        waiting=waiting,
-        communicating=communicating,
-        computing=computing,
-        compute_ratio=here[2] / there[2] if there[2] else 1.0,
-    )
-
-
-def _alone(figures: Figures) -> Figures | None:
-    """Return a baseline of one rank, which only computes; None if no rank says how fast it is."""
-    rate = max((rank.values.get("alone", 0.0) for rank in figures.ranks), default=0.0)
-    if not (math.isfinite(rate) and rate > 0 and figures.samples_per_step):
-        return None
-    first = figures.ranks[0]
-    one = replace(first, between=1 / rate, waiting=0.0, communicating=0.0, backward=0.0)
-    return replace(figures, size=1, step=1 / rate, samples_per_step=1.0, ranks=(one,))
-
-
-def _per_sample(figures: Figures, counted: bool) -> tuple[float, float, float]:
-    """Return how long a rank waits, communicates and computes for one of its samples."""
-    samples = figures.samples_per_step / figures.size if counted else 1.0
-    waiting = _mean(figures, lambda rank: rank.waiting)
-    communicating = _mean(figures, lambda rank: rank.communicating)
-    return waiting / samples, communicating / samples, _mean(figures, _compute) / samples
-
-
-def _round_to_sum(parts: Sequence[float], total: int) -> list[int]:
-    """Round numbers to integers that sum to `total`, each by less than 1 if that is possible."""
-    whole = [int(part // 1) for part in parts]
-    order = sorted(range(len(parts)), key=lambda n: whole[n] - parts[n])
-    for n in range(abs(total - sum(whole))):
-        whole[order[n % len(order)]] += 1 if total > sum(whole) else -1
-    return whole
 
 
 def time_text(seconds: float) -> str:

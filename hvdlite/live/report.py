@@ -29,7 +29,6 @@ import hvdlite
 from hvdlite.errors import ArgumentError
 from hvdlite.live.charts import PHASES, draw
 from hvdlite.live.findings import (
-    FEWEST_STEPS,
     Finding,
     bytes_text,
     clock,
@@ -42,7 +41,7 @@ from hvdlite.live.findings import (
     time_text,
 )
 from hvdlite.live.run import About, End, Figures, RankFigures, Run
-from hvdlite.live.sample import Event, Sample, Stall, check
+from hvdlite.live.sample import Event, Sample
 
 _PERIOD = 3.0  # seconds between two states
 _MOST_WORK = 0.03  # Writing takes at most this share of the time; with many ranks the period grows.
@@ -65,10 +64,9 @@ class Report:
     `path` names the HTML file; the JSON file has the same name, but for the suffix.
     """
 
-    def __init__(self, path: Path, baseline: Figures | None, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self._path = path.absolute()
         self._shown = path
-        self._baseline = baseline
         self._say = say
         self._failed = False
         self._over = threading.Event()
@@ -100,7 +98,7 @@ class Report:
         """Write the files; if that fails, say so in one line for all of the job."""
         now = time.monotonic()
         try:
-            record = Record.of(self._run, self._about, end, now, now - self._began, self._baseline)
+            record = Record.of(self._run, self._about, end, now, now - self._began)
             write(record, self._path, late)
         except Exception as error:  # The job does not need its report.
             if not self._failed:
@@ -123,7 +121,7 @@ class OwnReport:
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         """Make a report that is not begun; raise ArgumentError if it cannot be written."""
         check_path(path, "HVDLITE_REPORT")
-        self._report = Report(path, None, say)
+        self._report = Report(path, say)
         self._run = Run()
         self._process = os.getpid()
 
@@ -187,15 +185,7 @@ class Record:
     lost: int  # lines of the ranks that could not be read
 
     @classmethod
-    def of(
-        cls,
-        run: Run,
-        about: About,
-        end: End | None,
-        now: float,
-        seconds: float,
-        baseline: Figures | None,
-    ) -> Record:
+    def of(cls, run: Run, about: About, end: End | None, now: float, seconds: float) -> Record:
         """Take what is to be kept of a run; `now` is a monotonic time of this process."""
         figures = run.figures(_SPAN, now) if end is None else _steady_figures(run, now)
         if figures is not None and end is not None and not end.status:
@@ -203,7 +193,7 @@ class Record:
             figures = replace(
                 figures, ranks=tuple(replace(one, silent=0.0) for one in figures.ranks)
             )
-        findings = [] if figures is None else find(figures, baseline)
+        findings = [] if figures is None else find(figures)
         events = sorted(run.events(), key=lambda event: event.time)
         return cls(about, end, seconds, figures, findings, events, run.history(), run.lost)
 
@@ -214,7 +204,6 @@ class Record:
         return min(times + [event.time for event in self.events], default=0.0)
 
     def to_json(self) -> str:
-        """Encode it; `read_baseline` reads the figures again."""
         history = [_columns(sample) for points in self.history.values() for sample in points]
         fields = {
             "hvdlite_report": _VERSION,
@@ -258,42 +247,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_baseline(path: Path) -> Figures:
-    """Read the figures of a job from the JSON file beside its report; or raise ArgumentError."""
-    try:
-        fields = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ArgumentError(f"--baseline {path}: {error.strerror}") from None
-    except ValueError:
-        fields = None
-    version = fields.get("hvdlite_report") if isinstance(fields, dict) else None
-    if version is None:
-        raise ArgumentError(
-            f"--baseline {path}: this is not the JSON file that hvdlite-run --report writes"
-        )
-    if version != _VERSION:
-        raise ArgumentError(
-            f"--baseline {path}: another version of hvdlite wrote this file; make it again"
-        )
-    try:
-        figures = fields["figures"]
-        if figures is not None:
-            ranks = (RankFigures(**{**rank, "values": {}}) for rank in figures["ranks"])
-            figures["ranks"] = tuple(map(check, ranks))
-            figures["stalled"] = tuple(Stall(**stall) for stall in figures["stalled"])
-            figures["events"] = tuple(Event(**event) for event in figures["events"])
-            figures = check(Figures(**figures))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ArgumentError(f"--baseline {path}: this file is damaged; make it again") from None
-    if figures is None or figures.steps < FEWEST_STEPS or not figures.ranks:
-        raise ArgumentError(
-            f"--baseline {path}: that job has too few steps to compare with; "
-            f"at least {FEWEST_STEPS} are needed"
-        )
-    baseline: Figures = figures
-    return baseline
 
 
 def write(record: Record, path: Path, late: float = 0.0) -> None:

@@ -9,8 +9,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
 
@@ -38,9 +36,9 @@ def sleep(): time.sleep(0.03 if late else 0.005)
 """
 
 
-def run_training(np: int, body: str, path: Path, *flags: str) -> dict[str, Any]:
+def run_training(np: int, body: str, path: Path) -> dict[str, Any]:
     """Train with a report, and return what the file beside it says."""
-    result = run_launcher("-np", str(np), "--report", str(path), *flags, *python(TRAINING + body))
+    result = run_launcher("-np", str(np), "--report", str(path), *python(TRAINING + body))
     assert result.returncode == 0, result.stderr
     said = json.loads(path.with_suffix(".json").read_text())
     first = said["findings"][0]["says"]
@@ -70,17 +68,12 @@ def test_too_many_threads_are_the_first_finding(tmp_path: Path) -> None:
     assert first["remedy"] == f"Set OMP_NUM_THREADS=1, and start at most {ranks} on that host."
 
 
-def test_a_baseline_says_where_the_missing_speed_up_is_and_then_who_is_late(tmp_path: Path) -> None:
-    run_training(1, "train(80, before=sleep)", tmp_path / "one.html")
-    flags = ("--baseline", str(tmp_path / "one.json"))
-    said = run_training(2, "train(60, before=sleep)", tmp_path / "two.html", *flags)
-    first, second = said["findings"][:2]
-    assert (first["rule"], second["rule"]) == ("baseline", "straggler"), said["findings"]
-    assert second["rank"] == 1 and " late in data or forward;" in second["says"]
+def test_a_late_rank_is_the_first_finding(tmp_path: Path) -> None:
+    said = run_training(2, "train(60, before=sleep)", tmp_path / "out.html")
+    first = said["findings"][0]
+    assert (first["rule"], first["rank"]) == ("straggler", 1), said["findings"]
+    assert " late in data or forward;" in first["says"]
     assert said["figures"]["total_steps"] == 58  # What follows the last ones is not known.
-    numbers = re.findall(r"-?\d+\.\d\d", first["says"])
-    assert sum(round(100 * float(number)) for number in numbers) == 200
-    assert "steps x ranks" in first["remedy"]
 
 
 def test_a_killed_rank_leaves_a_report(tmp_path: Path) -> None:
@@ -106,20 +99,10 @@ def test_a_killed_rank_leaves_a_report(tmp_path: Path) -> None:
     assert any(event["kind"] == "error" for event in said["events"]), said["events"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (("--report", "missing/out.html"), "no file can be written there: No such file"),
-        (("--report", "out.html", "--baseline", "other.json"), "this is not the JSON file"),
-        (("--baseline", "other.json"), "give --report, too"),
-    ],
-)
-def test_what_cannot_be_written_or_read_ends_it_at_once(
-    tmp_path: Path, flags: tuple[str, ...], reason: str
-) -> None:
-    (tmp_path / "other.json").write_text("{}")
+def test_what_cannot_be_written_ends_it_at_once(tmp_path: Path) -> None:
+    flags = ("--report", "missing/out.html")
     result = run_launcher("-np", "2", *flags, *python("print('started')"), cwd=tmp_path)
     assert result.returncode == 2
-    assert reason in result.stderr
+    assert "no file can be written there: No such file" in result.stderr
     assert "started" not in result.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
+    assert list(tmp_path.iterdir()) == []

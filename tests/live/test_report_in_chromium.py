@@ -38,7 +38,7 @@ def tab(browser: Any) -> Iterator[Any]:
 
 def make_report(run: Run, end: End | None, folder: Path, late: float = HANG) -> str:
     about = About(("python", "train.py", HOSTILE), 3, ("node1",), 0.0)
-    record = Record.of(run, about, end, FIRST + 30, 60.0, None)
+    record = Record.of(run, about, end, FIRST + 30, 60.0)
     assert record.figures is not None
     assert math.isfinite(record.origin)
     write(record, folder / "out.html", late)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from hvdlite.live import findings as rules
-from hvdlite.live.findings import Finding, Straggler, find, loss, straggler
+from hvdlite.live.findings import Finding, Straggler, find, straggler
 from hvdlite.live.run import Figures, RankFigures
 from hvdlite.live.sample import Event, Stall
 
@@ -60,12 +58,12 @@ def make_figures(*ranks: RankFigures, **fields: object) -> Figures:
     return replace(figures, **fields)  # type: ignore[arg-type]
 
 
-def rule_names(figures: Figures, baseline: Figures | None = None) -> list[str]:
-    return [finding.rule for finding in find(figures, baseline)]
+def rule_names(figures: Figures) -> list[str]:
+    return [finding.rule for finding in find(figures)]
 
 
-def only(figures: Figures, rule: str, baseline: Figures | None = None) -> Finding:
-    (finding,) = (one for one in find(figures, baseline) if one.rule == rule)
+def only(figures: Figures, rule: str) -> Finding:
+    (finding,) = (one for one in find(figures) if one.rule == rule)
     return finding
 
 
@@ -216,95 +214,9 @@ def test_wrong_numbers_are_the_first_finding(kind: str) -> None:
 def test_a_job_with_too_few_steps_is_not_judged(steps: int) -> None:
     figures = replace(late_job(), steps=steps)
     assert straggler(figures) is None
-    (finding,) = find(figures, make_figures(make_rank(0)))
+    (finding,) = find(figures)
     assert finding.rule == "no steps"
     assert rule_names(replace(late_job(), steps=rules.FEWEST_STEPS)) == ["straggler"]
-
-
-def slower_job() -> Figures:
-    """Two ranks that are 1.31 times as fast as one."""
-    total = STEP * 2 / 1.31
-    parts = {"waiting": total * 0.12, "communicating": total * 0.095}
-    ranks = [make_rank(rank, **parts, samples=320) for rank in range(2)]
-    rest = total - sum(parts.values()) - 0.04
-    return make_figures(
-        *(replace(rank, between=rest) for rank in ranks), step=total, samples_per_step=64.0
-    )
-
-
-def one_rank() -> Figures:
-    """A baseline that only computes."""
-    return make_figures(make_rank(0, communicating=0.0), samples_per_step=32.0)
-
-
-def test_a_baseline_says_where_the_missing_speed_up_is() -> None:
-    figures = slower_job()
-    finding = find(figures, one_rank())[0]
-    assert finding.rule == "baseline"
-    assert finding.says == (
-        "2 ranks are 1.31 times as fast as 1; 2 is ideal. Lost: 0.19 exchanging gradients, 0.24 "
-        "waiting, 0.26 slower compute"
-    )
-    assert finding.remedy == ""
-
-
-def test_without_counted_samples_it_says_how_it_counts() -> None:
-    finding = find(replace(slower_job(), samples_per_step=0.0), one_rank())[0]
-    assert "are 1.31 times as fast" in finding.says
-    assert finding.remedy.startswith("Samples are taken as steps x ranks")
-
-
-def test_a_rank_that_trained_alone_in_the_same_job_is_a_baseline() -> None:
-    job = slower_job()
-    first = replace(job.ranks[0], values={"alone": 320.0, "loss": 0.5})
-    job = replace(job, ranks=(first, *job.ranks[1:]))
-    says = "2 ranks are 1.31 times as fast as 1; 2 is ideal. Lost: 0.19 exchanging gradients, 0.24 "
-    assert find(job)[0].says == says + "waiting, 0.26 slower compute"
-    assert "more than" in find(job, replace(one_rank(), samples_per_step=1.0))[0].says
-    for useless in (
-        replace(job, samples_per_step=0.0),
-        *(
-            replace(job, ranks=(replace(first, values={"alone": rate}), job.ranks[1]))
-            for rate in (math.nan, math.inf, 0.0, -1.0)
-        ),
-    ):
-        assert "baseline" not in rule_names(useless)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_parts_of_what_is_missing_sum_exactly(seed: int) -> None:
-    share = [((seed * step) % 17 + 1) / 200 for step in (3, 5, 7, 11)]
-    job = make_figures(
-        *(
-            replace(
-                make_rank(rank),
-                backward=0.05 + share[0],
-                waiting=share[1],
-                communicating=share[2],
-                between=0.05 + share[3],
-            )
-            for rank in range(2 + seed % 3)
-        ),
-        step=0.1 + sum(share),
-        samples_per_step=37.0 * (2 + seed % 3),
-    )
-    lost = loss(job, one_rank())
-    assert lost is not None
-    missing = lost.ideal - lost.speed_up
-    assert lost.waiting + lost.communicating + lost.computing == pytest.approx(missing)
-    numbers = [float(number) for number in re.findall(r"\d+\.\d\d", lost.sentence())]
-    if "more than" not in lost.sentence():
-        speed_up, communicating, waiting, computing = numbers
-        sign = -1 if "faster" in lost.sentence() else 1
-        told = speed_up + communicating + waiting + sign * computing
-        assert told == pytest.approx(lost.ideal, abs=1e-9)
-
-
-def test_more_than_ideal_is_said_so() -> None:
-    faster = replace(slower_job(), samples_per_step=128.0)
-    assert (
-        find(faster, one_rank())[0].says == "2 ranks are 2.62 times as fast as 1: more than 2 times"
-    )
 
 
 def two_ranks(**fields: object) -> Figures:
@@ -326,14 +238,6 @@ def one_of_two(core_wait: float = 0.0, **fields: object) -> Figures:
 def stalled_for(seconds: float, step: float) -> Figures:
     stall = Stall("x", seconds, (0, 2), (1,))
     return make_figures(*map(make_rank, range(3)), step=step, stalled=(stall,))
-
-
-def computing(times: float) -> Figures:
-    """Half the batch of the baseline for more than half the time: a fixed cost of each step."""
-    figures = two_ranks()
-    ranks = [replace(rank, backward=0.02 * times, between=0.03 * times) for rank in figures.ranks]
-    step = 0.05 * times + ranks[0].communicating
-    return replace(figures, ranks=tuple(ranks), step=step, samples_per_step=32.0)
 
 
 # For each rule: figures of a value, the value at its threshold, and one just below it.
@@ -371,7 +275,6 @@ THRESHOLDS: list[tuple[str, Callable[[float], Figures], float, float]] = [
     # A stall is long, and many steps long.
     ("stalled", lambda seconds: stalled_for(seconds, 0.1), rules.STALLED_SECONDS, -0.1),
     ("stalled", lambda steps: stalled_for(10 * steps, 10.0), rules.STALLED_STEPS, -0.1),
-    ("compute", lambda times: computing(times), rules.SLOWER_COMPUTE + 0.001, -0.002),
 ]
 
 
@@ -379,9 +282,8 @@ THRESHOLDS: list[tuple[str, Callable[[float], Figures], float, float]] = [
 def test_a_rule_holds_from_its_threshold_on(
     rule: str, make: Callable[[float], Figures], at: float, further: float
 ) -> None:
-    baseline = one_rank() if rule == "compute" else None
-    assert rule in rule_names(make(at), baseline)
-    assert rule not in rule_names(make(at + further), baseline)
+    assert rule in rule_names(make(at))
+    assert rule not in rule_names(make(at + further))
     assert (straggler(make(at)) is not None) == (rule == "straggler")
 
 

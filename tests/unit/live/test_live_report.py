@@ -15,7 +15,7 @@ import pytest
 
 from hvdlite.errors import ArgumentError
 from hvdlite.live import charts, report
-from hvdlite.live.report import Record, Report, check_path, page, read_baseline, write
+from hvdlite.live.report import Record, Report, check_path, page
 from hvdlite.live.run import About, End, Run
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
 from live.made_up_run import make_run
@@ -27,7 +27,7 @@ GOOD = End(0, "")
 
 
 def make_record(run: Run, end: End | None = GOOD) -> Record:
-    return Record.of(run, ABOUT, end, 81.0, 30.0, None)
+    return Record.of(run, ABOUT, end, 81.0, 30.0)
 
 
 VOID = ("meta", "img", "link")
@@ -144,7 +144,7 @@ def test_a_running_job_has_the_figures_of_its_last_minute() -> None:
     stall = Stall("layer.weight", 12.0, (0,), (1,))
     for last in run.latest():
         run.add(dataclasses.replace(last, time=201.0, stalled=(stall,)), 151.0)
-    record = Record.of(run, ABOUT, None, 151.0, 101.0, None)
+    record = Record.of(run, ABOUT, None, 151.0, 101.0)
     assert record.figures is not None
     assert record.figures.seconds == pytest.approx(60.0)
     text = Reader(page(record)).text
@@ -192,70 +192,18 @@ def test_the_warm_up_is_left_out_of_a_long_job() -> None:
 def test_a_rank_that_ended_early_is_silent_in_a_failed_job_only() -> None:
     run = make_run()
     for end, silent in ((GOOD, False), (End(1, "rank 1 failed first"), True)):
-        record = Record.of(run, ABOUT, end, 90.0, 40.0, None)
+        record = Record.of(run, ABOUT, end, 90.0, 40.0)
         assert (record.findings[0].rule == "silent") == silent
-
-
-def test_the_json_file_is_a_baseline(tmp_path: Path) -> None:
-    run = make_run()
-    run.note(Event(101.0, "nonfinite", 1, "x", "x is not finite"))
-    record = make_record(run)
-    write(record, tmp_path / "out.html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json"]
-    figures = read_baseline(tmp_path / "out.json")
-    assert record.figures is not None
-    assert figures.step == record.figures.step
-    assert figures.samples_per_step == record.figures.samples_per_step == 64
-    again = Record.of(make_run(), ABOUT, GOOD, 81.0, 30.0, figures)
-    assert again.findings[0].says == "2 ranks are 1.00 times as fast as 2"
 
 
 def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:
     run = Run()
     values = {"loss": math.nan, "norm": math.inf}
     run.add(Sample(0, 1, 0, "h", 7, 101.0, 100.0, {}, values=values), 1.0)
-    record = Record.of(run, ABOUT, End(1, "died"), 2.0, 2.0, None)
+    record = Record.of(run, ABOUT, End(1, "died"), 2.0, 2.0)
     fields = json.loads(record.to_json(), parse_constant=pytest.fail)
     assert fields["figures"]["ranks"][0]["values"] == {"loss": None, "norm": None}
     assert "nan" in page(record)
-
-
-def test_a_baseline_of_0_1_0_can_be_read(tmp_path: Path) -> None:
-    """It does not tell how long threads waited for a core."""
-    fields = json.loads(make_record(make_run(20)).to_json())
-    for rank in fields["figures"]["ranks"]:
-        del rank["core_wait"]
-    (tmp_path / "one.json").write_text(json.dumps(fields))
-    assert [rank.core_wait for rank in read_baseline(tmp_path / "one.json").ranks] == [0.0, 0.0]
-
-
-def damaged(change: dict[str, object]) -> str:
-    fields = json.loads(make_record(make_run()).to_json())
-    fields["figures"] |= change
-    return json.dumps(fields)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "this is not the JSON file"),
-        ("[1]", "this is not the JSON file"),
-        ('{"version": 1}', "this is not the JSON file"),
-        ("\xff\xfe", "this is not the JSON file"),
-        ('{"hvdlite_report": 99}', "another version of hvdlite wrote this file"),
-        ('{"hvdlite_report": 1}', "this file is damaged"),
-        ('{"hvdlite_report": 1, "figures": null}', "that job has too few steps"),
-        (damaged({"step": "fast"}), "this file is damaged"),
-        (damaged({"step": None}), "this file is damaged"),
-        (damaged({"ranks": [{}]}), "this file is damaged"),
-        (damaged({"steps": 4}), "that job has too few steps"),
-    ],
-)
-def test_what_is_not_a_baseline_is_refused(tmp_path: Path, text: str, reason: str) -> None:
-    path = tmp_path / "one.json"
-    path.write_text(text, encoding="latin-1")
-    with pytest.raises(ArgumentError, match=rf"--baseline .*one\.json: {reason}"):
-        read_baseline(path)
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -273,7 +221,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def show(path: Path, run: Run) -> list[str]:
     said: list[str] = []
-    report = Report(path, None, said.append)
+    report = Report(path, said.append)
     report.start(run, ABOUT)
     report.stop(GOOD)
     return said
@@ -286,7 +234,7 @@ def test_it_is_written_anew_while_the_job_runs(
     path = tmp_path / "out.html"
     path.write_text("of another job")
     run = make_run(20)
-    writer = Report(path, None, print)
+    writer = Report(path, print)
     writer.start(run, ABOUT)
     wait_until(lambda: "running, written" in path.read_text(), "the first state")
     run.note(Event(105.0, "tuned", -1, "", "all ranks use 64 MiB"))
@@ -306,7 +254,7 @@ def test_a_folder_that_goes_and_comes_back_is_one_line(
     monkeypatch.setattr(report, "_PERIOD", 0.01)
     folder, said = tmp_path / "folder", []
     folder.mkdir()
-    writer = Report(folder / "out.html", None, said.append)
+    writer = Report(folder / "out.html", said.append)
     writer.start(make_run(3), ABOUT)
     wait_until(lambda: (folder / "out.html").exists(), "the first state")
     while folder.exists():
