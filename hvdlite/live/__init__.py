@@ -2,5 +2,5 @@
 
 In a rank, `observed` takes what the script tells, and `reporter` says once a second a `sample`. In
 the launcher, `run` is what is known of a job from all samples, `findings` what limits it, in words;
-`screen` and `report` (with `charts`) show both.
+`screen` and `report` show both.
 """

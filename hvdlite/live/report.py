@@ -17,17 +17,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import hvdlite
 from hvdlite.errors import ArgumentError
-from hvdlite.live.charts import PHASES, draw
 from hvdlite.live.findings import (
     Finding,
     bytes_text,
@@ -51,6 +52,10 @@ _VERSION = 1  # of the JSON file
 _UNKNOWN = "an unknown host"
 _MOST_EVENTS = 200  # in the table; the JSON file has all
 _MOST_VALUES = 8  # columns for `hvd.observe` in the table of ranks
+PHASES = ("backward", "waiting", "communicating", "between")
+_MOST_POINTS = 120  # of the curve of the speed
+_WIDTH, _HEIGHT = 1000, 100  # the size of its drawing, in units of its own: it fits any width
+_VIEW = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect "
     "width='16' height='16' rx='3' fill='%231f6fb2'/%3E%3Cpath d='M3 12V7m3.3 5V4m3.4 8V9m3.3 3V5' "
@@ -286,7 +291,7 @@ def page(record: Record, late: float = 0.0) -> str:
         *_findings(record),
         *_stalled(record),
         *_ranks(record),
-        *_charts(record),
+        *_speed(record),
         *_events(record),
         *_command(record),
     ]
@@ -383,6 +388,8 @@ def _ranks(record: Record) -> list[str]:
     for rank in figures.ranks:
         cells = zip(head, _cells(rank, figures, values), strict=True)
         rows.append(_row("td", [(kind, escape(cell)) for (kind, _), cell in cells]))
+        if figures.steps:
+            rows.append(_bar(rank, len(head)))
         words = note(rank, late)
         if words:
             rows.append(f'<tr class="note"><td colspan="{len(head)}">{escape(words)}</td></tr>')
@@ -425,17 +432,90 @@ def _cells(rank: RankFigures, figures: Figures, values: Sequence[str]) -> list[s
     ]
 
 
-def _charts(record: Record) -> list[str]:
+def _bar(rank: RankFigures, columns: int) -> str:
+    """Return a row of a table that shows the phases of a step as lengths."""
+    times = {phase: max(0.0, getattr(rank, phase)) for phase in PHASES}
+    whole = sum(times.values()) or 1.0
+    parts = [
+        f'<i class="{phase}" style="width:{100 * seconds / whole:.1f}%"></i>'
+        for phase, seconds in times.items()
+    ]
+    return f'<tr class="bar" aria-hidden="true"><td colspan="{columns}">{"".join(parts)}</td></tr>'
+
+
+def _speed(record: Record) -> list[str]:
+    """Draw the speed over time, and each event as a mark."""
     if record.figures is None:
         return []
-    kinds = [*PHASES, *["event"] * bool(record.events)]
-    keys = "".join(f'<span><i class="key {kind}"></i>{kind}</span>' for kind in kinds)
+    title, points = speeds(record.history)
+    said = [f"{number(rate)} at {clock(at - record.origin)}" for at, rate in points]
+    if len(points) < 2:
+        return [*_figure(title, "after some seconds"), "</figure>"]
+    begin, end = points[0][0], points[-1][0]
+    most = max(rate for _, rate in points) or 1.0
+
+    def x(at: float) -> str:
+        return f"{_WIDTH * (at - begin) / (end - begin):.1f}"
+
+    marks = [event.time for event in record.events if begin <= event.time <= end]
+    line = " ".join(f"{x(at)},{_HEIGHT * (1 - rate / most):.1f}" for at, rate in points)
     return [
-        f'<p class="small keys">{keys}</p>',
-        '<div class="charts">',
-        *draw(record.figures, record.history, record.events, record.origin),
-        "</div>",
+        *_figure(title, said[-1] + ' <i class="key event"></i>event' * bool(marks)),
+        '<div class="plot"><div class="scale">',
+        *(f"<span>{text}</span>" for text in (number(most), number(most / 2), "0")),
+        f'</div><svg role="img" aria-label="{title}, over time" {_VIEW}>',
+        *(f'<path class="grid" d="M0 {y}H{_WIDTH}"/>' for y in (0, _HEIGHT / 2, _HEIGHT)),
+        f'<polyline points="{line}"/>',
+        *(f'<path class="event" d="M{x(at)} 0V{_HEIGHT}"/>' for at in marks),
+        *(  # What a pointer is above tells its value.
+            f'<path class="at" d="M{x(a)} 0H{x(b)}V{_HEIGHT}H{x(a)}Z"><title>{text}</title></path>'
+            for ((a, _), (b, _)), text in zip(pairwise(points), said[1:], strict=True)
+        ),
+        f'</svg><div class="below"><span>{clock(begin - record.origin)}</span>',
+        f"<span>{clock(end - record.origin)}</span></div></div></figure>",
     ]
+
+
+def _figure(title: str, now: str) -> list[str]:
+    caption = f'<b>{title}</b> <span class="small">{now}</span>'
+    return ['<figure class="box">', f"<figcaption>{caption}</figcaption>"]
+
+
+def speeds(history: Mapping[int, Sequence[Sample]]) -> tuple[str, list[tuple[float, float]]]:
+    """Return what `Run.history()` tells of the speed, in at most `_MOST_POINTS` intervals.
+
+    That is a title, and of each interval its end, in seconds of rank 0's clock, and how many
+    samples or steps there were a second in it.
+    """
+    points = next(
+        (samples for samples in history.values() if samples[-1].steps is not None),
+        next(iter(history.values()), ()),
+    )
+    apart = max(1, -(-(len(points) - 1) // _MOST_POINTS))
+    kept = points[::-1][::apart][::-1]  # The newest one stays.
+    title, counts = "Samples a second", _samples(history.values(), [point.time for point in kept])
+    if not any(counts):
+        title = "Steps a second"
+        counts = [point.steps.count if point.steps is not None else 0 for point in kept]
+    told = zip(pairwise(kept), pairwise(counts), strict=True)
+    return title, [
+        (last.time, (after - before) / (last.time - first.time))
+        for (first, last), (before, after) in told
+        if last.time > first.time
+    ]
+
+
+def _samples(history: Iterable[Sequence[Sample]], times: Sequence[float]) -> list[float]:
+    """Return how many samples all ranks had at each time, which may lie between two lines."""
+    sums = [0.0] * len(times)
+    for points in history:
+        said = [point.time for point in points]
+        for i, at in enumerate(times):
+            after = bisect_left(said, at)
+            one, other = points[max(0, after - 1)], points[min(after, len(points) - 1)]
+            share = (at - one.time) / (other.time - one.time) if other is not one else 0.0
+            sums[i] += one.samples + min(1.0, max(0.0, share)) * (other.samples - one.samples)
+    return sums
 
 
 def _events(record: Record) -> list[str]:

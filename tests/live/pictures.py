@@ -1,4 +1,4 @@
-"""Take the picture of docs/live.md from a report: on a phone, to the end of the phases.
+"""Take the picture of docs/live.md from a report: on a phone, to the end of the ranks.
 
 hvdlite-run -np 4 --report out.html python train.py
 python tests/live/pictures.py out.html docs/live_report.png
@@ -26,9 +26,9 @@ def main() -> None:
         browser = running.chromium.launch(executable_path=program, args=flags)
         page = browser.new_page(viewport={"width": _WIDTH, "height": _HEIGHT})
         page.goto(report.resolve().as_uri())
-        bars = page.locator("figure").first.bounding_box()
-        assert bars is not None
-        frame = {"x": 0, "y": 0, "width": _WIDTH, "height": bars["y"] + bars["height"] + 12}
+        ranks = page.locator("#ranks").bounding_box()
+        assert ranks is not None
+        frame = {"x": 0, "y": 0, "width": _WIDTH, "height": ranks["y"] + ranks["height"] + 12}
         page.screenshot(path=picture, full_page=True, clip=frame)
         browser.close()
     Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
