@@ -17,7 +17,16 @@ from typing import Protocol
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
-from hvdlite.live.findings import bytes_text, clock, not_called, note, straggler
+from hvdlite.live.findings import (
+    bytes_text,
+    clock,
+    not_called,
+    note,
+    number,
+    percent,
+    straggler,
+    time_text,
+)
 from hvdlite.live.run import About, End, Figures, RankFigures, Run
 
 _PERIOD = 0.5  # seconds between two looks at the run
@@ -32,7 +41,7 @@ _MOST_EVENTS = 2
 _FRESH = 60.0  # seconds for which an event is shown
 _NO_STEPS = "-"
 _HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
-_COLUMNS = (8, 8, 8, 8, 6, 6)
+_COLUMNS = (8, 7, 7, 7, 6, 8)
 
 
 class Terminal(Protocol):
@@ -185,9 +194,9 @@ def headline(figures: Figures, about: About, now: float) -> str:
     """Describe a job in one line; `now` is in seconds since 1970."""
     words = [clean(about.program)]
     if figures.total_steps:
-        words += [f"step {figures.total_steps:,}", f"{figures.rate:.3g} step/s"]
+        words += [f"step {figures.total_steps:,}", f"{number(figures.rate)} step/s"]
     if figures.samples:
-        words.append(f"{figures.samples:,.4g} samples/s")
+        words.append(f"{number(figures.samples)} samples/s")
     if figures.bytes:
         words.append(f"{bytes_text(figures.bytes)}/s")
     words.append(f"np {figures.size}")
@@ -204,9 +213,9 @@ def clean(text: str) -> str:
 
 def _cells(one: RankFigures, figures: Figures, text: str) -> tuple[str, ...]:
     phases = (one.backward, one.waiting, one.communicating, one.between)
-    shown = [_time(phase) if figures.steps else _NO_STEPS for phase in phases]
+    shown = [time_text(phase) if figures.steps else _NO_STEPS for phase in phases]
     host = clean(one.host)[:_LONGEST_HOST]
-    return (str(one.rank), host, *shown, f"{100 * one.cpu:.0f} %", _scaled(one.rss), text)
+    return (str(one.rank), host, *shown, percent(one.cpu), bytes_text(one.rss), text)
 
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
@@ -225,17 +234,3 @@ def _choose(ranks: Sequence[RankFigures], room: int) -> list[RankFigures]:
         return list(ranks)
     latest = sorted(ranks, key=lambda one: (-one.silent, -one.last, one.waiting, one.rank))
     return sorted(latest[: max(0, room - 1)], key=lambda one: one.rank)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1e3 * seconds:.1f} ms"
-
-
-def _scaled(number: float) -> str:
-    """Write a number of bytes: "1.26 G"."""
-    unit = ""
-    for larger in "KMGT":
-        if abs(number) < 1000:
-            break
-        number, unit = number / 1000, larger
-    return f"{number:.3g} {unit}"

@@ -32,9 +32,9 @@ def rows(run: Run, width: int, height: int = 40, now: float = 80.0) -> list[str]
 def test_wide_screen_is_a_table_with_notes() -> None:
     assert rows(make_run(), 120) == [
         "train.py  step 300  10 step/s  640 samples/s  40.0 MB/s  np 2  0:01:02",
-        "rank host  backward  waiting    comm.  between    cpu    rss",
-        "0    node0  40.0 ms  20.0 ms  10.0 ms  30.0 ms   90 % 1.07 G",
-        "1    node1  40.0 ms   0.0 ms  10.0 ms  50.0 ms   90 % 1.07 G  " + NOTE,
+        "rank host  backward waiting   comm. between    cpu      rss",
+        "0    node0    40 ms   20 ms   10 ms   30 ms   90 %   1.1 GB",
+        "1    node1    40 ms    0 µs   10 ms   50 ms   90 %   1.1 GB  " + NOTE,
     ]
 
 
