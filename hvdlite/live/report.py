@@ -329,8 +329,8 @@ def _headline(record: Record) -> list[str]:
     if figures is not None and figures.total_steps:
         facts += [("steps", f"{figures.total_steps:,}"), ("steps/s", number(figures.rate))]
         facts.append(("time of a step", time_text(figures.step)))
-        if figures.samples_per_step:
-            facts.append(("samples/s", number(figures.samples_per_step * figures.rate)))
+        if figures.samples:
+            facts.append(("samples/s", number(figures.samples)))
         facts.append(("bytes/s", bytes_text(figures.bytes)))
     hosts = {*about.hosts} if figures is None else {rank.host for rank in figures.ranks}
     facts.append(("ranks", str(about.ranks if figures is None else figures.size)))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hvdlite.live.sample import Event, RankSteps, Sample, Stall
+from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
 
 _RECENT = 128  # samples of each rank that are kept as they came
 _POINTS = 600  # samples of each rank's history
@@ -38,8 +38,7 @@ class RankFigures(RankSteps):
     values: dict[str, float]  # the last ones given to `hvd.observe`
     silent: float  # seconds since its last line; 0 if that is not too long
     # How many of its threads were ready to run and waited for a processor, as a mean; and seconds a
-    # step in the exchange of gradients. Each is 0 where the kernel or an older record does not
-    # tell.
+    # step in the exchange of gradients. Each is 0 where nobody tells.
     core_wait: float = 0.0
     exchange: float = 0.0
 
@@ -58,7 +57,6 @@ class Figures:
     ranks: tuple[RankFigures, ...]  # those that have said something
     stalled: tuple[Stall, ...]
     total_steps: int  # completed since the job began
-    samples_per_step: float = 0.0  # of all ranks; 0 where nobody calls `hvd.observe`
     events: tuple[Event, ...] = ()  # "nonfinite" and "diverged" of the span
 
     @property
@@ -119,7 +117,7 @@ class Run:
                 return  # It comes from a world that has ended.
             if sample.epoch > self._epoch:
                 last = (one.recent[-1] for one in self._ranks.values())
-                self._past_steps += max(map(_steps, last), default=0)
+                self._past_steps += max(map(_count, last), default=0)
                 self._ranks, self._epoch = {}, sample.epoch
             self._ranks.setdefault(sample.rank, _History()).add(sample, now)
             self._events.extend(sample.events)
@@ -175,89 +173,60 @@ class _Span:
         """Return by how much a number of the engine has grown."""
         return read(self.last) - (read(self.first) if self.first else 0)
 
+    def steps(self) -> Steps:
+        """Return the steps of the span, without means; none if this rank does not tell them."""
+        last, first = self.last.steps, self.first.steps if self.first is not None else None
+        if last is None or first is None:
+            return last or Steps(0, 0.0, ())
+        ranks = tuple(
+            RankSteps(*(b - a for a, b in zip(*(vars(row).values() for row in rows), strict=True)))
+            for rows in zip(first.ranks, last.ranks, strict=True)
+        )
+        return Steps(last.count - first.count, last.seconds - first.seconds, ranks)
+
     def per_second(self, read: Callable[[Sample], float]) -> float:
         """Return how much a second a number of the process has grown."""
         return (read(self.last) - read(self.oldest)) / max(1e-9, self.last.time - self.oldest.time)
 
 
-def _steps(sample: Sample) -> int:
+def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int) -> Figures:
+    # One rank, mostly rank 0, tells the steps of all.
+    told = next((one for one in spans.values() if one.last.steps), next(iter(spans.values())))
+    sums = told.steps()
+    count = max(1, sums.count)
+    step = sums.seconds / count
+    ranks = tuple(
+        _rank_figures(span, _means(sums, rank), silence[rank], step) for rank, span in spans.items()
+    )
+    return Figures(
+        seconds=told.seconds,
+        epoch=told.last.epoch,
+        size=told.last.size,
+        steps=sums.count,
+        step=step,
+        samples=sum(rank.samples for rank in ranks),
+        bytes_per_step=told.grown(lambda sample: sample.counters.get("bytes", 0)) / count,
+        ranks=ranks,
+        stalled=told.last.stalled,
+        total_steps=past_steps + _count(told.last),
+    )
+
+
+def _count(sample: Sample) -> int:
     return sample.steps.count if sample.steps is not None else 0
 
 
-def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int) -> Figures:
-    one = next((one for one in spans.values() if one.last.steps is not None), None)
-    steps = 0 if one is None else round(one.grown(_steps))
-    seconds = (
-        0.0
-        if one is None
-        else one.grown(lambda sample: sample.steps.seconds if sample.steps else 0.0)
-    )
-    phases = _phases(one, steps)
-    ranks = tuple(
-        _rank_figures(span, phases.get(rank, _NO_STEPS), silence[rank], seconds / max(1, steps))
-        for rank, span in spans.items()
-    )
-    any_span = one or next(iter(spans.values()))
-    return Figures(
-        seconds=any_span.seconds,
-        epoch=any_span.last.epoch,
-        size=any_span.last.size,
-        steps=steps,
-        step=seconds / steps if steps else 0.0,
-        samples=sum(rank.samples for rank in ranks),
-        bytes_per_step=_bytes_per_step(one),
-        ranks=ranks,
-        stalled=any_span.last.stalled,
-        total_steps=past_steps + _steps(any_span.last),
-        samples_per_step=_samples_per_step(one, ranks),
-    )
-
-
-def _bytes_per_step(span: _Span | None) -> float:
-    """Return what a rank gives in a step; what it gives before the first one counts if need be."""
-    if span is None:
-        return 0.0
-    first = span.oldest if 0 < _steps(span.oldest) < _steps(span.last) else None
-    own = _Span(first, span.last, span.oldest)
-    steps = own.grown(_steps)
-    return own.grown(lambda sample: sample.counters.get("bytes", 0)) / steps if steps else 0.0
-
-
-def _samples_per_step(span: _Span | None, ranks: Iterable[RankFigures]) -> float:
-    """Return the samples of all ranks in a step: one rank's own, scaled by the ranks' rates."""
-    # The rank that counts steps says both numbers in one line, so that time without steps, such as
-    # the start of a job, does not count.
-    if span is None:
-        return 0.0
-    steps = _steps(span.last) - _steps(span.oldest)
-    rates = {rank.rank: rank.samples for rank in ranks}
-    own = rates[span.last.rank]
-    if steps <= 0 or not own:
-        return 0.0
-    return (span.last.samples - span.oldest.samples) / steps * sum(rates.values()) / own
-
-
-_NO_STEPS = RankSteps(0, 0, 0, 0, 0, 0, 0)
-
-
-def _phases(span: _Span | None, steps: int) -> dict[int, RankSteps]:
-    """Return means over the steps of the span, by rank."""
-    if span is None or span.last.steps is None or not steps:
-        return {}
-    last = span.last.steps.ranks
-    first: Sequence[RankSteps] = [_NO_STEPS] * len(last)
-    if span.first is not None and span.first.steps is not None:
-        first = span.first.steps.ranks
-    return {rank: _mean(*pair, steps) for rank, pair in enumerate(zip(first, last, strict=True))}
-
-
-def _mean(first: RankSteps, last: RankSteps, steps: int) -> RankSteps:
+def _means(sums: Steps, rank: int) -> RankSteps:
     """Return means of one rank; how late it was is a mean over the steps in which it was last."""
-    pairs = zip(vars(first).values(), vars(last).values(), strict=True)
-    mean = RankSteps(*((after - before) / steps for before, after in pairs))
+    if not sums.count:
+        return _NO_STEPS
+    mean = RankSteps(*(value / sums.count for value in vars(sums.ranks[rank]).values()))
     share = mean.last or 1.0
     late_between, late_backward = mean.late_between / share, mean.late_backward / share
     return replace(mean, late_between=late_between, late_backward=late_backward)
+
+
+_NO_STEPS = RankSteps(0, 0, 0, 0, 0, 0, 0)
 
 
 def _rank_figures(span: _Span, phases: RankSteps, silence: float, step: float) -> RankFigures:

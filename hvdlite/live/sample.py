@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 MOST_EVENTS = 64  # in one line
-_MOST = 1 << 62  # No number is as large.
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Sample:
 
     @classmethod
     def parse(cls, line: bytes) -> Sample:
-        """Decode a line; raise ValueError if it is not one. What a rank writes may be anything."""
+        """Decode a line; raise ValueError if it is not one: a script can write anything."""
         try:
             told: dict[str, Any] = json.loads(line)
             if "steps" in told:
@@ -120,38 +118,9 @@ class Sample:
             told["events"] = tuple(Event(*one) for one in told.get("events", ()))
             told["stalled"] = tuple(Stall.of(*one) for one in told.get("stalled", ()))
             sample = cls(**told)
-            check(sample, *sample.counters.values())
-            for event in sample.events:
-                check(event)
-            for stall in sample.stalled:
-                check(stall, *stall.submitted, *stall.missing)
-            ranks = sample.size
-            if sample.steps is not None:
-                ranks = len(check(sample.steps).ranks)
-                for row in sample.steps.ranks:
-                    check(row)
-            if not all(type(value) in (int, float) for value in sample.values.values()):
-                raise ValueError("this is not a sample: values cannot be that")
-            if not 0 <= sample.rank < sample.size == ranks:
-                raise ValueError("this is not a sample: rank cannot be that")
+            ranks = sample.size if sample.steps is None else len(sample.steps.ranks)
+            if not (0 <= sample.rank < sample.size == ranks and sample.began <= sample.time):
+                raise ValueError("this is not a sample: rank or time cannot be that")
             return sample
         except (TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"this is not a sample: {error}") from None
-
-
-_TYPES = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
-
-
-def check(one: _T, *more: float) -> _T:
-    """Return a dataclass whose fields, and `more` numbers, are possible; or raise ValueError."""
-    numbers = [*more]
-    for each in fields(one):  # type: ignore[arg-type]
-        value = getattr(one, each.name)
-        if type(value) not in _TYPES.get(str(each.type), (type(value),)):
-            raise ValueError(f"this is not a sample: {each.name} cannot be that")
-        if type(value) in (int, float):
-            numbers.append(value)
-    for number in numbers:  # NaN is not less than anything.
-        if type(number) not in (int, float) or not abs(number) < _MOST:
-            raise ValueError("this is not a sample: a number cannot be that")
-    return one
