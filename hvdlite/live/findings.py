@@ -27,11 +27,6 @@ LOW_CPU = 0.8
 # How many threads of a rank were ready and waited for a core, as a mean. On two cores it was 0.03
 # for two ranks, 0.3 to 0.6 beside four other programs, and 1.1 for four ranks of four threads.
 LONG_CORE_WAIT = 0.15
-# Where the kernel does not tell that: switches per second of work on a core. The scheduler takes a
-# thread off after a few milliseconds if others want its core. With a core of its own that happens
-# some times a second, for the kernel's own work.
-MANY_SWITCHES = 125.0
-FEWEST_SWITCHES = 50.0  # per second, for a rank that works little
 # Above this share of their host's cores, it is the ranks that need them, and not other programs.
 FULL_HOST = 0.8
 # A rank whose exchange is longer than that of the others by this share of its delay is late by it.
@@ -111,125 +106,145 @@ def _too_short(figures: Figures) -> Finding:
 
 def _limits(figures: Figures) -> list[Finding]:
     """Why ranks do not compute all the time: causes before effects, the larger share first."""
-    late, communicating = list(_late(figures)), list(_communicating(figures))
+    late = straggler(figures)
+    waiting, communicating = list(_late(figures, late)), list(_communicating(figures))
     # With a slow link one rank gets its gradients later than the others, and is late after that.
     exchanging = _mean(figures, lambda rank: rank.communicating)
-    shares = late + communicating if _waiting(figures) > exchanging else communicating + late
+    by_share = _waiting(figures) > exchanging
+    shares = waiting + communicating if by_share else communicating + waiting
     preempted = list(_preempted(figures))
     # Preemption takes no more from a rank than the time for which its threads wait for a core.
     taken = max((rank.core_wait for rank in figures.ranks if is_preempted(rank)), default=0.0)
-    comes_first = taken * figures.step >= exchanging and _is_explained(figures)
+    comes_first = taken * figures.step >= exchanging and _is_by_preemption(figures, late)
     return preempted + shares if comes_first else shares + preempted
 
 
-def _is_explained(figures: Figures) -> bool:
-    """Return whether preemption may be why ranks are late."""
+def _is_by_preemption(figures: Figures, late: Straggler | None) -> bool:
     # A rank that sleeps or reads uses little of a core, too. Other programs delay now one rank and
     # now another. Only too many threads of the job's own explain why one rank or host is mostly the
     # last.
-    late, slow = straggler(figures), _slow_host(figures)
-    if late is not None and late.phase == "the exchange":
-        return False
-    if late is not None:
-        suspects = [_rank(figures, late.rank)] if late.share < SAME_RANK else []
-    elif slow is not None:
-        suspects = _of_host(figures, slow[0])
-    else:
+    if late is None:
         return True
-    return any(is_preempted(rank) and _is_crowded(figures, rank.host) for rank in suspects)
+    if (late.rank is not None and late.share >= SAME_RANK) or not _is_crowded(figures, late.host):
+        return False
+    ranks = _of_host(figures, late.host)
+    return any(is_preempted(rank) for rank in ranks if late.rank in (None, rank.rank))
 
 
-def _late(figures: Figures) -> Iterator[Finding]:
-    late, slow = straggler(figures), _slow_host(figures)
+def _late(figures: Figures, late: Straggler | None) -> Iterator[Finding]:
+    """Say for whom ranks wait."""
     waiting = _waiting(figures)
-    if late is not None and not _is_one_of_many(late, slow):
-        of_rank = _rank(figures, late.rank)
-        larger = None if late.phase == "the exchange" else _larger_batch(figures, of_rank)
-        yield Finding(
-            "slow link" if late.phase == "the exchange" else "straggler",
-            f"rank {late.rank} on {of_rank.host} holds the others up: it is the last in "
-            f"{percent(late.share)} of the steps, {time_text(late.seconds)} late in {late.phase}; "
-            f"the others wait {percent(waiting / figures.step)} of the step",
-            larger or _REMEDY_OF_PHASE[late.phase],
-            late.rank,
+    if late is None:
+        if waiting >= NOISE_WAITING * figures.step:
+            yield Finding(
+                "noise",
+                f"ranks wait {percent(waiting / figures.step)} of the step for the last one, and "
+                "it is not always the same one",
+                "Other programs take the cores now from one rank and now from another, or the "
+                "batches differ in work: leave a core free on each host, or sort batches by their "
+                "length.",
+            )
+        return
+    if late.rank is None:
+        rule = "slow host"
+        says = f"the ranks on {late.host} hold the others up: one of them is the last in "
+        says += f"{percent(late.share)} of the steps"
+        remedy = (
+            f"See what else runs on {late.host}, and what it reads its data from. If it is a "
+            "slower machine, give its ranks smaller batches and weight= to the optimizer."
         )
-    elif slow is not None:
-        host, share = slow
-        by_link = _is_behind_a_link(figures, _of_host(figures, host))
-        yield Finding(
-            "slow link" if by_link else "slow host",
-            f"the ranks on {host} hold the others up: one of them is the last in {percent(share)} "
-            f"of the steps; the others wait {percent(waiting / figures.step)} of the step",
-            _REMEDY_OF_LINK
-            if by_link
-            else f"See what else runs on {host}, and what it reads its data from. If it is a "
-            "slower machine, give its ranks smaller batches and weight= to the optimizer.",
+    else:
+        rule = "straggler"
+        says = f"rank {late.rank} on {late.host} holds the others up: it is the last in "
+        says += (
+            f"{percent(late.share)} of the steps, {time_text(late.seconds)} late in {late.phase}"
         )
-    elif waiting >= NOISE_WAITING * figures.step:
-        yield Finding(
-            "noise",
-            f"ranks wait {percent(waiting / figures.step)} of the step for the last one, and it is "
-            "not always the same one",
-            "Other programs take the cores now from one rank and now from another, or the batches "
-            "differ in work: leave a core free on each host, or sort batches by their length.",
-        )
+        remedy = _larger_batch(figures, late.rank) or _REMEDY_OF_PHASE.get(late.phase, "")
+    if late.phase == "the exchange":
+        rule, remedy = "slow link", _REMEDY_OF_LINK
+    says += f"; the others wait {percent(waiting / figures.step)} of the step"
+    yield Finding(rule, says, remedy, late.rank)
 
 
-def _larger_batch(figures: Figures, late: RankFigures) -> str | None:
+def _larger_batch(figures: Figures, late: int) -> str:
     """Return the remedy for a rank that has more samples in each step than any other one."""
-    most = max(rank.samples for rank in figures.ranks if rank is not late)
-    if not most or late.samples < LARGER_BATCH * most:
-        return None
+    samples = {rank.rank: rank.samples for rank in figures.ranks}
+    its = samples.pop(late)
+    most = max(samples.values())
+    if not most or its < LARGER_BATCH * most:
+        return ""
     return (
-        f"It has {late.samples / most:.1f} times as many samples in each step as any other rank: "
+        f"It has {its / most:.1f} times as many samples in each step as any other rank: "
         "give all ranks batches of one size, or, if its machine is faster, a smaller one than now "
         "and weight= to the optimizer."
     )
 
 
+_REMEDY_OF_PHASE = {
+    "data or forward": "See how it gets its batches: more workers of the data loader "
+    "(num_workers=), or data on a local disk; and what it alone does between steps, such as "
+    "writing checkpoints.",
+    "backward": "See what else runs on its host. If the machine itself is slower, or its batches "
+    "have more work, give it less and weight= to the optimizer.",
+}
 _REMEDY_OF_LINK = (
     "It computes as fast as the others, and gets its gradients later: the way into its host is "
     "slow, or the way out of the host before it. Measure the links in both directions, with "
     "iperf3; --network-interfaces chooses a faster one."
 )
-_REMEDY_OF_PHASE = {
-    "data or forward": "See how it gets its batches: more workers of the data loader "
-    "(num_workers=), or data on a local disk; and what it alone does between steps, such as "
-    "writing checkpoints.",
-    "the exchange": _REMEDY_OF_LINK,
-    "backward": "See what else runs on its host. If the machine itself is slower, or its batches "
-    "have more work, give it less and weight= to the optimizer.",
-}
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that the others wait for."""
+    """The rank that the others wait for, or the host whose ranks are the last in turn."""
 
-    rank: int
-    # Where most of the delay comes from: "data or forward", "backward" or "the exchange". In the
-    # exchange the rank gets its gradients later than the others, and so begins the next step later:
-    # the link behind it is slow.
+    host: str
+    rank: int | None  # None for a host
+    # Where most of the delay comes from: "data or forward", "backward" or "the exchange"; empty for
+    # a host. In the exchange the ranks get their gradients later than the others, and so begin the
+    # next step later: the link behind them is slow.
     phase: str
-    seconds: float  # by which the phase made it late, as a mean over the steps in `share`
+    seconds: float  # by which the phase made a rank late, as a mean over the steps in `share`
     share: float  # of the steps in which it was the last, from 0 to 1
 
 
 def straggler(figures: Figures) -> Straggler | None:
-    """Return the one rank that holds the others up; None if it is not always the same one."""
+    """Return who holds the others up; None if it is not always the same rank or host."""
     if figures.steps < FEWEST_STEPS or len(figures.ranks) < 2:
         return None
     one = max(figures.ranks, key=lambda rank: rank.last)
-    if one.last < STRAGGLER_SHARE or _gain(figures, [one]) < STRAGGLER_COST * figures.step:
-        return None
+    late = _late_rank(figures, one) if _is_late(figures, [one]) else None
+    for host in _hosts(figures):
+        here = _of_host(figures, host)
+        if len(here) > len(figures.ranks) / 2 or not _is_late(figures, here):
+            continue  # By chance, too, one of many ranks is the last in most steps.
+        share = sum(rank.last for rank in here)
+        # Its other ranks may be the last in most of the steps in which the straggler is not.
+        others = STRAGGLER_SHARE * (1 - one.last)
+        if late is None or (one.last < SAME_RANK and share - one.last >= others):
+            phase = "the exchange" if _is_behind_a_link(figures, here) else ""
+            return Straggler(host, None, phase, 0.0, share)
+    return late
+
+
+def _is_late(figures: Figures, ranks: list[RankFigures]) -> bool:
+    """Return whether one of these ranks is the last in most steps, and the others wait for it."""
+    others = [rank.waiting for rank in figures.ranks if rank not in ranks]
+    gain = sum(others) / len(others) - sum(rank.waiting for rank in ranks) / len(ranks)
+    share = sum(rank.last for rank in ranks)
+    return share >= STRAGGLER_SHARE and gain >= STRAGGLER_COST * figures.step
+
+
+def _late_rank(figures: Figures, one: RankFigures) -> Straggler | None:
+    phase, seconds = "data or forward", one.late_between
     if one.late_between < one.late_backward:
-        return Straggler(one.rank, "backward", one.late_backward, one.last)
-    if _is_behind_a_link(figures, [one]):
-        return Straggler(one.rank, "the exchange", one.late_between, one.last)
+        phase, seconds = "backward", one.late_backward
+    elif _is_behind_a_link(figures, [one]):
+        phase = "the exchange"
     # Its data is not why it is late, if its exchange is: other programs have taken its core.
-    if one.last < SAME_RANK and is_preempted(one) and _gets_late(figures, [one]):
+    elif one.last < SAME_RANK and is_preempted(one) and _gets_late(figures, [one]):
         return None
-    return Straggler(one.rank, "data or forward", one.late_between, one.last)
+    return Straggler(one.host, one.rank, phase, seconds, one.last)
 
 
 def _is_behind_a_link(figures: Figures, suspects: list[RankFigures]) -> bool:
@@ -285,12 +300,8 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
 
 
 def is_preempted(rank: RankFigures) -> bool:
-    """Return whether a rank works little because it is taken off its core again and again."""
-    if rank.core_wait > 0:
-        often = rank.core_wait >= LONG_CORE_WAIT
-    else:
-        often = rank.switches > max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
-    return rank.cpu < LOW_CPU and often
+    """Return whether a rank works little because its threads wait for a core."""
+    return rank.cpu < LOW_CPU and rank.core_wait >= LONG_CORE_WAIT
 
 
 def _is_crowded(figures: Figures, host: str) -> bool:
@@ -302,10 +313,6 @@ def _is_crowded(figures: Figures, host: str) -> bool:
 
 def _hosts(figures: Figures) -> list[str]:
     return list(dict.fromkeys(rank.host for rank in figures.ranks))
-
-
-def _rank(figures: Figures, number: int) -> RankFigures:
-    return next(rank for rank in figures.ranks if rank.rank == number)
 
 
 def _of_host(figures: Figures, host: str) -> list[RankFigures]:
@@ -348,32 +355,6 @@ def _mean(figures: Figures, read: Callable[[RankFigures], float]) -> float:
 def _waiting(figures: Figures) -> float:
     """Return how long a rank waits for the last one, as a mean over all but the last one."""
     return sum(rank.waiting for rank in figures.ranks) / max(1, len(figures.ranks) - 1)
-
-
-def _gain(figures: Figures, late: list[RankFigures]) -> float:
-    """Return by how much longer the others wait than these ranks: what the others may gain."""
-    others = [rank.waiting for rank in figures.ranks if rank not in late]
-    return sum(others) / len(others) - sum(rank.waiting for rank in late) / len(late)
-
-
-def _slow_host(figures: Figures) -> tuple[str, float] | None:
-    """Return the host whose ranks together are a straggler, and their share of the steps."""
-    for host in _hosts(figures):
-        here = _of_host(figures, host)
-        if len(here) > len(figures.ranks) / 2:
-            continue  # By chance, too, one of them is the last in most steps.
-        share = sum(rank.last for rank in here)
-        gain = _gain(figures, here)
-        if share >= STRAGGLER_SHARE and gain >= STRAGGLER_COST * figures.step:
-            return host, share
-    return None
-
-
-def _is_one_of_many(late: Straggler, slow: tuple[str, float] | None) -> bool:
-    """Return whether other ranks of its slow host are the last in most of the other steps."""
-    if slow is None or late.share >= SAME_RANK:
-        return False
-    return slow[1] - late.share >= STRAGGLER_SHARE * (1 - late.share)
 
 
 def _count(number: int, what: str) -> str:

@@ -34,7 +34,6 @@ from hvdlite.live.findings import (
     bytes_text,
     clock,
     find,
-    not_called,
     note,
     number,
     percent,
@@ -289,7 +288,6 @@ def page(record: Record, late: float = 0.0) -> str:
         _header(record),
         *_headline(record),
         *_findings(record),
-        *_stalled(record),
         *_ranks(record),
         *_speed(record),
         *_events(record),
@@ -360,14 +358,6 @@ def _findings(record: Record) -> list[str]:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
-
-
-def _stalled(record: Record) -> list[str]:
-    stalled = record.figures.stalled if record.figures is not None else ()
-    if not stalled:
-        return []
-    items = [f"<li>{escape(not_called(one))} for {one.seconds:.0f} s</li>" for one in stalled]
-    return [*_section("Waiting for ranks", "stalled"), "<ul>", *items, "</ul></section>"]
 
 
 def _ranks(record: Record) -> list[str]:

@@ -91,7 +91,7 @@ def test_nothing_limits_a_job_whose_ranks_compute() -> None:
 )
 def test_a_straggler_is_named_with_its_phase(late: dict[str, float], phase: str) -> None:
     figures = late_job(**late)  # type: ignore[arg-type]
-    assert straggler(figures) == Straggler(2, phase, 0.009, 0.9)
+    assert straggler(figures) == Straggler("node2", 2, phase, 0.009, 0.9)
     finding = find(figures)[0]
     assert (finding.rule, finding.rank) == ("straggler", 2)
     assert finding.says == (
@@ -230,9 +230,9 @@ def late_by(last: float, share: float) -> Figures:
     return replace(late, ranks=tuple(replace(rank, host="node1") for rank in late.ranks))
 
 
-def one_of_two(core_wait: float = 0.0, **fields: object) -> Figures:
-    """Two ranks, of which one is so; a wait for cores of 0 is unknown, and switches count."""
-    return make_figures(make_rank(0), make_rank(1, core_wait=core_wait, **fields))
+def one_of_two(**fields: object) -> Figures:
+    """Two ranks, of which one is so."""
+    return make_figures(make_rank(0), make_rank(1, **fields))
 
 
 def stalled_for(seconds: float, step: float) -> Figures:
@@ -252,20 +252,8 @@ THRESHOLDS: list[tuple[str, Callable[[float], Figures], float, float]] = [
         rules.COMMUNICATING,
         -0.001,
     ),
-    # Preemption needs both signs: a low use of a core, and many switches or long waits for a core.
+    # Preemption needs both signs: a low use of a core, and long waits for a core.
     ("preempted", lambda cpu: one_of_two(cpu=cpu, switches=1e3), rules.LOW_CPU - 0.01, 0.01),
-    (
-        "preempted",
-        lambda often: one_of_two(cpu=0.6, switches=0.6 * often),
-        rules.MANY_SWITCHES + 0.1,
-        -0.1,
-    ),
-    (
-        "preempted",
-        lambda often: one_of_two(cpu=0.1, switches=often),
-        rules.FEWEST_SWITCHES + 0.1,
-        -0.1,
-    ),
     (
         "preempted",
         lambda wait: one_of_two(cpu=0.5, switches=1e3, core_wait=wait),

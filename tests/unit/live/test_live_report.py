@@ -150,7 +150,7 @@ def test_a_running_job_has_the_figures_of_its_last_minute() -> None:
     assert "running, written " in text
     assert "means of the last 60 s" in text
     assert "steps\n1,000\n" in text
-    assert "rank 0 is in 'layer.weight'; rank 1 has not called it for 12 s" in text
+    assert "Rank 0 is in 'layer.weight'; rank 1 has not called it for 12 s" in text
 
 
 def test_a_job_that_said_nothing_has_a_report() -> None:
