@@ -145,19 +145,19 @@ def _late(figures: Figures, late: Straggler | None) -> Iterator[Finding]:
                 "length.",
             )
         return
+    share = f"{percent(late.share)} of the steps"
     if late.rank is None:
         rule = "slow host"
-        says = f"the ranks on {late.host} hold the others up: one of them is the last in "
-        says += f"{percent(late.share)} of the steps"
+        says = f"the ranks on {late.host} hold the others up: one of them is the last in {share}"
         remedy = (
             f"See what else runs on {late.host}, and what it reads its data from. If it is a "
             "slower machine, give its ranks smaller batches and weight= to the optimizer."
         )
     else:
         rule = "straggler"
-        says = f"rank {late.rank} on {late.host} holds the others up: it is the last in "
-        says += (
-            f"{percent(late.share)} of the steps, {time_text(late.seconds)} late in {late.phase}"
+        says = (
+            f"rank {late.rank} on {late.host} holds the others up: it is the last in {share}, "
+            f"{time_text(late.seconds)} late in {late.phase}"
         )
         remedy = _larger_batch(figures, late.rank) or _REMEDY_OF_PHASE.get(late.phase, "")
     if late.phase == "the exchange":
@@ -285,12 +285,12 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
         says = (
             f"{names([rank.rank for rank in hit])} on {host} {are} preempted up to "
             f"{worst.switches:.0f} times a second and {get} "
-            f"{percent(min(rank.cpu for rank in hit))} of a core: {_count(len(here), 'rank')} "
-            f"there with {_count(threads, 'thread')} in all share {_count(cores, 'core')}"
+            f"{percent(min(rank.cpu for rank in hit))} of a core: {count_text(len(here), 'rank')} "
+            f"there with {count_text(threads, 'thread')} in all share {count_text(cores, 'core')}"
         )
         if _is_crowded(figures, host):
             remedy = f"Set OMP_NUM_THREADS={max(1, cores // len(here))}" + (
-                f", and start at most {_count(cores, 'rank')} on that host."
+                f", and start at most {count_text(cores, 'rank')} on that host."
                 if len(here) > cores
                 else "."
             )
@@ -357,8 +357,8 @@ def _waiting(figures: Figures) -> float:
     return sum(rank.waiting for rank in figures.ranks) / max(1, len(figures.ranks) - 1)
 
 
-def _count(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number} {what}s"
+def count_text(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def time_text(seconds: float) -> str:

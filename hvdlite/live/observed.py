@@ -180,14 +180,14 @@ def _pipe(rank: int, size: int) -> Pipe | None:
         if path is None or pipe is not None:
             return pipe
         from hvdlite.live.report import OwnReport
-        from hvdlite.live.run import About
+        from hvdlite.live.run import About, Run
 
         report = OwnReport(path, _say)
     except Exception as error:  # It must not end the training.
         _say(f"warning: no report: {error}")
         return pipe
-    report.start(About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
-    atexit.register(report.stop)  # It is registered before `end`, and runs after it.
+    report.start(Run(), About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
+    atexit.register(report.end)  # It is registered before `end`, and runs after it.
     return report
 
 

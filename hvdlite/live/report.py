@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from importlib.resources import files
@@ -33,6 +33,7 @@ from hvdlite.live.findings import (
     Finding,
     bytes_text,
     clock,
+    count_text,
     find,
     note,
     number,
@@ -113,48 +114,36 @@ class Report:
         return record
 
 
-class OwnReport:
+class OwnReport(Report):
     """The report of a job whose launcher is not hvdlite-run: rank 0 alone writes it.
 
     Rank 0 knows the phases of all ranks. What their processes use, and on which hosts they are, it
     does not know. A `Reporter` writes to it as to a pipe, which is never full.
     """
 
-    dropped = 0
-
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         """Make a report that is not begun; raise ArgumentError if it cannot be written."""
         check_path(path, "HVDLITE_REPORT")
-        self._report = Report(path, say)
-        self._run = Run()
+        super().__init__(path, say)
         self._process = os.getpid()
 
-    def start(self, about: About) -> None:
-        self._report.start(self._run, about)
-
-    def stop(self) -> None:
+    def end(self) -> None:
         """Write the last state, when this process ends."""
         if os.getpid() != self._process:
             return  # This is a child of fork().
         error = getattr(sys, "last_value", None)  # No code has caught this exception.
         why = "" if error is None else f"rank 0: {type(error).__name__}: {error}"
-        self._report.stop(End(int(error is not None), why))
+        self.stop(End(int(error is not None), why))
 
     def ready(self) -> bool:
         return True
 
     def write(self, sample: Sample) -> None:
-        for one in (sample, *_others(sample)):
-            self._run.add(one, time.monotonic())
-
-
-def _others(sample: Sample) -> Iterator[Sample]:
-    """Give samples of the ranks that rank 0 has timed; they say nothing of their processes."""
-    if sample.steps is not None:
-        for rank in range(1, len(sample.steps.ranks)):
-            yield Sample(
-                rank, sample.size, sample.epoch, _UNKNOWN, 0, sample.time, sample.began, counters={}
-            )
+        self._run.add(sample, time.monotonic())
+        size, epoch = sample.size, sample.epoch
+        for rank in range(1, size if sample.steps is not None else 1):
+            other = Sample(rank, size, epoch, _UNKNOWN, 0, sample.time, sample.began, counters={})
+            self._run.add(other, time.monotonic())
 
 
 def check_path(path: Path, asked_by: str = "--report") -> None:
@@ -208,17 +197,11 @@ class Record:
         return min(times + [event.time for event in self.events], default=0.0)
 
     def to_json(self) -> str:
-        history = [_columns(sample) for points in self.history.values() for sample in points]
+        rows = [_columns(sample) for points in self.history.values() for sample in points]
         fields = {
             "hvdlite_report": _VERSION,
-            "about": asdict(self.about),
-            "end": None if self.end is None else asdict(self.end),
-            "seconds": self.seconds,
-            "figures": None if self.figures is None else asdict(self.figures),
-            "findings": [asdict(finding) for finding in self.findings],
-            "events": [asdict(event) for event in self.events],
-            "history": {"columns": _COLUMNS, "rows": history},
-            "lost": self.lost,
+            **asdict(replace(self, history={})),
+            "history": {"columns": _COLUMNS, "rows": rows},
         }
         return json.dumps(_finite(fields), allow_nan=False, separators=(",", ":")) + "\n"
 
@@ -394,9 +377,9 @@ def _ranks(record: Record) -> list[str]:
         words += f" All figures are those of world {figures.epoch}, the last one."
     missing = figures.size - len(figures.ranks)
     if missing:
-        words += f" {_count(missing, 'rank')} said nothing."
+        words += f" {count_text(missing, 'rank')} said nothing."
     if record.lost:
-        words += f" {_count(record.lost, 'line')} of the ranks could not be read."
+        words += f" {count_text(record.lost, 'line')} of the ranks could not be read."
     return [
         *_section(title, "ranks"),
         *_table(head, rows),
@@ -518,7 +501,7 @@ def _events(record: Record) -> list[str]:
         for cells in (_told(event, record.origin) for event in events[: -_MOST_EVENTS - 1 : -1])
     ]
     hidden = len(events) - len(rows)
-    more = f'<p class="small">{_count(hidden, "earlier event")} in the JSON file.</p>'
+    more = f'<p class="small">{count_text(hidden, "earlier event")} in the JSON file.</p>'
     return [*_section("Events", "events"), *_table(head, rows), more * bool(hidden), "</section>"]
 
 
@@ -565,7 +548,3 @@ def _row(tag: str, cells: Sequence[tuple[str, str]]) -> str:
         f"<{tag}{scope}{f' class={kind}' if kind else ''}>{text}</{tag}>" for kind, text in cells
     ]
     return f"<tr>{''.join(texts)}</tr>"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,8 +1,7 @@
 """The thread of a rank that writes one sample a second to the pipe from its launcher.
 
-It never waits: while the pipe is full, samples are not taken, and counted as "lines_dropped". What
-grows counts from the beginning, so that a missing line loses nothing. When nobody reads the pipe
-any more, the thread ends.
+It never waits: while the pipe is full, samples are not taken. What grows counts from the beginning,
+so that a missing line loses nothing. When nobody reads the pipe any more, the thread ends.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ class Reporter:
         self._host = host
         self._figures = figures
         self._period = period
-        self._cut_events = 0  # for which no line had room
         self._core_wait = CoreWait(Path("/proc/self/task"))
         # Re-entrant, as a signal handler needs it.
         self._orders: queue.SimpleQueue[_Subject | threading.Event] = queue.SimpleQueue()
@@ -123,13 +121,6 @@ class Reporter:
 
     def _sample(self, subject: _Subject, live: Mapping[str, Any], ended: bool) -> Sample:
         observed = self._figures()
-        events = live["events"]
-        self._cut_events += max(0, len(events) - MOST_EVENTS)
-        counters = dict(live["counters"])
-        if self._pipe.dropped:
-            counters["lines_dropped"] = self._pipe.dropped
-        if live["dropped_events"] + self._cut_events:
-            counters["events_dropped"] = live["dropped_events"] + self._cut_events
         steps = live["steps"]  # of rank 0 alone
         rss, threads = _memory_and_threads(Path("/proc/self/stat").read_text())
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -141,7 +132,7 @@ class Reporter:
             pid=os.getpid(),
             time=live["time"],
             began=live["began"],
-            counters=counters,
+            counters=dict(live["counters"]),
             cpu=used.ru_utime + used.ru_stime,
             rss=rss,
             switches=used.ru_nivcsw,
@@ -150,7 +141,7 @@ class Reporter:
             cores=len(os.sched_getaffinity(0)),
             samples=observed["samples"],
             values=dict(observed["values"]),
-            events=tuple(Event(*one) for one in events[-MOST_EVENTS:]),
+            events=tuple(Event(*one) for one in live["events"][-MOST_EVENTS:]),
             steps=steps and Steps.of(steps["count"], steps["seconds"], steps["ranks"]),
             stalled=tuple(Stall.of(*one) for one in live["stalled"]),
             ended=ended,
@@ -188,10 +179,8 @@ class CoreWait:
 class Pipe(Protocol):
     """What a reporter writes to: the pipe to the launcher, or the report of rank 0."""
 
-    dropped: int  # samples that had no room
-
     def ready(self) -> bool:
-        """Return whether there is room for a sample; count a lost one if not."""
+        """Return whether there is room for a sample."""
 
     def write(self, sample: Sample) -> None:
         """Write a sample; raise OSError if nobody reads it."""
@@ -204,12 +193,10 @@ class PipeWriter:
         os.set_blocking(pipe, False)
         self._pipe = pipe
         self._rest = b""
-        self.dropped = 0
 
     def ready(self) -> bool:
-        """Complete the line before; return whether it is complete, and count a lost one if not."""
+        """Complete the line before; return whether it is complete."""
         self._flush()
-        self.dropped += bool(self._rest)
         return not self._rest
 
     def write(self, sample: Sample) -> None:
