@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -415,8 +414,6 @@ _LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
     found: list[MakeViewer] = []
     if options.live:
-        if find_spec("rich") is None:
-            raise ArgumentError("--live needs the package rich: pip install 'hvdlite[live]'")
         rows = environment.get("TERM", "dumb") != "dumb"
         found.append(partial(_screen, rows=rows, colour=not environment.get("NO_COLOR")))
     if options.report is not None:
@@ -440,6 +437,6 @@ def _report(path: Path) -> MakeViewer:
 
 
 def _screen(console: Console, rows: bool, colour: bool) -> Viewer:
-    from hvdlite.live.screen import Screen  # it imports rich
+    from hvdlite.live.screen import Screen  # Ordinary jobs have none.
 
     return Screen(console, rows, colour)

@@ -105,14 +105,15 @@ class Console:
             self._region = Region()
         return self._region_fd
 
-    def show(self, rows: Sequence[bytes], width: int) -> None:
+    def show(self, rows: Sequence[tuple[str, str]], width: int) -> None:
         """Show these rows below the output, in place of those before; none: erase them for good.
 
-        Each is shorter than `width`, that of the terminal, and without a line feed.
+        Each is a style, which is the number of an escape code or empty, and a text. No control
+        character in it reaches the terminal, and what is too long for `width` is cut off.
         """
         with self._changed:
             if self._region is not None:
-                self._region.set(rows, width)
+                self._region.set([styled(style, text, width - 1) for style, text in rows], width)
                 self._changes = True
                 self._changed.notify_all()
 
@@ -271,7 +272,8 @@ class Region:
         """Return what draws the rows on a terminal of this width, whose rows are erased."""
         if not self._rows or self._in_line or width < self._width:
             return b""
-        shown = [*([_cut(self._rest, width - 1)] if self._rest else []), *self._rows]
+        rest = styled("", self._rest.decode(errors="replace"), width - 1)
+        shown = [*([rest] if self._rest else []), *self._rows]
         self._drawn = len(shown)
         return b"".join(row + b"\n" for row in shown)
 
@@ -281,16 +283,17 @@ def _visible(line: bytes) -> bytes:
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
-def _cut(line: bytes, width: int) -> bytes:
-    """Return the beginning of a line that fits, without colours and control characters."""
+def styled(style: str, line: str, width: int) -> bytes:
+    """Return the beginning of a line that fits, in this style, without its control characters."""
     kept, left = [], width
-    for char in _ESCAPES.sub("", line.decode(errors="replace")).expandtabs():
+    for char in _ESCAPES.sub("", line).expandtabs():
         if char.isprintable():
             left -= _cells(char)
             if left < 0:
                 break
             kept.append(char)
-    return "".join(kept).encode()
+    text = "".join(kept)
+    return (f"\x1b[{style}m{text}\x1b[0m" if style else text).encode()
 
 
 def _cells(char: str) -> int:

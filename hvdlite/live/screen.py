@@ -1,21 +1,17 @@
 """The screen of `hvdlite-run --live`: rows below the output of the ranks, or lines now and then.
 
-A thread reads the run twice a second and hands rows of bytes to the launcher's console, which alone
-writes to the terminal. Without a terminal, it hands over one line every ten seconds.
+A thread reads the run twice a second and hands rows to the launcher's console, which alone writes
+to the terminal. Without a terminal, it hands over one line every ten seconds.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
-
-from rich.console import Console, ConsoleDimensions
-from rich.text import Text
 
 from hvdlite.live.findings import (
     bytes_text,
@@ -40,6 +36,7 @@ _LONGEST_HOST = 12  # columns of the name of a host
 _MOST_EVENTS = 2
 _FRESH = 60.0  # seconds for which an event is shown
 _NO_STEPS = "-"
+_BOLD, _FAINT, _YELLOW = "1", "2", "33"  # styles of rows
 _HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
 _COLUMNS = (8, 7, 7, 7, 6, 8)
 
@@ -48,7 +45,7 @@ class Terminal(Protocol):
     """The launcher's `Console`, which says what its methods do."""
 
     def open_region(self) -> int | None: ...
-    def show(self, rows: list[bytes], width: int) -> None: ...
+    def show(self, rows: list[tuple[str, str]], width: int) -> None: ...
     def drained(self, timeout: float) -> bool: ...
     def say(self, text: str) -> None: ...
 
@@ -96,10 +93,11 @@ class Screen:
 
     def _show_rows(self) -> None:
         assert self._fd is not None
-        painter = Painter(self._run, self._about, self._colour)
         while True:
             size = os.get_terminal_size(self._fd)
-            rows = painter.rows(size.columns, size.lines, time.monotonic())
+            rows = draw(self._run, self._about, size.columns, size.lines, time.monotonic())
+            if not self._colour:
+                rows = [("", text) for _, text in rows]
             with self._showing:
                 if self._over.is_set():
                     return  # The end has erased the rows, or is about to.
@@ -114,85 +112,59 @@ class Screen:
                 self._terminal.say(headline(figures, self._about, time.time()))
 
 
-class Painter:
-    """Makes rows of one run. No control character in what ranks say reaches the terminal."""
+def draw(run: Run, about: About, width: int, height: int, now: float) -> list[tuple[str, str]]:
+    """Draw rows, each a style and a text, which may be wider than the terminal.
 
-    def __init__(self, run: Run, about: About, colour: bool) -> None:
-        self._run = run
-        self._about = about
-        self._console = Console(
-            file=io.StringIO(),
-            force_terminal=True,
-            color_system="standard" if colour else None,
-            no_color=not colour,
-            highlight=False,
-            legacy_windows=False,
-            _environ={},
-        )
-        self._plain = not colour
+    `width` and `height` are the columns and lines of the terminal; the rows take at most half of
+    its lines. `now` is a monotonic time of this process.
+    """
+    figures = run.figures(_SECONDS, now)
+    most = max(1, height // 2)
+    if figures is None:
+        return [("", f"{about.program}  waiting for the first samples")]
+    rows = [(_BOLD, headline(figures, about, time.time()))]
+    if width >= _NARROW and most >= 4:
+        rows += _below(run, figures, width, most - 1, now)
+    return rows[:most]
 
-    def rows(self, width: int, height: int, now: float) -> list[bytes]:
-        """Draw rows that are shorter than the terminal is wide.
 
-        `width` and `height` are the columns and lines of the terminal; the rows take at most half
-        of its lines. `now` is a monotonic time of this process.
-        """
-        figures = self._run.figures(_SECONDS, now)
-        most = max(1, height // 2)
-        if figures is None:
-            texts = [Text(f"{clean(self._about.program)}  waiting for the first samples")]
-        else:
-            texts = [Text(headline(figures, self._about, time.time()), style="bold")]
-            if width >= _NARROW and most >= 4:
-                texts += self._below(figures, width, most - 1, now)
-        return self._draw(texts[:most], width - 1)
+def _below(run: Run, figures: Figures, width: int, most: int, now: float) -> list[tuple[str, str]]:
+    """Draw what stands below the headline, at most so many rows."""
+    lasting = run.figures(_LONG_SECONDS, now) or figures
+    late = straggler(lasting)
+    notes = {one.rank: note(one, late) for one in lasting.ranks}
+    lines = [f"{not_called(one)} for {one.seconds:.0f} s" for one in figures.stalled[:1]]
+    lines += _events(run)
+    if width < _WIDE:
+        lines = [f"rank {rank}: {text}" for rank, text in notes.items() if text][:2] + lines
+        notes = {}
+    lines = lines[: max(0, most - 3)]
+    ranks = _choose(figures.ranks, most - 1 - len(lines))
+    cells = [_cells(one, figures, notes.get(one.rank, "")) for one in ranks]
+    header, *rows = _aligned([("rank", "host", *_HEADINGS, ""), *cells])
+    hidden = len(figures.ranks) - len(ranks)
+    if hidden:
+        rows.append(f"and {hidden} more ranks, which are less late")
+    return [
+        (_FAINT, header),
+        *(("", row) for row in rows),
+        *((_YELLOW, line) for line in lines),
+    ]
 
-    def _below(self, figures: Figures, width: int, most: int, now: float) -> list[Text]:
-        """Draw what stands below the headline, at most so many rows."""
-        lasting = self._run.figures(_LONG_SECONDS, now) or figures
-        late = straggler(lasting)
-        notes = {one.rank: note(one, late) for one in lasting.ranks}
-        lines = [f"{not_called(one)} for {one.seconds:.0f} s" for one in figures.stalled[:1]]
-        lines += self._events()
-        if width < _WIDE:
-            lines = [f"rank {rank}: {text}" for rank, text in notes.items() if text][:2] + lines
-            notes = {}
-        lines = lines[: max(0, most - 3)]
-        ranks = _choose(figures.ranks, most - 1 - len(lines))
-        cells = [_cells(one, figures, notes.get(one.rank, "")) for one in ranks]
-        header, *rows = _aligned([("rank", "host", *_HEADINGS, ""), *cells])
-        hidden = len(figures.ranks) - len(ranks)
-        if hidden:
-            rows.append(f"and {hidden} more ranks, which are less late")
-        return [
-            Text(header, style="dim"),
-            *(Text(row) for row in rows),
-            *(Text(clean(line), style="yellow") for line in lines),
-        ]
 
-    def _events(self) -> list[str]:
-        latest = max((sample.time for sample in self._run.latest()), default=0.0)
-        fresh = [one for one in self._run.events() if latest - one.time < _FRESH]
-        # The launcher tells of each epoch, too ("worker"), and knows why it began.
-        events = [one for one in fresh if one.kind != "epoch"]
-        return [
-            f"{max(0.0, latest - one.time):.0f} s ago: {one.text}" for one in events[-_MOST_EVENTS:]
-        ]
-
-    def _draw(self, texts: Sequence[Text], width: int) -> list[bytes]:
-        self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)
-        with self._console.capture() as drawn:
-            for text in texts:
-                text.truncate(max(1, width), overflow="crop")
-                if self._plain:
-                    text.style = ""
-                self._console.print(text, no_wrap=True, crop=True)
-        return [row.encode(errors="replace") for row in drawn.get().split("\n")[: len(texts)]]
+def _events(run: Run) -> list[str]:
+    latest = max((sample.time for sample in run.latest()), default=0.0)
+    fresh = [one for one in run.events() if latest - one.time < _FRESH]
+    # The launcher tells of each epoch, too ("worker"), and knows why it began.
+    events = [one for one in fresh if one.kind != "epoch"]
+    return [
+        f"{max(0.0, latest - one.time):.0f} s ago: {one.text}" for one in events[-_MOST_EVENTS:]
+    ]
 
 
 def headline(figures: Figures, about: About, now: float) -> str:
     """Describe a job in one line; `now` is in seconds since 1970."""
-    words = [clean(about.program)]
+    words = ["".join(char if char.isprintable() else "?" for char in about.program)]
     if figures.total_steps:
         words += [f"step {figures.total_steps:,}", f"{number(figures.rate)} step/s"]
     if figures.samples:
@@ -206,15 +178,10 @@ def headline(figures: Figures, about: About, now: float) -> str:
     return "  ".join(words)
 
 
-def clean(text: str) -> str:
-    """Replace characters that could steer the terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def _cells(one: RankFigures, figures: Figures, text: str) -> tuple[str, ...]:
     phases = (one.backward, one.waiting, one.communicating, one.between)
     shown = [time_text(phase) if figures.steps else _NO_STEPS for phase in phases]
-    host = clean(one.host)[:_LONGEST_HOST]
+    host = one.host[:_LONGEST_HOST]
     return (str(one.rank), host, *shown, percent(one.cpu), bytes_text(one.rss), text)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -130,18 +128,6 @@ def test_without_a_terminal_there_are_lines_on_stderr(end: Path) -> None:
     assert 2 <= len(lines) <= time.monotonic() - started + 1, lines
     assert all(line.startswith(f"hvdlite-run: {NAME}  step ") for line in lines)
     assert "\x1b" not in first + stderr
-
-
-def test_missing_package_is_said_at_once(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as util\nfind = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'rich' else find(name, *more)\n"
-    )
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    result = run_launcher("--live", "-np", "2", *python("print(1)"), env={"PYTHONPATH": path})
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert "--live needs the package rich: pip install 'hvdlite[live]'" in result.stderr
 
 
 def test_job_without_the_flag_has_no_pipe_and_no_view() -> None:
