@@ -114,7 +114,7 @@ def _limits(figures: Figures) -> list[Finding]:
     shares = waiting + communicating if by_share else communicating + waiting
     preempted = list(_preempted(figures))
     # Preemption takes no more from a rank than the time for which its threads wait for a core.
-    taken = max((rank.core_wait for rank in figures.ranks if is_preempted(rank)), default=0.0)
+    taken = max((rank.core_wait for rank in figures.ranks if _is_preempted(rank)), default=0.0)
     comes_first = taken * figures.step >= exchanging and _is_by_preemption(figures, late)
     return preempted + shares if comes_first else shares + preempted
 
@@ -128,7 +128,7 @@ def _is_by_preemption(figures: Figures, late: Straggler | None) -> bool:
     if (late.rank is not None and late.share >= SAME_RANK) or not _is_crowded(figures, late.host):
         return False
     ranks = _of_host(figures, late.host)
-    return any(is_preempted(rank) for rank in ranks if late.rank in (None, rank.rank))
+    return any(_is_preempted(rank) for rank in ranks if late.rank in (None, rank.rank))
 
 
 def _late(figures: Figures, late: Straggler | None) -> Iterator[Finding]:
@@ -242,14 +242,14 @@ def _late_rank(figures: Figures, one: RankFigures) -> Straggler | None:
     elif _is_behind_a_link(figures, [one]):
         phase = "the exchange"
     # Its data is not why it is late, if its exchange is: other programs have taken its core.
-    elif one.last < SAME_RANK and is_preempted(one) and _gets_late(figures, [one]):
+    elif one.last < SAME_RANK and _is_preempted(one) and _gets_late(figures, [one]):
         return None
     return Straggler(one.host, one.rank, phase, seconds, one.last)
 
 
 def _is_behind_a_link(figures: Figures, suspects: list[RankFigures]) -> bool:
     # On one host there is no link, and an exchange whose thread waits for a core takes long, too.
-    possible = len(_hosts(figures)) > 1 and not any(is_preempted(rank) for rank in suspects)
+    possible = len(_hosts(figures)) > 1 and not any(_is_preempted(rank) for rank in suspects)
     return possible and _gets_late(figures, suspects)
 
 
@@ -268,7 +268,7 @@ def note(one: RankFigures, late: Straggler | None) -> str:
     if late is not None and late.rank == one.rank:
         share = f"{percent(late.share)} of steps"
         return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
-    if is_preempted(one):
+    if _is_preempted(one):
         return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
     return ""
 
@@ -276,7 +276,7 @@ def note(one: RankFigures, late: Straggler | None) -> str:
 def _preempted(figures: Figures) -> Iterator[Finding]:
     for host in _hosts(figures):
         here = _of_host(figures, host)
-        hit = [rank for rank in here if is_preempted(rank)]
+        hit = [rank for rank in here if _is_preempted(rank)]
         if not hit:
             continue
         worst = max(hit, key=lambda rank: rank.switches)
@@ -299,7 +299,7 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
         yield Finding("preempted", says, remedy, worst.rank)
 
 
-def is_preempted(rank: RankFigures) -> bool:
+def _is_preempted(rank: RankFigures) -> bool:
     """Return whether a rank works little because its threads wait for a core."""
     return rank.cpu < LOW_CPU and rank.core_wait >= LONG_CORE_WAIT
 

@@ -192,21 +192,6 @@ def test_a_line_has_room_for_the_last_events(pipe: tuple[Lines, int]) -> None:
     assert len(lines.next().events) == 64
 
 
-def test_line_that_was_cut_is_completed_later() -> None:
-    read, write = os.pipe()
-    writer = PipeWriter(write)
-    long = Sample(0, 1, 0, "h" * 100_000, 7, 1.0, 0.0, {})
-    assert writer.ready()
-    writer.write(long)
-    assert not writer.ready()
-    got = os.read(read, 1 << 20)
-    assert writer.ready()
-    got += os.read(read, 1 << 20)
-    assert got == long.line()
-    os.close(read)
-    os.close(write)
-
-
 def test_closed_pipe_ends_the_thread_in_silence(
     pipe: tuple[Lines, int], capfd: pytest.CaptureFixture[str]
 ) -> None:
