@@ -1,8 +1,7 @@
 """The collectives of a process group, over an engine of its own.
 
-The class here has no base, so that it can have any face of torch.distributed. Its methods have
-the names, arguments and meanings of `torch.distributed.ProcessGroup`; `opts` is always given.
-Tensors travel as one dimension: their shapes matter to the callers only.
+The methods have the names, arguments and meanings of `torch.distributed.ProcessGroup`; `opts` is
+always given. Tensors travel as one dimension: their shapes matter to the callers only.
 """
 
 from __future__ import annotations
@@ -14,17 +13,20 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import ArgumentError, UnsupportedError
+from hvdlite.torch.collectives.sparse import is_sparse
 from hvdlite.torch.collectives.tensors import readable
-from hvdlite.torch.distributed.gathered import BitwiseReduction, SparseSum, are_sparse, is_bitwise
 from hvdlite.torch.distributed.memory import (
-    Target,
     as_written,
     check,
+    check_received,
+    combine_bits,
     copying,
     counts,
     deliver,
+    is_bitwise,
+    kind_of,
+    one_dtype,
     place_of,
-    receiving,
     reduction_of,
     spec,
     spec_of_reduced,
@@ -39,8 +41,8 @@ Tensors = Sequence[torch.Tensor]
 class Collectives(Submissions):
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any) -> Work:
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        if are_sparse(targets):
-            return self._combine(SparseSum(opts.reduceOp, targets), targets, opts)
+        if targets and all(is_sparse(target) and target.is_cpu for target in targets):
+            return self._of_torch("cpu", "gloo").allreduce(targets, opts)
         check("allreduce", targets)
         memories = [as_written(target) for target in targets]
         return self._reduce("allreduce", memories, memories, targets, opts)
@@ -59,35 +61,76 @@ class Collectives(Submissions):
         return self._reduce(f"reduce.{opts.rootRank}", sources, unused, unused, opts)
 
     def _reduce(
-        self, verb: str, sources: Tensors, memories: Tensors, targets: Tensors, opts: Any
+        self,
+        verb: str,
+        sources: Tensors,
+        memories: Tensors,
+        targets: Tensors,
+        opts: Any,
+        parts: Sequence[int] | None = None,
     ) -> Work:
-        """Reduce plain tensors into other ones, and copy these to `targets` if they differ."""
+        """Reduce plain tensors into other ones, and copy these to `targets` if they differ.
+
+        With `parts` this rank gets a part of each: `parts[r]` elements are for rank r, or as many
+        for each rank if `parts` is empty.
+        """
         if is_bitwise(opts.reduceOp, sources[0].dtype):
-            begins, copy = [0] * len(sources), copying(memories, targets)
-            bits = BitwiseReduction(
-                verb, opts.reduceOp, self._members, sources, memories, begins, copy
-            )
-            return self._combine(bits, targets, opts)
-        how = reduction_of(verb, opts.reduceOp, sources)
+            return self._combine_bits(verb, sources, memories, targets, opts, parts)
+        how = reduction_of(verb, opts.reduceOp, [*sources, *memories])
+        rows = None
+        if parts is not None:
+            rows = sources[0].numel() if parts else self._members
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = [
-                spec_of_reduced(f"{name}.{index}", source, memory, how)
+                spec_of_reduced(f"{name}.{index}", source, memory, how, rows)
                 for index, (source, memory) in enumerate(zip(sources, memories, strict=True))
             ]
-            return self._engine.allreduce(
-                name, specs, how.op, how.prescale, keep=(sources, memories), blocking=blocking
-            )
+            given, keep = (name, specs, how.op, how.prescale), (sources, memories)
+            if parts is None:
+                return self._engine.allreduce(*given, keep=keep, blocking=blocking)
+            return self._engine.reducescatter(*given, keep=keep, blocking=blocking, splits=parts)
 
-        signature = f"{verb}.{how.word}.{counts(sources)}"
+        signature = f"{verb}{'.uneven' if parts else ''}.{how.word}.{counts(sources)}"
         return self._start(signature, submit, targets, copying(memories, targets), opts)
 
-    def _combine(self, gathered: SparseSum | BitwiseReduction, targets: Tensors, opts: Any) -> Work:
-        def submit(name: str, blocking: bool) -> _core.Handle:
-            specs = gathered.specs(name)
-            return self._engine.allgather(name, specs, keep=gathered, blocking=blocking)
+    def _combine_bits(
+        self,
+        verb: str,
+        sources: Tensors,
+        memories: Tensors,
+        targets: Tensors,
+        opts: Any,
+        parts: Sequence[int] | None,
+    ) -> Work:
+        """Do as `_reduce`, for an operation on bits: the engine has no arithmetic for it.
 
-        return self._start(gathered.signature, submit, targets, gathered.finish, opts)
+        Every rank gathers the tensors of all ranks, and combines what it needs.
+        """
+        kind, dtype = kind_of(opts.reduceOp), one_dtype(verb, [*sources, *memories])
+        everything = [source.new_empty(self._members, source.numel()) for source in sources]
+        copy = copying(memories, targets)
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            specs = [
+                spec(f"{name}.{index}", source, whole.data_ptr(), whole.nbytes)
+                for index, (source, whole) in enumerate(zip(sources, everything, strict=True))
+            ]
+            keep = sources, everything
+            return self._engine.allgather(name, specs, keep=keep, blocking=blocking)
+
+        def finish(handle: _core.Handle) -> None:
+            for memory, whole in zip(memories, everything, strict=True):
+                begin, count = 0, memory.numel()
+                if parts is not None:
+                    begin = sum(parts[: self._own_rank]) if parts else self._own_rank * count
+                combine_bits(kind, whole[:, begin : begin + count], memory)
+            if copy is not None:
+                copy(handle)
+
+        return self._start(
+            f"{verb}.{kind}.{dtype}.{counts(sources)}", submit, targets, finish, opts
+        )
 
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any) -> Work:
         targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
@@ -107,7 +150,7 @@ class Collectives(Submissions):
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """Give every rank the tensors of all ranks: `outputs[0][r]` is that of rank r."""
-        return self._gather("allgather", inputs, [list(row) for row in outputs], opts)
+        return self._gather("allgather", inputs, outputs, opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """Do several `allgather` together: `outputs[r][i]` is `inputs[i]` of rank r."""
@@ -120,16 +163,24 @@ class Collectives(Submissions):
         return self._gather("allgather_coalesced", inputs, rows, opts)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
-        return self._gather("all_gather_single", [source], [output], opts)
+        return self._gather("all_gather_single", [source], [[output]], opts, by_rank=False)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
-        return self._gather("all_gather_single", inputs, outputs, opts)
+        targets = [[output] for output in outputs]
+        return self._gather("all_gather_single", inputs, targets, opts, by_rank=False)
 
-    def _gather(self, verb: str, inputs: Tensors, targets: Sequence[Target], opts: Any) -> Work:
+    def _gather(
+        self,
+        verb: str,
+        inputs: Tensors,
+        targets: Sequence[Tensors],
+        opts: Any,
+        by_rank: bool = True,
+    ) -> Work:
+        """Gather each input of all ranks into a tensor for each rank; not `by_rank`: into one."""
         for target, tensor in zip(targets, inputs, strict=True):
-            wanted = target if isinstance(target, list) else [target]
-            check(verb, [*wanted, tensor])
-            if isinstance(target, list) and len(target) != self._members:
+            check(verb, [*target, tensor])
+            if by_rank and len(target) != self._members:
                 raise ArgumentError(
                     f"{verb}: {len(target)} output tensors for {self._members} ranks; give one each"
                 )
@@ -145,10 +196,17 @@ class Collectives(Submissions):
             ]
             return self._engine.allgather(name, specs, keep=(sources, places), blocking=blocking)
 
-        totals = "+".join(str(sum(one.numel() for one in _flat([target]))) for target in targets)
+        def finish(handle: _core.Handle) -> None:
+            rows = handle.first_dimensions
+            for index, place in enumerate(places):
+                arrived = rows[index * self._members : (index + 1) * self._members]
+                check_received(verb, place, arrived if by_rank else [sum(arrived)])
+                deliver(place)
+
+        totals = "+".join(str(sum(one.numel() for one in target)) for target in targets)
         signature = f"{verb}.{sources[0].dtype}.{totals}"
-        finish = receiving(verb, targets, places, self._members)
-        return self._start(signature, submit, _flat(targets), finish, opts)
+        outputs = [one for target in targets for one in target]
+        return self._start(signature, submit, outputs, finish, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         """Reduce `inputs[0][r]` over all ranks into `outputs[0]` of rank r."""
@@ -156,7 +214,7 @@ class Collectives(Submissions):
         check("reduce_scatter", [*parts, output])
         joined = torch.cat([readable(part).reshape(-1) for part in parts])
         splits = [part.numel() for part in parts]
-        uneven = splits if len(set(splits)) > 1 else None
+        uneven = splits if len(set(splits)) > 1 else ()
         return self._scatter_reduced("reduce_scatter", [output], [joined], opts, uneven)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> Work:
@@ -172,46 +230,23 @@ class Collectives(Submissions):
         outputs: Tensors,
         inputs: Tensors,
         opts: Any,
-        splits: Sequence[int] | None = None,
+        splits: Sequence[int] = (),
     ) -> Work:
         """Reduce tensors; rank r gets its r-th part of each, or `splits[r]` elements of the one."""
         for output, tensor in zip(outputs, inputs, strict=True):
-            if splits is None and tensor.numel() != self._members * output.numel():
+            if not splits and tensor.numel() != self._members * output.numel():
                 raise ArgumentError(
                     f"{verb}: an input of {tensor.numel()} elements for an output of "
                     f"{output.numel()}; {self._members} ranks need {self._members} times as many"
                 )
-            if splits is not None and output.numel() != splits[self._own_rank]:
+            if splits and output.numel() != splits[self._own_rank]:
                 raise ArgumentError(
                     f"{verb}: an output of {output.numel()} elements for the part of this rank, "
                     f"which has {splits[self._own_rank]}"
                 )
         sources = [readable(tensor) for tensor in inputs]
         memories = [as_written(output) for output in outputs]
-        if is_bitwise(opts.reduceOp, sources[0].dtype):
-            begins = [self._own_rank * memory.numel() for memory in memories]
-            if splits is not None:
-                begins = [sum(splits[: self._own_rank])]
-            copy = copying(memories, outputs)
-            bits = BitwiseReduction(
-                verb, opts.reduceOp, self._members, sources, memories, begins, copy
-            )
-            return self._combine(bits, outputs, opts)
-        how = reduction_of(verb, opts.reduceOp, [*inputs, *outputs])
-        rows = self._members if splits is None else sources[0].numel()
-
-        def submit(name: str, blocking: bool) -> _core.Handle:
-            specs = [
-                spec_of_reduced(f"{name}.{index}", source, memory, how, rows)
-                for index, (source, memory) in enumerate(zip(sources, memories, strict=True))
-            ]
-            return self._engine.reducescatter(
-                name, specs, how.op, how.prescale, keep=(sources, memories), blocking=blocking,
-                splits=splits or (),
-            )  # fmt: skip
-
-        signature = f"{verb}{'.uneven' if splits else ''}.{how.word}.{counts(sources)}"
-        return self._start(signature, submit, outputs, copying(memories, outputs), opts)
+        return self._reduce(verb, sources, memories, outputs, opts, splits)
 
     # Ranks send different things to different ranks: all of these are an alltoall of the engine,
     # with different splits.
@@ -228,7 +263,7 @@ class Collectives(Submissions):
         check("all_to_all_single", [output, source])
         counts = self._elements("input", source, input_split_sizes)
         wanted = self._elements("output", output, output_split_sizes)
-        return self._exchange("all_to_all_single", readable(source), counts, output, wanted, opts)
+        return self._exchange("all_to_all_single", readable(source), counts, [output], wanted, opts)
 
     def _elements(self, what: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
         """Return how many elements of a tensor belong to each rank."""
@@ -259,7 +294,7 @@ class Collectives(Submissions):
         joined = torch.cat([readable(tensor).reshape(-1) for tensor in inputs])
         counts = [tensor.numel() for tensor in inputs]
         wanted = [tensor.numel() for tensor in outputs]
-        return self._exchange("all_to_all", joined, counts, list(outputs), wanted, opts)
+        return self._exchange("all_to_all", joined, counts, outputs, wanted, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """Give rank `opts.rootRank` the tensors of all ranks: `outputs[0][r]` is that of rank r."""
@@ -287,22 +322,22 @@ class Collectives(Submissions):
         counts = [one.numel() for one in sources] or [0] * self._members
         joined = torch.cat([readable(one).reshape(-1) for one in sources] or [target.new_empty(0)])
         wanted = [target.numel() if rank == root else 0 for rank in range(self._members)]
-        return self._exchange(f"scatter.{root}", joined, counts, target, wanted, opts)
+        return self._exchange(f"scatter.{root}", joined, counts, [target], wanted, opts)
 
     def _exchange(
         self,
         verb: str,
         source: torch.Tensor,
         counts: Sequence[int],
-        target: Target,
+        outputs: Tensors,
         wanted: Sequence[int],
         opts: Any,
     ) -> Work:
-        """Send `counts` elements of a plain tensor, by rank; receive `wanted` into `target`."""
-        # The parts of `source` lie one behind the other. A target is a tensor for all that arrives,
-        # or a list of one tensor for each rank; an empty list receives nothing.
+        """Send `counts` elements of a plain tensor, by rank; receive `wanted` into `outputs`."""
+        # The parts of `source` lie one behind the other. The outputs are a tensor for all that
+        # arrives, or one for each rank; without any, this rank receives nothing.
         units = units_of(source.dtype)
-        place = place_of(verb, target, source)
+        place = place_of(verb, outputs, source)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             splits = [count * units for count in counts]
@@ -318,9 +353,8 @@ class Collectives(Submissions):
                     f"{verb}: {arrived} elements arrived from the ranks, and the outputs of rank "
                     f"{self._own_rank} are for {list(wanted)}; compare the split sizes of the ranks"
                 )
-            deliver(target, place)
+            deliver(place)
 
-        outputs = target if isinstance(target, list) else [target]
         return self._start(f"{verb}.{source.dtype}", submit, outputs, finish, opts)
 
     # Transfers are matched by their order for each pair of ranks and tag, as in MPI. A send is not
@@ -363,10 +397,6 @@ class Collectives(Submissions):
             return self._engine.barrier(name, blocking=blocking)
 
         return self._start("barrier", submit, [], None, opts)
-
-
-def _flat(targets: Sequence[Target]) -> list[torch.Tensor]:
-    return [one for target in targets for one in (target if isinstance(target, list) else [target])]
 
 
 def _way(source: int, to: int, tag: int) -> str:

@@ -85,8 +85,15 @@ def _start(
     member: Membership, connection: Connection, deadline: Deadline, job_id: bytes
 ) -> _core.Engine:
     """Start the engine; that of the first group, the default one, is reported to a view."""
+    global _hooks_installed
     engine = make_world(connection, deadline, job_id, records=False).engine
     observed.follow_unless_busy(engine, member.rank, member.size)
+    with _lock:
+        _engines[engine] = member.rank
+        if not _hooks_installed:
+            _hooks_installed = True
+            atexit.register(_end_all)
+            tell_also(_tell_peers)
     return engine
 
 
@@ -192,16 +199,6 @@ _lock = threading.Lock()
 # These engines are open; the values are this process's ranks.
 _engines: dict[_core.Engine, int] = {}
 _hooks_installed = False
-
-
-def enter(engine: _core.Engine, rank: int) -> None:
-    global _hooks_installed
-    with _lock:
-        _engines[engine] = rank
-        if not _hooks_installed:
-            _hooks_installed = True
-            atexit.register(_end_all)
-            tell_also(_tell_peers)
 
 
 def end(engine: _core.Engine) -> None:

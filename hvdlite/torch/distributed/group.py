@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from hvdlite.errors import ArgumentError
 from hvdlite.torch.distributed import engines
 from hvdlite.torch.distributed.collectives import Collectives
-from hvdlite.torch.distributed.engines import Membership, make_engine
+from hvdlite.torch.distributed.engines import Membership
 from hvdlite.torch.distributed.memory import OtherDeviceError
 
 NAME = "hvdlite"
@@ -36,12 +36,8 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
             options.timeout,
         )
         distributed.ProcessGroup.__init__(self, member.rank, member.size)
-        engine = make_engine(member)
-        engines.enter(engine, member.rank)
-        Collectives.__init__(self, engine, member.rank, member.size, member.name, member.timeout)
-        self._member = member
+        Collectives.__init__(self, member)
         self._description = ""
-        self._elsewhere: dict[str, Any] = {}
 
     def getBackendName(self) -> str:
         return NAME
@@ -84,9 +80,7 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         backend = self._backends().get(device)
         if backend not in ("nccl", "gloo"):
             raise error
-        if device not in self._elsewhere:
-            self._elsewhere[device] = _make_group(self._member, device, backend, self._timeout)
-        return self._elsewhere[device]
+        return self._of_torch(device, backend)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -128,8 +122,8 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group when the operations in flight have ended, or their time has passed."""
-        while self._elsewhere:
-            self._elsewhere.popitem()[1].shutdown()
+        while self._groups_of_torch:
+            self._groups_of_torch.popitem()[1].shutdown()
         # While an exception is handled, as in a `finally`, the operations get a moment only: other
         # ranks may wait for what this one would have done.
         if sys.exc_info()[0] is None:
@@ -141,29 +135,6 @@ class HvdliteGroup(Collectives, distributed.ProcessGroup):  # type: ignore[misc]
         """Leave the group at once; the other members get an error."""
         self._engine.abort(f"rank {self._own_rank} aborted process group '{self._title}'")
         engines.end(self._engine)
-
-
-# Tensors of other devices, in a group such as "cuda:nccl,cpu:hvdlite": when a backend is a
-# `ProcessGroup` itself, as this one is, torch.distributed makes it the whole group, and drops the
-# backends that were named for other devices. So the group makes those itself, when the first tensor
-# of such a device comes.
-
-
-def _make_group(member: Membership, device: str, backend: str, timeout: timedelta) -> Any:
-    """Make a group of torch's own for the tensors of a device; all members come here, in order."""
-    store = distributed.PrefixStore(f"hvdlite/{device}/", member.store)
-    group = distributed.ProcessGroup(store, member.rank, member.size)
-    if backend == "nccl":
-        kind = distributed.ProcessGroup.BackendType.NCCL
-        options = distributed.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        made = distributed.ProcessGroupNCCL(store, member.rank, member.size, options)
-    else:
-        kind = distributed.ProcessGroup.BackendType.GLOO
-        made = distributed.ProcessGroupGloo(store, member.rank, member.size, timeout=timeout)
-    group._set_default_backend(kind)
-    group._register_backend(torch.device(device), kind, made)
-    return group
 
 
 # Torch's functions give lists of tensors and an object with options. The methods of a ProcessGroup

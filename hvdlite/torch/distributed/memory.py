@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -91,8 +91,7 @@ class Reduction(NamedTuple):
 
 def reduction_of(verb: str, op: ReduceOp, tensors: Sequence[torch.Tensor]) -> Reduction:
     """Return how the engine reduces tensors of one dtype, or raise an UnsupportedError."""
-    dtype = one_dtype(verb, tensors)
-    kind = op.op if isinstance(op, ReduceOp) else op
+    dtype, kind = one_dtype(verb, tensors), kind_of(op)
     number = int(kind)  # The hash of a number is quicker than that of a ReduceOp.
     found = _found(number, dtype)
     if found is None:
@@ -105,6 +104,10 @@ def reduction_of(verb: str, op: ReduceOp, tensors: Sequence[torch.Tensor]) -> Re
         return found
     factor = _factor(verb, op)
     return found._replace(prescale=factor, word=f"{found.word}.{factor}")
+
+
+def kind_of(op: Any) -> Any:
+    return op.op if isinstance(op, ReduceOp) else op
 
 
 def one_dtype(verb: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
@@ -157,22 +160,43 @@ def _factor(verb: str, op: ReduceOp) -> float:
     return float(factor)
 
 
-# A target is one tensor for all that is received, or a list with a tensor for each rank.
-Target: TypeAlias = torch.Tensor | list[torch.Tensor]
+_COMBINE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+# PyTorch has no bitwise arithmetic for some unsigned numbers.
+_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_bitwise(op: Any, dtype: torch.dtype) -> bool:
+    """Return whether an operation combines the bits of this dtype; the engine has it for bool."""
+    kind = kind_of(op)
+    if kind not in _COMBINE or dtype.is_floating_point or dtype.is_complex:
+        return False
+    return dtype != torch.bool or bool(kind == ReduceOp.BXOR)
+
+
+def combine_bits(kind: Any, rows: torch.Tensor, target: torch.Tensor) -> None:
+    """Write into a plain tensor what a bitwise operation makes of one row from each rank."""
+    number = _AS[target.itemsize]
+    combined = functools.reduce(_COMBINE[kind], rows.view(number))
+    target.view(-1).view(number).copy_(combined)
 
 
 class Place(NamedTuple):
-    """Plain memory for all that is received for a target."""
+    """Plain memory for all that is received for some tensors: one for each rank, or one for all."""
 
+    outputs: Sequence[torch.Tensor]
     address: int
     capacity: int  # in bytes
     memory: list[torch.Tensor]  # keeps the memory alive
-    new: torch.Tensor | None  # the memory itself if it is not the target's own
+    new: torch.Tensor | None  # the memory itself if it is not that of the outputs
 
 
-def place_of(verb: str, target: Target, source: torch.Tensor) -> Place:
-    """Return memory for what is received for a checked target; raise if the dtypes differ."""
-    outputs = target if isinstance(target, list) else [target]
+def place_of(verb: str, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> Place:
+    """Return memory for what is received for checked tensors; raise if the dtypes differ."""
+    outputs = list(outputs)
     begin, end, plain = 0, 0, True
     for output in outputs:
         if output.dtype != source.dtype:
@@ -187,10 +211,10 @@ def place_of(verb: str, target: Target, source: torch.Tensor) -> Place:
             begin, end = begin or address, address + bytes_here
     # The tensors lie one behind the other, as the chunks of a tensor do.
     if plain:
-        return Place(begin, end - begin, [output.detach() for output in outputs], None)
+        return Place(outputs, begin, end - begin, [output.detach() for output in outputs], None)
     elements = sum(output.numel() for output in outputs)
     new = torch.empty(elements, dtype=source.dtype, device="cpu")
-    return Place(new.data_ptr(), new.numel() * new.itemsize, [new], new)
+    return Place(outputs, new.data_ptr(), new.numel() * new.itemsize, [new], new)
 
 
 def copying(memories: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Finish | None:
@@ -210,39 +234,21 @@ def copying(memories: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
     return finish
 
 
-def receiving(
-    verb: str, targets: Sequence[Target], places: Sequence[Place], members: int
-) -> Finish:
-    """Return what checks how much an allgather has received, and brings it to its targets."""
-
-    def finish(handle: _core.Handle) -> None:
-        dimensions = handle.first_dimensions
-        for index, (target, place) in enumerate(zip(targets, places, strict=True)):
-            _check_received(verb, target, dimensions[index * members : (index + 1) * members])
-            deliver(target, place)
-
-    return finish
-
-
-def deliver(target: Target, place: Place) -> None:
+def deliver(place: Place) -> None:
     if place.new is None:
         return
-    outputs = target if isinstance(target, list) else [target]
-    parts = place.new.split([output.numel() for output in outputs])
-    for output, part in zip(outputs, parts, strict=True):
+    parts = place.new.split([output.numel() for output in place.outputs])
+    for output, part in zip(place.outputs, parts, strict=True):
         output.data.copy_(part.view(output.shape))
 
 
-def _check_received(verb: str, target: Target, rows: Sequence[int]) -> None:
-    """Raise unless a target has as many elements as have arrived, `rows` engine units by rank."""
-    if isinstance(target, list):
-        arrived, wanted = list(rows), [one.numel() * units_of(one.dtype) for one in target]
-    else:
-        arrived, wanted = [sum(rows)], [target.numel() * units_of(target.dtype)]
+def check_received(verb: str, place: Place, arrived: Sequence[int]) -> None:
+    """Raise unless each output has as many elements as have arrived, in units of the engine."""
+    wanted = [one.numel() * units_of(one.dtype) for one in place.outputs]
     if arrived == wanted:
         return
     rank = next(i for i, count in enumerate(arrived) if count != wanted[i])
-    one = target[rank] if isinstance(target, list) else target
+    one = place.outputs[rank]
     raise ArgumentError(
         f"{verb}: {arrived[rank] // units_of(one.dtype)} elements arrived (from rank {rank}, where "
         f"each rank has its own output), and the output has {one.numel()}"

@@ -7,15 +7,16 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch import distributed
 
 from hvdlite import _core
 from hvdlite.errors import CollectiveTimeoutError, HvdliteError
 from hvdlite.rendezvous.deadline import Deadline, seconds_of
 from hvdlite.torch.distributed import origins
+from hvdlite.torch.distributed.engines import Membership, make_engine
 from hvdlite.torch.distributed.origins import Origin
 from hvdlite.torch.distributed.work import Finish, Work
 
@@ -113,16 +114,16 @@ _KEPT_BYTES = 1 << 16
 class Submissions:
     """One member of a process group, and its engine."""
 
-    def __init__(
-        self, engine: _core.Engine, rank: int, size: int, name: str, timeout: timedelta
-    ) -> None:
-        self._engine = engine
-        self._own_rank = rank
-        self._members = size
-        self._title = name
-        self._timeout = timeout
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self._own_rank = member.rank
+        self._members = member.size
+        self._title = member.name
+        self._timeout = member.timeout
+        self._engine = make_engine(member)
         self._numbering = Numbering()
         self._kept: collections.deque[Work] = collections.deque(maxlen=_KEPT)
+        self._groups_of_torch: dict[str, Any] = {}  # by the device of their tensors
 
     def _start(
         self,
@@ -168,6 +169,29 @@ class Submissions:
         self._numbering.note(name, handle)
         give_up = functools.partial(self._give_up, way, seconds)
         return Work(handle, outputs, finish, seconds, give_up, None, (self._numbering, way))
+
+    # A backend that is a `ProcessGroup` itself, as this one is, is the whole group to
+    # torch.distributed, which drops the backends that were named for other devices, as in
+    # "cuda:nccl,cpu:hvdlite". So the group makes those itself.
+
+    def _of_torch(self, device: str, backend: str) -> Any:
+        """Return a group of torch's own for what hvdlite does not carry; all members come here."""
+        if device in self._groups_of_torch:
+            return self._groups_of_torch[device]
+        rank, size, kinds = self._own_rank, self._members, distributed.ProcessGroup.BackendType
+        store = distributed.PrefixStore(f"hvdlite/{device}/", self._member.store)
+        group = distributed.ProcessGroup(store, rank, size)
+        if backend == "nccl":
+            kind, options = kinds.NCCL, distributed.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            made = distributed.ProcessGroupNCCL(store, rank, size, options)
+        else:
+            kind = kinds.GLOO
+            made = distributed.ProcessGroupGloo(store, rank, size, timeout=self._timeout)
+        group._set_default_backend(kind)
+        group._register_backend(torch.device(device), kind, made)
+        self._groups_of_torch[device] = group
+        return group
 
     def _end_all_in_flight(self) -> None:
         deadline = Deadline(seconds_of(self._timeout))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,8 +25,7 @@ from hvdlite.torch.distributed.origins import Origin
 Finish = Callable[[_core.Handle], None]
 
 _UNSET = timedelta(0)
-_SLICE_SECONDS = 0.005  # The leader waits so long for one operation before it looks at the others.
-_CALLBACK_SECONDS = 1.0  # Then another thread takes the place of one that runs a callback.
+_CALLBACK_SECONDS = 1.0
 
 
 class Work(distributed.Work):  # type: ignore[misc]
@@ -49,7 +48,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         self._finishing = threading.Lock() if finish is not None else None
         self._error: Exception | None = None  # of `finish`
         self._seconds = seconds  # how long `wait` waits by default
-        self.deadline = time.monotonic() + seconds  # The process group ends then.
+        self._deadline = time.monotonic() + seconds  # The process group ends then.
         self._give_up = give_up  # is called when that time has passed, and raises
         self._origin = origin  # names what callbacks of the future start
         self.line = line  # Callbacks of the operations in one line run in the order of these.
@@ -62,7 +61,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         If `timeout` passes first, CollectiveTimeoutError is raised, and the operation goes on. If
         the process group's time passes, it is raised, too, and the group has ended.
         """
-        if timeout and (seconds := seconds_of(timeout)) < self.deadline - time.monotonic():
+        if timeout and (seconds := seconds_of(timeout)) < self._deadline - time.monotonic():
             self._wait_for_a_while(seconds)
         else:
             self._wait()
@@ -103,14 +102,12 @@ class Work(distributed.Work):  # type: ignore[misc]
         if self._error is not None:
             raise self._error
 
-    def settle(self, seconds: float = math.inf) -> None:
-        """Block until the operation has completed, well or not, but at most `seconds`."""
-        left = self.deadline - time.monotonic()
+    def settle(self) -> None:
+        """Block until the operation has completed, well or not."""
         try:
-            self._handle.wait(max(0.0, min(seconds, left)))
+            self._handle.wait(max(0.0, self._deadline - time.monotonic()))
         except TimeoutError:
-            if left < seconds and not self._handle.done():
-                # The time of the process group has passed, which ends its world.
+            if not self._handle.done():
                 with contextlib.suppress(HvdliteError):  # The waiting thread gets it, too.
                     self._give_up()
         except HvdliteError:
@@ -147,7 +144,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         # C++ code reads the value without a look at the error. A callback that raises makes a
         # future that C++ does look at.
         if self._future is None:
-            origins.install(_waiter.step_aside)
+            origins.install(_step_aside)
             base: Any = torch.futures.Future()
             self._future = origins.plain_then(base, self._give)
             if self._origin is not None:
@@ -167,128 +164,99 @@ class Work(distributed.Work):  # type: ignore[misc]
         return list(self._outputs)
 
 
-class _Waiter:
-    """Threads that complete the futures of this process's operations."""
-
-    # Operations of one process group complete about in their order, and those of different groups
-    # in any order. So the *leader* waits for the oldest operation, but never long. It also ends
-    # groups whose time has passed. In each line it completes futures in the order of the
-    # operations. To complete a future is to run its callbacks, which are the user's. A callback may
-    # wait for another future, or take long. Then the *guard*, a thread that sleeps until then,
-    # becomes the leader, and the former leader ends after its callback. The lock guards all
-    # attributes.
+class _Turn:
+    """The callbacks of one future."""
 
     def __init__(self) -> None:
-        self._pending: collections.deque[tuple[Work, Any]] = collections.deque()
-        self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)  # There is something for the leader.
-        self._needed = threading.Condition(self._lock)  # The guard is needed.
-        self._leader: threading.Thread | None = None
-        self._guard: threading.Thread | None = None
-        self._guard_sleeps = False
-        self._since: float | None = None  # The leader began to run callbacks at this time.
-        self._of_thread = threading.local()
+        self.begun = threading.Event()
+        self.ended = threading.Event()  # or wait for another future
+
+
+_of_thread = threading.local()  # A thread that runs callbacks has their turn here.
+
+
+class _Waiter:
+    """Threads that complete the futures of this process's operations, one for each in flight."""
+
+    # To complete a future is to run its callbacks, which are the user's, and may wait for anything.
+    # In each line they run in the order of the operations; but the next ones do not wait for those
+    # that wait for a future, or take longer than a second. Idle threads wait for the next future.
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()  # Its lock guards all attributes.
+        self._pending: collections.deque[tuple[Work, Any, _Turn | None, _Turn]] = (
+            collections.deque()
+        )
+        self._last: Any = weakref.WeakValueDictionary[Hashable, _Turn]()  # by line
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._stopped = False
 
     def watch(self, work: Work, base: Any) -> None:
-        if getattr(self._of_thread, "completes", False):
+        """Let `base` get its value when the operation has completed."""
+        if getattr(_of_thread, "turn", None) is not None:
             # A callback that starts an operation mostly waits for it: no other thread is needed.
             work.settle()
             base.set_result(None)
             return
-        with self._lock:
-            self._pending.append((work, base))
-            if self._guard is None:
-                self._leader = self._start(self._lead)
-                self._guard = self._start(self._stand_by)
-            self._arrived.notify()
+        turn = _Turn()
+        with self._arrived:
+            self._pending.append((work, base, self._last.get(work.line), turn))
+            self._last[work.line] = turn
+            if len(self._pending) <= self._idle:
+                self._arrived.notify()
+                return
+            thread = threading.Thread(target=self._run, name="hvdlite-futures", daemon=True)
+            self._threads.append(thread)
+        thread.start()
 
-    def step_aside(self) -> None:
-        """Let another thread lead, because this thread will wait for a future."""
-        if not getattr(self._of_thread, "completes", False):
-            return
-        with self._lock:
-            if self._leader is threading.current_thread():
-                self._leader = None
-                self._needed.notify()
+    def _run(self) -> None:
+        while self._complete_next():
+            pass
+
+    def _complete_next(self) -> bool:
+        """Complete a future, or return False if there will be no more."""
+        with self._arrived:
+            self._idle += 1
+            while not self._pending and not self._stopped:
+                self._arrived.wait()
+            self._idle -= 1
+            if not self._pending:
+                return False
+            work, base, before, turn = self._pending.popleft()
+        work.settle()
+        if before is not None:
+            before.begun.wait()
+            before.ended.wait(_CALLBACK_SECONDS)
+        turn.begun.set()
+        _of_thread.turn = turn
+        base.set_result(None)
+        _of_thread.turn = None
+        turn.ended.set()
+        return True
 
     def stop(self) -> None:
         """End the threads; called when all engines have been shut down, so that all has ended."""
-        with self._lock:
-            threads = (self._leader, self._guard)
-            self._leader = self._guard = None
-            left = [*self._pending]
-            self._pending.clear()
+        with self._arrived:
+            self._stopped = True
             self._arrived.notify_all()
-            self._needed.notify_all()
-        for work, base in left:
-            work.settle()
-            base.set_result(None)
-        for thread in threads:
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(_CALLBACK_SECONDS)  # A callback may wait for something forever.
-
-    def _start(self, role: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=role, name="hvdlite-futures", daemon=True)
-        thread.start()
-        return thread
-
-    def _lead(self) -> None:
-        self._of_thread.completes = True
-        while (oldest := self._oldest()) is not None:
-            oldest.settle(_SLICE_SECONDS)
-            while (base := self._next()) is not None:
-                base.set_result(None)
-
-    def _oldest(self) -> Work | None:
-        """Return what the leader waits for; None in a thread that does not lead any more."""
-        with self._lock:
-            while self._leader is threading.current_thread():
-                if self._pending:
-                    return self._pending[0][0]
-                self._arrived.wait()
-        return None
-
-    def _next(self) -> Any:
-        """Return the next future to complete, if there is one for this thread."""
-        with self._lock:
-            if self._leader is not threading.current_thread():
-                return None
-            self._since = None
-            now, held = time.monotonic(), set[Hashable]()
-            for index, (work, base) in enumerate(self._pending):
-                if now > work.deadline:
-                    work.settle(0.0)
-                if work.line not in held and work.is_completed():
-                    del self._pending[index]
-                    self._since = now
-                    if self._guard_sleeps:
-                        self._needed.notify()
-                    return base
-                held.add(work.line)
-        return None
-
-    def _stand_by(self) -> None:
-        """Be the guard until the leader needs one, and then the leader."""
-        this = threading.current_thread()
-        with self._lock:
-            while self._guard is this and not self._leader_is_away():
-                if self._since is None:
-                    self._guard_sleeps = True
-                    self._needed.wait()
-                    self._guard_sleeps = False
-                if not self._leader_is_away():
-                    self._needed.wait(_CALLBACK_SECONDS)
-            if self._guard is not this:
-                return
-            self._leader, self._since = this, None
-            self._guard = self._start(self._stand_by)
-        self._lead()
-
-    def _leader_is_away(self) -> bool:
-        if self._leader is None:
-            return True
-        return self._since is not None and time.monotonic() - self._since > _CALLBACK_SECONDS
+        end = time.monotonic() + _CALLBACK_SECONDS  # A callback may wait for something forever.
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
 
 
 _waiter = _Waiter()
-stop_waiter = _waiter.stop
+
+
+def stop_waiter() -> None:
+    global _waiter
+    stopped, _waiter = _waiter, _Waiter()
+    stopped.stop()
+
+
+def _step_aside() -> None:
+    """Let the next callbacks run, because this thread will wait for a future."""
+    turn: _Turn | None = getattr(_of_thread, "turn", None)
+    if turn is not None:
+        turn.ended.set()

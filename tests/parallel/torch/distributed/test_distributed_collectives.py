@@ -365,7 +365,7 @@ def scenario_other_devices_have_their_own_backend() -> None:
     assert tensor.tolist() == [hvd.size()] * 2
     assert [device.type for device in group._device_types] == ["meta", "cpu"]
     dist.all_reduce(torch.empty(2, device="meta"), group=group)  # gloo computes nothing of it
-    assert list(group._elsewhere) == ["meta"]
+    assert list(group._groups_of_torch) == ["meta"]
     dist.all_reduce(tensor, group=group)  # Now all ranks have connected gloo's group.
     dist.destroy_process_group(group)
 
