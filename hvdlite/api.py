@@ -2,123 +2,42 @@
 
 import functools
 
-from hvdlite import _core, basics
-from hvdlite.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from hvdlite.errors import (
-    ArgumentError,
-    BootstrapError,
-    CollectiveError,
-    CollectiveTimeoutError,
-    DeadlockError,
-    DivergenceError,
-    DuplicateNameError,
-    ForkedError,
-    HorovodInternalError,
-    HvdliteError,
-    LateGradientsWarning,
-    MismatchError,
-    NotInitializedError,
-    OutOfMemoryError,
-    RankFailedError,
-    ReplicasDifferWarning,
-    ShutdownError,
-    StalledError,
-    StopHandlerWarning,
-    UnrecordedSamplesWarning,
-    UnreducedGradientsWarning,
-    UnsupportedError,
-    VirtualRanksWarning,
-)
+from hvdlite import _core, basics, errors
+from hvdlite import process_sets as sets
+from hvdlite.basics import *
+from hvdlite.errors import *
 from hvdlite.live.observed import observe
 from hvdlite.ops import Adasum, Average, Compressor, Max, Min, Product, Sum
-from hvdlite.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    process_set_by_id,
-    process_sets,
-    remove_process_set,
-)
+from hvdlite.process_sets import *
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 from hvdlite.stop import stop_on, stop_requested
 
 __all__ = [
     "Adasum",
-    "ArgumentError",
     "Average",
-    "BootstrapError",
-    "CollectiveError",
-    "CollectiveTimeoutError",
     "Compressor",
-    "DeadlockError",
-    "DivergenceError",
-    "DuplicateNameError",
     "EXIT_STOPPED",
-    "ForkedError",
-    "HorovodInternalError",
-    "HvdliteError",
-    "LateGradientsWarning",
     "Max",
     "Min",
-    "MismatchError",
-    "NotInitializedError",
-    "OutOfMemoryError",
-    "ProcessSet",
     "Product",
-    "RankFailedError",
-    "ReplicasDifferWarning",
-    "ShutdownError",
-    "StalledError",
-    "StopHandlerWarning",
-    "UnrecordedSamplesWarning",
-    "UnreducedGradientsWarning",
-    "UnsupportedError",
     "Sum",
-    "VirtualRanksWarning",
-    "add_process_set",
     "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
     "ddl_built",
-    "global_process_set",
     "gloo_built",
     "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
     "observe",
-    "process_set_by_id",
-    "process_sets",
-    "rank",
-    "remove_process_set",
     "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
     "stop_on",
     "stop_requested",
-    "stop_timeline",
 ]
+__all__ += basics.__all__
+__all__ += errors.__all__
+__all__ += sets.__all__
 
 
 # What this installation and this machine can do, in the words of scripts for Horovod.

@@ -33,6 +33,21 @@ from hvdlite.rendezvous.environment import WorkerEnvironment, detect, timeline_p
 from hvdlite.rendezvous.mesh import connect
 from hvdlite.timeline.recorder import Gather, Recorder
 
+__all__ = [
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 if TYPE_CHECKING:
     from hvdlite.rendezvous.membership import MembershipThread
 

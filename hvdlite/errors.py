@@ -9,6 +9,32 @@ from __future__ import annotations
 
 import collections
 
+__all__ = [
+    "ArgumentError",
+    "BootstrapError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "DeadlockError",
+    "DivergenceError",
+    "DuplicateNameError",
+    "ForkedError",
+    "HorovodInternalError",
+    "HvdliteError",
+    "LateGradientsWarning",
+    "MismatchError",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "RankFailedError",
+    "ReplicasDifferWarning",
+    "ShutdownError",
+    "StalledError",
+    "StopHandlerWarning",
+    "UnrecordedSamplesWarning",
+    "UnreducedGradientsWarning",
+    "UnsupportedError",
+    "VirtualRanksWarning",
+]
+
 
 class HvdliteError(RuntimeError):
     """Base of all errors of hvdlite.

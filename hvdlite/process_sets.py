@@ -15,6 +15,15 @@ from typing import Any, NamedTuple
 from hvdlite import _core, ops
 from hvdlite.errors import ArgumentError, NotInitializedError
 
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "process_set_by_id",
+    "process_sets",
+    "remove_process_set",
+]
+
 
 class ProcessSet:
     """A group of ranks. Every rank must register it before its members use it.
