@@ -13,8 +13,7 @@ have no fast path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,16 +64,6 @@ def _install() -> None:
         next_name=next_name,
         raise_moved=raise_moved,
     )
-
-
-@contextmanager
-def off() -> Iterator[None]:
-    """Switch the fast path off for all threads of this process, to compare both ways."""
-    was_on = _core.fast_path.switch(on=False)
-    try:
-        yield
-    finally:
-        _core.fast_path.switch(on=was_on)
 
 
 _install()

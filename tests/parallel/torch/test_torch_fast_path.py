@@ -33,6 +33,7 @@ from hvdlite.process_sets import global_process_set
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.tensors import spec
 from parallel.scenarios import make_tests, raises, run_all, sizes
+from parallel.torch.slow_path import slow_path
 from parallel.torch.small_models import Branches, backward, gradients, inputs, make, make_model
 
 pytestmark = pytest.mark.skipif(
@@ -83,7 +84,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def same_both_ways(call: Callable[[], Any]) -> None:
     fast = outcome(call)
-    with fast_path.off():
+    with slow_path():
         slow = outcome(call)
     assert str(fast) == str(slow)
 
@@ -177,7 +178,7 @@ def scenario_names_are_used_again_with_other_tensors() -> None:
 
 def scenario_numbers_go_on_through_both_ways() -> None:
     for i in range(4):
-        with fast_path.off() if (i + hvd.rank()) % 2 else contextlib.nullcontext():
+        with slow_path() if (i + hvd.rank()) % 2 else contextlib.nullcontext():
             assert hvd.allreduce(mine(1), op=hvd.Max) == hvd.size()
             hvd.barrier()
 
@@ -320,7 +321,7 @@ def scenario_both_ways_give_the_same_bits() -> None:
         {"gradient_predivide_factor": 2.0},
     ):
         fast = trained(**options)
-        with fast_path.off():
+        with slow_path():
             slow = trained(**options)
         assert all(map(torch.equal, fast, slow)), options
 

@@ -13,8 +13,8 @@ import torch
 
 import hvdlite
 import hvdlite.torch as hvd
-from hvdlite.torch.collectives import fast_path
 from parallel.scenarios import make_tests, raises, run_all, sizes
+from parallel.torch.slow_path import slow_path
 
 PRELOAD = ("torch._dynamo",)
 
@@ -416,7 +416,7 @@ def body() -> dict[str, str]:
 
 
 def body_without_fast_path() -> dict[str, str]:
-    with fast_path.off():
+    with slow_path():
         return run_all(globals())
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.collectives import fast_path
 from parallel.scenarios import make_tests, run_all, sizes
+from parallel.torch.slow_path import slow_path
 from parallel.torch.small_models import (
     Branches,
     assert_close,
@@ -262,7 +262,7 @@ def body() -> dict[str, str]:
 
 
 def body_without_fast_path() -> dict[str, str]:
-    with fast_path.off():
+    with slow_path():
         return body()
 
 
