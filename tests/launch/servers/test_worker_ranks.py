@@ -68,11 +68,8 @@ class Supervisor:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         self.said.append(text)
-
-    def note(self, text: str) -> None:
-        assert text == self.said[-1]
 
 
 def policy_of(servers: Servers) -> ServersJob:

@@ -66,7 +66,7 @@ def start(operation: Operation, name: str) -> hvd.Handle:
         return hvd.broadcast_async(tensors[0], operation.seed % hvd.size(), name)
     if operation.kind == "alltoall":
         splits = splits_of(operation, hvd.rank(), hvd.size())
-        return hvd.alltoall_async(tensors[0], splits, name).then(lambda result: result[0])
+        return hvd.alltoall_async(tensors[0], splits, name)
     op = getattr(hvd, operation.op)
     if operation.kind == "reducescatter":
         return hvd.grouped_reducescatter_async(tensors, op=op, name=name)
@@ -83,7 +83,9 @@ def rank_body(address: str, key: bytes) -> None:
             handles = {i: start(operations[i], f"property.{i}") for i in orders[hvd.rank()]}
             results = [hvd.synchronize(handles[i]) for i in range(len(operations))]
             # Pickled here: the connection's own pickler would move tensors through /dev/shm.
-            lists = [result if isinstance(result, list) else [result] for result in results]
+            # An alltoall also returns how many rows came from each rank.
+            firsts = [one[0] if isinstance(one, tuple) else one for one in results]
+            lists = [one if isinstance(one, list) else [one] for one in firsts]
             connection.send_bytes(pickle.dumps(lists))
 
 
