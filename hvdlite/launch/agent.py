@@ -19,7 +19,6 @@ import math
 import os
 import secrets
 import select
-import selectors
 import shutil
 import signal
 import socket
@@ -36,7 +35,15 @@ from hvdlite.errors import BootstrapError
 from hvdlite.launch import shim
 from hvdlite.launch.channels import SAFE_PATH
 from hvdlite.launch.loop import PASSED_ON, AnyRank, JobLoop, SignalInbox, Stop
-from hvdlite.launch.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
+from hvdlite.launch.messages import (
+    GREETING,
+    Frame,
+    FrameChannel,
+    FrameReader,
+    Kind,
+    data_frame,
+    frame,
+)
 from hvdlite.launch.output import Stream, StreamReader
 from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending, start_worker
 from hvdlite.launch.resources import available_cores, oom_kills
@@ -266,10 +273,8 @@ class Agent(JobLoop):
         self.streams = _Forwarder(self, channel)
         self._oom_kills = oom_kills()
         self._listens = True
-        self._watches_room = False
         self._closing = False  # the launcher starts nothing here any more
         self._asked = False  # the launcher has asked processes to end, and will say when to kill
-        self.on(channel.read_fd, self._obey)
         self.on(inbox.fd, lambda: tell_signals(channel, inbox))
 
     def goes_on(self) -> bool:
@@ -289,29 +294,15 @@ class Agent(JobLoop):
         if (self._channel.gone or silent) and self._listens:
             self._channel.gone = True
             self._listens = False
-            self._watch_room(False)
-            self.selector.unregister(self._channel.read_fd)
             self.stop_now(_GONE, grace=self._grace)
         if now >= self._alive_at:
             self._alive_at = now + self._heartbeat / 4
             self._channel.send(frame(Kind.ALIVE))
-        self._watch_room(bool(self._channel.waiting) and not self._channel.gone)
+        self._channel.watch(self.selector, self._listens, self._obey)
         return min(now + _TICK_SECONDS, self._alive_at)
 
-    def _watch_room(self, wanted: bool) -> None:
-        if wanted == self._watches_room:
-            return
-        self._watches_room = wanted
-        channel = self._channel
-        if channel.write_fd == channel.read_fd:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-            self.selector.modify(channel.read_fd, events, self._obey)
-        elif wanted:
-            self.selector.register(channel.write_fd, selectors.EVENT_WRITE, channel.flush)
-        else:
-            self.selector.unregister(channel.write_fd)
-
     def _obey(self) -> None:
+        self._channel.flush()
         for command in self._channel.receive():
             workers = [one for one in self.workers if one.number == command.number]
             if command.kind == Kind.ALIVE:
@@ -379,48 +370,24 @@ def tell_signals(channel: LauncherChannel, inbox: SignalInbox) -> None:
         channel.send(data_frame(Kind.CAUGHT, 0, number))
 
 
-class LauncherChannel:
-    """The connection to the launcher, usually over stdin and stdout; writing never blocks."""
+class LauncherChannel(FrameChannel):
+    """The connection to the launcher, usually over stdin and stdout."""
 
     def __init__(self, read_fd: int = 0, write_fd: int = 1) -> None:
-        self.read_fd, self.write_fd = read_fd, write_fd  # which may be the same
-        os.set_blocking(read_fd, False)
-        os.set_blocking(write_fd, False)
-        self._reader = FrameReader()
+        super().__init__(read_fd, write_fd, FrameReader(), GREETING)
         # The status of the job, and why it did not start; None while it is not over.
         self.outcome: tuple[int, str] | None = None
-        self._out = bytearray(GREETING)
-        self.heard_at = time.monotonic()  # the monotonic time of the launcher's last message
-        self.gone = False  # whether the connection has ended
 
     @property
     def lost(self) -> bool:
         return self.gone or time.monotonic() - self.heard_at > SILENCE
 
-    @property
-    def waiting(self) -> int:
-        """The number of bytes that ssh has not taken yet."""
-        return len(self._out)
-
     def send(self, data: bytes) -> None:
-        """Queue a frame and write what can be written; drop the frame if the launcher is gone."""
-        if self.gone:
-            return
-        self._out += data + _NEW_LINE
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self._out and not self.gone:
-                del self._out[: os.write(self.write_fd, memoryview(self._out)[: 1 << 18])]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.gone = True
+        super().send(data + _NEW_LINE)
 
     def wait(self, seconds: float) -> None:
         if not self.gone:
-            select.select([self.read_fd], [self.write_fd] if self._out else [], [], seconds)
+            select.select([self.read_fd], [self.write_fd] if self.waiting else [], [], seconds)
         self.flush()
 
     def hears_launcher(self, seconds: float) -> bool:
@@ -431,17 +398,8 @@ class LauncherChannel:
 
     def receive(self) -> list[Frame]:
         """Return the frames that have arrived but for the outcome; set `gone` at the end."""
-        try:
-            data = os.read(self.read_fd, 1 << 18)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            self.gone = True
-        self.heard_at = time.monotonic()
         frames = []
-        for one in self._reader.feed(data):
+        for one in super().receive():
             if one.kind == Kind.OUTCOME:
                 status, why = one.data()
                 self.outcome = int(status), str(why)

@@ -1,30 +1,34 @@
 """The agents of a job, which start and end its processes on other hosts.
 
 `Agents` connects to hosts, also to those that are listed later, tells the loop what their agents
-say, and gives up those that are silent. When a job starts, `await_hosts` decides which hosts take
-part: a host that a script or a cluster's software lists may be dead, or busy, and the job does not
-wait for it much longer than for the others, if these are enough.
+say, and gives up those that are silent. When a job starts, `greet` decides which hosts take part: a
+host that a script or a cluster's software lists may be dead, or busy, and the job does not wait for
+it much longer than for the others, if these are enough.
 """
 
 from __future__ import annotations
 
 import math
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from hvdlite.launch.channels import AbsentError, LaunchError, RemoteLauncher
 from hvdlite.launch.hosts import BackOff
-from hvdlite.launch.messages import Kind, data_frame, frame
-from hvdlite.launch.remote_host import RemoteHost, connect_deadline
+from hvdlite.launch.messages import Frame, Kind, NoFrameError, data_frame, frame, watch_for
+from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending
+from hvdlite.launch.remote_host import RemoteHost, RemoteWorker, connect_deadline
 from hvdlite.rendezvous.address import interface_address, interface_addresses
 
 ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _LATE_SECONDS = 5.0  # after enough hosts have come; as many as these took, if that is longer
+_LONGEST_GOODBYE = 5.0  # seconds that agents may take to end what is left
+LOST = 255  # status of a process when the connection to its host is lost; ssh uses it, too
+_SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LIVE}
 _LOOK_SECONDS = 1.0  # between looks at a host that cannot be reached yet
 
 
@@ -40,14 +44,15 @@ class Pulse:
 class Owner(Protocol):
     """The loop that has the agents: what it offers them, and what they tell it."""
 
-    # `on` watches a descriptor that can be read, and `off` ends that. A host is ready while
-    # processes can be started there; a worker has started when its process id is known.
+    # `on` watches a descriptor that can be read. A host is ready while processes can be started
+    # there; a worker has started when its process id is known.
     def on(self, fd: int, call: Callable[[], None]) -> None: ...
-    def off(self, fd: int) -> None: ...
     def host_ready(self, name: str) -> None: ...
     def host_lost(self, name: str, why: str) -> None: ...
     def host_signalled(self, name: str, number: int) -> None: ...
     def worker_started(self, number: int) -> None: ...
+    def worker_wrote(self, number: int, sink: int, data: bytes) -> None: ...
+    def worker_ended(self, worker: RemoteWorker) -> None: ...
 
 
 class Agents:
@@ -58,13 +63,17 @@ class Agents:
         self._remote_launcher = remote_launcher
         self._pulse = pulse
         self._interrupted_fd = interrupted_fd
-        self._owner: Owner  # from `attach` on
-        self._part_of: Callable[[RemoteHost], dict[str, Any]] = lambda host: {}
+        self._owner: Owner | None = None  # between `attach` and `settle`
+        self._part_of: Callable[[RemoteHost], dict[str, Any]] | None = None  # from `begin` on
         self._stdin: bytes | None = None
+        self._selector = selectors.DefaultSelector()
+        self._listens = True  # whether what the agents say is read
         self._alive_at = 0.0
-        self._ticked_at = math.inf
+        self._ticked_at = -math.inf
         self._awake_since = -math.inf  # when `tick` was last called after a long pause
         self._failures: dict[str, BackOff] = {}
+
+    # Before the loop.
 
     def greet(
         self, names: Sequence[str], enough: Callable[[Collection[str]], bool]
@@ -73,13 +82,8 @@ class Agents:
 
         Returns, by name, why each host that does not come is given up; `tick` connects to it again.
         """
-        for name in names:
-            self._connect(name)
-        hosts = list(self.hosts.values())
-        missed = await_hosts(hosts, enough, self._remote_launcher, self._interrupted_fd)
-        for name in missed:
-            self._give_up(self.hosts[name])
-        return missed
+        hosts = [self._connect(name) for name in names]
+        return self._await(hosts, enough, lambda host: bool(host.hello), "answered")
 
     @property
     def present(self) -> list[RemoteHost]:
@@ -89,117 +93,217 @@ class Agents:
         """Give agents that have answered their part, and wait until they can start processes."""
         self._part_of, self._stdin = part_of, stdin
         hosts = self.present
-        names = {host.name for host in hosts}
         for host in hosts:
             self._begin(host)
-        await_hosts(
-            hosts,
-            names.issubset,
-            self._remote_launcher,
-            self._interrupted_fd,
-            lambda host: host.ready,
-            "prepared its part",
-        )
+        names = {host.name for host in hosts}
+        self._await(hosts, names.issubset, lambda host: host.ready, "prepared its part")
 
     def _begin(self, host: RemoteHost) -> None:
-        host.begin({**self._part_of(host), "pulse": asdict(self._pulse)}, self._stdin)
+        if self._part_of is not None:
+            host.begin({**self._part_of(host), "pulse": asdict(self._pulse)}, self._stdin)
+
+    def _await(
+        self,
+        hosts: Sequence[RemoteHost],
+        enough: Callable[[Collection[str]], bool],
+        come: Callable[[RemoteHost], bool],
+        what: str,
+    ) -> dict[str, str]:
+        """Wait until all these hosts have come, or enough and the rest is late.
+
+        Returns, by name, why each host was given up; those that are late may still come.
+
+        Raises:
+            AbsentError: a host that is needed cannot be reached, or takes too long.
+            LaunchError: the job cannot run on a host, or one has another version of hvdlite.
+            KeyboardInterrupt: a byte has come at `interrupted_fd`.
+        """
+        begun = time.monotonic()
+        deadline = connect_deadline(self._remote_launcher)
+        leave_at: float | None = None
+        left = {host.name: host for host in hosts}
+        missed: dict[str, str] = {}
+        while waiting := [name for name, host in left.items() if not come(host)]:
+            now = time.monotonic()
+            if leave_at is None and enough([name for name in left if name not in waiting]):
+                leave_at = min(deadline, now + max(_LATE_SECONDS, now - begun))
+            if leave_at is not None and now >= leave_at:
+                break
+            if now >= deadline:
+                raise AbsentError(f"host {', '.join(waiting)} has not {what} in time")
+            until = deadline if leave_at is None else leave_at
+            keep_alive(left.values())
+            for host, error in self._exchange(min(until - now, ALIVE_SECONDS), interruptible=True):
+                if host.name in left and not isinstance(error, AbsentError):
+                    raise error
+                self._give_up(host)
+                missed[host.name] = str(error)
+                left.pop(host.name, None)
+                if not enough(list(left)):
+                    raise error
+        return missed
+
+    # What the agents say.
+
+    def _exchange(
+        self, seconds: float, interruptible: bool = False
+    ) -> list[tuple[RemoteHost, LaunchError]]:
+        """Send and receive what can be; return the hosts whose connection has ended, and why."""
+        watch_for(
+            self._selector, self._interrupted_fd, selectors.EVENT_READ if interruptible else 0
+        )
+        self._watch()
+        ended = []
+        for key, _ in self._selector.select(seconds):
+            host: RemoteHost | None = key.data
+            if host is None:
+                raise KeyboardInterrupt
+            if host.frames.gone:  # The other one of its descriptors has told that.
+                continue
+            try:
+                for message in host.receive():
+                    self._take(host, message)
+            except (LaunchError, NoFrameError) as error:
+                why = host.disturbed(error) if isinstance(error, NoFrameError) else error
+                host.frames.gone = True
+                self._end_workers(host, str(why))
+                ended.append((host, why))
+        return ended
+
+    def _watch(self) -> None:
+        for host in self.hosts.values():
+            host.frames.watch(self._selector, self._listens, host)
+
+    def _take(self, host: RemoteHost, message: Frame) -> None:
+        owner, kind = self._owner, message.kind
+        worker = host.workers.get(message.number)
+        if kind == Kind.HELLO:
+            host.greeted(message.data())
+            self._begin(host)
+        elif kind == Kind.REFUSED:
+            why = message.body.decode(errors="replace")
+            raise LaunchError(f"cannot start on host {host.name}: {why}")
+        elif kind == Kind.READY:
+            host.ready = True
+            self._failures.pop(host.name, None)
+            if owner is not None:
+                owner.host_ready(host.name)
+        elif kind == Kind.CAUGHT:
+            # An agent that goes on after its processes, to learn how the job ends, gets signals.
+            number = int(message.data())
+            if owner is not None and host.ready:
+                owner.host_signalled(host.name, number)
+            elif not host.closing:
+                name = signal.Signals(number).name
+                raise LaunchError(f"host {host.name} got {name} before the ranks ran")
+        elif kind == Kind.DONE:
+            host.closed_well = True
+            self._end_workers(host, "its agent has not told how it ended")
+        elif worker is not None and owner is not None:
+            self._take_about(worker, message, owner)
+
+    def _take_about(self, worker: RemoteWorker, message: Frame, owner: Owner) -> None:
+        if message.kind in _SINKS:
+            owner.worker_wrote(worker.number, _SINKS[message.kind], message.body)
+        elif message.kind == Kind.STARTED:
+            worker.pid = int(message.data())
+            owner.worker_started(worker.number)
+        elif message.kind == Kind.ENDED:
+            ending = message.data()
+            if not isinstance(ending, list) or len(ending) != 3:
+                raise NoFrameError(repr(ending))
+            status, by_signal, oom_killed = ending
+            self._end_worker(worker, Ending(status, by_signal, oom_killed=oom_killed))
+
+    def _end_workers(self, host: RemoteHost, why: str) -> None:
+        host.over = True
+        for worker in list(host.workers.values()):
+            self._end_worker(worker, Ending(LOST, by_signal=False, why=why), not host.closed_well)
+
+    def _end_worker(self, worker: RemoteWorker, ending: Ending, lost: bool = False) -> None:
+        if worker.ending is None:
+            worker.ending, worker.lost = ending, lost
+            if self._owner is not None:
+                self._owner.worker_ended(worker)
+
+    # While the loop runs.
 
     def attach(self, owner: Owner) -> None:
         """Pass, from now on, what the agents say to the loop."""
         self._owner = owner
+        owner.on(self._selector.fileno(), self._turn)
         for host in self.hosts.values():
             if host.ready:
-                self._serve(host)
-            else:
-                self._watch(host)
+                owner.host_ready(host.name)
+
+    def _turn(self) -> None:
+        for host, error in self._exchange(0.0):
+            self._drop(host, str(error))
 
     def serves(self, name: str) -> bool:
-        return name in self.hosts and self.hosts[name].serves
+        """Return whether processes can be started on a host."""
+        return name in self.hosts and self.hosts[name].ready and not self.hosts[name].closing
 
     def _connect(self, name: str) -> RemoteHost:
         host = RemoteHost(name, self._remote_launcher)
         self.hosts[name] = host
         return host
 
-    def _serve(self, host: RemoteHost) -> None:
-        self._failures.pop(host.name, None)
-        host.serve()
-        self._owner.on(host.fd, lambda: self._take(host))
-        self._owner.host_ready(host.name)
-
-    def _take(self, host: RemoteHost) -> None:
-        for kind, number in host.take():
-            if kind == Kind.STARTED:
-                self._owner.worker_started(number)
-            elif kind == Kind.CAUGHT:
-                self._owner.host_signalled(host.name, number)
-            elif kind == Kind.DONE:
-                self._owner.off(host.fd)
-                self._drop(host, host.lost_because)
-                return
-
     def _drop(self, host: RemoteHost, why: str) -> None:
         self._give_up(host)
-        self._owner.host_lost(host.name, "" if host.closing else why)
+        self._tell_lost(host.name, "" if host.closing else why)
+
+    def _tell_lost(self, name: str, why: str) -> None:
+        if self._owner is not None:
+            self._owner.host_lost(name, why)
 
     def _give_up(self, host: RemoteHost) -> None:
         """End the connection to a host, until `tick` makes another one after a while."""
         del self.hosts[host.name]
         self._failures.setdefault(host.name, BackOff()).failed(time.monotonic())
+        host.frames.unwatch(self._selector)
         host.close()
 
-    def _watch(self, host: RemoteHost) -> None:
-        self._owner.on(host.fileno(), partial(self._receive, host))
-
-    def _receive(self, host: RemoteHost) -> None:
-        """Receive from an agent that cannot start processes yet."""
-        greeted = bool(host.hello)
-        try:
-            host.receive()
-            if host.hello and not greeted:
-                self._begin(host)
-        except LaunchError as error:
-            self._owner.off(host.fileno())
-            self._drop(host, str(error))
-            return
-        if host.ready:
-            self._owner.off(host.fileno())
-            self._serve(host)
-
-    def tick(self, now: float, wanted: Mapping[str, float], used: Collection[str]) -> float | None:
+    def tick(
+        self, now: float, wanted: Mapping[str, float], used: Collection[str], listens: bool
+    ) -> float | None:
         """Connect to new hosts, give silent ones up, and close those that are not wanted.
 
-        `wanted` has the hosts on which processes may be started later, and from when on. Returns
-        when to call this again; None if only events can change anything.
+        `wanted` has the hosts on which processes may be started later, and from when on; `listens`
+        says whether to read what the agents say. Returns when to call this again; None if only
+        events can change anything.
         """
         failed = self._failures
         later = {n: max(w, failed[n].ready_at if n in failed else 0.0) for n, w in wanted.items()}
         for name, when in later.items():
             if name not in self.hosts and when <= now and self._remote_launcher.reachable(name):
                 try:
-                    self._watch(self._connect(name))
+                    self._connect(name)
                 except OSError as error:  # Nothing can be started here now.
                     failed.setdefault(name, BackOff()).failed(now)
-                    self._owner.host_lost(name, str(error))
+                    self._tell_lost(name, str(error))
         heartbeat = self._pulse.heartbeat
-        if now > self._ticked_at + heartbeat / 2:
-            # This process was stopped, or had no core, and reads before it calls others silent.
+        if now > self._ticked_at + heartbeat / 2 or not (listens and self._listens):
+            # This process was stopped, had no core or waited for a slow console: it reads before it
+            # calls others silent.
             self._awake_since = now
         self._ticked_at = now
         speaks = now >= self._alive_at
         if speaks:
             self._alive_at = now + heartbeat / 4
+        since = now - heartbeat
         for host in list(self.hosts.values()):
             if speaks and host.hello:
                 host.send(frame(Kind.ALIVE))
-            since = now - heartbeat
-            if self._awake_since < since and host.silent(since):
+            silent = host.ready and not host.over and host.frames.heard_at < since
+            if silent and self._awake_since < since:
                 host.cut(f"it was silent for {heartbeat:g} s")
-            elif not host.serves and now > host.deadline:
-                self._owner.off(host.fileno())
+            elif not host.ready and now > host.deadline:
                 self._drop(host, "it has not answered in time")
-            if host.name not in wanted and host.name not in used and host.serves:
+            if host.name not in wanted and host.name not in used and host.ready:
                 host.finish()
+        self._listens = listens
+        self._watch()
         times = [when for when in later.values() if when > now]
         if any(name not in self.hosts and when <= now for name, when in later.items()):
             times.append(now + _LOOK_SECONDS)
@@ -210,13 +314,28 @@ class Agents:
         if name in self.hosts:
             self.hosts[name].send(data_frame(Kind.OUTCOME, 0, [0, ""]))
 
+    # After the loop.
+
     def settle(self) -> None:
         """Have all agents kill what is left of the job on their hosts, and wait for their end."""
+        self._owner = None
+        hosts = [host for host in self.hosts.values() if host.ready]
         for host in self.hosts.values():
             host.finish()
-            host.kill()
-        for host in self.hosts.values():
-            host.settle()
+        for host in hosts:
+            host.send(data_frame(Kind.SIGNAL, 0, int(signal.SIGKILL)))
+        for _ in range(2):
+            self._exchange_until(lambda: all(host.over for host in hosts))
+            for host in hosts:
+                if not host.over:
+                    host.cut("")
+
+    def _exchange_until(self, done: Callable[[], bool]) -> None:
+        """Send and receive until then, at most for some seconds."""
+        self._listens = True
+        deadline = time.monotonic() + _LONGEST_GOODBYE
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            self._exchange(left)
 
     def conclude(self, status: int, why: str = "") -> None:
         """Tell the agents how the job has ended; those that wait for it end with this status."""
@@ -233,58 +352,11 @@ class Agents:
             self.conclude(130 if interrupted else 1, "" if interrupted else str(error))
         for host in self.hosts.values():
             host.finish()
+        hosts = [host for host in self.hosts.values() if host.ready]
+        self._exchange_until(lambda: all(host.frames.gone for host in hosts))
         for host in self.hosts.values():
             host.close()
-
-
-def await_hosts(
-    hosts: Sequence[RemoteHost],
-    enough: Callable[[Collection[str]], bool],
-    remote_launcher: RemoteLauncher,
-    interrupted_fd: int,
-    come: Callable[[RemoteHost], bool] = lambda host: bool(host.hello),
-    what: str = "answered",
-) -> dict[str, str]:
-    """Receive from the agents until all have come, or enough and the rest is late.
-
-    Returns, by name, why each host cannot be reached; those that are late may still come.
-
-    Raises:
-        AbsentError: a host that is needed cannot be reached, or takes too long.
-        LaunchError: the job cannot run on a host, or one has another version of hvdlite.
-        KeyboardInterrupt: a byte has come at `interrupted_fd`.
-    """
-    begun = time.monotonic()
-    deadline = connect_deadline(remote_launcher)
-    leave_at: float | None = None
-    left = {host.name: host for host in hosts}
-    missed: dict[str, str] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(interrupted_fd, selectors.EVENT_READ, None)
-        for host in hosts:
-            selector.register(host.fileno(), selectors.EVENT_READ, host)
-        while waiting := [name for name, host in left.items() if not come(host)]:
-            now = time.monotonic()
-            if leave_at is None and enough([name for name in left if name not in waiting]):
-                leave_at = min(deadline, now + max(_LATE_SECONDS, now - begun))
-            if leave_at is not None and now >= leave_at:
-                break
-            if now >= deadline:
-                raise AbsentError(f"host {', '.join(waiting)} has not {what} in time")
-            until = deadline if leave_at is None else leave_at
-            keep_alive(left.values())
-            for key, _ in selector.select(min(until - now, ALIVE_SECONDS)):
-                if key.data is None:
-                    raise KeyboardInterrupt
-                try:
-                    key.data.receive()
-                except AbsentError as error:
-                    selector.unregister(key.data.fileno())
-                    del left[key.data.name]
-                    missed[key.data.name] = str(error)
-                    if not enough(list(left)):
-                        raise
-    return missed
+        self._selector.close()
 
 
 def keep_alive(hosts: Iterable[RemoteHost]) -> None:

@@ -44,7 +44,7 @@ class AbsentError(LaunchError):
 class Channel(Protocol):
     """The connection to the agent on one host; it may still be in the making.
 
-    The launcher's threads call the methods; after `hang_up` only `cut`, `end` and `said`.
+    After `hang_up` only `cut`, `end` and `said` are called.
     """
 
     @property
@@ -53,7 +53,7 @@ class Channel(Protocol):
 
     @property
     def write_fd(self) -> int:
-        """The descriptor of what is sent to the agent; it may be the same one, or blocking."""
+        """The descriptor of what is sent to the agent; it may be the same one."""
 
     @property
     def pid(self) -> int | None:
@@ -63,7 +63,7 @@ class Channel(Protocol):
         """Return what the channel has told about itself, as a failing ssh does on its stderr."""
 
     def cut(self) -> None:
-        """Break the channel at once; a thread that reads then finds the end."""
+        """Break the channel at once; who reads then finds the end."""
 
     def hang_up(self) -> None:
         """Close the two descriptors."""
@@ -126,10 +126,7 @@ class ProcessChannel:
         self.pid = self._process.pid
 
     def said(self) -> str:
-        try:
-            return self._read_stderr() if self._said is None else self._said
-        except OSError:
-            return self._said or ""  # Another thread has called `end` meanwhile.
+        return self._read_stderr() if self._said is None else self._said
 
     def _read_stderr(self) -> str:
         return os.pread(self._stderr, _MOST_SAID, 0).decode(errors="replace")

@@ -81,7 +81,8 @@ class JobLoop:
     def watch(self, worker: AnyRank) -> None:
         """Watch a rank that was started; the caller adds the rank's streams."""
         self.workers.append(worker)
-        self.on(worker.pidfd, lambda: self._look(worker))
+        if isinstance(worker, Worker):
+            self.on(worker.pidfd, lambda: self._look(worker))
 
     def run(self, starters: Iterable[Callable[[], None]]) -> None:
         """Start the ranks, and return when nothing of the job is left on this host.
@@ -96,8 +97,8 @@ class JobLoop:
             self._clear_leftovers()
         finally:
             self._kill()
-            self.streams.finish()
             self.settle()
+            self.streams.finish()
             for worker in self.workers:
                 self._reap(worker, at_end=True)
             self.selector.close()
@@ -159,7 +160,7 @@ class JobLoop:
         self.streams.throttle()
         self._advance_stop(time.monotonic())
 
-    def _look(self, worker: AnyRank) -> None:
+    def _look(self, worker: Worker) -> None:
         ending = worker.look()
         if ending is not None:
             self.selector.unregister(worker.pidfd)

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import enum
 import json
+import os
+import select
+import selectors
 import struct
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,3 +116,90 @@ class FrameReader:
         del self._buffer[: at + len(GREETING)]
         self._waits = False
         return True
+
+
+class FrameChannel:
+    """Frames over two descriptors, which may be the same. Writing never blocks."""
+
+    def __init__(
+        self, read_fd: int, write_fd: int, reader: FrameReader, greeting: bytes = b""
+    ) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        self.heard_at = time.monotonic()  # when something came last, a monotonic time
+        self.gone = False  # whether the other side has ended the connection
+        self._reader = reader
+        self._out = bytearray(greeting)
+        self._broken = False  # whether the other side takes nothing any more
+
+    @property
+    def waiting(self) -> int:
+        """The number of bytes that the other side has not taken yet."""
+        return len(self._out)
+
+    def send(self, data: bytes) -> None:
+        """Queue a frame and write what can be written; drop it if the other side is gone."""
+        if not (self.gone or self._broken):
+            self._out += data
+            self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: os.write(self.write_fd, memoryview(self._out)[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._broken = True  # What it has sent before can still be read.
+            self._out.clear()
+
+    def receive(self) -> list[Frame]:
+        """Return the frames that have arrived; set `gone` at the end of the connection."""
+        try:
+            data = os.read(self.read_fd, 1 << 18)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.gone = True
+            self._out.clear()
+        self.heard_at = time.monotonic()
+        return self._reader.feed(data)
+
+    def drain(self, seconds: float) -> None:
+        """Wait until what was sent is written, at most for these seconds."""
+        deadline = time.monotonic() + seconds
+        while self._out and not self.gone and time.monotonic() < deadline:
+            ready_for(self.write_fd, select.POLLOUT, deadline - time.monotonic())
+            self.flush()
+
+    def watch(self, selector: selectors.BaseSelector, reads: bool, data: object) -> None:
+        """Have a selector watch for room for what waits and, if `reads`, for what arrives."""
+        wanted = {self.read_fd: 0, self.write_fd: 0}
+        wanted[self.read_fd] |= selectors.EVENT_READ if reads and not self.gone else 0
+        wanted[self.write_fd] |= selectors.EVENT_WRITE if self._out and not self.gone else 0
+        for fd, events in wanted.items():
+            watch_for(selector, fd, events, data)
+
+    def unwatch(self, selector: selectors.BaseSelector) -> None:
+        for fd in {self.read_fd, self.write_fd}:
+            watch_for(selector, fd, 0)
+
+
+def watch_for(selector: selectors.BaseSelector, fd: int, events: int, data: object = None) -> None:
+    """Watch a descriptor for these events alone; a selector cannot watch for none by itself."""
+    watched = selector.get_map().get(fd)
+    if watched is not None and watched.events != events:
+        selector.unregister(fd)
+        watched = None
+    if watched is None and events:
+        selector.register(fd, events, data)
+
+
+def ready_for(fd: int, event: int, seconds: float) -> bool:
+    """Wait for an event of `select.poll`, also on descriptors that `select.select` refuses."""
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(max(0.0, seconds) * 1000))

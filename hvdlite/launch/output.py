@@ -22,6 +22,7 @@ from functools import partial
 from typing import TypeAlias
 
 from hvdlite.launch.console import Console
+from hvdlite.launch.messages import watch_for
 from hvdlite.launch.process import LIVE, RESULT, STDERR
 from hvdlite.live.run import About, End, Run, Viewer
 from hvdlite.live.sample import Event, Sample
@@ -42,10 +43,11 @@ MakeViewer: TypeAlias = Callable[[Console], Viewer]
 class Stream:
     """One output of one rank, which an elastic job names by the number of its worker."""
 
-    def __init__(self, rank: int, pipe: int, sink: int) -> None:
-        os.set_blocking(pipe, False)
+    def __init__(self, rank: int, pipe: int | None, sink: int) -> None:
+        if pipe is not None:
+            os.set_blocking(pipe, False)
         self.rank = rank
-        self.pipe = pipe  # the read end of its pipe, which the stream owns
+        self.pipe = pipe  # the read end of its pipe, which the stream owns; None on other hosts
         self.sink = sink  # STDOUT, STDERR, RESULT or LIVE
         self.tail = b""  # the last bytes that were read
         self.at_end = False  # whether the pipe has ended and is closed
@@ -60,7 +62,7 @@ class StreamReader:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._streams: list[Stream] = []
+        self._streams: dict[tuple[int, int], Stream] = {}  # by rank and sink
         self._paused = False
         self._live_at = 0.0  # monotonic time of the next look at the samples
 
@@ -75,26 +77,29 @@ class StreamReader:
         """Whether reading should pause until the bytes that were read have been passed on."""
         raise NotImplementedError
 
-    def open(self, rank: int, pipe: int, sink: int) -> None:
-        """Start reading a pipe, which this object owns from now on."""
+    def open(self, rank: int, pipe: int | None, sink: int) -> None:
+        """Start reading a pipe, which this object owns from now on; without one see `feed`."""
         self.add(Stream(rank, pipe, sink))
 
     def add(self, stream: Stream) -> None:
-        self._streams.append(stream)
-        if self._is_watched(stream):
-            self._watch(stream)
+        self._streams[stream.rank, stream.sink] = stream
+        self._watch(stream)
 
     def _watch(self, stream: Stream) -> None:
-        read = partial(self._read_block, stream)
-        self._selector.register(stream.pipe, selectors.EVENT_READ, read)
+        """Have the selector watch the stream's pipe, or not any more while reading pauses."""
+        if stream.pipe is not None and stream.sink != LIVE:
+            reads = not (self._paused or stream.at_end)
+            read = partial(self._read_block, stream)
+            watch_for(self._selector, stream.pipe, selectors.EVENT_READ if reads else 0, read)
 
-    def _is_watched(self, stream: Stream) -> bool:
-        """Return whether the selector has the stream's pipe."""
-        return not self._paused and stream.sink != LIVE
+    def feed(self, rank: int, sink: int, block: bytes) -> None:
+        """Take what a rank on another host has written."""
+        self._take(self._streams[rank, sink], block)
 
     def _read_block(self, stream: Stream) -> bool:
         """Read at most one block; return whether there were bytes."""
-        if stream.at_end:  # The selector returned this event together with the one that closed it.
+        # The selector may have returned this event together with the one that closed the pipe.
+        if stream.at_end or stream.pipe is None:
             return False
         try:
             block = os.read(stream.pipe, _LIVE_BLOCK if stream.sink == LIVE else _BLOCK)
@@ -103,13 +108,20 @@ class StreamReader:
         if not block:
             self._end(stream)
             return False
+        self._take(stream, block)
+        return True
+
+    def _take(self, stream: Stream, block: bytes) -> None:
         stream.tail = (stream.tail + block)[-_TAIL:] if len(block) < _TAIL else block[-_TAIL:]
         self.took(stream, block)
-        return True
 
     def due(self, now: float) -> float | None:
         """Do what is due at the time `now`; return when to call this again, or None for never."""
-        live = [one for one in self._streams if one.sink == LIVE and not one.at_end]
+        live = [
+            one
+            for one in self._streams.values()
+            if one.sink == LIVE and one.pipe is not None and not one.at_end
+        ]
         if not live:
             return None
         if now >= self._live_at:
@@ -123,41 +135,36 @@ class StreamReader:
         if self.full == self._paused:
             return
         self._paused = self.full
-        for stream in self._streams:
-            if stream.at_end or stream.sink == LIVE:
-                continue
-            if self._paused:
-                self._selector.unregister(stream.pipe)
-            else:
+        for stream in self._streams.values():
+            if not stream.at_end:
                 self._watch(stream)
 
     def drain(self, rank: int) -> None:
         """Read what a rank's pipes hold now, at most eight blocks from each."""
-        for stream in self._streams:
-            if stream.rank == rank:
-                for _ in range(8):
-                    if not self._read_block(stream):
-                        break
+        for stream in self._of(rank):
+            for _ in range(8):
+                if not self._read_block(stream):
+                    break
 
     def _end(self, stream: Stream) -> None:
         if stream.at_end:
             return
         stream.at_end = True
         self.closed(stream)
-        if self._is_watched(stream):
-            self._selector.unregister(stream.pipe)
-        os.close(stream.pipe)
+        self._watch(stream)
+        if stream.pipe is not None:
+            os.close(stream.pipe)
 
     def finish(self) -> None:
         """Read what is left in every pipe, and close all pipes."""
-        for stream in self._streams:
+        for stream in self._streams.values():
             self._finish(stream)
 
     def release(self, rank: int) -> None:
         """Read what is left in the pipes of a rank whose processes have ended, and forget them."""
-        for stream in [stream for stream in self._streams if stream.rank == rank]:
+        for stream in self._of(rank):
             self._finish(stream)
-            self._streams.remove(stream)
+            del self._streams[rank, stream.sink]
 
     def _finish(self, stream: Stream) -> None:
         while not stream.at_end and self._read_block(stream):
@@ -166,7 +173,10 @@ class StreamReader:
 
     def last_words(self, rank: int) -> bytes:
         """Return the last bytes that a rank wrote to stderr."""
-        return b"".join(s.tail for s in self._streams if s.rank == rank and s.sink == STDERR)
+        return b"".join(one.tail for one in self._of(rank) if one.sink == STDERR)
+
+    def _of(self, rank: int) -> list[Stream]:
+        return [stream for stream in self._streams.values() if stream.rank == rank]
 
 
 class OutputPump(StreamReader):
@@ -200,7 +210,7 @@ class OutputPump(StreamReader):
     def results(self) -> Mapping[int, bytes]:
         return {rank: bytes(result) for rank, result in self._results.items()}
 
-    def open(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
+    def open(self, rank: int, pipe: int | None, sink: int, file: int | None = None) -> None:
         """Show, from now on, what comes through a pipe; `file` gets a copy. Both are owned here."""
         if sink in (RESULT, LIVE):
             self.add(Stream(rank, pipe, sink))
@@ -249,7 +259,7 @@ class OutputPump(StreamReader):
     def due(self, now: float) -> float | None:
         """Show rests that have waited long enough, on terminals; return when the next is due."""
         due = super().due(now)
-        for stream in self._streams:
+        for stream in self._streams.values():
             if not isinstance(stream, ShownStream) or not stream.cutter.rest:
                 continue
             on_terminal = self._console.is_terminal(stream.sink)
@@ -283,7 +293,7 @@ class ShownStream(Stream):
     """A stream whose lines are shown; `file`, which it owns, gets a copy of its bytes."""
 
     def __init__(
-        self, rank: int, pipe: int, sink: int, file: int | None, on_terminal: bool
+        self, rank: int, pipe: int | None, sink: int, file: int | None, on_terminal: bool
     ) -> None:
         super().__init__(rank, pipe, sink)
         self.file = file

@@ -264,9 +264,6 @@ class Supervisor(JobLoop):
 
     # What the agents tell; see `agents.Owner`.
 
-    def off(self, fd: int) -> None:
-        self.selector.unregister(fd)
-
     def host_ready(self, name: str) -> None:
         self._taken_away.discard(name)
         self._policy.host_ready(name)
@@ -298,6 +295,13 @@ class Supervisor(JobLoop):
             if said is not None and worker.number == number:
                 where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
                 self.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
+
+    def worker_wrote(self, number: int, sink: int, data: bytes) -> None:
+        self.streams.feed(number, sink, data)
+
+    def worker_ended(self, worker: RemoteWorker) -> None:
+        if worker.ending is not None:
+            self.ended(worker, worker.ending)
 
     def settle(self) -> None:
         if self._agents is not None:
@@ -384,16 +388,16 @@ class Supervisor(JobLoop):
     def tick(self, now: float) -> float | None:
         policy = self._policy
         times = [self._note_waits(now), self.release_due(now)]
-        if self._agents is not None:
-            wanted = policy.hosts() if policy.expects() else {}
-            used = {worker.host for worker in self.running}
-            times.append(self._agents.tick(now, wanted, used))
         if self._stop is None:
             for start in policy.due(now):
                 self._start_later(start)
             self._kill_late(now)
             times += [at for at, _ in self._kill_at.values()]
         times.append(policy.tick(now))
+        if self._agents is not None:
+            wanted = policy.hosts() if policy.expects() else {}
+            used = {worker.host for worker in self.running}
+            times.append(self._agents.tick(now, wanted, used, not self.streams.full))
         return min((when for when in times if when is not None), default=None)
 
     def _start_later(self, start: Start) -> None:

@@ -8,112 +8,124 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator
+from typing import ClassVar
 
 import pytest
 
+import hvdlite
 from hvdlite.launch import agents
-from hvdlite.launch.agents import await_hosts
+from hvdlite.launch.agents import Agents, Pulse
 from hvdlite.launch.channels import AbsentError, LaunchError, Ssh
-from hvdlite.launch.messages import Kind, frame
-from hvdlite.launch.remote_host import RemoteHost
+from hvdlite.launch.messages import GREETING, Kind, data_frame, frame
 from patience import HANG
 
 
-class FakeHost(RemoteHost):
-    """A host whose agent says one word: its hello, or that it has another version."""
+class Socket:
+    """The channel to a host, whose agent is the test."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.hello = {}
+    pid = None
+
+    def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
+        self.read_fd = self.write_fd = self.ours.fileno()
 
-    def fileno(self) -> int:
-        return self.ours.fileno()
+    def say(self, version: str = hvdlite.__version__) -> None:
+        self.theirs.send(GREETING + data_frame(Kind.HELLO, 0, {"version": version}))
 
-    def receive(self) -> None:
-        word = self.ours.recv(10)
-        if not word:
-            raise AbsentError(f"no way to {self.name}")
-        if word == b"other":
-            raise LaunchError(f"{self.name} has another version")
-        self.hello = {"said": word}
+    def said(self) -> str:
+        return ""
 
-    def send(self, data: bytes) -> None:
-        self.ours.send(data)
+    def cut(self) -> None:
+        self.theirs.close()
+
+    hang_up = end = cut
+
+
+class Sockets(Ssh):
+    """Hosts that are one end of a socket each."""
+
+    made: ClassVar[dict[str, Socket]] = {}
+
+    def open(self, host: str) -> Socket:  # type: ignore[override]
+        return self.made[host]
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        return f"no way to {host}"
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeHost]]:
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Socket]]:
     monkeypatch.setattr(agents, "_LATE_SECONDS", 0.3)
-    made = [FakeHost(name) for name in "abc"]
+    monkeypatch.setattr(Sockets, "made", {name: Socket() for name in "abc"})
+    made = list(Sockets.made.values())
     yield made
     for host in made:
         host.ours.close()
         host.theirs.close()
 
 
-def meet_some(hosts: list[FakeHost], least: int, interrupted: int | None = None) -> dict[str, str]:
+def meet_some(least: int, interrupted: int | None = None) -> tuple[dict[str, str], str]:
+    """Return why hosts were given up, and the names of those that have come."""
+
     def enough(names: Collection[str]) -> bool:
         return len(names) >= least
 
     silent, _ = socket.socketpair()
     with silent, _:
         fd = silent.fileno() if interrupted is None else interrupted
-        return await_hosts(hosts, enough, Ssh(connect_seconds=600), fd)
+        with Agents(Sockets(connect_seconds=600), Pulse(3, 30, 1), fd) as there:
+            missed = there.greet("abc", enough)
+            return missed, "".join(host.name for host in there.present)
 
 
-def test_all_that_come_are_waited_for(
-    hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_come_are_waited_for(hosts: list[Socket], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_LATE_SECONDS", HANG)
-    hosts[0].theirs.send(b"hello")
-    hosts[1].theirs.send(b"hello")
-    later = threading.Timer(0.1, lambda: hosts[2].theirs.send(b"hello"))
+    hosts[0].say()
+    hosts[1].say()
+    later = threading.Timer(0.1, lambda: hosts[2].say())
     later.start()
-    assert meet_some(hosts, 1) == {}
+    assert meet_some(1) == ({}, "abc")
     later.join()
-    assert all(host.hello for host in hosts)
 
 
-def test_host_that_is_late_is_not_waited_for(hosts: list[FakeHost]) -> None:
-    hosts[0].theirs.send(b"hello")
-    hosts[2].theirs.send(b"hello")
-    assert meet_some(hosts, 2) == {}
-    assert [bool(host.hello) for host in hosts] == [True, False, True]
+def test_host_that_is_late_is_not_waited_for(hosts: list[Socket]) -> None:
+    hosts[0].say()
+    hosts[2].say()
+    assert meet_some(2) == ({}, "ac")
 
 
-def test_host_that_cannot_be_reached_is_told(hosts: list[FakeHost]) -> None:
+def test_host_that_cannot_be_reached_is_told(hosts: list[Socket]) -> None:
     hosts[0].theirs.close()
-    hosts[1].theirs.send(b"hello")
-    hosts[2].theirs.send(b"hello")
-    assert meet_some(hosts, 2) == {"a": "no way to a"}
+    hosts[1].say()
+    hosts[2].say()
+    assert meet_some(2) == ({"a": "no way to a"}, "bc")
 
 
-def test_host_that_is_needed_has_to_come(hosts: list[FakeHost]) -> None:
-    hosts[1].theirs.send(b"hello")
+def test_host_that_is_needed_has_to_come(hosts: list[Socket]) -> None:
+    hosts[1].say()
     hosts[2].theirs.close()
     with pytest.raises(AbsentError, match="no way to c"):
-        meet_some(hosts, 3)
+        meet_some(3)
 
 
 def test_late_hosts_that_are_needed_end_the_wait(
-    hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
+    hosts: list[Socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "connect_deadline", lambda way: time.monotonic() + 0.2)
-    hosts[1].theirs.send(b"hello")
+    hosts[1].say()
     with pytest.raises(AbsentError, match="host a, c has not answered in time"):
-        meet_some(hosts, 2)
+        meet_some(2)
 
 
-def test_other_version_is_not_accepted_where_others_are_enough(hosts: list[FakeHost]) -> None:
-    hosts[0].theirs.send(b"hello")
-    hosts[1].theirs.send(b"other")
-    with pytest.raises(LaunchError, match="b has another version"):
-        meet_some(hosts, 1)
+def test_other_version_is_not_accepted_where_others_are_enough(hosts: list[Socket]) -> None:
+    hosts[0].say()
+    hosts[1].say("0")
+    with pytest.raises(LaunchError, match="host b has hvdlite 0, this launcher is"):
+        meet_some(1)
 
 
 def test_hosts_that_have_answered_are_told_that_the_launcher_is_alive(
-    hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
+    hosts: list[Socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(agents, "_LATE_SECONDS", HANG)
@@ -125,19 +137,18 @@ def test_hosts_that_have_answered_are_told_that_the_launcher_is_alive(
         told.append(hosts[0].theirs.recv(len(thrice), socket.MSG_WAITALL))
         told_too_early.extend(select.select([host.theirs for host in hosts[1:]], [], [], 0)[0])
         for host in hosts[1:]:
-            host.theirs.send(b"hello")
+            host.say()
 
     others = threading.Thread(target=let_the_others_come)
     others.start()
-    hosts[0].theirs.send(b"hello")
-    meet_some(hosts, 1)
+    hosts[0].say()
+    assert meet_some(1) == ({}, "abc")
     others.join()
     assert told == [thrice] and not told_too_early
-    assert all(host.hello for host in hosts)
 
 
-def test_user_can_end_the_wait(hosts: list[FakeHost]) -> None:
+def test_user_can_end_the_wait(hosts: list[Socket]) -> None:
     interrupted = os.eventfd(1)
     with pytest.raises(KeyboardInterrupt):
-        meet_some(hosts, 1, interrupted)
+        meet_some(1, interrupted)
     os.close(interrupted)
