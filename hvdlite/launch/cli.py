@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -224,17 +224,6 @@ def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
     return [word for pair in given.items() for word in pair]
 
 
-# The sections of horovodrun's file, and what makes a flag's name from a key there.
-_PREFIXES = {
-    "params": "",
-    "autotune": "autotune-",
-    "timeline": "timeline-",
-    "stall_check": "stall-check-",
-    "library_options": "",
-    "logging": "log-",
-}
-
-
 class ConfigError(ValueError):
     """A file of flags cannot be used; the message says why."""
 
@@ -242,8 +231,8 @@ class ConfigError(ValueError):
 def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
     """Turn the text of a --config-file into arguments, to be put before those of the command line.
 
-    Every flag may stand at the top level by its long name, with underscores or hyphens. The
-    sections of horovodrun's file work, too. Anything else is a ConfigError.
+    Every flag may stand there by its long name, with underscores or hyphens. Anything else is a
+    ConfigError.
     """
     import yaml  # Other command lines do not wait for it.
 
@@ -255,8 +244,9 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
         raise ConfigError(f"{path} must have lines of `flag: value`")
     known = {flag: action for action in parser._actions for flag in action.option_strings}
     arguments: list[str] = []
-    for flag, key, value in _entries(content):
-        if flag not in known:
+    for key, value in content.items():
+        flag = _flag(key)
+        if flag not in known or isinstance(value, dict):
             raise ConfigError(f"{path}: {key} is not a flag of hvdlite-run")
         if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
             arguments.append(f"{flag}={int(value)}")
@@ -265,24 +255,8 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
     return arguments
 
 
-def _entries(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Give (flag, key as written, value) for each key of the file."""
-    for key, value in content.items():
-        section = str(key).replace("-", "_")
-        if section == "controller":
-            continue  # It chooses gloo or mpi; hvdlite has neither.
-        if section not in _PREFIXES or not isinstance(value, dict):
-            yield _flag(key), str(key), value
-            continue
-        for name, inner in value.items():
-            if name == "enabled":
-                yield _flag(section, "" if inner else "no-"), f"{key}.{name}", True
-            else:
-                yield _flag(name, _PREFIXES[section]), f"{key}.{name}", inner
-
-
-def _flag(name: object, prefix: str = "") -> str:
-    return f"--{prefix}{str(name).replace('_', '-')}"
+def _flag(name: object) -> str:
+    return f"--{str(name).replace('_', '-')}"
 
 
 def _argument(flag: str, value: Any, nargs: int | str | None) -> list[str]:

@@ -73,7 +73,7 @@ _TABLE = f"""
     0: without a limit
 --grace | amount | SECONDS | how long the ranks have to save something after Ctrl-C or SIGTERM
     before they are killed; 0: at once (default: {DEFAULT_GRACE:g})
---config-file | Path | FILE | read options from this YAML file; those of horovodrun work, too
+--config-file | Path | FILE | read options from this YAML file, by their long names
 --independent | switch | | the ranks need nothing from each other: it is not an error if none
     of them calls hvd.init()
 = several hosts

@@ -14,44 +14,6 @@ from launch.marked import python
 from launch.test_cli import environments
 from launcher import run_launcher
 
-HOROVODS = """
-controller: gloo
-params:
-  fusion_threshold_mb: 32
-  cycle_time_ms: 10
-  cache_capacity: 2048
-  hierarchical_allreduce: true
-autotune:
-  enabled: true
-  log_file: /tmp/autotune.csv
-  warmup_samples: 2
-  bayes_opt_max_samples: 12
-  gaussian_process_noise: 0.5
-stall_check:
-  enabled: true
-  warning_time_seconds: 120
-  shutdown_time_seconds: 240
-library_options:
-  mpi_threads_disable: true
-  num_nccl_streams: 2
-  gloo_timeout_seconds: 60
-logging:
-  level: DEBUG
-"""
-ITS_VARIABLES = {
-    "HVDLITE_FUSION_THRESHOLD": str(32 << 20),
-    "HVDLITE_CACHE_CAPACITY": "2048",
-    "HVDLITE_AUTOTUNE": "1",
-    "HVDLITE_AUTOTUNE_LOG": "/tmp/autotune.csv",
-    "HVDLITE_AUTOTUNE_WARMUP_SAMPLES": "2",
-    "HVDLITE_AUTOTUNE_TRIALS": "12",
-    "HVDLITE_STALL_WARNING": "120.0",
-    "HVDLITE_STALL_SHUTDOWN": "240.0",
-    "HVDLITE_COLLECTIVE_TIMEOUT": "60.0",
-    "HVDLITE_LOG_LEVEL": "debug",
-}
-
-
 OF_THEIR_OWN = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
 KNOBS = [knob for knob in _core.knobs() if knob["name"] not in (*OF_THEIR_OWN, *EXPERT)]
 
@@ -110,17 +72,10 @@ def test_help_shows_knobs_with_real_defaults_and_horovods_names_only_where_asked
         assert flag in full
 
 
-def test_file_of_horovodrun_is_understood() -> None:
-    parser = build_parser()
-    # The file has `enabled: true` for the stall check, which is on by default.
-    arguments = arguments_from(HOROVODS, "job.yaml", parser)
-    assert variables(parser.parse_args(arguments)) == ITS_VARIABLES
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("params:\n  fussion: 3\n", "job.yaml: params.fussion is not a flag of hvdlite-run"),
+        ("autotune:\n  enabled: true\n", "job.yaml: autotune is not a flag of hvdlite-run"),
         ("colour: red\n", "job.yaml: colour is not a flag"),
         ("- a\n- b\n", "job.yaml must have lines of `flag: value`"),
         ("a: [1\n", "job.yaml is not YAML"),
