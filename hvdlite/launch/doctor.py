@@ -5,10 +5,8 @@ With hosts (-H), it also starts a rank on each of these hosts.
 
 from __future__ import annotations
 
-import array
 import os
 import platform
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -66,42 +64,6 @@ def _native_core() -> str:
     return f"version {_core.__version__}"
 
 
-def _shared_memory() -> str:
-    """Pass a memfd and an eventfd over a Unix socket, and read from the memfd that arrives."""
-    memory = os.memfd_create("hvdlite-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    # os.eventfd came with Python 3.10; a kernel without it raises here.
-    event = os.eventfd(0, os.EFD_CLOEXEC)
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    received = array.array("i")
-    try:
-        os.ftruncate(memory, 4096)
-        os.pwrite(memory, b"hvdlite", 0)
-        socket.send_fds(left, [b"x"], [memory, event])
-        received.extend(socket.recv_fds(right, 1, 2)[1])
-        if os.pread(received[0], 7, 0) != b"hvdlite":
-            raise OSError("the passed memory holds something else")
-    finally:
-        for fd in (memory, event, *received):
-            os.close(fd)
-        left.close()
-        right.close()
-    return "memfd, eventfd and passing them over a Unix socket work"
-
-
-def _tcp() -> str:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname(), timeout=2.0) as client,
-    ):
-        server.settimeout(2.0)
-        peer, _ = server.accept()
-        with peer:
-            client.sendall(b"x")
-            if peer.recv(1) != b"x":
-                raise OSError("the loopback changed a byte")
-    return "loopback works"
-
-
 def _gpus() -> list[Finding]:
     """Check whether NCCL can carry GPU tensors; the core may fail to load here."""
     try:
@@ -149,12 +111,7 @@ def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts
     if hosts > 0:
         there = _check("a rank on each host", lambda: _meet(environment, arguments))
         ranks[f"{hosts} hosts"] = [there]
-    planes = [
-        _check("native core", _native_core),
-        _check("shared memory", _shared_memory),
-        _check("TCP", _tcp),
-        *_gpus(),
-    ]
+    planes = [_check("native core", _native_core), *_gpus()]
     sections = {"machine": machine(), "frameworks": frameworks(), "data planes": planes, **ranks}
     print(table(sections))
     return 0 if all(row.works for rows in ranks.values() for row in rows) else 1

@@ -10,7 +10,7 @@ from launcher import run_launcher
 def test_doctor_says_what_works() -> None:
     result = run_launcher("--doctor")
     assert result.returncode == 0, result.stdout + result.stderr
-    for word in ("python", "cores", "memory", "torch", "shared memory", "TCP", "NCCL"):
+    for word in ("python", "cores", "memory", "torch", "native core", "NCCL"):
         assert word in result.stdout
     assert re.search(r"yes  2 ranks here +they start and connect", result.stdout)
 
