@@ -46,7 +46,7 @@ from hvdlite.launch.messages import (
 )
 from hvdlite.launch.output import Stream, StreamReader
 from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending, start_worker
-from hvdlite.launch.resources import available_cores, oom_kills
+from hvdlite.launch.resources import available_cores
 from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.descriptors import explained, room_for_processes
@@ -271,7 +271,6 @@ class Agent(JobLoop):
         self._part = part
         self._environment = {**environment, _MARK: own}
         self.streams = _Forwarder(self, channel)
-        self._oom_kills = oom_kills()
         self._listens = True
         self._closing = False  # the launcher starts nothing here any more
         self._asked = False  # the launcher has asked processes to end, and will say when to kill
@@ -281,8 +280,7 @@ class Agent(JobLoop):
         return super().goes_on() or not (self._closing or self._stop is not None)
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
-        oom_killed = oom_kills() > self._oom_kills
-        body = [ending.status, ending.by_signal, oom_killed]
+        body = [ending.status, ending.by_signal, ending.oom_killed]
         self._channel.send(data_frame(Kind.ENDED, worker.number, body))
 
     def say(self, text: str) -> None:

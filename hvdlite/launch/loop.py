@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from hvdlite.launch.output import StreamReader
@@ -28,6 +28,7 @@ from hvdlite.launch.process import (
     signal_processes,
 )
 from hvdlite.launch.remote_host import RemoteWorker
+from hvdlite.launch.resources import oom_kills
 
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace
 _LINGER = 1.0  # seconds that background processes may take to end after a successful job
@@ -67,6 +68,7 @@ class JobLoop:
         self.workers: list[AnyRank] = []  # started, and not retired yet
         self._stop: Stop | None = None
         self._release_at: list[tuple[float, AnyRank]] = []
+        self._oom_kills = oom_kills()  # how many there were when a rank was last killed
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         raise NotImplementedError
@@ -165,6 +167,9 @@ class JobLoop:
         if ending is not None:
             self.selector.unregister(worker.pidfd)
             self.streams.drain(worker.number)
+            if ending.by_signal and ending.status == signal.SIGKILL:
+                kills, self._oom_kills = self._oom_kills, oom_kills()
+                ending = replace(ending, oom_killed=self._oom_kills > kills)
             self.ended(worker, ending)
 
     def stop_now(self, status: int, number: int = signal.SIGTERM, grace: float = GRACE) -> None:

@@ -110,17 +110,16 @@ _REMEDIES = {
 }
 
 
-def describe(failure: Failure, oom_killed: bool, noun: str = "rank") -> str:
+def describe(failure: Failure, noun: str = "rank") -> str:
     """Write the report of a failure, which the launcher shows last.
 
-    `oom_killed` says whether the kernel killed a process on that host for lack of memory, and
-    `noun` what the number of the failure counts: "rank", or "worker" in an elastic job.
+    `noun` says what the number of the failure counts: "rank", or "worker" in an elastic job.
     """
     who = f"{noun} {failure.rank} (host {failure.host}, pid {failure.pid})"
     text = [f"hvdlite-run: {who} {verdict(failure)}"]
     killed = failure.ending.by_signal and failure.ending.status == signal.SIGKILL
     if killed and not failure.ending.why:
-        if oom_killed:
+        if failure.ending.oom_killed:
             text.append("hvdlite-run: the kernel's out-of-memory killer was at work here")
         else:
             text.append(

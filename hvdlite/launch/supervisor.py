@@ -31,7 +31,6 @@ from hvdlite.launch.output import OutputPump, View
 from hvdlite.launch.process import STDERR, STDOUT, Ending
 from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure
-from hvdlite.launch.resources import oom_kills
 from hvdlite.rendezvous.descriptors import explained
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 
@@ -176,7 +175,6 @@ class Supervisor(JobLoop):
         self._note_at = 0.0  # monotonic time of the next note
         self._failures: list[Failure] = []
         self._asked: set[int] = set()  # who ended because they were asked to stop
-        self._oom_kills = oom_kills()
         self._taken_away: set[str] = set()  # hosts whose agents got a signal
         self.on(inbox.fd, self._take_signals)
         self.on(console.wake_fd, self._console_changed)
@@ -472,8 +470,7 @@ class Supervisor(JobLoop):
             status = self.root.ending.code
             if self._reports:
                 root = self.root
-                killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-                text = describe(root, killed, self._policy.noun_of(root.rank))
+                text = describe(root, self._policy.noun_of(root.rank))
                 self._console.write(STDERR, (text + self._policy.remark(root)).encode())
         elif self._asked and not self._console.broken and self._policy.all_well():
             status = EXIT_STOPPED

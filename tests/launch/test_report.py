@@ -69,7 +69,7 @@ def test_last_lines_are_bounded() -> None:
 )
 def test_module_that_is_missing_is_explained(name: str, remedy: str | None) -> None:
     stderr = f"Traceback ...\nModuleNotFoundError: No module named '{name}'\n".encode()
-    text = describe(failed(0, 5.0, stderr), oom_killed=False)
+    text = describe(failed(0, 5.0, stderr))
     said = [line for line in text.splitlines() if line.startswith("hvdlite-run: ")]
     assert len(said) == (2 if remedy is None else 3)
     assert remedy is None or remedy in text
@@ -82,7 +82,7 @@ def test_progress_bar_is_one_of_the_last_lines() -> None:
 
 
 def test_report_names_rank_host_pid_and_status() -> None:
-    text = describe(failed(2, 5.0, BOOM, status=3), oom_killed=False)
+    text = describe(failed(2, 5.0, BOOM, status=3))
     assert "rank 2 (host node7, pid 102) failed first: exit status 3" in text
     assert text.endswith("    ValueError: boom\n")
 
@@ -102,7 +102,7 @@ hvdlite.errors.DeadlockError: deadlock: rank 0 waits for rank 1
 
 def test_report_leaves_out_the_frames_of_libraries() -> None:
     ours = str(Path(hvdlite.__file__).parent)
-    text = describe(failed(1, 5.0, LONG.replace(b"OURS", ours.encode())), oom_killed=False)
+    text = describe(failed(1, 5.0, LONG.replace(b"OURS", ours.encode())))
     assert text.partition("stderr, without the frames of libraries:\n")[2] == (
         "    Traceback (most recent call last):\n"
         '      File "train.py", line 9, in <module>\n'
@@ -114,23 +114,23 @@ def test_report_leaves_out_the_frames_of_libraries() -> None:
 
 def test_a_traceback_of_libraries_alone_is_shown() -> None:
     alone = b"\n".join(LONG.splitlines()[:1] + LONG.splitlines()[3:6])
-    text = describe(failed(1, 5.0, alone), oom_killed=False)
+    text = describe(failed(1, 5.0, alone))
     assert "site-packages/torch/_tensor.py" in text and "without" not in text
 
 
 @pytest.mark.parametrize("error", [b"DeadlockError", b"MismatchError", b"StalledError"])
 def test_nobody_is_blamed_for_an_error_that_several_ranks_get(error: bytes) -> None:
-    text = describe(failed(1, 5.0, b"hvdlite.errors." + error + b": text\n"), oom_killed=False)
+    text = describe(failed(1, 5.0, b"hvdlite.errors." + error + b": text\n"))
     assert "failed first" not in text
     assert "pid 101) ended first, by an error that concerns several ranks: exit status 1" in text
 
 
 def test_report_of_a_sigkill_speaks_of_memory() -> None:
-    killed = failed(2, 5.0, b"", status=9, by_signal=True)
-    assert "SIGKILL" in describe(killed, oom_killed=False)
-    assert "may have" in describe(killed, oom_killed=False)
-    assert "was at work" in describe(killed, oom_killed=True)
-    assert "wrote nothing to stderr" in describe(killed, oom_killed=True)
+    killed = describe(failed(2, 5.0, b"", status=9, by_signal=True))
+    assert "SIGKILL" in killed and "may have" in killed
+    for_memory = describe(Failure(2, 102, Ending(9, by_signal=True, oom_killed=True), 5.0, b""))
+    assert "was at work" in for_memory
+    assert "wrote nothing to stderr" in for_memory
 
 
 def test_exit_codes_are_a_shells() -> None:

@@ -38,7 +38,7 @@ from hvdlite.launch.output import View
 from hvdlite.launch.process import Ending
 from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.report import Failure
-from hvdlite.launch.resources import available_cores, oom_kills
+from hvdlite.launch.resources import available_cores
 from hvdlite.launch.slots import Slots
 from hvdlite.launch.supervisor import Next, Supervisor
 from hvdlite.rendezvous.address import interface_address
@@ -92,7 +92,6 @@ class ElasticJob(Job):
         self._goodbyes: set[int] = set()  # workers that have finished their work
         self._killed_after: dict[int, str] = {}  # of these, how each was killed
         self._over = False
-        self._oom_kills_before = oom_kills()
 
     def _choose_provider(self) -> HostProvider:
         what, elastic = self.what, self._elastic
@@ -315,9 +314,6 @@ class ElasticJob(Job):
         self.take_events()  # A moment ago it may have become a member, or have been told to leave.
         leaves = number in self._leaves
         well = ending.well or leaves or number in self._drains
-        kills, self._oom_kills_before = self._oom_kills_before, oom_kills()
-        if ending.by_signal and self._oom_kills_before > kills:
-            ending = replace(ending, oom_killed=True)
         if not (well or self.supervisor.told):
             self.supervisor.note(f"worker {number} (host {worker.host}): {died_of(ending)}")
         self._registrar.ended(number, died_of(ending), well)
