@@ -24,7 +24,6 @@ from hvdlite.launch import flags
 from hvdlite.launch.channels import RemoteLauncher, Srun, Ssh, allocated_hosts
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Elastic, Servers, elastic_job
-from hvdlite.launch.emit import EmitRequest, emit
 from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.node import this_node
 from hvdlite.launch.output import MakeViewer
@@ -46,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(parser, arguments)
         refuse_contradictions(options)
-        request = emit_request(options, flags.variables(options))
-        if request is not None:
-            sys.stdout.write(emit(options.emit, request))
+        description = emitted(options, flags.variables(options))
+        if description is not None:
+            sys.stdout.write(description)
             return 0
         here = this_node(options, environment)
         hosts = choose_hosts(parser, options, environment)
@@ -331,8 +330,8 @@ def _refuse_without(needed: str, options: argparse.Namespace, names: Iterable[st
             raise ArgumentError(f"{_flag(name)} belongs to {needed}, which is not given")
 
 
-def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> EmitRequest | None:
-    """Return the job to be described; None without --emit."""
+def emitted(options: argparse.Namespace, variables: Mapping[str, str]) -> str | None:
+    """Return the job as a description for cluster software; None without --emit."""
     if options.emit is None:
         _refuse_without("--emit", options, _EMIT_FLAGS)
         return None
@@ -351,7 +350,9 @@ def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> E
     elif command and command[0].endswith(".py"):
         command = ["python", *command]
     per_node = options.ntasks_per_node
-    return EmitRequest(
+    from hvdlite.launch.emit import EmitRequest, emit  # Other command lines do not wait for it.
+
+    request = EmitRequest(
         command=command,
         ranks=options.num_proc,
         ranks_per_node=options.num_proc if per_node is None else per_node,
@@ -360,6 +361,7 @@ def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> E
         grace=options.grace,
         variables=variables,
     )
+    return emit(options.emit, request)
 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import hvdlite
 from hvdlite.launch.channels import Ssh
 from hvdlite.launch.description import DEFAULT_GRACE, INDEPENDENT, Elastic, Servers
-from hvdlite.launch.emit import KINDS
 
 
 def megabytes(text: str) -> int:
@@ -263,7 +262,7 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
     "--via": {"choices": ("ssh", "srun"), "default": "ssh"},
     "--remote-python": {"default": Ssh.python},
     "--network-interfaces": {"action": "extend", "default": []},
-    "--emit": {"choices": tuple(KINDS)},
+    "--emit": {"choices": ("slurm", "job", "jobset", "trainjob")},
 }
 
 

@@ -1,21 +1,27 @@
-"""A Job of Kubernetes itself; and a JobSet and a TrainJob of Kubeflow, which start it again.
+"""`hvdlite-run --emit KIND`: descriptions of a job for cluster software.
 
-The ranks of a job cannot come back one by one, because the others cannot go on without them. So the
-first pod that fails ends the Job, and all other pods with it. A JobSet then starts all pods again;
-a plain Job does not.
+Kubernetes: a Job, or a JobSet and a TrainJob of Kubeflow, which start it again. The ranks of a job
+cannot come back one by one, because the others cannot go on without them. So the first pod that
+fails ends the Job, and all other pods with it. A JobSet then starts all pods again; a plain Job
+does not.
+
+Slurm: a batch script. srun starts the ranks, which save and come back after the time limit: Slurm
+signals the ranks some time before it. They save, and end with status 75 (`hvd.EXIT_STOPPED`); the
+script then queues the job again.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import yaml
 
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.emit import EmitRequest
 from hvdlite.rendezvous.environment import EXIT_STOPPED
 
 Part: TypeAlias = dict[str, Any]
@@ -46,6 +52,45 @@ _DISRUPTED: Part = {
     "action": "FailJob",
     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
 }
+_WARNING_SECONDS = 120  # before the time limit; Slurm may signal up to a minute earlier
+
+
+@dataclass(frozen=True)
+class EmitRequest:
+    """A job that cluster software is to run."""
+
+    command: Sequence[str]  # the program of every rank, and its arguments
+    ranks: int
+    ranks_per_node: int  # the most ranks that a node gets; every node but the last has so many
+    name: str = "train"
+    image: str | None = None  # the container image with hvdlite and the program
+    grace: float = 30.0  # seconds that the ranks have to save something when they are told to stop
+    variables: Mapping[str, str] = field(default_factory=dict)  # of every rank, from flags
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ArgumentError(f"-np {self.ranks}: at least one rank is needed")
+        if self.ranks_per_node < 1:
+            raise ArgumentError(
+                f"--ntasks-per-node {self.ranks_per_node}: at least one rank per node is needed"
+            )
+        if not self.command:
+            raise ArgumentError("--emit: say what the ranks run, after all flags")
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.ranks // self.ranks_per_node)
+
+
+def emit(kind: str, request: EmitRequest) -> str:
+    """Describe a job; raise ArgumentError if this kind of software cannot run it as it is."""
+    kinds: Mapping[str, Callable[[EmitRequest], str]] = {
+        "slurm": slurm,
+        "job": job,
+        "jobset": jobset,
+        "trainjob": trainjob,
+    }
+    return kinds[kind](request)
 
 
 def job(request: EmitRequest) -> str:
@@ -273,3 +318,53 @@ def _pod(request: EmitRequest, one: Part, subdomain: str | None = None) -> Part:
         "containers": [one],
         "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
     }
+
+
+_SCRIPT = """\
+#!/bin/bash
+# A training job with {ranks} ranks, from `hvdlite-run --emit slurm`. Submit it with sbatch.
+# Options of sbatch, such as --time or --gres, may be added here or given on its command line.
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks={ranks}
+#SBATCH --ntasks-per-node={ranks_per_node}
+# All ranks get this signal so many seconds before the time limit; hvd.stop_on() waits for it.
+#SBATCH --signal=USR1@{warning}
+# The job may start again, and then goes on with the same output file.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+# Every start has a secret and a number of its own, so that nothing left over can join it.
+export HVDLITE_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+export HVDLITE_EPOCH=${{SLURM_RESTART_COUNT:-0}}
+{exports}
+# The ranks get these signals, too. The script stays, to see how they end.
+trap : TERM USR1
+# Ranks that fail end the others by themselves. srun must not: one rank may save while others ended.
+srun --kill-on-bad-exit=0 --wait=0 {command}
+status=$?
+
+# 75 says: stopped by request, run me again. A job that is cancelled does not run any more here.
+if [ $status = 75 ] && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $status
+"""
+
+
+def slurm(request: EmitRequest) -> str:
+    """Return the batch script; raise ArgumentError for an image, which Slurm does not need."""
+    if request.image is not None:
+        raise ArgumentError("--image: the ranks of a Slurm job run without a container image")
+    exports = "".join(
+        f"export {name}={shlex.quote(value)}\n" for name, value in request.variables.items()
+    )
+    return _SCRIPT.format(
+        name=shlex.quote(request.name),
+        nodes=request.nodes,
+        ranks=request.ranks,
+        ranks_per_node=request.ranks_per_node,
+        warning=max(_WARNING_SECONDS, math.ceil(request.grace)),
+        exports=exports,
+        command=shlex.join(request.command),
+    )
