@@ -7,13 +7,11 @@ left on its host. A `SignalInbox` turns signals to its process into events of a 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -37,7 +35,6 @@ _POLL = 0.02  # seconds between looks at processes that are not children of this
 AnyRank: TypeAlias = Worker | RemoteWorker
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = signal.SIGUSR1  # the launcher sends it on to the ranks, which may stop at it
-_TOLD = b"\0"  # on the descriptor instead of a number: another host has told of a signal
 
 
 @dataclass
@@ -227,7 +224,6 @@ class SignalInbox:
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: list[tuple[int, object]] = []
         self._wakeup_before = -1
-        self._told: deque[tuple[str, int]] = deque()
 
     def __enter__(self) -> SignalInbox:
         """Catch the watched signals, except those that this process ignores (under nohup)."""
@@ -255,13 +251,3 @@ class SignalInbox:
             return [number for number in os.read(self.fd, 64) if number in caught]
         except BlockingIOError:
             return []
-
-    def tell(self, host: str, number: int) -> None:
-        """Note a signal that another host got; any thread may call this."""
-        self._told.append((host, number))
-        # It fails if the descriptor is readable already, or the job is over.
-        with contextlib.suppress(OSError):
-            os.write(self._write, _TOLD)
-
-    def take_told(self) -> list[tuple[str, int]]:
-        return [self._told.popleft() for _ in range(len(self._told))]

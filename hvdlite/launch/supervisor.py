@@ -284,7 +284,7 @@ class Supervisor(JobLoop):
             if self._agents is not None:
                 self._agents.excuse(name)
         else:
-            self._inbox.tell(name, number)
+            self._take_signal(number, name)
 
     def worker_started(self, number: int) -> None:
         """Say which process a rank is, if the user wants to know."""
@@ -350,19 +350,21 @@ class Supervisor(JobLoop):
             self._stop.terminate_at, self._stop.kill_at = at, at + GRACE
 
     def _take_signals(self) -> None:
-        caught = [("", number) for number in self._inbox.take()]
-        for host, number in caught + self._inbox.take_told():
-            if number == PASSED_ON:
-                self._signal(number)
-            elif not self.signalled or self._stop is None:
-                self.signalled = number
-                self._stop_politely(number, host)
-            elif host in self._signalled_by:
-                self._hurried = True
-                self._stop.kill_at = time.monotonic()
-            # Batch systems signal all hosts at once, so each host's first signal is the same one.
-            if number != PASSED_ON:
-                self._signalled_by.add(host)
+        for number in self._inbox.take():
+            self._take_signal(number)
+
+    def _take_signal(self, number: int, host: str = "") -> None:
+        if number == PASSED_ON:
+            self._signal(number)
+            return
+        if not self.signalled or self._stop is None:
+            self.signalled = number
+            self._stop_politely(number, host)
+        elif host in self._signalled_by:
+            self._hurried = True
+            self._stop.kill_at = time.monotonic()
+        # Batch systems signal all hosts at once, so each host's first signal is the same one.
+        self._signalled_by.add(host)
 
     def _stop_politely(self, number: int, host: str) -> None:
         """Pass the user's signal on to the ranks, and give them the grace to save something."""
