@@ -7,9 +7,7 @@ progress bar that never ends its line. Where there is no terminal, a line shows 
 has drawn last in it. The *open* stream is the one in whose unfinished line the cursor of the
 console stands. Before another stream is shown, the console begins a new line.
 
-Streams are read only as fast as their bytes can be passed on. Those with samples for a view (sink
-LIVE) are read at a fixed pace instead: nothing waits for a rank that floods its pipe, and the
-samples do not wait for a slow console.
+Streams are read only as fast as their bytes can be passed on.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ from hvdlite.live.run import About, End, Run, Viewer
 from hvdlite.live.sample import Event, Sample
 
 _BLOCK = 256 << 10  # bytes read at once from a stream
-_LIVE_BLOCK = 64 << 10  # the same of samples
-_LIVE_SECONDS = 0.25  # between two looks at the samples
 _LONGEST_LINE = 256 << 10  # bytes; a sample of rank 0 takes some 70 for each rank
 _TAIL = 16 << 10  # last bytes of each stream that are kept for the failure report
 _LONGEST_REST = 256 << 10  # a longer line is shown in parts, so that memory stays bounded
@@ -64,7 +60,6 @@ class StreamReader:
         self._selector = selector
         self._streams: dict[tuple[int, int], Stream] = {}  # by rank and sink
         self._paused = False
-        self._live_at = 0.0  # monotonic time of the next look at the samples
 
     def took(self, stream: Stream, block: bytes) -> None:
         raise NotImplementedError
@@ -87,7 +82,7 @@ class StreamReader:
 
     def _watch(self, stream: Stream) -> None:
         """Have the selector watch the stream's pipe, or not any more while reading pauses."""
-        if stream.pipe is not None and stream.sink != LIVE:
+        if stream.pipe is not None:
             reads = not (self._paused or stream.at_end)
             read = partial(self._read_block, stream)
             watch_for(self._selector, stream.pipe, selectors.EVENT_READ if reads else 0, read)
@@ -102,7 +97,7 @@ class StreamReader:
         if stream.at_end or stream.pipe is None:
             return False
         try:
-            block = os.read(stream.pipe, _LIVE_BLOCK if stream.sink == LIVE else _BLOCK)
+            block = os.read(stream.pipe, _BLOCK)
         except BlockingIOError:
             return False
         if not block:
@@ -117,18 +112,7 @@ class StreamReader:
 
     def due(self, now: float) -> float | None:
         """Do what is due at the time `now`; return when to call this again, or None for never."""
-        live = [
-            one
-            for one in self._streams.values()
-            if one.sink == LIVE and one.pipe is not None and not one.at_end
-        ]
-        if not live:
-            return None
-        if now >= self._live_at:
-            self._live_at = time.monotonic() + _LIVE_SECONDS
-            for stream in live:
-                self._read_block(stream)
-        return self._live_at
+        return None
 
     def throttle(self) -> None:
         """Pause reading if `full`, and resume it if not."""
@@ -258,7 +242,7 @@ class OutputPump(StreamReader):
 
     def due(self, now: float) -> float | None:
         """Show rests that have waited long enough, on terminals; return when the next is due."""
-        due = super().due(now)
+        due: float | None = None
         for stream in self._streams.values():
             if not isinstance(stream, ShownStream) or not stream.cutter.rest:
                 continue
