@@ -8,9 +8,9 @@ One job goes through these modules:
    (`agents`), and serves what the ranks meet by: the store (`hvdlite.rendezvous.store`) or the
    registrar (`elastic`).
 3. `process` starts the ranks of this host (`hosts` places them), each through `shim`, so that they
-   die with the launcher. For every other host `remote_host` opens one of the `channels` to an
-   `agent` there, which a remote launcher such as ssh starts. The agent starts that host's ranks,
-   and the two exchange `messages`.
+   die with the launcher. For every other host `agents` opens one of the `channels` to an `agent`
+   there, which a remote launcher such as ssh starts. The agent starts that host's ranks, and the
+   two exchange `messages`.
 4. `supervisor` runs the `loop` of this host until nothing of the job is left; the policy of its
    kind decides what follows from the end of a rank, and `slots` which worker starts again, and
    where. `output` and `console` show what the ranks write, and `report` chooses the failure to

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 
 import hvdlite
 from hvdlite.launch.resources import available_cores, memory_bytes
@@ -56,12 +56,6 @@ def frameworks() -> list[Finding]:
         else:
             findings.append(Finding(name, False, f"not installed (pip install {name})"))
     return findings
-
-
-def _native_core() -> str:
-    from hvdlite import _core
-
-    return f"version {_core.__version__}"
 
 
 def _gpus() -> list[Finding]:
@@ -111,7 +105,10 @@ def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts
     if hosts > 0:
         there = _check("a rank on each host", lambda: _meet(environment, arguments))
         ranks[f"{hosts} hosts"] = [there]
-    planes = [_check("native core", _native_core), *_gpus()]
+    planes = [
+        _check("native core", lambda: f"version {import_module('hvdlite._core').__version__}"),
+        *_gpus(),
+    ]
     sections = {"machine": machine(), "frameworks": frameworks(), "data planes": planes, **ranks}
     print(table(sections))
     return 0 if all(row.works for rows in ranks.values() for row in rows) else 1

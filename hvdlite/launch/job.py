@@ -19,7 +19,7 @@ from typing import Any
 
 from hvdlite.compat import on_path
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.agents import Agents, Pulse, rendezvous_address
+from hvdlite.launch.agents import Agents, Pulse, RemoteHost, rendezvous_address
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Outcome, share_cores
 from hvdlite.launch.hosts import Host, Start, is_here, place_as, spread
@@ -35,7 +35,6 @@ from hvdlite.launch.process import (
     torch_master,
     torchrun_environment,
 )
-from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.resources import available_cores
 from hvdlite.launch.supervisor import Policy, Supervisor
 from hvdlite.rendezvous import handshake

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from hvdlite.launch.agents import RemoteWorker
 from hvdlite.launch.output import StreamReader
 from hvdlite.launch.process import (
     Ending,
@@ -25,7 +26,6 @@ from hvdlite.launch.process import (
     processes_with,
     signal_processes,
 )
-from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.resources import oom_kills
 
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace

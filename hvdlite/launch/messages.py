@@ -12,7 +12,6 @@ from __future__ import annotations
 import enum
 import json
 import os
-import select
 import selectors
 import struct
 import time
@@ -168,13 +167,6 @@ class FrameChannel:
         self.heard_at = time.monotonic()
         return self._reader.feed(data)
 
-    def drain(self, seconds: float) -> None:
-        """Wait until what was sent is written, at most for these seconds."""
-        deadline = time.monotonic() + seconds
-        while self._out and not self.gone and time.monotonic() < deadline:
-            ready_for(self.write_fd, select.POLLOUT, deadline - time.monotonic())
-            self.flush()
-
     def watch(self, selector: selectors.BaseSelector, reads: bool, data: object) -> None:
         """Have a selector watch for room for what waits and, if `reads`, for what arrives."""
         wanted = {self.read_fd: 0, self.write_fd: 0}
@@ -196,10 +188,3 @@ def watch_for(selector: selectors.BaseSelector, fd: int, events: int, data: obje
         watched = None
     if watched is None and events:
         selector.register(fd, events, data)
-
-
-def ready_for(fd: int, event: int, seconds: float) -> bool:
-    """Wait for an event of `select.poll`, also on descriptors that `select.select` refuses."""
-    poll = select.poll()
-    poll.register(fd, event)
-    return bool(poll.poll(max(0.0, seconds) * 1000))

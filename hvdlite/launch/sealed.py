@@ -19,7 +19,6 @@ import threading
 from typing import ClassVar
 
 from hvdlite.errors import BootstrapError
-from hvdlite.launch.messages import ready_for
 from hvdlite.rendezvous.client import reach
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import (
@@ -114,7 +113,7 @@ class SealedChannel:
 
     def _receive_all(self) -> str:
         """Pass on what the other node sends; return why that has ended."""
-        while ready_for(self._outer.fileno(), select.POLLIN, self._silence):
+        while _readable(self._outer, self._silence):
             data = self._outer.recv(_BLOCK)
             if not data:
                 return _HUNG_UP
@@ -133,7 +132,7 @@ class SealedChannel:
             while True:
                 self._outer.sendall(self._writer.wrap(block))
                 block = b""
-                if ready_for(self._inner.fileno(), select.POLLIN, _BEAT_SECONDS):
+                if _readable(self._inner, _BEAT_SECONDS):
                     block = self._inner.recv(_BLOCK)
                     if not block:
                         break
@@ -146,6 +145,12 @@ class SealedChannel:
         self._receiver.join()
         self._outer.close()
         self._inner.close()
+
+
+def _readable(end: socket.socket, seconds: float) -> bool:
+    poll = select.poll()  # `select.select` refuses high descriptors.
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _shut(end: socket.socket, how: int) -> None:

@@ -22,14 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
-from hvdlite.launch.agents import Agents
+from hvdlite.launch.agents import Agents, RemoteWorker
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import counted
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.loop import GRACE, PASSED_ON, AnyRank, JobLoop, SignalInbox, Stop
 from hvdlite.launch.output import OutputPump, View
 from hvdlite.launch.process import STDERR, STDOUT, Ending
-from hvdlite.launch.remote_host import RemoteWorker
 from hvdlite.launch.report import Failure, describe, root_failure
 from hvdlite.rendezvous.descriptors import explained
 from hvdlite.rendezvous.environment import EXIT_STOPPED

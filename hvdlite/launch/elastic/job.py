@@ -21,6 +21,7 @@ from typing import Any
 from hvdlite.launch.agents import (
     ALIVE_SECONDS,
     Pulse,
+    RemoteHost,
     keep_alive,
     rendezvous_address,
     route_to,
@@ -36,7 +37,6 @@ from hvdlite.launch.job import Job
 from hvdlite.launch.loop import AnyRank, SignalInbox
 from hvdlite.launch.output import View
 from hvdlite.launch.process import Ending
-from hvdlite.launch.remote_host import RemoteHost
 from hvdlite.launch.report import Failure
 from hvdlite.launch.resources import available_cores
 from hvdlite.launch.slots import Slots

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fakes.ssh import agent_of, fake_ssh
+from hvdlite.launch.agents import RemoteHost
 from hvdlite.launch.channels import ProcessChannel, Ssh
-from hvdlite.launch.remote_host import RemoteHost
 from launch.elastic.jobs import ElasticJob, rewrite, short_heartbeat
 from patience import HANG, Stopwatch, wait_until
 
