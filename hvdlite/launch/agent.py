@@ -89,7 +89,8 @@ def attend(
         channel: the connection to the launcher.
         environment: builds the variables that all ranks here share from this host's part of the
             job, which it may complete.
-        patient: whether the launcher may first wait for other hosts, without a word.
+        patient: whether the launcher may first wait for other hosts without a word; the channel
+            then tells whether it is still there.
         afterwards: called when the ranks here have ended, with the inbox that was open while they
             ran, so that no signal is lost in between.
 
@@ -97,26 +98,32 @@ def attend(
         Whether the ranks ran to their end; otherwise the launcher is gone, or has learned why not.
     """
     channel.send(hello())
-    while patient and not channel.hears_launcher(1.0):
-        pass
-    part = _receive_part(channel)
+    part = _receive_part(channel, patient)
     if part is None:
         return False
     shared = environment(part)
     if part["compat"]:
         shared = on_path(shared)
-    well = True
     with SignalInbox(passes_on=True) as inbox:
         try:
-            _run(channel, part, shared, inbox)
+            _check(part, shared)
+            agent = Agent(channel, part, shared, inbox)
+            channel.send(frame(Kind.READY))
+            agent.run(())
+            channel.send(frame(Kind.DONE))
+            well = True
         except OSError as error:
-            _refuse(channel, str(error))
+            channel.send(frame(Kind.REFUSED, body=str(error).encode()))
             well = False
+        # The rest may have to wait for a slow console, but not for a dead channel.
+        while channel.waiting and not channel.lost:
+            channel.wait(1.0)
+            channel.receive()
         afterwards(inbox)
     return well
 
 
-def _receive_part(channel: LauncherChannel) -> dict[str, Any] | None:
+def _receive_part(channel: LauncherChannel, patient: bool) -> dict[str, Any] | None:
     """Wait for this host's part of the job; return None if the launcher goes away instead."""
     stdin: bytes | None = None
     while True:
@@ -125,27 +132,9 @@ def _receive_part(channel: LauncherChannel) -> dict[str, Any] | None:
                 stdin = command.body
             elif command.kind == Kind.PART:
                 return {**command.data(), "stdin": stdin}
-        if channel.lost or channel.outcome is not None:
+        if channel.gone or channel.outcome is not None or (channel.lost and not patient):
             return None
         channel.wait(1.0)
-
-
-def _run(
-    channel: LauncherChannel,
-    part: Mapping[str, Any],
-    environment: Mapping[str, str],
-    inbox: SignalInbox,
-) -> None:
-    """Run this host's part of the job to its end. Raises OSError if the part cannot run here."""
-    _check(part, environment)
-    agent = Agent(channel, part, environment, inbox)
-    channel.send(frame(Kind.READY))
-    agent.run(())
-    channel.send(frame(Kind.DONE))
-    # The rest of the output may have to wait for a slow console, but not for a dead channel.
-    while channel.waiting and not channel.lost:
-        channel.wait(1.0)
-        channel.receive()
 
 
 def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -168,13 +157,6 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
             f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
             "do the hosts share another network interface? --network-interfaces names it"
         ) from None
-
-
-def _refuse(channel: LauncherChannel, why: str) -> None:
-    channel.send(frame(Kind.REFUSED, body=why.encode()))
-    deadline = time.monotonic() + 2
-    while channel.waiting and not channel.gone and time.monotonic() < deadline:
-        channel.wait(0.1)
 
 
 def hello() -> bytes:
@@ -387,12 +369,6 @@ class LauncherChannel(FrameChannel):
         if not self.gone:
             select.select([self.read_fd], [self.write_fd] if self.waiting else [], [], seconds)
         self.flush()
-
-    def hears_launcher(self, seconds: float) -> bool:
-        """Return whether the launcher has said something, or has gone, within these seconds."""
-        self.flush()
-        self.heard_at = time.monotonic()
-        return self.gone or bool(select.select([self.read_fd], [], [], seconds)[0])
 
     def receive(self) -> list[Frame]:
         """Return the frames that have arrived but for the outcome; set `gone` at the end."""
