@@ -33,6 +33,7 @@ import hvdlite
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
 from hvdlite.launch import shim
+from hvdlite.launch.agents import Pulse
 from hvdlite.launch.channels import SAFE_PATH
 from hvdlite.launch.loop import PASSED_ON, AnyRank, JobLoop, SignalInbox, Stop
 from hvdlite.launch.messages import (
@@ -243,10 +244,7 @@ class Agent(JobLoop):
     ) -> None:
         own = secrets.token_hex(16)
         super().__init__(bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
-        pulse = part["pulse"]
-        self._heartbeat = float(pulse["heartbeat"])
-        self._launcher_silence = float(pulse["launcher_silence"])
-        self._grace = float(pulse["grace"])
+        self._pulse = Pulse(**part["pulse"])
         self._silence = SILENCE  # until the first ALIVE: before it the launcher waits for others
         self._alive_at = 0.0
         self._channel = channel
@@ -274,9 +272,9 @@ class Agent(JobLoop):
         if (self._channel.gone or silent) and self._listens:
             self._channel.gone = True
             self._listens = False
-            self.stop_now(_GONE, grace=self._grace)
+            self.stop_now(_GONE, grace=self._pulse.grace)
         if now >= self._alive_at:
-            self._alive_at = now + self._heartbeat / 4
+            self._alive_at = now + self._pulse.heartbeat / 4
             self._channel.send(frame(Kind.ALIVE))
         self._channel.watch(self.selector, self._listens, self._obey)
         return min(now + _TICK_SECONDS, self._alive_at)
@@ -286,7 +284,7 @@ class Agent(JobLoop):
         for command in self._channel.receive():
             workers = [one for one in self.workers if one.number == command.number]
             if command.kind == Kind.ALIVE:
-                self._silence = self._launcher_silence
+                self._silence = self._pulse.launcher_silence
             elif command.kind == Kind.START:
                 self._start(command)
             elif command.kind == Kind.SIGNAL:

@@ -55,10 +55,6 @@ class Channel(Protocol):
     def write_fd(self) -> int:
         """The descriptor of what is sent to the agent; it may be the same one."""
 
-    @property
-    def pid(self) -> int | None:
-        """The process here, and its group, that has to die with the launcher; None without one."""
-
     def said(self) -> str:
         """Return what the channel has told about itself, as a failing ssh does on its stderr."""
 
@@ -123,7 +119,6 @@ class ProcessChannel:
         assert self._process.stdin is not None and self._process.stdout is not None
         self.read_fd = self._process.stdout.fileno()
         self.write_fd = self._process.stdin.fileno()
-        self.pid = self._process.pid
 
     def said(self) -> str:
         return self._read_stderr() if self._said is None else self._said
@@ -133,7 +128,7 @@ class ProcessChannel:
 
     def cut(self) -> None:
         if self._process.returncode is None:  # Nobody else has its number then.
-            signal_group(self.pid, signal.SIGKILL)
+            signal_group(self._process.pid, signal.SIGKILL)
 
     def hang_up(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -43,8 +43,6 @@ _HUNG_UP = "it has hung up"
 class SealedChannel:
     """One end of the channel; see `channels.Channel`."""
 
-    pid: int | None = None  # None, since there is no process
-
     def __init__(
         self,
         connection: socket.socket,

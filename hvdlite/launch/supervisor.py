@@ -158,9 +158,7 @@ class Supervisor(JobLoop):
         self._agents = agents
         self._reports = reports
         self._view = view
-        self.streams: OutputPump = OutputPump(
-            console, self.selector, timestamps, view, policy.label
-        )
+        self.streams = OutputPump(console, self.selector, timestamps, view, policy.label)
         self.grace = grace  # seconds from a signal to the launcher until its ranks are killed
         self.lost = False  # the job has failed
         self.signalled = 0  # the signal to the launcher that ends the job; 0 without one
@@ -193,7 +191,7 @@ class Supervisor(JobLoop):
         if said is not None:
             self._unsaid[worker.number] = said
             if worker.pid:
-                self.worker_started(worker.number)
+                self.worker_started(worker)
 
     # What a policy asks.
 
@@ -285,13 +283,12 @@ class Supervisor(JobLoop):
         else:
             self._take_signal(number, name)
 
-    def worker_started(self, number: int) -> None:
+    def worker_started(self, worker: AnyRank) -> None:
         """Say which process a rank is, if the user wants to know."""
-        said = self._unsaid.pop(number, None)
-        for worker in self.workers:
-            if said is not None and worker.number == number:
-                where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
-                self.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
+        said = self._unsaid.pop(worker.number, None)
+        if said is not None:
+            where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
+            self.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
 
     def worker_wrote(self, number: int, sink: int, data: bytes) -> None:
         self.streams.feed(number, sink, data)

@@ -221,8 +221,6 @@ class RayLauncher(IncomingAgents):
 class RayChannel:
     """The channel to the agent of one node, made before that connects; see `channels.Channel`."""
 
-    pid: int | None = None
-
     def __init__(self, deadline: Deadline) -> None:
         self._inner, self._owners = socket.socketpair()
         self.read_fd = self.write_fd = self._owners.fileno()

@@ -23,8 +23,6 @@ from patience import HANG
 class Socket:
     """The channel to a host, whose agent is the test."""
 
-    pid = None
-
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.read_fd = self.write_fd = self.ours.fileno()
