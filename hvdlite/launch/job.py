@@ -57,14 +57,9 @@ class Job(Policy):
     """One run of a description; used once."""
 
     def __init__(
-        self,
-        what: Description,
-        console: Console,
-        inbox: SignalInbox,
-        view: View | None,
-        starts: Sequence[Start] | None = None,
+        self, what: Description, console: Console, inbox: SignalInbox, view: View | None
     ) -> None:
-        """Place the ranks, unless a subclass does. Raises HostsError if there are too few slots."""
+        """Place the ranks, unless they change. Raises HostsError if there are too few slots."""
         self.what = what
         self.console = console
         self.inbox = inbox
@@ -75,7 +70,7 @@ class Job(Policy):
         self.pulse = Pulse(_SILENCE, _LAUNCHER_SILENCE, GRACE)
         self.agents: Agents
         self.address = ""  # where the processes meet
-        self.starts = first_processes(what) if starts is None else starts
+        self.starts: Sequence[Start] = () if what.elastic else first_processes(what)
         hosts = {host.name: host for host in what.hosts}
         self._names = list(dict.fromkeys(start.host for start in self.starts))
         self.elsewhere = [name for name in self._names if name in hosts and not _here(hosts[name])]

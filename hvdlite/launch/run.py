@@ -27,14 +27,15 @@ def run_job(what: Description) -> Outcome:
         OSError: a rank could not be started here.
         KeyboardInterrupt: a signal came before the ranks were started.
     """
+    kind = ElasticJob if what.elastic else ServersJob if what.servers else Job
     with Console() as console, SignalInbox(passes_on=True) as inbox:
         if not what.live:
-            return _job_of(what, console, inbox, None).run()
+            return kind(what, console, inbox, None).run()
         view = View(what.viewers, console)
         view.start(_about(what))
         end = End(1, "the launcher failed")
         try:
-            job = _job_of(what, console, inbox, view)
+            job = kind(what, console, inbox, view)
             outcome = job.run()
             end = End(outcome.status, _why(job, outcome))
             return outcome
@@ -46,14 +47,6 @@ def run_job(what: Description) -> Outcome:
             raise
         finally:
             view.stop(end)
-
-
-def _job_of(what: Description, console: Console, inbox: SignalInbox, view: View | None) -> Job:
-    if what.elastic is not None:
-        return ElasticJob(what, what.elastic, console, inbox, view)
-    if what.servers is not None:
-        return ServersJob(what, what.servers, console, inbox, view)
-    return Job(what, console, inbox, view)
 
 
 def _about(what: Description) -> About:

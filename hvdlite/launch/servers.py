@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from hvdlite.launch.console import Console
-from hvdlite.launch.description import Description, Servers
+from hvdlite.launch.description import Description
 from hvdlite.launch.hosts import Start
 from hvdlite.launch.job import Job
 from hvdlite.launch.loop import AnyRank, SignalInbox
@@ -36,13 +36,10 @@ class ServersJob(Job):
     cause_seconds = 2.0
 
     def __init__(
-        self,
-        what: Description,
-        servers: Servers,
-        console: Console,
-        inbox: SignalInbox,
-        view: View | None,
+        self, what: Description, console: Console, inbox: SignalInbox, view: View | None
     ) -> None:
+        servers = what.servers
+        assert servers is not None
         servers.check(what.ranks)
         super().__init__(what, console, inbox, view)
         self._servers = servers.count

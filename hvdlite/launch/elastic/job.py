@@ -28,7 +28,7 @@ from hvdlite.launch.agents import (
 )
 from hvdlite.launch.channels import LaunchError
 from hvdlite.launch.console import Console
-from hvdlite.launch.description import Description, Elastic, Outcome, counted, threads_text
+from hvdlite.launch.description import Description, Outcome, counted, threads_text
 from hvdlite.launch.elastic import messages
 from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
 from hvdlite.launch.elastic.registrar import Registrar
@@ -55,15 +55,12 @@ class ElasticJob(Job):
     cause_seconds = 60.0
 
     def __init__(
-        self,
-        what: Description,
-        elastic: Elastic,
-        console: Console,
-        inbox: SignalInbox,
-        view: View | None = None,
+        self, what: Description, console: Console, inbox: SignalInbox, view: View | None
     ) -> None:
+        elastic = what.elastic
+        assert elastic is not None
         elastic.check(what.ranks)
-        super().__init__(what, console, inbox, view, starts=())
+        super().__init__(what, console, inbox, view)
         # The epochs of such a job are those of its worlds.
         self.identity = replace(self.identity, epoch=0)
         self._elastic = elastic

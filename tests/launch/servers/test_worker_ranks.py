@@ -73,8 +73,8 @@ class Supervisor:
 
 
 def policy_of(servers: Servers) -> ServersJob:
-    what = Description(["x"], 4, {}, hosts=[Host("a", 2, here=True), Host("b", 2, here=True)])
-    policy = ServersJob(what, servers, None, None, None)
+    hosts = [Host("a", 2, here=True), Host("b", 2, here=True)]
+    policy = ServersJob(Description(["x"], 4, {}, hosts, servers=servers), None, None, None)
     policy.attach(Supervisor())
     return policy
 
