@@ -30,15 +30,14 @@ from hvdlite.objects import gather_json
 from hvdlite.ops import NoneCompressor, cast_in_core, next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.adasum import DistributedAdasum
-from hvdlite.torch.buckets import GradientExchange, Settings, Weight
-from hvdlite.torch.collectives.allreduce import start_reducing
-from hvdlite.torch.collectives.broadcast import broadcast_async_
+from hvdlite.torch.buckets import Weight
+from hvdlite.torch.collectives.allreduce import send_named, start_reducing
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.functions import broadcast_tensors
 from hvdlite.torch.gradient_hooks import reader_of
-from hvdlite.torch.optimizer import Distributed, reducing
-from hvdlite.torch.reducer import GradientReducer
+from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.replicas import ReplicaCheck, warn
 from hvdlite.torch.virtual.steps import refuse_with_virtual_size
 from hvdlite.torch.wrapping import Wrapping, own_step, prepare, refuse_evaluating, wrap
@@ -54,7 +53,6 @@ class Local(Wrapping):
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
     _rounds: Rounds
-    _starter: GradientReducer | None  # It averages gradients until the first local step.
 
     def average(self) -> None:
         """Have a round now, after which the parameters are the same on all ranks.
@@ -73,12 +71,6 @@ class Local(Wrapping):
             with torch.no_grad():
                 self._rounds.average()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients; see `torch.optim.Optimizer.zero_grad`."""
-        if self._starter is not None:
-            self._starter.before_zero_grad()
-        super().zero_grad(set_to_none)
-
     @own_step
     def step(self, closure: Any = None, **options: Any) -> Any:
         """Step with this rank's gradients, and average parameters when a round is due.
@@ -95,20 +87,9 @@ class Local(Wrapping):
             return self._step_alone(closure, options)
         with torch.no_grad():
             self._rounds.before_step()
-        starter = self._starter
-        if starter is not None and self._rounds.begun:
-            starter = self._starter = None  # Another rank has taken these steps already.
-        if starter is not None and closure is None:
-            starter.synchronize()
-        elif starter is not None:
-            closure = reducing(starter, closure)
         result = self._step_alone(closure, options)
         with torch.no_grad():
             self._rounds.after_step()
-        if starter is not None:
-            starter.count_step()
-            if self._rounds.begun:
-                self._starter = None  # Its hooks go with it.
         return result
 
     def _step_alone(self, closure: Any, options: dict[str, Any]) -> Any:
@@ -151,24 +132,6 @@ class Local(Wrapping):
         super().load_state_dict(state_dict)
         with torch.no_grad():
             self._rounds.load(state_dict.get(_KEY))
-        if self._rounds.begun:
-            self._starter = None
-        elif self._starter is None:
-            self._starter = self._make_starter()
-
-    def _go_on(self) -> None:
-        super()._go_on()
-        if self._starter is not None:
-            self._starter.drop_accumulated()
-
-    def _make_starter(self) -> GradientReducer:
-        rounds = self._rounds
-        weight, process_set = rounds.settings.weight, rounds.settings.process_set
-        reduction = Reduction(ops.Average, process_set=process_set)
-        settings = Settings(reduction, Compression.none, weight=weight)
-        exchange = GradientExchange(f"{rounds.name}.start", settings)
-        title = f"LocalSGD's start ({rounds.name})"
-        return GradientReducer(exchange, reader_of(self), {}, title)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Local:
         self._rounds.require_equal("a deep copy of the optimizer")
@@ -181,8 +144,6 @@ class Local(Wrapping):
         _localize(copied, dataclasses.replace(settings, buffers=buffers))
         with torch.no_grad():
             copied._rounds.load(self._rounds.state())
-        if copied._rounds.begun:
-            copied._starter = None
         local: Local = copied
         return local
 
@@ -190,7 +151,6 @@ class Local(Wrapping):
 def LocalSGD(
     optimizer: torch.optim.Optimizer,
     every: int = 16,
-    start: int = 0,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.0,
     buffers: Iterable[torch.Tensor] | None = None,
@@ -209,7 +169,6 @@ def LocalSGD(
         optimizer: any optimizer; it is changed in place. A `DistributedOptimizer` over the process
             set of one host makes it hierarchical: gradients within hosts, parameters between them.
         every: steps between two rounds.
-        start: the number of first steps in which gradients are averaged instead (post-local SGD).
         outer_lr: the learning rate of the outer optimizer; 1 makes a plain average.
         outer_momentum: its Nesterov momentum.
         buffers: `model.buffers()`; those of floating point are averaged, too.
@@ -232,8 +191,7 @@ def LocalSGD(
     """
     basics.size()  # Without init() this raises, rather than the first step.
     settings = RoundSettings(
-        every=_whole("every", every, least=1),
-        start=_whole("start", start, least=0),
+        every=_whole_number(every),
         outer_lr=float(outer_lr),
         outer_momentum=float(outer_momentum),
         buffers=tuple(one for one in buffers or () if one.is_floating_point()),
@@ -248,7 +206,6 @@ def LocalSGD(
 def DiLoCo(
     optimizer: torch.optim.Optimizer,
     every: int = 500,
-    start: int = 0,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     buffers: Iterable[torch.Tensor] | None = None,
@@ -266,7 +223,7 @@ def DiLoCo(
         >>> optimizer = hvd.DiLoCo(optimizer, every=500, compression=hvd.Compression.bf16)
     """
     return LocalSGD(
-        optimizer, every, start, outer_lr, outer_momentum, buffers, compression, weight, process_set
+        optimizer, every, outer_lr, outer_momentum, buffers, compression, weight, process_set
     )
 
 
@@ -276,18 +233,17 @@ def _localize(optimizer: Any, settings: RoundSettings) -> Local:
     prepare(optimizer, title, settings.process_set, {})
     wrap(optimizer, Local, title, settings.process_set)
     optimizer._rounds = Rounds(name, reader_of(optimizer), settings)
-    optimizer._starter = optimizer._make_starter() if settings.start > 0 else None
     local: Local = optimizer
     return local
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _whole_number(every: Any) -> int:
     try:
-        number = operator.index(value)
+        number = operator.index(every)
     except TypeError:
-        number = least - 1
-    if number < least:
-        raise ArgumentError(f"LocalSGD({name}={value!r}): give a whole number from {least} on")
+        number = 0
+    if number < 1:
+        raise ArgumentError(f"LocalSGD(every={every!r}): give a whole number from 1 on")
     return number
 
 
@@ -321,11 +277,6 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
             "left for LocalSGD; pass the plain optimizer, or a DistributedOptimizer over the "
             "process set of one host"
         )
-    if settings.start > 0:
-        raise ArgumentError(
-            "LocalSGD(DistributedOptimizer(...)) cannot be combined with LocalSGD(start=...): only "
-            "the DistributedOptimizer averages gradients there; leave start= out"
-        )
 
 
 @dataclass(frozen=True)
@@ -333,7 +284,6 @@ class RoundSettings:
     """How ranks meet; see `hvd.LocalSGD` for each."""
 
     every: int
-    start: int
     outer_lr: float
     outer_momentum: float
     buffers: tuple[torch.Tensor, ...]
@@ -371,7 +321,7 @@ class Rounds:
         self._anchors: dict[torch.Tensor, torch.Tensor] = {}
         self._momenta: dict[torch.Tensor, torch.Tensor] = {}
         self._moved = False  # It says whether ranks may differ.
-        self._replicas = ReplicaCheck(name, settings.process_set, repeats=False)
+        self._replicas = ReplicaCheck(name, settings.process_set)
 
     @property
     def takes_part(self) -> bool:
@@ -379,24 +329,17 @@ class Rounds:
         registered_id(self.settings.process_set)
         return bool(self.settings.process_set.included())
 
-    @property
-    def begun(self) -> bool:
-        """Whether ranks step alone, rather than with averaged gradients."""
-        return self.steps >= self.settings.start
-
     def before_step(self) -> None:
         """Agree with the other ranks, or raise; take anchors of parameters that have none."""
         self._agree()
-        if self.begun:
-            for param in self._params():
-                if param.requires_grad and param not in self._anchors:
-                    self._anchors[param] = _wide(param)
+        for param in self._params():
+            if param.requires_grad and param not in self._anchors:
+                self._anchors[param] = _wide(param)
 
     def after_step(self) -> None:
         self.steps += 1
-        step = self.steps - self.settings.start
-        self._moved = self._moved or step > 0 or bool(self.settings.buffers)
-        if step > 0 and step % self.settings.every == 0:
+        self._moved = True
+        if self.steps % self.settings.every == 0:
             self._meet()
 
     def average(self) -> None:
@@ -443,12 +386,9 @@ class Rounds:
         weight = None if weight is None else float(weight)
         moves = [(self._anchors[param] - param.detach()).contiguous() for param in params]
         copies = [_wide(buffer) for buffer in settings.buffers]
-        moved = averaged = None
-        if moves:
-            moved = _Mean(f"{self.name}.moves", moves, settings.compression, weight, members)
-        if copies:
-            averaged = _Mean(f"{self.name}.buffers", copies, NoneCompressor, weight, members)
-        for param, mean in zip(params, moved.wait() if moved else (), strict=True):
+        moves = _means(f"{self.name}.moves", moves, settings.compression, weight, members)
+        copies = _means(f"{self.name}.buffers", copies, NoneCompressor, weight, members)
+        for param, mean in zip(params, moves, strict=True):
             anchor = self._anchors[param]
             if settings.outer_momentum != 0.0:
                 momentum = self._momenta.setdefault(param, torch.zeros_like(anchor))
@@ -456,7 +396,7 @@ class Rounds:
                 mean = mean + settings.outer_momentum * momentum
             anchor.sub_(settings.outer_lr * mean)
             param.copy_(anchor)
-        for buffer, mean in zip(settings.buffers, averaged.wait() if averaged else (), strict=True):
+        for buffer, mean in zip(settings.buffers, copies, strict=True):
             buffer.copy_(mean)
         self._moved = False
 
@@ -473,12 +413,12 @@ class Rounds:
         self._agreed_after = ops.name_restarts()
         most = max(steps.values())
         self.steps = most
-        if most > self.settings.start:
+        if most > 0:
             root = next(rank for rank, count in steps.items() if count == most)
             self._follow(root, f"{name}.anchors")
             if moved or min(steps.values()) < most:
                 self._moved = True
-        elif most == 0 and self.begun:
+        else:
             params = [param for param in self._params() if param.requires_grad]
             self._replicas.start(params, {p: f"parameter {i}" for i, p in enumerate(params)})
             warn(self._replicas.finish())
@@ -488,7 +428,7 @@ class Rounds:
         settings = self.settings
         kind = settings.compression
         params = [param for param in self._params() if param.requires_grad]
-        names = ("every", "start", "outer_lr", "outer_momentum")
+        names = ("every", "outer_lr", "outer_momentum")
         mine = {name: getattr(settings, name) for name in names} | {
             "buffers": len(settings.buffers),
             "compression": (kind if isinstance(kind, type) else type(kind)).__name__,
@@ -514,40 +454,29 @@ class Rounds:
         for index, param in enumerate(self._params()):
             if not param.requires_grad:
                 continue
-            tensors[f"{name}.{index}"] = self._anchors.setdefault(param, _wide(param))
+            tensors[str(index)] = self._anchors.setdefault(param, _wide(param))
             if settings.outer_momentum != 0.0:
                 zeros = torch.zeros_like(self._anchors[param])
-                tensors[f"{name}.{index}.momentum"] = self._momenta.setdefault(param, zeros)
-        handles = [
-            broadcast_async_(tensor, root, key, settings.process_set)
-            for key, tensor in tensors.items()
-        ]
-        for handle in handles:
-            handle.wait()
+                tensors[f"{index}.momentum"] = self._momenta.setdefault(param, zeros)
+        broadcast_tensors(tensors, root, name, settings.process_set)
 
 
-class _Mean:
-    """The mean of all ranks' tensors, on its way: one allreduce."""
-
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[torch.Tensor],
-        compression: Any,
-        weight: float | None,
-        process_set: ProcessSet,
-    ) -> None:
-        """Send contiguous tensors, to be overwritten; all ranks give a weight, or none does."""
-        wire, self._compression = cast_in_core(compression, ops.Average)
-        packed = [self._compression.compress(tensor) for tensor in tensors]
-        self._contexts = [context for _, context in packed]
-        reduction = Reduction(ops.Average, weight=weight, process_set=process_set, wire=wire)
-        sent = grouped("allreduce", [one for one, _ in packed], name, process_set)
-        self._handle = start_reducing(sent, reduction, in_place=True)
-
-    def wait(self) -> list[torch.Tensor]:
-        means = zip(self._handle.wait(), self._contexts, strict=True)
-        return [self._compression.decompress(mean, context) for mean, context in means]
+def _means(
+    name: str,
+    tensors: list[torch.Tensor],
+    compression: Any,
+    weight: float | None,
+    process_set: ProcessSet,
+) -> list[torch.Tensor]:
+    """Return the means of contiguous tensors, which are overwritten, over all ranks."""
+    if not tensors:
+        return []
+    wire, by_hand = cast_in_core(compression, ops.Average)
+    reduction = Reduction(ops.Average, weight=weight, process_set=process_set, wire=wire)
+    sent = grouped("allreduce", tensors, name, process_set)
+    return send_named(
+        sent, by_hand, lambda wires: start_reducing(wires, reduction, in_place=True, blocking=True)
+    )
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

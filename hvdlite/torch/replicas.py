@@ -49,11 +49,10 @@ class ReplicaCheck:
     # After a step in which the ranks' parameters did not match, call `begin_anew` on all ranks. It
     # is not thread-safe. Only members of the process set call the methods, all in the same steps.
 
-    def __init__(self, name: str, process_set: ProcessSet, repeats: bool = True) -> None:
-        """Make it; `repeats` lets HVDLITE_CHECK_REPLICAS compare later steps, too."""
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name = name  # The name is unique on this rank.
         self._process_set = process_set
-        self._every = check_interval() if repeats else 0
+        self._every = check_interval()
         self._steps = 0  # So many steps have begun since the first one.
         self._begun = False  # It says whether the step is counted.
         self._first = False  # It says whether the step is the first one.

@@ -132,11 +132,6 @@ def scenario_options_that_exclude_each_other_are_refused() -> None:
         optimizer = hvd.DistributedOptimizer(MAKES["SGD"](groups_of(Model())), **arguments)
         with raises(other):
             hvd.LocalSGD(optimizer)
-    optimizer = hvd.DistributedOptimizer(MAKES["SGD"](groups_of(Model())), process_set=own)
-    with raises(
-        r"LocalSGD\(Distributed.* cannot be combined with LocalSGD\(start=...\): .*; leave"
-    ):
-        hvd.LocalSGD(optimizer, start=2)
     optimizer = hvd.ShardedOptimizer(MAKES["SGD"](groups_of(Model())), share_parameters=True)
     with raises(r"share_parameters=True\) cannot be combined with LocalSGD: .*; leave"):
         hvd.LocalSGD(optimizer)
