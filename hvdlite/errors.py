@@ -114,7 +114,7 @@ class UnrecordedSamplesWarning(UserWarning):
 
 
 class VirtualRanksWarning(UserWarning):
-    """Virtual ranks are computed on different kinds of machines, or by other libraries."""
+    """A loop over steps of virtual ranks may give other bits at another number of ranks."""
 
 
 class StopHandlerWarning(UserWarning):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-import hvdlite
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, VirtualRanksWarning
 from hvdlite.ops import gather_bytes, gather_in_epoch
@@ -82,7 +79,7 @@ class VirtualStepping(Wrapping):
         return self._virtual.loop(loader, epoch, model, threads)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; with `virtual_size` also the epoch and the step, and the machine."""
+        """Return the state; with `virtual_size` also the epoch and the step."""
         state: dict[str, Any] = super().state_dict()
         if self._virtual is not None:
             state[_KEY] = self._virtual.state()
@@ -224,7 +221,6 @@ class VirtualSteps:
         self._epoch = self._done = 0  # So many steps of this epoch are done.
         self._resumes = False  # A state was loaded, and the loop has not come to its epoch.
         self._is_own = False  # Loops of this process have come there, since a state was loaded.
-        self._machine_of_state: dict[str, str] = {}
         self._block = Block(0, 0, _NONE)
         self._model = nn.Module()
         self._loader: Any = ()
@@ -299,7 +295,6 @@ class VirtualSteps:
 
     def _loop(self, sampler: VirtualBatchSampler, epoch: int) -> Iterator[VirtualStep]:
         self._refuse_nested()
-        machine = _describe(self._threads)
         is_done = self._resumes and epoch < self._epoch  # The state was saved in a later epoch.
         if is_done and self._is_own:
             raise HvdliteError(
@@ -311,12 +306,11 @@ class VirtualSteps:
         if not is_done:
             if self._resumes:
                 first = self._done if epoch == self._epoch else 0
-                _warn_of("in the loaded state and here", self._machine_of_state, machine)
             self._resumes, self._epoch, self._done, self._is_own = False, epoch, first, True
             torch.set_num_threads(self._threads)
             self._take_block(first)
-        arguments = {"virtual_size": self._size, **sampler.order, "epoch": epoch}
-        _agree(self._name, {**arguments, "first step": first}, machine)
+        arguments = {"virtual_size": self._size, **sampler.order, "threads": self._threads}
+        _agree(self._name, {**arguments, "epoch": epoch, "first step": first})
         for number in range(first, sampler.steps):
             seed_all(sampler.seed, epoch, number, "before")
             step = VirtualStep(number, epoch, self)
@@ -505,7 +499,6 @@ class VirtualSteps:
             **self._order,
             "epoch": self._epoch,
             "step": self._done,
-            "machine": _describe(self._threads),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -518,57 +511,20 @@ class VirtualSteps:
         self._order = {what: state[what] for what in ORDER if what in state}
         self._epoch, self._done = state["epoch"], state["step"]
         self._resumes, self._is_own = bool(self._order), False
-        self._machine_of_state = state["machine"]
 
     def go_on(self) -> None:
         self._resumes = bool(self._order)
-        self._machine_of_state = _describe(self._threads)
 
 
-def _agree(name: str, arguments: dict[str, Any], machine: dict[str, str]) -> None:
-    data = json.dumps([basics.rank(), arguments, machine]).encode()
+def _agree(name: str, arguments: dict[str, Any]) -> None:
+    data = json.dumps([basics.rank(), arguments]).encode()
     for block in gather_bytes(basics.engine(), data, f"#{name}.arguments"):
         if len(block) == 0:
             continue  # The rank has joined: the step raises an error.
-        rank, others, its_machine = json.loads(bytes(block))
+        rank, others = json.loads(bytes(block))
         for what, own in arguments.items():
             if own != others[what]:
                 raise MismatchError(
                     f"virtual_steps(): {what} is {own} on rank {basics.rank()} and {others[what]} "
                     f"on rank {rank}; give every rank the same, and load the same state on all"
                 )
-        _warn_of(f"on rank {basics.rank()} and on rank {rank}", machine, its_machine)
-
-
-def _warn_of(where: str, one: dict[str, str], other: dict[str, str]) -> None:
-    keys = [*one, *(key for key in other if key not in one)]
-    found = "; ".join(
-        f"{key}: {one.get(key)} and {other.get(key)}"
-        for key in keys
-        if one.get(key) != other.get(key)
-    )
-    if found:
-        warnings.warn(
-            f"virtual ranks have the same bits only on machines of the same kind, and {where} "
-            f"there are different ones ({found})",
-            VirtualRanksWarning,
-            stacklevel=2,
-        )
-
-
-def _describe(threads: int) -> dict[str, str]:
-    """Return the kind of processor, the versions of the libraries, and torch's threads."""
-    kind = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    # Libraries choose their kernels by the maker and the model of the processor, too.
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(line for line in lines if line.startswith("model name"))
-        kind = f"{model.partition(':')[2].strip()}, {kind}"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "none"
-    return {
-        "processor": kind,
-        "GPU": gpu,
-        "torch": str(torch.__version__),
-        "hvdlite": hvdlite.__version__,
-        "threads": str(threads),
-    }
