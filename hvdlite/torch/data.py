@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
     of ranks these are exactly the batches that the stopped job would have had. With another number
     each sample that is left comes once, and only the end of the epoch is padded.
 
-    torchdata's `StatefulDataLoader` saves and loads this sampler; then leave out
-    `record`. In an elastic job use `hvd.elastic.ElasticSampler`.
+    In an elastic job use `hvd.elastic.ElasticSampler`.
 
     Args:
         dataset: anything with a length, which stays the same; the same on all ranks.
@@ -69,6 +67,8 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         >>> hvd.shutdown()
     """
 
+    _drawn: int  # No iterator of this segment has given more indices.
+
     def __init__(
         self,
         dataset: Sized,
@@ -79,7 +79,6 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         drop_last: bool = False,
     ) -> None:
         self.dataset = dataset
-        self._asked = 0  # The last set_epoch() set this epoch.
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
@@ -89,7 +88,6 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the epoch of the number `epoch`, unless the sampler is in it already."""
-        self._asked = epoch
         if epoch != self.epoch:
             self.epoch = epoch
             self._begin_epoch(())
@@ -124,7 +122,17 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
             >>> hvd.shutdown()
         """
         self._warn_of_unrecorded()
-        return self._state_after(0)
+        length = len(self.dataset)
+        is_over = max(self._segment.done) >= self._segment.share
+        left = 0 if is_over else left_over(length, close(self._closed, self._segment))
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "consumed": length - left,
+            "length": length,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Distribute what was left of an epoch to the ranks of the present world.
@@ -152,15 +160,22 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         self._begin_epoch(((consumed,),) if consumed else ())
 
     def __iter__(self) -> Iterator[int]:
-        """Return the indices of this rank that are left, in an iterator that has a state."""
+        """Return the indices of this rank that are left."""
         done = self._segment.share > 0 and min(self._segment.done) == self._segment.share
         # Without `set_epoch`, the next iterator after the last index begins the same epoch anew.
         if self._ran_out or done:
-            self.epoch = max(self.epoch, self._asked)
             self._begin_epoch(())
         elif any(self._segment.done):
             self._begin_epoch(close(self._closed, self._segment))
-        return _Indices(self)
+        return self._give(self._own_indices(), self._segment)
+
+    def _give(self, own: Sequence[int], segment: Segment) -> Iterator[int]:
+        for given, index in enumerate(own, start=1):
+            if segment is self._segment:
+                self._drawn = max(self._drawn, given)
+            yield index
+        if segment is self._segment:
+            self._ran_out = True
 
     def __len__(self) -> int:
         return self.num_samples
@@ -179,7 +194,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         samples = left - left % size if self.drop_last else left
         self._begin_segment(samples, range(size), closed)
         self._ran_out = False  # It says whether an iterator has come to its end.
-        self._drawn = 0  # No iterator of this segment has given more indices.
+        self._drawn = 0
 
     def _begin_segment(
         self, samples: int, workers: Sequence[int], closed: tuple[Done, ...]
@@ -205,26 +220,8 @@ class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[m
         order: list[int] = torch.randperm(length, generator=generator, device="cpu").tolist()
         return order
 
-    def _state_after(self, samples: int) -> dict[str, Any]:
-        """Return the state when each rank has done at least so many samples of the segment."""
-        done = max(samples, *self._segment.done)
-        length = len(self.dataset)
-        before = length - left_over(length, self._closed)
-        own = min(done * self.num_replicas, self._segment.samples)
-        return {
-            "version": _VERSION,
-            "epoch": self.epoch,
-            "consumed": length if done >= self._segment.share else before + own,
-            "length": length,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
-
     def _warn_of_unrecorded(self) -> None:
         if not self._drawn or self._ran_out or any(self._segment.done):
-            return
-        # torchdata's StatefulDataLoader asks the iterator as well, which has its own position.
-        if sys._getframe(2).f_globals.get("__name__", "").startswith("torchdata."):
             return
         warnings.warn(
             f"state_dict() of a DistributedSampler that has given {self._drawn} samples of epoch "
@@ -286,7 +283,6 @@ class ElasticSampler(DistributedSampler):
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self._excluded: frozenset[int] = frozenset()  # An older Horovod has recorded them.
-        self._distributed: list[int] | None = None  # It is the segment's, made when it is needed.
         super().__init__(dataset, shuffle=shuffle, seed=seed)
 
     def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
@@ -295,7 +291,6 @@ class ElasticSampler(DistributedSampler):
         workers = range(basics.size()) if now is None else now.workers
         samples = left_over(len(self.dataset) - len(self._excluded), closed)
         self._begin_segment(samples, workers, closed)
-        self._distributed = None
         self._loop_began = False
         self._checked = now  # This epoch was checked for joiners.
 
@@ -345,7 +340,7 @@ class ElasticSampler(DistributedSampler):
         """Return the indices of this rank; the sampler distributes the same ones until `reset`."""
         self._segment.begin()
         self._loop_began = True
-        return iter(take(self._indices(), self.num_replicas, self.rank))
+        return iter(take(self.remaining_indices, self.num_replicas, self.rank))
 
     # These methods save and restore the state.
 
@@ -388,25 +383,21 @@ class ElasticSampler(DistributedSampler):
         Raises:
             ArgumentError: a key is missing, or the state is of other samples or of another order.
         """
-        closed = self._closed_in(state_dict)
-        if closed and "segments" in state_dict:
-            own = {"samples": len(self.dataset), "shuffle": self.shuffle, "seed": self.seed}
-            _refuse_other_order("ElasticSampler", state_dict, own)
+        keys = state_dict.keys()
+        done_keys = {"segments", "processed_num", "processed_indices"}
+        _refuse_other_keys("ElasticSampler", state_dict, "epoch" in keys and bool(keys & done_keys))
+        closed: tuple[Done, ...] = ()
         excluded = state_dict.get("processed_indices", ())
-        if "segments" not in state_dict and "processed_num" in state_dict:
-            excluded = ()  # Both keys say the same.
+        if "segments" in keys:
+            closed = tuple(tuple(map(int, done)) for done in state_dict["segments"])
+            own = {"samples": len(self.dataset), "shuffle": self.shuffle, "seed": self.seed}
+            _refuse_other_order("ElasticSampler", state_dict, own if closed else {})
+        elif "processed_num" in keys:
+            done = int(state_dict["processed_num"])
+            closed, excluded = ((done,),) if done > 0 else (), ()  # Both keys say the same.
         self.epoch = state_dict["epoch"]
         self._excluded = frozenset(map(int, excluded))
         self._begin_epoch(closed)
-
-    def _closed_in(self, state: Mapping[str, Any]) -> tuple[Done, ...]:
-        keys = state.keys()
-        done_keys = {"segments", "processed_num", "processed_indices"}
-        _refuse_other_keys("ElasticSampler", state, "epoch" in keys and bool(keys & done_keys))
-        if "segments" in keys:
-            return tuple(tuple(map(int, done)) for done in state["segments"])
-        done = int(state.get("processed_num", 0))
-        return ((done,),) if done > 0 else ()
 
     # A script may read these properties.
 
@@ -426,7 +417,7 @@ class ElasticSampler(DistributedSampler):
     @property
     def remaining_indices(self) -> list[int]:
         """What was distributed last, in order: what remained of the epoch then."""
-        return list(self._indices())
+        return remaining(self._make_order(), self._closed)
 
     # The methods below are internal.
 
@@ -436,11 +427,6 @@ class ElasticSampler(DistributedSampler):
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
         return [one for one in order if one not in self._excluded]
-
-    def _indices(self) -> list[int]:
-        if self._distributed is None:
-            self._distributed = remaining(self._make_order(), self._closed)
-        return self._distributed
 
     def _warn_of_missed(self, epoch: int) -> None:
         now = epochs.current()
@@ -488,39 +474,6 @@ class ElasticSampler(DistributedSampler):
                 ElasticSamplerWarning,
                 stacklevel=3,
             )
-
-
-class _Indices(Iterator[int]):
-    """The indices of one rank; `StatefulDataLoader` saves and loads its position."""
-
-    def __init__(self, sampler: DistributedSampler) -> None:
-        self._sampler = sampler
-        self._begin()
-
-    def _begin(self) -> None:
-        self._segment = self._sampler._segment
-        self._own = self._sampler._own_indices()
-        self._given = 0
-
-    def __next__(self) -> int:
-        if self._given == len(self._own):
-            if self._segment is self._sampler._segment:
-                self._sampler._ran_out = True
-            raise StopIteration
-        self._given += 1
-        if self._segment is self._sampler._segment:
-            self._sampler._drawn = max(self._sampler._drawn, self._given)
-        return self._own[self._given - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state when what this iterator has given is done."""
-        return self._sampler._state_after(self._given)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at a position. After the end of an epoch the next iterator begins another one."""
-        self._sampler.load_state_dict(state_dict)
-        self._sampler._ran_out = state_dict["consumed"] >= state_dict["length"]
-        self._begin()
 
 
 def _refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:

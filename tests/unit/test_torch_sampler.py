@@ -16,9 +16,6 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError, UnrecordedSamplesWarning
 from hvdlite.torch.data import DistributedSampler, ElasticSampler
 
-# torchdata's own call, with the current torch.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-
 Torchs: Any = torch.utils.data.DistributedSampler
 
 
@@ -177,50 +174,6 @@ def test_pass_that_was_left_goes_on_where_it_was_recorded() -> None:
         if index == 5:
             break
     assert list(sampler) == [7, 9]
-
-
-def make_stateful(rank: int, size: int, workers: int) -> tuple[Any, DistributedSampler]:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    sampler = DistributedSampler(list(range(64)), size, rank, seed=3)
-    how = {"batch_size": 4, "sampler": sampler, "num_workers": workers, "collate_fn": list}
-    return stateful(sampler.dataset, **how), sampler
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_loader_resumes_in_the_middle_of_its_epoch(workers: int) -> None:
-    loader, sampler = make_stateful(1, 2, workers)
-    sampler.set_epoch(5)
-    batches = iter(loader)
-    before = [next(batches) for _ in range(3)]
-    state = loader.state_dict()
-    rest = list(batches)
-    again, resumed = make_stateful(1, 2, workers)
-    again.load_state_dict(state)
-    assert list(again) == rest
-    assert resumed.epoch == 5
-    assert len(before) + len(rest) == 8
-    # Another number of ranks, without workers, which have states of their own.
-    if not workers:
-        seen = Counter(index for batch in before for index in batch)
-        for rank in range(4):
-            other, _ = make_stateful(rank, 4, 0)
-            other.load_state_dict(state)
-            seen.update(index for batch in other for index in batch)
-        assert seen.total() == 12 + 40
-
-
-def test_stateful_loader_that_was_saved_at_the_end_begins_the_next_epoch() -> None:
-    loader, sampler = make_stateful(0, 2, 0)
-    sampler.set_epoch(4)
-    list(loader)
-    state = loader.state_dict()
-    sampler.set_epoch(5)
-    expected = list(loader)
-    again, resumed = make_stateful(0, 2, 0)
-    again.load_state_dict(state)
-    resumed.set_epoch(5)
-    assert list(again) == expected
-    assert resumed.epoch == 5
 
 
 def test_state_of_other_samples_is_refused() -> None:
