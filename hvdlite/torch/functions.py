@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,19 +75,35 @@ def broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], root_rank: int, name: str, process_set: ProcessSet
 ) -> None:
     """Overwrite all tensors, contiguous or not, in one operation."""
+    if tensors:
+        start_broadcasting(tensors, root_rank, name, process_set, blocking=True)()
+
+
+def start_broadcasting(
+    tensors: Mapping[str, torch.Tensor],
+    root_rank: int,
+    name: str,
+    process_set: ProcessSet,
+    blocking: bool = False,
+) -> Callable[[], None]:
+    """Start a `broadcast_tensors`; return the function that waits for its end."""
     blocks = {}
     for key, tensor in tensors.items():
         check(tensor, key)
         blocks[key] = readable(tensor)
     specs = [spec(key, block, block) for key, block in blocks.items()]
-    if specs:
-        start_broadcast(name, specs, root_rank, process_set, keep=blocks, blocking=True).wait()
-    for key, tensor in tensors.items():
-        if tensor.data_ptr() == blocks[key].data_ptr():
-            note_written([tensor])
-        else:
-            with torch.no_grad():
-                tensor.copy_(blocks[key])
+    handle = start_broadcast(name, specs, root_rank, process_set, blocks, blocking)
+
+    def finish() -> None:
+        handle.wait()
+        for key, tensor in tensors.items():
+            if tensor.data_ptr() == blocks[key].data_ptr():
+                note_written([tensor])
+            else:
+                with torch.no_grad():
+                    tensor.copy_(blocks[key])
+
+    return finish
 
 
 def broadcast_optimizer_state(

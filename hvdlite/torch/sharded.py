@@ -21,8 +21,8 @@ from hvdlite.optimizers import become, subclass_in_place
 from hvdlite.process_sets import ProcessSet, check_root
 from hvdlite.rendezvous import environment
 from hvdlite.torch.collectives.gather import alltoall
-from hvdlite.torch.collectives.submit import Submission, start_broadcast
-from hvdlite.torch.collectives.tensors import bytes_of, check, lies_otherwise, spec
+from hvdlite.torch.collectives.tensors import bytes_of
+from hvdlite.torch.functions import start_broadcasting
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.shared_parameters import SharedParameters, check_shareable
 from hvdlite.torch.virtual.steps import refuse_with_virtual_size
@@ -387,22 +387,28 @@ class ParameterExchange:
         self.params = list(params)  # The order is the same on all ranks; each has an owner.
         self._name = name
         self._process_set = process_set
-        # This has the positions by owner.
-        self._of: list[list[int]] = [[] for _ in process_set.ranks]
+        ranks = process_set.ranks
+        self._of: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in ranks}  # by owner
         for position, param in enumerate(params):
-            self._of[division.owners[param]].append(position)
+            self._of[ranks[division.owners[param]]][f"{name}.{position}"] = param
+        # Of an owner without parameters this travels alone, so that a rank for which it has some
+        # gets an error.
+        for tensors in self._of.values() if params else ():
+            tensors[f"{name}.end"] = params[0].new_empty(0)
 
     def run(self, update: Callable[[], None]) -> None:
         """Update, and exchange; raise a MismatchError if a rank has joined or has other ones."""
         update()
         if not self.params:
             return
-        memories = [self._memory(position) for position in range(len(self.params))]
-        started = [self._start(owner, memories) for owner in range(len(self._of))]
+        started = [
+            start_broadcasting(tensors, owner, f"{self._name}.of.{owner}", self._process_set)
+            for owner, tensors in self._of.items()
+        ]
         failure: HvdliteError | None = None
-        for handle in started:
+        for finish in started:
             try:
-                handle.wait()
+                finish()
             except HvdliteError as error:
                 failure = failure or error
         if isinstance(failure, ArgumentError | MismatchError):
@@ -412,30 +418,3 @@ class ParameterExchange:
             ) from failure
         if failure is not None:
             raise failure
-        with torch.no_grad():
-            for param, memory in zip(self.params, memories, strict=True):
-                if memory.data_ptr() != param.data_ptr():
-                    param.copy_(memory)
-
-    def _memory(self, position: int) -> torch.Tensor:
-        """Return the parameter as memory that the core may overwrite: its own, or a copy."""
-        param = self.params[position]
-        check(param, f"{self._name}.{position}")
-        values = param.detach()
-        if lies_otherwise(values):
-            values = values.resolve_conj().resolve_neg()
-        return values.contiguous()
-
-    def _start(self, owner: int, memories: Sequence[torch.Tensor]) -> Submission:
-        name = f"{self._name}.of.{owner}"
-        specs = [
-            spec(f"{self._name}.{position}", memories[position], memories[position])
-            for position in self._of[owner]
-        ]
-        # Of an owner without parameters this travels alone, so that a rank for which it has some
-        # gets an error.
-        end = memories[0].new_empty(0)
-        specs.append(spec(f"{self._name}.end", end, end))
-        root = self._process_set.ranks[owner]
-        keep = (memories, end)
-        return start_broadcast(name, specs, root, self._process_set, keep, blocking=True)

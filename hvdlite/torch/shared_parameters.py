@@ -19,11 +19,8 @@ import torch
 from hvdlite import basics
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.objects import gather_json
-from hvdlite.ops import Sum
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.bucket_memory import Place
-from hvdlite.torch.collectives.allreduce import reduce
-from hvdlite.torch.collectives.submit import Reduction
 
 _Said = dict[str, Any]  # What one rank tells the others about the memory.
 ALIGNMENT = 64  # The unit is bytes; no two parameters share a cache line.
@@ -117,14 +114,10 @@ class SharedParameters:
         ranks = self._process_set.ranks
         shared = {param for param, one in self._shared.items() if one.settled()}
         new = any(param.numel() > 0 and param not in shared for param in self.params)
-        told = torch.zeros(len(ranks), dtype=torch.int64, device="cpu")
-        # Each rank has its place in the sum; that of a rank that has joined stays zero.
-        told[ranks.index(basics.rank())] = 1 + 2 * new + 4 * bool(changed) + 8 * len(self.params)
-        to_all = Reduction(Sum, process_set=self._process_set)
-        found = reduce(told, f"{self._name}.{when}", to_all).tolist()
-        by_rank = dict(zip(ranks, found, strict=True))
-        joined = [rank for rank, word in by_rank.items() if word == 0]
-        counts = {word // 8: rank for rank, word in by_rank.items() if word}
+        told = len(self.params), new, changed[:3]
+        by_rank = gather_json(told, f"{self._name}.{when}", self._process_set)
+        joined = [rank for rank in ranks if rank not in by_rank]
+        counts = {count: rank for rank, (count, _, _) in by_rank.items()}
         if joined or len(counts) > 1:
             steps = " and ".join(f"rank {rank} with {count}" for count, rank in counts.items())
             what = f"rank {joined[0]}, which has joined, does not step" if joined else steps
@@ -133,16 +126,16 @@ class SharedParameters:
                 f"{what}; make, freeze, thaw and add parameters alike on every rank, and give "
                 "every rank as many steps, without hvd.join()"
             )
-        finders = [rank for rank, word in by_rank.items() if word & 4]
+        finders = {rank: names for rank, (_, _, names) in by_rank.items() if names}
         if finders:
-            names = ", ".join(changed[:3]) or "parameters"
+            rank, names = max(finders.items())
             raise HvdliteError(
-                f"rank {finders[-1]} has found that {names} changed outside step(). With "
+                f"rank {rank} has found that {', '.join(names)} changed outside step(). With "
                 "share_parameters=True all ranks of a host change the same memory, so that a "
                 "change by each of them counts several times; call "
                 "optimizer.unshare_parameters() before you change parameters"
             )
-        return any(word & 2 for word in found)
+        return any(new for _, new, _ in by_rank.values())
 
     def _share(self) -> None:
         """Move the parameters into memory of the host, with the values of its first rank."""
