@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.parameter_server.collection import Collection
@@ -30,30 +30,29 @@ _MAX_HEADER_BYTES = 256 << 20
 _NAME = re.compile(r"(?s)(.*)\.(\d+)-of-(\d+)")
 
 
-class Snapshot(NamedTuple):
-    version: int
-    clock: int
-    specs: Sequence[TensorSpec]  # all tensors of the model, also those of other servers
-    tensors: Sequence[TensorSpec]  # those that the server holds
-    slots: Sequence[Slot]
-
-
 def file_of(path: str, server: int, servers: int) -> str:
     """Return the name of a server's file, such as "ps.ckpt.0-of-2"."""
     return f"{path}.{server}-of-{servers}"
 
 
-def write(file: str, number: int, snapshot: Snapshot) -> None:
+def write(
+    file: str,
+    numbers: Mapping[str, int],
+    specs: Sequence[TensorSpec],
+    tensors: Sequence[TensorSpec],
+    slots: Sequence[Slot],
+) -> None:
     """Write a server's file, in place of the one before it, which stays if an OSError is raised.
 
-    `number` counts the checkpoints of all jobs that have trained this model.
+    `numbers` are those of a `Checkpoint`. `specs` are all tensors of the model, and `tensors` those
+    that the server holds.
     """
     offset = 0
     entries = []
-    for slot in snapshot.slots:
+    for slot in slots:
         entries.append(
             {
-                "tensor": snapshot.tensors[slot.tensor].name,
+                "tensor": tensors[slot.tensor].name,
                 "slot": slot.name,
                 "dtype": slot.dtype,
                 "shape": list(slot.shape),
@@ -62,18 +61,12 @@ def write(file: str, number: int, snapshot: Snapshot) -> None:
             }
         )
         offset += slot.data.nbytes
-    header = {
-        "number": number,
-        "version": snapshot.version,
-        "clock": snapshot.clock,
-        "tensors": encode(snapshot.specs),
-        "entries": entries,
-    }
+    header = {**numbers, "tensors": encode(specs), "entries": entries}
     text = json.dumps(header).encode()
     partial = f"{file}.partial"
     with open(partial, "wb") as stream:
         stream.writelines([_MARK, _LENGTH.pack(len(text)), text])
-        stream.writelines(slot.data for slot in snapshot.slots)
+        stream.writelines(slot.data for slot in slots)
         stream.flush()
         os.fsync(stream.fileno())
     Path(partial).replace(file)
@@ -84,7 +77,7 @@ class Checkpoint:
     """The file of a server, whose header alone has been read."""
 
     path: Path
-    number: int  # of this one among the checkpoints of this model
+    number: int  # of this one among the checkpoints of all jobs that have trained this model
     version: int  # the number of pushes that the server had applied
     clock: int  # at which workers go on
     specs: Sequence[TensorSpec]  # all tensors of the model
@@ -224,8 +217,8 @@ class Saving:
             with collection.lock:
                 slots, version = list(collection.storage.slots()), collection.version
             clock = collection.least_clock()
-            snapshot = Snapshot(version, clock, collection.specs, collection.tensors, slots)
-            write(self.file, self.number + 1, snapshot)
+            numbers = {"number": self.number + 1, "version": version, "clock": clock}
+            write(self.file, numbers, collection.specs, collection.tensors, slots)
         except (OSError, HvdliteError) as error:
             print(
                 f"hvdlite: parameter server {self._server} cannot write its checkpoint "

@@ -68,12 +68,9 @@ class Link:
             raise self._error
         try:
             wire.send(self._connection, pieces)
-        except OSError as error:
-            # The server may have said why it does not read on.
-            with contextlib.suppress(OSError, wire.HungUpError):
-                while True:
-                    self._check(wire.receive_frame(self._connection))
-            self._lost(error)
+        except OSError:
+            while True:
+                self.answer()  # It raises why the server does not read on, or that it is gone.
 
     def answer(self) -> wire.Frame:
         """Receive the header of the next answer; raise as `send` does."""

@@ -18,7 +18,6 @@ from hvdlite.parameter_server.tensors import (
 )
 
 _LOOK_SECONDS = 0.25  # A waiting session looks so often whether its worker lives.
-_MOST_GONE = 256  # So many workers that have gone are still in reports.
 
 
 class Collection:
@@ -97,9 +96,6 @@ class Collection:
             if worker in self._workers:
                 self._last = max(self._last, self._least())
                 self._workers[worker].live = False
-                gone = [number for number, one in self._workers.items() if not one.live]
-                for number in gone[:-_MOST_GONE]:
-                    del self._workers[number]
             if self.filler == worker:
                 self.filler = None
             self.moved.notify_all()

@@ -115,8 +115,7 @@ class Group:
         save, load = (None if path is None else fspath(path) for path in (save, load))
         saving = Saving(self.index, self.servers, save, save_every, load)
         store, self._store = self._store, None
-        with contextlib.ExitStack() as stack:
-            endpoint = stack.enter_context(Endpoint(self._environment, store.local_host, {}))
+        with Endpoint(self._environment, store.local_host, {}) as endpoint:
             server = Server(
                 self.index,
                 self.servers,

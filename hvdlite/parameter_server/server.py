@@ -1,9 +1,9 @@
 """A parameter server: it accepts workers, holds tensors, and ends when the workers have ended.
 
 One thread accepts connections, and each worker has a `Session`, whose thread answers its requests.
-Whatever a worker sends, this thread takes no memory before it has checked sizes against what the
-server knows of the tensors. After a request that cannot be meant, the worker gets the reason, and
-the session ends; the other sessions do not notice.
+Whatever a worker sends, this thread takes no more memory than the tensors need that it knows. After
+a request that cannot be meant, the worker gets the reason, and the session ends; the other sessions
+do not notice.
 """
 
 from __future__ import annotations
@@ -283,19 +283,40 @@ class Session:
 
     def _push(self, frame: wire.Frame) -> None:
         collection = self._filled()
-        entries = self._entries(frame, collection.tensors)
-        gradients, pieces = [], []
-        for tensor, layout, rows in entries:
-            if layout == wire.Layout.DENSE:
-                gradients.append(Gradient(tensor, self._staging[tensor]))
-                pieces.append(self._staging[tensor])
-                continue
-            split = rows * wire.ROW_NUMBER_BYTES
-            memory = memoryview(bytearray(split + rows * collection.tensors[tensor].row_bytes))
-            gradients.append(Gradient(tensor, memory[split:], memory[:split].cast("q")))
+        tensors = collection.tensors
+        if frame.entries > len(tensors):
+            raise ArgumentError(
+                f"worker {self.worker} names {frame.entries} tensors, and there are {len(tensors)}"
+            )
+        size = frame.entries * wire.ENTRY_BYTES
+        if frame.body < size:
+            self._check_body(frame, size)
+        gradients: dict[int, Gradient] = {}
+        pieces = []
+        for entry in wire.receive_entries(self._connection, frame.entries):
+            tensor, layout, rows = entry
+            if tensor in gradients:
+                raise ArgumentError(f"worker {self.worker} names a tensor twice")
+            known = tensor < len(tensors) and layout in set(wire.Layout)
+            if not known or rows > tensors[tensor].rows:
+                raise ArgumentError(
+                    f"worker {self.worker} asks for what this server does not have: {entry}"
+                )
+            if layout == wire.Layout.ROWS:
+                split = rows * wire.ROW_NUMBER_BYTES
+                memory = memoryview(bytearray(split + rows * tensors[tensor].row_bytes))
+                numbers, values = memory[:split].cast("q"), memory[split:]
+                gradients[tensor] = Gradient(tensor, values, numbers)
+            elif rows:
+                raise ArgumentError(f"worker {self.worker} gives rows to a dense entry: {entry}")
+            else:
+                memory = self._staging[tensor]
+                gradients[tensor] = Gradient(tensor, memory)
             pieces.append(memory)
+        self._check_body(frame, size + sum(one.nbytes for one in pieces))
         wire.receive(self._connection, pieces)
-        version = collection.push(self.worker, frame.clock, frame.version, gradients)
+        pushed = list(gradients.values())
+        version = collection.push(self.worker, frame.clock, frame.version, pushed)
         self._answer(wire.Status.DONE, version)
 
     def _pull(self, frame: wire.Frame) -> None:
@@ -322,34 +343,6 @@ class Session:
         if not collection.filled:
             raise ArgumentError(f"worker {self.worker} asks for values before they are there")
         return collection
-
-    def _entries(self, frame: wire.Frame, tensors: Sequence[TensorSpec]) -> list[wire.Entry]:
-        """Receive the entries of a body, and check each of them and the size of the body."""
-        if frame.entries > len(tensors):
-            raise ArgumentError(
-                f"worker {self.worker} names {frame.entries} tensors, and there are {len(tensors)}"
-            )
-        size = frame.entries * wire.ENTRY_BYTES
-        if frame.body < size:
-            self._check_body(frame, size)
-        entries = wire.receive_entries(self._connection, frame.entries)
-        if len({entry.tensor for entry in entries}) < len(entries):
-            raise ArgumentError(f"worker {self.worker} names a tensor twice")
-        for entry in entries:
-            known = entry.tensor < len(tensors) and entry.layout in set(wire.Layout)
-            if not known or entry.rows > tensors[entry.tensor].rows:
-                raise ArgumentError(
-                    f"worker {self.worker} asks for what this server does not have: {entry}"
-                )
-            spec = tensors[entry.tensor]
-            if entry.layout == wire.Layout.ROWS:
-                size += entry.rows * (wire.ROW_NUMBER_BYTES + spec.row_bytes)
-            elif entry.rows:
-                raise ArgumentError(f"worker {self.worker} gives rows to a dense entry: {entry}")
-            else:
-                size += spec.nbytes
-        self._check_body(frame, size)
-        return entries
 
     def _check_body(self, frame: wire.Frame, expected: int) -> None:
         if frame.body != expected:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.parameter_server import server
-from hvdlite.parameter_server.checkpoint import Snapshot, file_of, find, write
+from hvdlite.parameter_server.checkpoint import file_of, find, write
 from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.collection import Collection
 from hvdlite.parameter_server.tensors import Gradient, Slot, TensorSpec, encode, place
@@ -210,7 +210,8 @@ def written(path: Path, *holds: int) -> None:
             Slot(i, "", "float64", one.shape, numbers(*range(one.nbytes // 8)))
             for i, one in enumerate(SPECS[:count])
         ]
-        write(file_of(str(path), index, len(holds)), 4, Snapshot(7, 3, SPECS, SPECS, slots))
+        numbered = {"number": 4, "version": 7, "clock": 3}
+        write(file_of(str(path), index, len(holds)), numbered, SPECS, SPECS, slots)
 
 
 def test_a_checkpoint_without_a_tensor_is_refused(tmp_path: Path) -> None:
