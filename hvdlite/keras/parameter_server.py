@@ -198,18 +198,14 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         if trainable_variables is not None and not self.built:
             self.build(list(trainable_variables))
         given = self._trainable_variables if trainable_variables is None else trainable_variables
-        pairs = zip(gradients, list(given), strict=True)
-        indices, some = [], []
-        for gradient, variable in pairs:
-            if gradient is not None:
-                indices.append(self._get_variable_index(variable))
-                some.append(gradient)
+        pairs = [pair for pair in zip(gradients, given, strict=True) if pair[0] is not None]
+        indices = [self._get_variable_index(variable) for _, variable in pairs]
 
         def exchange(*arrays: Any) -> list[Any]:
             return self._exchange(dict(zip(indices, arrays, strict=True)))
 
-        some = self._clip_gradients(some)
-        values = backend_adapter().call_with_arrays(exchange, some, self._trainable_variables)
+        clipped = self._clip_gradients([gradient for gradient, _ in pairs])
+        values = backend_adapter().call_with_arrays(exchange, clipped, self._trainable_variables)
         for variable, value in zip(self._trainable_variables, values, strict=True):
             variable.assign(value)
         self.iterations.assign_add(1)

@@ -214,10 +214,11 @@ class Replica:
                     torch.autograd.graph.increment_version(parameter)
 
     def _gradients(self) -> dict[int, memoryview | Rows]:
-        found: dict[int, memoryview | Rows] = {}
-        for index, parameter in enumerate(self._parameters):
-            if parameter.grad is not None:
-                found[index] = self._gradient(index, parameter.grad.detach())
+        found = {
+            index: self._gradient(index, parameter.grad.detach())
+            for index, parameter in enumerate(self._parameters)
+            if parameter.grad is not None
+        }
         if not found:
             raise ArgumentError(
                 "replica.step() found no gradient: call backward() before it, on the model whose "
