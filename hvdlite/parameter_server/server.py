@@ -295,20 +295,16 @@ class Session:
         pieces = []
         for entry in wire.receive_entries(self._connection, frame.entries):
             tensor, layout, rows = entry
-            if tensor in gradients:
-                raise ArgumentError(f"worker {self.worker} names a tensor twice")
-            known = tensor < len(tensors) and layout in set(wire.Layout)
-            if not known or rows > tensors[tensor].rows:
+            known = tensor < len(tensors) and tensor not in gradients and layout in set(wire.Layout)
+            if not known or rows > (tensors[tensor].rows if layout == wire.Layout.ROWS else 0):
                 raise ArgumentError(
-                    f"worker {self.worker} asks for what this server does not have: {entry}"
+                    f"worker {self.worker} pushes what does not fit this server's tensors: {entry}"
                 )
             if layout == wire.Layout.ROWS:
                 split = rows * wire.ROW_NUMBER_BYTES
                 memory = memoryview(bytearray(split + rows * tensors[tensor].row_bytes))
                 numbers, values = memory[:split].cast("q"), memory[split:]
                 gradients[tensor] = Gradient(tensor, values, numbers)
-            elif rows:
-                raise ArgumentError(f"worker {self.worker} gives rows to a dense entry: {entry}")
             else:
                 memory = self._staging[tensor]
                 gradients[tensor] = Gradient(tensor, memory)
