@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import hvdlite.torch as hvd
-from hvdlite.torch.virtual.steps import VirtualSteps
-from hvdlite.torch.virtual.sums import Buffers
+from hvdlite.torch.virtual.steps import Buffers, VirtualSteps
 
 VIRTUAL_SIZE = 8
 BATCH = 4
