@@ -25,7 +25,6 @@ from hvdlite.parameter_server import wire
 from hvdlite.parameter_server.checkpoint import Saving
 from hvdlite.parameter_server.collection import Collection, ServerReport
 from hvdlite.parameter_server.tensors import Gradient, MakeStorage, TensorSpec, decode
-from hvdlite.rendezvous import descriptors
 from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS, Job, Role, ServerHandshake
 from hvdlite.rendezvous.service import Acceptor
@@ -65,7 +64,6 @@ class Server:
         self._workers = workers
         self._start_timeout = math.inf if is_never(start_timeout) else start_timeout
         self._make_storage = make_storage
-        self._listeners = list(listeners)
         self._selector = selectors.DefaultSelector()
         self._acceptors = [
             Acceptor(one, job, len(EPOCHS), self._selector, self._welcome, True, 2 * workers)
@@ -78,7 +76,6 @@ class Server:
         self._gone_at = 0.0  # The last session ended at this time.
         self._died = False  # It is set when a worker has ended without a goodbye.
         self._stopping = threading.Event()
-        descriptors.leave_to_parent(self)
 
     def run(self) -> None:
         self.saving.start()
@@ -94,13 +91,6 @@ class Server:
     def stop(self) -> None:
         """Have `run` return soon; any thread and any signal handler may call this."""
         self._stopping.set()
-
-    def close_in_child(self) -> None:
-        """Close the copies of a forked child, but leave the selector, which both share."""
-        for listener in self._listeners:
-            listener.close()
-        for session in list(self._sessions):
-            session.close_in_child()
 
     def open(self, specs: Sequence[TensorSpec], worker: int) -> Collection:
         """Return the collection; the first worker that registers its tensors makes it.
@@ -159,7 +149,6 @@ class Server:
             session.close()
             thread.join(_LINGER_SECONDS)
         self.saving.close()
-        descriptors.forget(self)
 
 
 class Session:
@@ -208,9 +197,6 @@ class Session:
         """End the session from another thread."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-
-    def close_in_child(self) -> None:
-        self._connection.close()
 
     def _answer(
         self, status: wire.Status, version: int = 0, pieces: Sequence[memoryview | bytes] = ()
