@@ -18,8 +18,8 @@ from hvdlite.parameter_server.client import Client, Link
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.tensors import MakeStorage, Storage, TensorSpec
 from hvdlite.rendezvous.address import address_of, fresh_unix_address, listen
-from hvdlite.rendezvous.client import introducing
-from hvdlite.rendezvous.deadline import Deadline, run
+from hvdlite.rendezvous.client import introduce
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job, Role
 from patience import HANG
 
@@ -70,7 +70,7 @@ class Servers:
     def connect(self, server: int = 0, worker: int = 9) -> socket.socket:
         """Open a bare connection to a server, after the handshake."""
         way = (self.addresses[server], self.job, worker, Role.PARAMETER, Deadline(HANG))
-        return run(introducing(*way))[0]
+        return introduce(*way)[0]
 
     def client(self, *model: Any) -> Client:
         """Connect the next worker, which may register a model: its specs and first values."""

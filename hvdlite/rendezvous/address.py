@@ -13,15 +13,13 @@ import ipaddress
 import os
 import secrets
 import select
-import selectors
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.deadline import Deadline, Pause, Steps
+from hvdlite.rendezvous.deadline import Deadline
 
 _BACKLOG = 1024
 _CROWDED_SECONDS = 0.005  # until the next attempt when a listener's queue is full
@@ -71,29 +69,29 @@ def fresh_unix_address() -> str:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address of a listener, as `dialling` takes it."""
+    """Return the address of a listener, as `dial` takes it."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return UNIX + bytes(name)[1:].decode()
     return f"{name[0]}:{name[1]}"
 
 
-def dialling(address: str, deadline: Deadline) -> Steps[socket.socket]:
+def dial(address: str, deadline: Deadline) -> socket.socket:
     """Connect to an address, and return the socket, which is non-blocking."""
     # OSError: no process listens there, or one of another user does; TimeoutError: the deadline.
     if address.startswith(UNIX):
         name = "\0" + address[len(UNIX) :]
-        return (yield from _connecting(socket.AF_UNIX, name, deadline, address))
+        return _connect(socket.AF_UNIX, name, deadline, address)
     error: OSError | None = None
     for family, target in resolve(address):
         try:
-            return (yield from _connecting(family, target, deadline, address))
+            return _connect(family, target, deadline, address)
         except OSError as latest:
             error = error or latest
     raise error or OSError(f"{address} has no address")
 
 
-def _connecting(family: int, target: Any, deadline: Deadline, address: str) -> Steps[socket.socket]:
+def _connect(family: int, target: Any, deadline: Deadline, address: str) -> socket.socket:
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
@@ -101,16 +99,14 @@ def _connecting(family: int, target: Any, deadline: Deadline, address: str) -> S
         # EAGAIN means that the queue of a Unix socket is full (strangers may have filled it). The
         # kernel does not tell when there is room again, so this polls.
         while error == errno.EAGAIN:
-            deadline.check()
-            yield Pause(time.monotonic() + _CROWDED_SECONDS)
+            deadline.sleep(_CROWDED_SECONDS)
             error = connection.connect_ex(target)
         if error == errno.EINPROGRESS:
             poller = select.poll()
             poller.register(connection, select.POLLOUT)
             # The kernels connect; how late this thread sees it is not the peer's fault.
             while not poller.poll(0):
-                deadline.check()
-                yield Pause(deadline.at, connection.fileno(), selectors.EVENT_WRITE)
+                poller.poll(1000 * deadline.check())
             error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error != 0:
             raise OSError(error, os.strerror(error))

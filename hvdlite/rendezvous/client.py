@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import selectors
 import socket
 import threading
 import time
@@ -15,8 +14,8 @@ from typing import Any, NoReturn
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous import descriptors
-from hvdlite.rendezvous.address import dialling
-from hvdlite.rendezvous.deadline import Deadline, Pause, Steps, run, sleeping
+from hvdlite.rendezvous.address import dial
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import (
     HANDSHAKE_SECONDS,
     ClientHandshake,
@@ -49,9 +48,9 @@ class _HungUpError(Exception):
     """The peer closed the connection before it proved itself."""
 
 
-def introducing(
+def introduce(
     address: str, job: Job, rank: int, role: Role, deadline: Deadline, dial_seconds: float = 0
-) -> Steps[tuple[socket.socket, ClientHandshake]]:
+) -> tuple[socket.socket, ClientHandshake]:
     """Connect as this rank, and check the proof of the server at the other end."""
     # A server drops clients that are slower than `HANDSHAKE_SECONDS`. So if the server hangs up
     # before its proof, this side dials again, until the deadline, or until the server has hung up
@@ -63,10 +62,11 @@ def introducing(
     quick = 0
     while quick < _QUICK_HANG_UPS:
         begun = time.monotonic()
-        connection = yield from dialling(address, Deadline(dial_seconds, outer=deadline))
+        connection = dial(address, Deadline(dial_seconds, outer=deadline))
         try:
             handshake = ClientHandshake(job, rank, role)
-            yield from _shaking_hands(connection, handshake, deadline)
+            _shake_hands(connection, handshake, deadline)
+            connection.setblocking(False)
             return connection, handshake
         except _HungUpError:
             connection.close()
@@ -81,7 +81,7 @@ def introducing(
             raise
         if time.monotonic() - begun < HANDSHAKE_SECONDS / 2:
             quick += 1
-        yield from sleeping(_AGAIN_SECONDS, deadline)
+        deadline.sleep(_AGAIN_SECONDS)
     raise BootstrapError(
         f"the peer closed the connection of {client} during the handshake: it belongs to "
         "another job, or another user"
@@ -98,7 +98,7 @@ def reach(
             # Under torchrun, rank 0 serves the store, and may not have started it yet.
             if error is not None:
                 deadline.sleep(_RETRY_SECONDS)
-            return run(introducing(address, job, rank, role, deadline, _LOOK_UP_SECONDS))
+            return introduce(address, job, rank, role, deadline, _LOOK_UP_SECONDS)
         except OSError as latest:
             if deadline.passed:
                 raise BootstrapError(
@@ -115,19 +115,12 @@ def local_host(connection: socket.socket) -> str | None:
     return str(connection.getsockname()[0])
 
 
-def _shaking_hands(
-    connection: socket.socket, handshake: ClientHandshake, deadline: Deadline
-) -> Steps[None]:
+def _shake_hands(connection: socket.socket, handshake: ClientHandshake, deadline: Deadline) -> None:
     try:
         # What this side sends is far smaller than any socket's buffer.
         connection.sendall(handshake.hello)
         while not handshake.done:
-            try:
-                data = connection.recv(handshake.wanted())
-            except BlockingIOError:
-                deadline.check()
-                yield Pause(deadline.at, connection.fileno(), selectors.EVENT_READ)
-                continue
+            data = deadline.receive(connection, handshake.wanted())
             if not data:
                 raise _HungUpError
             answer = handshake.feed(data)

@@ -1,4 +1,4 @@
-"""How a start waits: until a deadline, and for many connections at once in one thread.
+"""How a start waits: until a deadline.
 
 All waits of a start use one `Deadline`, which another thread or a signal handler can also give up.
 It waits in short slices, because a signal handler cannot end a system call: Python resumes the call
@@ -8,14 +8,12 @@ when the handler has returned.
 from __future__ import annotations
 
 import math
-import select
-import selectors
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from hvdlite.errors import BootstrapError
 
@@ -114,105 +112,3 @@ class Deadline:
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, longest))
             longest = self.check()
-
-
-class Pause(NamedTuple):
-    """What steps wait for: an event, or a point in time, whichever comes first."""
-
-    # A pause may also end early, so steps look whether they can go on, and check their deadline.
-
-    at: float  # a time of `time.monotonic`; may be infinite
-    fd: int = -1  # the descriptor whose events count; -1 for none
-    events: int = 0  # They are those of `selectors`.
-
-
-# What each of many connections does is a generator of steps. It yields a `Pause` where it would
-# otherwise block, and goes on when the pause is over. `run` runs one such generator alone, and a
-# `Loop` many, in one thread.
-Steps = Generator[Pause, None, _Result]
-
-
-def run(steps: Steps[_Result]) -> _Result:
-    try:
-        while True:
-            _wait(next(steps))
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
-    finally:
-        steps.close()
-
-
-def sleeping(seconds: float, deadline: Deadline) -> Steps[None]:
-    """Pause for `seconds`; raise as `deadline.check` does."""
-    end = time.monotonic() + seconds
-    deadline.check()
-    while time.monotonic() < end:
-        yield Pause(min(end, deadline.at))
-        deadline.check()
-
-
-def _wait(pause: Pause) -> None:
-    seconds = max(0.0, min(pause.at - time.monotonic(), SLICE_SECONDS))
-    if pause.fd < 0:
-        time.sleep(seconds)
-        return
-    poller = select.poll()
-    reads = select.POLLIN if pause.events & selectors.EVENT_READ else 0
-    writes = select.POLLOUT if pause.events & selectors.EVENT_WRITE else 0
-    poller.register(pause.fd, reads | writes)
-    poller.poll(1000 * seconds)
-
-
-class Loop:
-    """Runs many steps in the thread that calls `turn`; what they raise comes out of `turn`."""
-
-    # Other descriptors can be registered with the `selector`, too, with a function to call as data.
-
-    def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
-        self._pauses: dict[Steps[None], Pause | None] = {}  # what each of the steps waits for
-
-    def start(self, steps: Steps[None]) -> None:
-        """Run steps up to their first pause; `turn` does the rest."""
-        self._pauses[steps] = None
-        self._go_on(steps)
-
-    def turn(self, longest: float) -> None:
-        """Wait until something can go on, at most `longest` seconds, and let it go on."""
-        first = min((pause.at for pause in self._pauses.values() if pause), default=math.inf)
-        seconds = max(0.0, min(longest, first - time.monotonic()))
-        for key, _ in self.selector.select(seconds):
-            handle: Callable[[], Any] = key.data
-            handle()
-        now = time.monotonic()
-        for steps, pause in list(self._pauses.items()):
-            # Steps that go on may end others, and let them wait for something else.
-            if pause is not None and pause.at <= now and self._pauses.get(steps) is pause:
-                self._go_on(steps)
-
-    def close(self) -> None:
-        """End all steps where they are, so that they close what they have opened."""
-        for steps in list(self._pauses):
-            self._end_pause(steps)
-            steps.close()
-        self._pauses.clear()
-        self.selector.close()
-
-    def _go_on(self, steps: Steps[None]) -> None:
-        self._end_pause(steps)
-        try:
-            pause = next(steps)
-        except BaseException as end:
-            del self._pauses[steps]
-            if isinstance(end, StopIteration):
-                return
-            raise
-        self._pauses[steps] = pause
-        if pause.fd >= 0:
-            self.selector.register(pause.fd, pause.events, lambda: self._go_on(steps))
-
-    def _end_pause(self, steps: Steps[None]) -> None:
-        pause, self._pauses[steps] = self._pauses[steps], None
-        if pause is not None and pause.fd >= 0:
-            self.selector.unregister(pause.fd)

@@ -22,9 +22,10 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from hvdlite.rendezvous.connection import NOTHING_SHARED, Link, UnreachableError
-from hvdlite.rendezvous.deadline import Deadline, Loop, Pause, Steps
+from hvdlite.rendezvous.deadline import Deadline
 
 _EACH = 3  # descriptors of a rank
 _RANKS_AT_ONCE = 80  # in one message; Linux passes at most 253 descriptors
@@ -45,20 +46,19 @@ class LocalPeers:
         ranks: Sequence[int],
         links: Mapping[int, Link],
         own: tuple[int, int],
-        loop: Loop,
+        selector: selectors.BaseSelector,
         deadline: Deadline,
     ) -> None:
         self._rank = rank
         self._ranks = ranks
         self._links = links
         self._own = own
-        self._loop = loop
+        self._selector = selector
         self._deadline = deadline
         self._lifeline, self._end = socket.socketpair()
         # By rank, the connections over which descriptors pass: those of the first rank.
         self._members: dict[int, socket.socket] = {}
-        self._ready = 0  # how many of them have handed in theirs
-        self._left = len(ranks) - 1
+        self._left = len(ranks) - 1  # how many ranks owe this one something
 
     @property
     def first(self) -> int:
@@ -95,12 +95,12 @@ class LocalPeers:
             with contextlib.suppress(OSError):
                 connection.sendall(_MISSED + words)
 
-    def hand_in(self, connection: socket.socket) -> Steps[None]:
+    def hand_in(self, connection: socket.socket) -> None:
         """Give the descriptors of this rank to the first one, and take those of all others."""
         self._members[self.first] = connection
-        yield from self._send(connection, self.first, [*self._own, self._end.fileno()])
+        self._send(connection, self.first, [*self._own, self._end.fileno()])
         for some in _in_parts([peer for peer in self._ranks if peer != self._rank]):
-            yield from self._receive(connection, self.first, some)
+            self._receive(connection, self.first, some)
         self._members.pop(self.first).close()
         self._left = 0
 
@@ -109,35 +109,34 @@ class LocalPeers:
         if self._rank != self.first or peer in self._members:
             connection.close()
             return
-        connection.setblocking(False)
         self._members[peer] = connection
-        self._loop.start(self._take(peer, connection))
+        self._selector.register(
+            connection, selectors.EVENT_READ, lambda: self._take(peer, connection)
+        )
 
-    def _take(self, peer: int, connection: socket.socket) -> Steps[None]:
-        yield from self._receive(connection, peer, [peer])
-        self._ready += 1
-        if self._ready == len(self._ranks) - 1:
-            for member, its_connection in list(self._members.items()):
-                self._loop.start(self._give(member, its_connection))
+    def _take(self, peer: int, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._receive(connection, peer, [peer])
+        self._left -= 1
+        if self._left == 0:
+            for member in list(self._members):
+                self._give(member)
 
-    def _give(self, peer: int, connection: socket.socket) -> Steps[None]:
+    def _give(self, peer: int) -> None:
         own = [*self._own, self._end.fileno()]
         for some in _in_parts([one for one in self._ranks if one != peer]):
             of_each = [own if one == self._rank else self._links[one].shared for one in some]
-            yield from self._send(connection, peer, [fd for each in of_each for fd in each])
-        del self._members[peer]
-        connection.close()
-        self._left -= 1
+            self._send(self._members[peer], peer, [fd for each in of_each for fd in each])
+        self._members.pop(peer).close()
 
-    def _send(
-        self, connection: socket.socket, peer: int, descriptors: Sequence[int]
-    ) -> Steps[None]:
+    def _send(self, connection: socket.socket, peer: int, descriptors: Sequence[int]) -> None:
+        send = partial(socket.send_fds, connection, [_GIVEN], list(descriptors))
         while True:
             try:
-                socket.send_fds(connection, [_GIVEN], list(descriptors))
+                self._deadline.attempt(connection, send)
                 return
-            except BlockingIOError:
-                pause = Pause(self._deadline.at, connection.fileno(), selectors.EVENT_WRITE)
+            except TimeoutError:
+                raise _late(peer) from None
             except OSError as error:
                 # Linux bounds how many descriptors of a user are on their way. The peers are about
                 # to receive them.
@@ -145,28 +144,21 @@ class LocalPeers:
                     raise UnreachableError(
                         f"rank {peer} did not take memory: {error}", peer
                     ) from error
-                pause = Pause(time.monotonic() + _CROWDED_SECONDS)
-            self._check(peer)
-            yield pause
+            time.sleep(_CROWDED_SECONDS)
 
-    def _receive(self, connection: socket.socket, peer: int, ranks: Sequence[int]) -> Steps[None]:
+    def _receive(self, connection: socket.socket, peer: int, ranks: Sequence[int]) -> None:
         """Receive one message, with the descriptors of these ranks."""
-        until = self._deadline.at + _GRACE_SECONDS
-        while True:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(
-                    connection, 1, _EACH * len(ranks), socket.MSG_CMSG_CLOEXEC
-                )
-                break
-            except BlockingIOError:
-                self._check(peer, _GRACE_SECONDS)
-                yield Pause(until, connection.fileno(), selectors.EVENT_READ)
-            except OSError as error:
-                raise UnreachableError(
-                    f"rank {peer} did not pass its memory: {error}", peer
-                ) from error
-        if data == _MISSED:
-            yield from self._raise_what_is_missed(connection, peer)
+        receive = partial(
+            socket.recv_fds, connection, 1, _EACH * len(ranks), socket.MSG_CMSG_CLOEXEC
+        )
+        try:
+            data, descriptors, _, _ = self._deadline.attempt(connection, receive, _GRACE_SECONDS)
+            if data == _MISSED:
+                raise self._missed(connection)
+        except TimeoutError:
+            raise _late(peer) from None
+        except OSError as error:
+            raise UnreachableError(f"rank {peer} did not pass its memory: {error}", peer) from error
         if data != _GIVEN or len(descriptors) != _EACH * len(ranks):
             for fd in descriptors:
                 os.close(fd)
@@ -174,24 +166,16 @@ class LocalPeers:
         for number, one in enumerate(ranks):
             self._links[one].shared = descriptors[_EACH * number : _EACH * (number + 1)]
 
-    def _raise_what_is_missed(self, connection: socket.socket, peer: int) -> Steps[None]:
-        words, until = b"", self._deadline.at + _GRACE_SECONDS
-        while True:
-            try:
-                if not (more := connection.recv(1 << 16)):
-                    break
-                words += more
-            except BlockingIOError:
-                self._check(peer, _GRACE_SECONDS)
-                yield Pause(until, connection.fileno(), selectors.EVENT_READ)
+    def _missed(self, connection: socket.socket) -> UnreachableError:
+        words = b""
+        while more := self._deadline.receive(connection, 1 << 16, _GRACE_SECONDS):
+            words += more
         rank, text, silent = json.loads(words)
-        raise UnreachableError(text, rank, silent)
+        return UnreachableError(text, rank, silent)
 
-    def _check(self, peer: int, grace: float = 0.0) -> None:
-        try:
-            self._deadline.check(grace)
-        except TimeoutError:
-            raise UnreachableError(f"rank {peer} did not pass its memory in time", peer) from None
+
+def _late(peer: int) -> UnreachableError:
+    return UnreachableError(f"rank {peer} did not pass its memory in time", peer)
 
 
 def _in_parts(ranks: Sequence[int]) -> Iterator[Sequence[int]]:

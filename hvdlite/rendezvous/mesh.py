@@ -3,7 +3,7 @@
 The ranks of one host meet at the first of them (`local_peers`). Two ranks of different hosts have
 two TCP connections, one for control and one for data; the higher rank dials the lower one. In a
 world of more than `_LARGEST_STAR` ranks, control messages go through a tree of hosts, and only its
-neighbours have a control connection. One thread makes all of them at once.
+neighbours have a control connection. One thread takes what comes, and others dial meanwhile.
 
 In an elastic job one epoch follows the other, and the ranks do not begin an epoch at the same time.
 A peer that is still in another epoch refuses this rank's handshake, so this rank dials again until
@@ -19,9 +19,12 @@ import hashlib
 import json
 import math
 import os
+import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from hvdlite.rendezvous.address import (
     listen,
     listen_on_loopback,
 )
-from hvdlite.rendezvous.client import introducing
+from hvdlite.rendezvous.client import introduce
 from hvdlite.rendezvous.connection import (
     SAME_CLOCK,
     ClockOffset,
@@ -48,7 +51,7 @@ from hvdlite.rendezvous.connection import (
     find_topology,
     measure_offset,
 )
-from hvdlite.rendezvous.deadline import SLICE_SECONDS, Deadline, GivenUpError, Loop, Steps, sleeping
+from hvdlite.rendezvous.deadline import SLICE_SECONDS, Deadline, GivenUpError
 from hvdlite.rendezvous.descriptors import make_room
 from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.handshake import Job, OtherEpochError, RefusedError, Role, ServerHandshake
@@ -59,7 +62,7 @@ from hvdlite.rendezvous.store import StoreClient, serve_store
 _EPOCH_BYTES = 4
 _GONE_SECONDS = 0.3  # how long a listener of an elastic job may refuse before its process is dead
 _AGAIN_SECONDS = 0.02  # until this rank dials a peer again that refused it
-_DIALS_AT_ONCE = 64  # peers that this rank dials at the same time
+_DIALS_AT_ONCE = 16  # peers that this rank dials at the same time, in a thread each
 _LARGEST_STAR = 64  # ranks to each of which rank 0 can well answer by itself
 # No process of the peer's host causes these: they come from this kernel, or from a router.
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
@@ -214,6 +217,8 @@ class Mesh:
         # The peers of other hosts to which this rank is not connected yet.
         self._distant = {peer for peer in self._links if not self._is_local(peer)}
         self._segment = self._event = self._lifeline = -1
+        self._dials = Deadline(0, outer=deadline)  # of the threads that dial
+        self._failures: list[BaseException] = []  # theirs
         self._local_peers: LocalPeers | None = None
         self._listeners: list[socket.socket] = []
 
@@ -248,10 +253,10 @@ class Mesh:
 
     def _run(self, locals_: Sequence[int]) -> None:
         make_room(3 * len(locals_) + 2 * len(self._distant), len(self._peers))
-        loop = Loop()
+        selector = selectors.DefaultSelector()
         own = (self._segment, self._event)
         local_peers = self._local_peers = LocalPeers(
-            self._rank, locals_, self._links, own, loop, self._deadline
+            self._rank, locals_, self._links, own, selector, self._dials
         )
         self._listeners = self._endpoint.listeners()
         acceptors = [
@@ -259,59 +264,79 @@ class Mesh:
                 listener,
                 self._job,
                 len(self._peers),
-                loop.selector,
+                selector,
                 self._welcome,
                 peers_return=self._endpoint.elastic,
             )
             for listener in self._listeners
         ]
+        woken = os.eventfd(0, os.EFD_CLOEXEC)
+        selector.register(woken, selectors.EVENT_READ, lambda: os.eventfd_read(woken))
+        lower = sorted(peer for peer in self._distant if peer < self._rank)
+        dials = [partial(self._dial_some, iter(lower))] * min(len(lower), _DIALS_AT_ONCE)
+        if self._rank != local_peers.first:
+            dials.append(partial(self._dial_first, local_peers))
+        threads: list[threading.Thread] = []
         try:
-            if self._rank != local_peers.first:
-                loop.start(self._dial_first(local_peers))
-            lower = iter(sorted(peer for peer in self._distant if peer < self._rank))
-            for _ in range(min(self._rank, _DIALS_AT_ONCE)):
-                loop.start(self._dial_some(lower))
+            for one in dials:
+                thread = threading.Thread(target=self._dial, args=(one, woken), daemon=True)
+                thread.start()
+                threads.append(thread)
             while self._distant or not local_peers.complete:
                 self._deadline.refuse_if_given_up()
-                loop.turn(min(SLICE_SECONDS, max(0.0, self._deadline.seconds_left)))
+                for key, _ in selector.select(SLICE_SECONDS):
+                    key.data()
                 for acceptor in acceptors:
                     acceptor.expire()
+                if self._failures:
+                    raise self._failures[0]
                 self._check_missing(local_peers)
         except UnreachableError as error:
             local_peers.tell(error)
             raise
         finally:
+            self._dials.give_up()
+            for thread in threads:
+                thread.join()
             for acceptor in acceptors:
                 acceptor.close()
-            loop.close()
+            selector.close()
+            os.close(woken)
         self._lifeline = local_peers.release()
+
+    def _dial(self, call: Callable[[], None], woken: int) -> None:
+        """Run a thread that dials: it wakes the loop when it is done, or has failed."""
+        try:
+            call()
+        except BaseException as error:
+            self._failures.append(error)
+        os.eventfd_write(woken, 1)
 
     def _is_local(self, peer: int) -> bool:
         return self._topology.host_of[peer] == self._topology.host_of[self._rank]
 
-    def _dial_first(self, local_peers: LocalPeers) -> Steps[None]:
-        connection = yield from self._reach(local_peers.first, Role.CONTROL)
-        yield from local_peers.hand_in(connection)
+    def _dial_first(self, local_peers: LocalPeers) -> None:
+        local_peers.hand_in(self._reach(local_peers.first, Role.CONTROL))
 
-    def _dial_some(self, peers: Iterator[int]) -> Steps[None]:
+    def _dial_some(self, peers: Iterator[int]) -> None:
         for peer in peers:
             link = self._links[peer]
             if link.linked:
-                link.control = yield from self._reach(peer, Role.CONTROL)
-            link.data = yield from self._reach(peer, Role.DATA)
+                link.control = self._reach(peer, Role.CONTROL)
+            link.data = self._reach(peer, Role.DATA)
             self._distant.discard(peer)
 
-    def _reach(self, peer: int, role: Role) -> Steps[socket.socket]:
+    def _reach(self, peer: int, role: Role) -> socket.socket:
         """Dial a peer and shake hands; in an elastic job, dial again as long as it helps."""
         gone_at = math.inf
         behind: OtherEpochError | None = None
         local = self._is_local(peer)
         address = self._peers[peer]["unix" if local else "tcp"]
         seconds = 0.0 if local else self._answer_seconds
-        way = (address, self._job, self._rank, role, self._deadline, seconds)
+        way = (address, self._job, self._rank, role, self._dials, seconds)
         while True:
             try:
-                return (yield from introducing(*way))[0]
+                return introduce(*way)[0]
             except GivenUpError:
                 raise
             except OtherEpochError as error:
@@ -326,7 +351,7 @@ class Mesh:
                     cause = behind if behind is not None and self._deadline.passed else error
                     raise self._blame(peer, cause) from error
             with contextlib.suppress(TimeoutError):  # The next attempt says what is wrong.
-                yield from sleeping(_AGAIN_SECONDS, self._deadline)
+                self._dials.sleep(_AGAIN_SECONDS)
 
     def _retry_seconds(self, error: Exception) -> float:
         """Return how many seconds an error of the way to a peer may last, because it may pass."""
@@ -353,7 +378,8 @@ class Mesh:
         """At the deadline, name the first rank that should have connected to this one."""
         if not self._deadline.passed:
             return
-        missing = [peer for peer in self._distant if peer > self._rank] + local_peers.missing()
+        missing = [peer for peer in self._distant.copy() if peer > self._rank]
+        missing += local_peers.missing()
         if missing:
             raise UnreachableError(
                 f"rank {min(missing)} did not connect to rank {self._rank} in time", min(missing)

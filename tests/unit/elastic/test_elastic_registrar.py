@@ -27,9 +27,9 @@ from hvdlite.launch.elastic.messages import (
     Warn,
 )
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.rendezvous.address import dialling
-from hvdlite.rendezvous.client import introducing
-from hvdlite.rendezvous.deadline import Deadline, run
+from hvdlite.rendezvous.address import dial
+from hvdlite.rendezvous.client import introduce
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import FrameReader, FrameWriter, Job, Role, session_keys
 from patience import HANG
 
@@ -45,7 +45,7 @@ class Client:
     def __init__(self, registrar: Registrar, worker: int, role: Role = Role.MEMBERSHIP) -> None:
         self.worker = worker
         way = (registrar.address, JOB, worker, role, Deadline(PATIENCE))
-        self.connection, handshake = run(introducing(*way))
+        self.connection, handshake = introduce(*way)
         from_client, from_server = session_keys(JOB, handshake.transcript)
         self.writer, self.reader = FrameWriter(from_client), FrameReader(from_server)
         self.connection.settimeout(PATIENCE)
@@ -221,7 +221,7 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
 def test_strangers_and_unknown_workers_are_refused(make: Callable[..., Launcher]) -> None:
     launcher = make(1)
     address = launcher.registrar.address
-    stranger = run(dialling(address, Deadline(PATIENCE)))
+    stranger = dial(address, Deadline(PATIENCE))
     stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: everything\r\n\r\n" * 4)
     stranger.settimeout(PATIENCE)
     try:
@@ -231,7 +231,7 @@ def test_strangers_and_unknown_workers_are_refused(make: Callable[..., Launcher]
     stranger.close()
     other = Job(secrets.token_bytes(32), JOB.job_id, 0)
     with pytest.raises(BootstrapError, match="it belongs to another job, or another user"):
-        run(introducing(address, other, 0, Role.MEMBERSHIP, Deadline(PATIENCE)))
+        introduce(address, other, 0, Role.MEMBERSHIP, Deadline(PATIENCE))
     unknown = Client(launcher.registrar, 7)
     assert "worker 7 is not of this job" in unknown.expect("refused")["reason"]
     assert unknown.next() is None

@@ -9,8 +9,8 @@ import pytest
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous import address as address_module
-from hvdlite.rendezvous.address import address_of, dialling, listen, listen_on_loopback
-from hvdlite.rendezvous.deadline import Deadline, run
+from hvdlite.rendezvous.address import address_of, dial, listen, listen_on_loopback
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import detect
 from patience import HANG
 
@@ -64,7 +64,7 @@ def test_ranks_meet_at_a_name_with_any_addresses(
     names(monkeypatch, {"node1": addresses})
     with listen("node1:0") as listener:
         port = address_of(listener).rpartition(":")[2]
-        with run(dialling(f"node1:{port}", Deadline(HANG))) as there, listener.accept()[0] as here:
+        with dial(f"node1:{port}", Deadline(HANG)) as there, listener.accept()[0] as here:
             assert there.getpeername()[:2] == here.getsockname()[:2]
 
 
@@ -77,7 +77,7 @@ def test_port_can_be_listened_at_again_at_once(host: str) -> None:
         port = address_of(free).rpartition(":")[2]
     with (
         listen(f"{host}:{port}") as first,
-        run(dialling(f"{host}:{port}", Deadline(HANG))),
+        dial(f"{host}:{port}", Deadline(HANG)),
         first.accept()[0] as served,
     ):
         served.close()
@@ -93,7 +93,7 @@ def test_stranger_at_no_port() -> None:
     with listen("127.0.0.1:0") as listener:
         address = address_of(listener)
     with pytest.raises(ConnectionRefusedError):
-        run(dialling(address, Deadline(HANG)))
+        dial(address, Deadline(HANG))
 
 
 def test_host_without_ipv4_on_its_loopback_takes_the_next_address(
@@ -101,7 +101,7 @@ def test_host_without_ipv4_on_its_loopback_takes_the_next_address(
 ) -> None:
     monkeypatch.setattr(address_module, "LOOPBACKS", ("203.0.113.1", "127.0.0.1"))
     with listen_on_loopback() as listener:
-        run(dialling(address_of(listener), Deadline(HANG))).close()
+        dial(address_of(listener), Deadline(HANG)).close()
 
 
 def test_host_without_a_loopback_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite.errors import BootstrapError
-from hvdlite.rendezvous.address import dialling
-from hvdlite.rendezvous.deadline import Deadline, run
+from hvdlite.rendezvous.address import dial
+from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import PublisherGoneError, Store, StoreClient
 from patience import HANG, Stopwatch, wait_until
@@ -108,11 +108,11 @@ def test_look_up_of_what_a_rank_published_that_has_gone_ends_at_once() -> None:
 def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
     before = open_descriptors()
     with Store.start(1, JOB) as store:
-        idle = [run(dialling(store.address, Deadline(HANG))) for _ in range(300)]
+        idle = [dial(store.address, Deadline(HANG)) for _ in range(300)]
         for _ in range(200):
             with (
                 contextlib.suppress(OSError),
-                run(dialling(store.address, Deadline(HANG))) as stranger,
+                dial(store.address, Deadline(HANG)) as stranger,
             ):
                 stranger.sendall(os.urandom(200))
         watch = Stopwatch()

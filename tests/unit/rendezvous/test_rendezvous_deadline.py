@@ -16,8 +16,8 @@ import hvdlite
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.channels import Ssh, ssh_command
 from hvdlite.launch.flags import build_parser, variables
-from hvdlite.rendezvous.address import address_of, dialling, fresh_unix_address, listen
-from hvdlite.rendezvous.deadline import Deadline, GivenUpError, run
+from hvdlite.rendezvous.address import address_of, dial, fresh_unix_address, listen
+from hvdlite.rendezvous.deadline import Deadline, GivenUpError
 from hvdlite.rendezvous.environment import detect
 from hvdlite.rendezvous.handshake import Job
 from hvdlite.rendezvous.store import Store, StoreClient
@@ -113,7 +113,7 @@ def reach_who_never_accepts(connection: socket.socket, deadline: Deadline) -> No
         waiting = []
         try:
             while True:
-                waiting.append(run(dialling(address_of(crowded), deadline)))
+                waiting.append(dial(address_of(crowded), deadline))
         finally:
             for one in waiting:
                 one.close()

@@ -30,7 +30,7 @@ import pytest
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous import mesh
 from hvdlite.rendezvous.address import address_of, listen
-from hvdlite.rendezvous.client import introducing
+from hvdlite.rendezvous.client import introduce
 from hvdlite.rendezvous.connection import Connection, UnreachableError
 from hvdlite.rendezvous.deadline import Deadline, GivenUpError
 from hvdlite.rendezvous.descriptors import make_room
@@ -464,11 +464,11 @@ def test_missing_route_may_come_back(monkeypatch: pytest.MonkeyPatch, passes: bo
 
     def fail_at_first(address: str, *arguments: Any) -> Any:
         if passes and len(failures) == 3:
-            return introducing(address, *arguments)
+            return introduce(address, *arguments)
         failures.append(address)
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-    monkeypatch.setattr(mesh, "introducing", fail_at_first)
+    monkeypatch.setattr(mesh, "introduce", fail_at_first)
     with endpoints_of(["a", "b"]) as endpoints:
         meeting = Meeting(2)
         seconds = LIMIT if passes else 1.0
