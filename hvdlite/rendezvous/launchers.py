@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -409,74 +409,36 @@ def _listed(lists: Mapping[str, Sequence[str]]) -> str:
 # trained where one was wanted. So `refuse_to_be_alone` reads the variables that only processes with
 # others beside them have. HVDLITE_SIZE=1 insists on a world of one.
 
-_SHOWN = 80  # characters of a value that the message shows
 _AS_TORCHRUN = "give every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does"
 _BY_HAND = "give every process HVDLITE_RANK, HVDLITE_SIZE, HVDLITE_RENDEZVOUS and HVDLITE_TOKEN"
-
-
-def _number(value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        return 0
-
-
-def _index(value: str) -> int:
-    """Return how many processes there are at least, from the number of one of them, from 0."""
-    return _number(value) + 1
-
-
-def _most_nodes(value: str) -> int:
-    """Read torchrun's number of nodes, which may be a range: "1:4"."""
-    return _number(value.rpartition(":")[2])
-
-
-def _length(value: str) -> int:
-    try:
-        hosts = json.loads(value)
-    except ValueError:
-        return 0
-    return len(hosts) if isinstance(hosts, list) else 0
-
-
-# By variable: how many processes there are at least, from its value; and what to do, so that
-# hvdlite learns the ranks. No other process has these variables with more than one: a batch script
-# has SLURM_NTASKS=4 but SLURM_PROCID=0, and the first pod of an indexed Job cannot know of others.
-_SIGNS: dict[str, tuple[Callable[[str], int], str]] = {
-    "HOROVOD_SIZE": (_number, "start the script with hvdlite-run instead of horovodrun"),
-    "WORLD_SIZE": (_number, _AS_TORCHRUN),
-    "OMPI_COMM_WORLD_SIZE": (_number, _BY_HAND),
-    "MV2_COMM_WORLD_SIZE": (_number, _BY_HAND),
-    "MVP_COMM_WORLD_SIZE": (_number, _BY_HAND),
-    "PMIX_RANK": (_index, _BY_HAND),
-    "SLURM_PROCID": (_index, _BY_HAND),
-    "PET_NNODES": (_most_nodes, "start the script with `hvdlite-run --nodes auto`"),
-    "SM_HOSTS": (_length, _BY_HAND),
-    "VC_TASK_INDEX": (_index, _BY_HAND),
+# By variable, whose value is a number of processes or the number of one of them, from 0: how many
+# processes there are beyond this number, and what to do, so that hvdlite learns the ranks. No other
+# process has more than one: a batch script has SLURM_NTASKS=4 but SLURM_PROCID=0.
+_SIGNS = {
+    "HOROVOD_SIZE": (0, "start the script with hvdlite-run instead of horovodrun"),
+    "WORLD_SIZE": (0, _AS_TORCHRUN),
+    "SLURM_PROCID": (1, _BY_HAND),
+    "PET_NNODES": (0, "start the script with `hvdlite-run --nodes auto`"),
     "JOB_COMPLETION_INDEX": (
-        _index,
+        1,
         f"start the script with `hvdlite-run --nodes N --meet HOST:PORT`, or {_BY_HAND}",
     ),
 }
-# Ranks, and what is missing beside them: a rank alone is half of what a launcher says.
-_RANKS = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
 
 
 def refuse_to_be_alone(variables: Variables) -> None:
     """Check that no variable says that this process, whose rank nobody has told, has others."""
-    for rank, size in _RANKS.items():
-        if rank in variables and size not in variables:
+    if "RANK" in variables and "WORLD_SIZE" not in variables:
+        raise BootstrapError(
+            f"RANK={variables.get('RANK')} is set, and WORLD_SIZE is not, so nobody knows how many "
+            f"processes there are; {_AS_TORCHRUN}; if it is to train alone, set HVDLITE_SIZE=1"
+        )
+    for name, (more, remedy) in _SIGNS.items():
+        value = variables.get(name) or ""
+        count = int(value) + more if value.isdecimal() else 0
+        if count > 1:
             raise BootstrapError(
-                f"{rank}={variables.get(rank)} is set, and {size} is not, so nobody knows how many "
-                f"processes there are; {_AS_TORCHRUN}; if it is to train alone, set HVDLITE_SIZE=1"
-            )
-    for name, (count_of, remedy) in _SIGNS.items():
-        value = variables.get(name)
-        count = 0 if value is None else count_of(value)
-        if value is not None and count > 1:
-            shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
-            raise BootstrapError(
-                f"{name}={shown} says that this is one of at least {count} processes, but no "
+                f"{name}={value} says that this is one of at least {count} processes, but no "
                 "variable tells hvdlite its rank, so every process would train alone; "
                 f"{remedy}; if it is to train alone, set HVDLITE_SIZE=1"
             )

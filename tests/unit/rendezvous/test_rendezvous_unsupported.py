@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from hvdlite.errors import BootstrapError
@@ -11,32 +9,19 @@ from hvdlite.rendezvous.environment import detect
 
 SEVERAL = [
     ({"PET_NNODES": "2"}, "PET_NNODES=2 says that this is one of at least 2 .* --nodes auto"),
-    ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 .* at least 4"),
     ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX=1 .* HVDLITE_RENDEZVOUS"),
-    ({"VC_TASK_INDEX": "3"}, "VC_TASK_INDEX=3 .* at least 4"),
-    ({"SM_HOSTS": '["algo-1", "algo-2"]'}, "SM_HOSTS=.* at least 2"),
-    ({"PMIX_RANK": "2"}, "PMIX_RANK=2 .* at least 3"),
     ({"SLURM_PROCID": "1", "SLURM_JOB_ID": "9"}, "SLURM_PROCID=1"),
-    ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE=4"),
     ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=2 .* with hvdlite-run instead"),
     ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 .* MASTER_ADDR and MASTER_PORT"),
     ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "WORLD_SIZE=2"),
     ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 .* give every process RANK, WORLD_SIZE, MASTER_ADDR"),
-    ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 .* at least 2"),
     ({"RANK": "0"}, "RANK=0 is set, and WORLD_SIZE is not"),
     ({"RANK": "1", "MASTER_ADDR": "a"}, "RANK=1 is set, and WORLD_SIZE is not"),
-    ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK=0 is set, and OMPI_COMM_WORLD_SIZE is"),
 ]
 ALONE = [
-    {"SM_HOSTS": "not JSON"},
-    {"SM_HOSTS": '{"algo-1": 1}'},
     {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "0"},
-    {"PET_NNODES": "1:1"},
     {"PET_NNODES": "auto"},
     {"JOB_COMPLETION_INDEX": "0"},
-    {"VC_TASK_INDEX": "0"},
-    {"SM_HOSTS": '["algo-1"]'},
-    {"PMIX_RANK": "0"},
     {"SLURM_JOB_ID": "9", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
     {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
     {"HOROVOD_SIZE": "1", "HOROVOD_RANK": "0"},
@@ -69,10 +54,3 @@ def test_launcher_that_tells_the_rank_wins() -> None:
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "5"}
     for variables, _ in SEVERAL:
         assert detect({**variables, **torchrun}).size == 2
-
-
-def test_long_values_are_cut() -> None:
-    with pytest.raises(BootstrapError) as raised:
-        detect({"SM_HOSTS": json.dumps(["algo-1"] * 500)})
-    assert "at least 500 processes" in str(raised.value)
-    assert len(str(raised.value)) < 500
