@@ -25,7 +25,7 @@ from hvdlite.errors import (
 from hvdlite.rendezvous import epochs
 from hvdlite.rendezvous.membership import (
     Decision,
-    Membership,
+    MembershipThread,
     current_membership,
     has_state,
     listening,
@@ -109,7 +109,9 @@ class _Outcome(Enum):
 
 
 class _Run:
-    def __init__(self, membership: Membership, func: Callable[..., Any], state: State) -> None:
+    def __init__(
+        self, membership: MembershipThread, func: Callable[..., Any], state: State
+    ) -> None:
         self._membership = membership
         self._func = func
         self._state = state

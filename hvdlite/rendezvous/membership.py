@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hvdlite import _core
 from hvdlite.errors import BootstrapError
@@ -57,29 +57,18 @@ class Decision:
     changed: bool  # The world is a new one.
 
 
-class Membership(Protocol):
-    """The side of the membership thread that the training function meets."""
-
-    def enter(self, restored: bool) -> Decision:
-        """Wait at the boundary until a world has been formed."""
-        # `restored` says that a HorovodInternalError led this rank here.
-
-    def first_joins(self) -> bool:
-        """Return whether this rank joined a job that was running already."""
-
-
-_membership: Membership | None = None
+_membership: MembershipThread | None = None
 _listeners: list[Listener] = []
 _lock = threading.Lock()  # It guards _listeners: the membership thread notifies.
 _received = False  # It is set when this process has received the state of the training.
 _error = ""  # For this reason the rank has restored its state the last time.
 
 
-def current_membership() -> Membership | None:
+def current_membership() -> MembershipThread | None:
     return _membership
 
 
-def install_membership(one: Membership | None) -> None:
+def install_membership(one: MembershipThread | None) -> None:
     global _membership, _received
     _membership, _received = one, False
 
@@ -205,6 +194,8 @@ class MembershipThread:
         install_membership(self)
 
     def enter(self, restored: bool) -> Decision:
+        """Wait at the boundary until a world has been formed."""
+        # `restored` says that a HorovodInternalError led this rank here.
         with self._changed:
             self._boundary, self._decision = restored, None
             self._inbox.put({"kind": "at boundary"})
@@ -216,6 +207,7 @@ class MembershipThread:
             return self._decision
 
     def first_joins(self) -> bool:
+        """Return whether this rank joined a job that was running already."""
         return self._worker.joiner
 
     def ask_to_leave(self, why: str) -> None:

@@ -19,7 +19,7 @@ from hvdlite.errors import (
     MismatchError,
     RankFailedError,
 )
-from hvdlite.rendezvous.membership import Decision, Membership, install_membership, notify
+from hvdlite.rendezvous.membership import Decision, install_membership, notify
 
 START = Decision(leave=False, sync=True, changed=False)
 GROWN = Decision(leave=False, sync=True, changed=True)
@@ -52,7 +52,7 @@ class Told(State):
             raise RankFailedError("rank 0 died")
 
 
-class Fake(Membership):
+class Fake:
     """A boundary that answers with the given decisions, one after the other."""
 
     def __init__(self, state: Told, *decisions: Decision, joins: bool = False) -> None:
