@@ -376,7 +376,7 @@ class Job:
         elif kind == "link" and worker.world is not None:
             worker.world.broken = True
         elif kind == "silent":
-            self.obey(self.membership.heartbeat_lost(worker.number, self.now))
+            self.obey(self.membership.evict(worker.number, "sent nothing", self.now))
         elif kind == "drain":
             self.leavers.add(worker.number)
             self.obey(self.membership.drain(worker.number, "its host is drained", self.now))

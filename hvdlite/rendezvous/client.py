@@ -269,7 +269,7 @@ class RegistrarClient:
         """Receive, and handle the messages that are complete; return False at the end."""
         data = self._connection.recv(1 << 16)
         for body in self._reader.feed(data):
-            message = self._parse(body)
+            message = json.loads(body)
             if message["kind"] != "alive" and not self._closing:
                 self._handle(message)
         return bool(data)
@@ -286,15 +286,3 @@ class RegistrarClient:
             raise BootstrapError(
                 f"the registrar refused worker {self._worker}: {message.get('reason')}"
             )
-
-    def _parse(self, body: bytes) -> dict[str, Any]:
-        try:
-            message = json.loads(body) if len(body) <= MAX_MESSAGE_BYTES else None
-        except ValueError:
-            message = None
-        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-            raise BootstrapError(
-                f"worker {self._worker} got something else than a message from the registrar; does "
-                "another program, or another version of hvdlite, answer there?"
-            )
-        return message

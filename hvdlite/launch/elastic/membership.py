@@ -148,10 +148,6 @@ class Membership:
             self._depart(one, change, now, now + self._limits.heartbeat)
         return self._settle(now)
 
-    def heartbeat_lost(self, worker: int, now: float) -> list[Action]:
-        """A connected worker has said nothing for `Limits.silence`."""
-        return self.evict(worker, f"sent nothing for {self._limits.silence:g} s", now)
-
     def drain(self, worker: int, why: str, now: float) -> list[Action]:
         """This worker is to leave at the next boundary."""
         one = self._workers.get(worker)
@@ -199,7 +195,7 @@ class Membership:
                 self._arrived(one, message, now)
             return
         if self.phase is not Phase.FORMING and message.get("suspect") is not None:
-            self._broken_links.add(one.number, message["suspect"], message["reason"], now)
+            self._broken_links.add(one.number, message["suspect"], message.get("reason", ""), now)
         if message["heard"] < one.asked:
             return  # It crossed a GATHER, whose answer will come.
         if message["why"] != "lost":
@@ -241,13 +237,13 @@ class Membership:
         self._record.sign(now)
         if message.get("restored") and not one.restored:
             one.restored = True
-            why = f"restored its last commit: {message['reason'] or 'an error'}"
+            why = f"restored its last commit: {message.get('reason') or 'an error'}"
             self._record.symptom(one.name, why)
 
     def _suspended(self, one: Worker, message: Message) -> None:
         one.stage, one.endpoint = Stage.SUSPENDED, message["endpoint"]
         one.stuck = message.get("stuck")
-        self._record.symptom(one.name, f"lost its world: {message['reason'] or 'a link broke'}")
+        self._record.symptom(one.name, f"lost its world: {message.get('reason') or 'a link broke'}")
 
     def _unreachable(self, one: Worker, message: Message, now: float) -> None:
         if message["epoch"] != self.epoch or one not in self.members:
@@ -258,7 +254,7 @@ class Membership:
         counts = self.phase is Phase.FORMING or (silent and self.phase is Phase.GATHERING)
         if suspect is None or not counts:
             return
-        why = f"cannot reach {suspect.name}: {message['reason']}"
+        why = f"cannot reach {suspect.name}: {message.get('reason', '')}"
         self._broken_links.add(one.number, suspect.number, why, now, anew=True, mutual=silent)
         self._record.symptom(one.name, why)
         self._record.sign(now)

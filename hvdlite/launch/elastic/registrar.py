@@ -21,11 +21,9 @@ from hvdlite.launch.elastic.messages import (
     Event,
     Failed,
     Limits,
-    MalformedError,
     Message,
     Send,
     Warn,
-    parse,
 )
 from hvdlite.rendezvous.address import fresh_unix_address, listen
 from hvdlite.rendezvous.client import MAX_MESSAGE_BYTES
@@ -109,7 +107,8 @@ class Registrar(Service):
         for peer in list(self._workers.values()):
             # Whatever came before the sleep has been read by now, however late this thread is.
             if asleep - peer.heard_at >= self._silence:
-                self._do(self._membership.heartbeat_lost(peer.number, time.monotonic()))
+                why = f"sent nothing for {self._silence:g} s"
+                self._do(self._membership.evict(peer.number, why, time.monotonic()))
                 self._dismiss(peer.number)
         now = time.monotonic()
         if now >= self._alive_at:
@@ -176,16 +175,9 @@ class Registrar(Service):
         self._close_soon(peer)
 
     def _take(self, peer: Peer, body: bytes) -> None:
-        now = time.monotonic()
-        try:
-            message = parse(body)
-        except MalformedError as error:
-            why = f"sent a malformed message: {error}"
-            self._emit(Warn(f"worker {peer.number} {why}"))
-            self._do(self._membership.evict(peer.number, why, now))
-            return
+        message = json.loads(body)
         if message["kind"] != "alive":
-            self._do(self._membership.received(peer.number, message, now))
+            self._do(self._membership.received(peer.number, message, time.monotonic()))
 
     def _left(self, peer: Peer) -> None:
         if self._workers.get(peer.number) is not peer:

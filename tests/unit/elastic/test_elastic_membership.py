@@ -254,7 +254,7 @@ def test_all_dead_fails_with_the_first_reason() -> None:
 
 def test_silent_worker_is_evicted() -> None:
     story = formed(2)
-    story.take(story.membership.heartbeat_lost(1, story.now))
+    story.take(story.membership.evict(1, "sent nothing for 60 s", story.now))
     assert story.events[:2] == [Evict(1, "sent nothing for 60 s"), Close(1)]
     lost(story, 0)
     story.connected(0)

@@ -250,47 +250,6 @@ def test_second_connection_of_a_worker_is_refused(make: Callable[..., Launcher])
     client.expect("continue")
 
 
-def ready_but(**wrong: Any) -> bytes:
-    """Return a READY of which some fields are wrong."""
-    fields: dict[str, Any] = {"kind": "ready", "epoch": 0, "why": "lost", "endpoint": {}}
-    fields |= {"heard": -1, "synced": True, "commits": {}}
-    return json.dumps({**fields, **wrong}).encode()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"not JSON",
-        b"[" * 100_000,
-        b'"ready"',
-        b'{"kind": "go"}',
-        b'{"kind": ["ready"]}',
-        b'{"kind": "connected", "epoch": "0", "clock": []}',
-        b'{"kind": "connected", "epoch": true, "clock": []}',
-        b'{"kind": "connected", "epoch": 0}',
-        ready_but(endpoint=[]),
-        ready_but(why=["lost"]),
-        ready_but(commits={"0": 1.5}),
-        ready_but().replace(b'"commits": {}', b'"commits": {"0": 1e400}'),
-        ready_but(heard=None),
-        ready_but(synced=0),
-        b'{"kind": "alive", "fill": "' + b"x" * (1 << 20) + b'"}',
-    ],
-    ids=range(16),
-)
-def test_malformed_message_ends_its_worker_alone(
-    body: bytes, make: Callable[..., Launcher]
-) -> None:
-    launcher = make(2)
-    first, second = start(launcher, 2)
-    second.send_body(body)
-    assert launcher.wait(Warn).text.startswith("worker 1 sent a malformed message: ")
-    assert launcher.wait(Evict).worker == 1
-    assert second.next() is None
-    assert "malformed" in first.expect("gather")["reason"]
-
-
 def test_tampered_frame_ends_its_worker_alone(make: Callable[..., Launcher]) -> None:
     launcher = make(2)
     first, second = start(launcher, 2)

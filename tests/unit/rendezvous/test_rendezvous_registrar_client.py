@@ -278,17 +278,6 @@ def test_a_refusal_that_was_not_read_yet_explains_a_message_that_cannot_be_sent(
     release.join()
 
 
-@pytest.mark.parametrize(
-    "body", [b"\xff", b"[]", b"{}", b'{"kind": 3}', b" " * (MAX_MESSAGE_BYTES + 1)]
-)
-def test_what_is_not_a_message_ends_the_connection(server: Server, body: bytes) -> None:
-    worker = Worker(server)
-    sending = threading.Thread(target=server.send, args=(body,))
-    sending.start()
-    assert "something else than a message" in worker.ends.get(timeout=LIMIT)
-    sending.join(LIMIT)
-
-
 def test_a_message_that_is_too_long_is_refused_and_the_connection_stays(server: Server) -> None:
     worker = Worker(server)
     with pytest.raises(BootstrapError, match="a message has at most 1048576"):
