@@ -146,8 +146,16 @@ def detect_launcher(variables: Variables, with_servers: bool = False) -> Launche
     # The order matters: srun may have started torchrun or mpirun. Then the variables of srun are
     # also set, but describe the process of torchrun or mpirun.
     # `with_servers` says whether the parameter servers of TF_CONFIG are ranks, too.
-    for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
-        found = recognise(variables)
+    recognise_by = (
+        ("TORCHELASTIC_RUN_ID", _torchrun),
+        ("OMPI_COMM_WORLD_RANK", _open_mpi),
+        ("MPI_LOCALRANKID", _pmi),  # Hydra's, the launcher of MPICH and Intel MPI
+        ("SLURM_STEP_ID", _slurm),
+        ("PMI_RANK", _pmi),
+        ("RANK", _torchrun),
+    )
+    for name, recognise in recognise_by:
+        found = recognise(variables) if name in variables else None
         if found is not None:
             return found
     return _tf_config(variables, with_servers)
@@ -175,10 +183,6 @@ def _read_numbers(
 
 
 def _torchrun(variables: Variables) -> LauncherEnvironment | None:
-    return _rank_and_world_size(variables) if "TORCHELASTIC_RUN_ID" in variables else None
-
-
-def _rank_and_world_size(variables: Variables) -> LauncherEnvironment | None:
     """Read torchrun's variables, which others (Kubernetes operators, scripts) set as well."""
     if not variables.has("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         return None
@@ -204,11 +208,6 @@ def _open_mpi(variables: Variables) -> LauncherEnvironment | None:
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
     return _read_numbers(variables, "Open MPI", names, local, job or _starter(names[0]))
-
-
-def _hydra(variables: Variables) -> LauncherEnvironment | None:
-    """Recognise Hydra, the launcher of MPICH and Intel MPI."""
-    return _pmi(variables) if "MPI_LOCALRANKID" in variables else None
 
 
 def _pmi(variables: Variables) -> LauncherEnvironment | None:
