@@ -66,7 +66,7 @@ class Server:
         self._make_storage = make_storage
         self._selector = selectors.DefaultSelector()
         self._acceptors = [
-            Acceptor(one, job, len(EPOCHS), self._selector, self._welcome, True, 2 * workers)
+            Acceptor(one, job, len(EPOCHS), self._selector, self._welcome, 2 * workers)
             for one in listeners
         ]
         self._lock = threading.Lock()

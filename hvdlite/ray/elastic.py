@@ -146,7 +146,7 @@ class RayLauncher(IncomingAgents):
         self._variables = dict(variables)
         host = own_place().address
         listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
-        super().__init__(job, _CHANNELS, listener, room=0, peers_return=True)
+        super().__init__(job, _CHANNELS, listener, room=0)
         self._channels: dict[int, RayChannel] = {}
         self._of_host: dict[str, RayChannel] = {}
         self._start()

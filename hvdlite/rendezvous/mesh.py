@@ -260,14 +260,7 @@ class Mesh:
         )
         self._listeners = self._endpoint.listeners()
         acceptors = [
-            Acceptor(
-                listener,
-                self._job,
-                len(self._peers),
-                selector,
-                self._welcome,
-                peers_return=self._endpoint.elastic,
-            )
+            Acceptor(listener, self._job, len(self._peers), selector, self._welcome)
             for listener in self._listeners
         ]
         woken = os.eventfd(0, os.EFD_CLOEXEC)

@@ -65,16 +65,13 @@ class Service:
         size: int,
         listener: socket.socket,
         room: int | None = None,
-        peers_return: bool = False,
     ) -> None:
         """Prepare; `_start` starts the thread."""
         # Clients have numbers below `size`. The rest is that of the `Acceptor`.
         self.address = address_of(listener)  # where it listens, for HVDLITE_RENDEZVOUS
         self._job = job
         self._selector = selectors.DefaultSelector()
-        self._acceptor = Acceptor(
-            listener, job, size, self._selector, self._welcome, peers_return, room
-        )
+        self._acceptor = Acceptor(listener, job, size, self._selector, self._welcome, room)
         self._peers: list[Peer] = []
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -282,18 +279,14 @@ class _Pending:
     deadline: float
 
 
-class _HungUpError(RefusedError):
-    """A connection ended before its handshake did."""
-
-
 class Acceptor:
     """Accepts connections on one listener, and hands over those that belong to this job."""
 
     # The acceptor owns the listener, and owns each connection until it hands the connection over.
     # Only one thread uses it. `selector` is borrowed; its owner calls the key's data for each
-    # event, and `expire` regularly. With `peers_return`, peers may give up and come again in
-    # another epoch, as in elastic jobs; so it is not worth a message when a peer hangs up or
-    # belongs to another epoch. `room` bounds the handshakes at once; by default `size` does.
+    # event, and `expire` regularly. `room` bounds the handshakes at once; by default `size` does.
+    # It is not worth a message when a peer hangs up or belongs to another epoch: in elastic jobs
+    # that is usual, and the peer itself says it.
 
     def __init__(
         self,
@@ -302,7 +295,6 @@ class Acceptor:
         size: int,
         selector: selectors.BaseSelector,
         welcome: Callable[[socket.socket, ServerHandshake], None],
-        peers_return: bool = False,
         room: int | None = None,
     ) -> None:
         self._listener = listener
@@ -313,7 +305,6 @@ class Acceptor:
         most = max(_LEAST_ROOM, 2 * size if room is None else room)
         self._room = min(most, raise_limit(4 * most) // 4)
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
-        self._untold = (OtherEpochError, _HungUpError) if peers_return else ()
         self._told: set[str] = set()  # what was said already
         self._rests_until: float | None = None  # None while the acceptor listens
         listener.setblocking(False)
@@ -389,7 +380,7 @@ class Acceptor:
         try:
             data = pending.connection.recv(pending.handshake.wanted())
             if not data:
-                raise _HungUpError("a process hung up before it had said who it is")
+                raise ConnectionAbortedError  # It hung up before it had said who it is.
             answer = pending.handshake.feed(data)
             # Replies are far smaller than any socket's buffer.
             pending.connection.sendall(answer)
@@ -409,7 +400,7 @@ class Acceptor:
                 pending.connection.sendall(pending.handshake.refusal)
             except OSError:
                 pass  # The peer did not wait for the reason.
-        if not isinstance(why, (OSError, *self._untold)):
+        if not isinstance(why, (OSError, OtherEpochError)):
             self._tell(f"refused a connection: {why}")
         self._drop(pending)
 

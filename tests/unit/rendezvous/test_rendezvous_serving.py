@@ -141,9 +141,7 @@ def test_ranks_look_the_name_up_again_when_its_host_does_not_answer(
             one.close()
 
 
-def test_leftovers_of_another_epoch_are_refused_under_every_launcher(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_leftovers_of_another_epoch_are_refused_under_every_launcher() -> None:
     address = f"127.0.0.1:{free_port()}"
     new, leftover = by_hand(0, address, HVDLITE_EPOCH="1"), by_hand(1, address)
     with serve_store(new, job_of(new), Deadline(HANG)):
@@ -154,4 +152,3 @@ def test_leftovers_of_another_epoch_are_refused_under_every_launcher(
         assert time.monotonic() - begin < HANG  # It is refused, and does not wait for the deadline.
         fitting = by_hand(1, address, HVDLITE_EPOCH="1")
         StoreClient(address, job_of(fitting), 1, Deadline(HANG)).close()
-    assert "refused a connection: epoch 0 from rank 1" in capfd.readouterr().err
