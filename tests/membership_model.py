@@ -19,7 +19,6 @@ from typing import Any
 
 from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.messages import (
-    Close,
     Entered,
     EpochBegun,
     EpochFormed,
@@ -104,8 +103,6 @@ class Job:
             elif isinstance(action, Replace):
                 assert self.formed is None, "a first worker after the first epoch"
                 self.start(len(self.workers), joiner=False)
-            else:
-                assert not isinstance(action, Close) or action.worker in self.expected_gone
 
     def die(self, worker: Model) -> None:
         if not worker.alive:

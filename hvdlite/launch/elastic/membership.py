@@ -222,7 +222,7 @@ class Membership:
             if different:
                 reason = f"{different}; give every worker the same settings"
                 self._send(one, {"kind": "refused", "reason": reason})
-                self._out += [messages.Close(one.number), messages.Refused(one.number, reason)]
+                self._out.append(messages.Refused(one.number, reason))
                 del self._workers[one.number]
 
     def _came(self, one: Worker, message: Message, now: float) -> None:
@@ -275,7 +275,7 @@ class Membership:
         self._gather_by(now if change.counts else now + _FAREWELL_SECONDS)
 
     def _evict(self, one: Worker, why: str, now: float) -> None:
-        self._out += [messages.Evict(one.number, why), messages.Close(one.number)]
+        self._out.append(messages.Evict(one.number, why))
         self._remove(one, Change(one.name, f"was evicted: {why}", one.number), now)
 
     def _leave(self, one: Worker) -> None:

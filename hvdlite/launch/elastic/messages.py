@@ -45,10 +45,6 @@ class _AboutWorker:
     worker: int
 
 
-class Close(_AboutWorker):
-    """End the connection of this worker once it has what was sent to it."""
-
-
 @dataclass(frozen=True)
 class EpochBegun:
     """All workers of an epoch are connected, and are about to be told so."""
@@ -68,6 +64,8 @@ class EpochFormed:
 @dataclass(frozen=True)
 class Evict:
     """Kill the process group of this worker now; it is not a member any more."""
+
+    # The registrar ends its connection once it has what was sent to it, as with Refused.
 
     worker: int
     why: str
@@ -141,4 +139,4 @@ Event: TypeAlias = (
     | Warn
     | Failed
 )
-Action: TypeAlias = Send | Close | Event
+Action: TypeAlias = Send | Event

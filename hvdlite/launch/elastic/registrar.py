@@ -17,11 +17,12 @@ from collections.abc import Callable
 from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.messages import (
     Action,
-    Close,
     Event,
+    Evict,
     Failed,
     Limits,
     Message,
+    Refused,
     Send,
     Warn,
 )
@@ -134,9 +135,9 @@ class Registrar(Service):
                 peer = self._workers.get(action.worker)
                 if peer is not None:
                     todo += self._say(peer, action.message)
-            elif isinstance(action, Close):
-                self._dismiss(action.worker)
             else:
+                if isinstance(action, (Evict, Refused)):
+                    self._dismiss(action.worker)
                 self._emit(action)
 
     def _say(self, peer: Peer, message: Message) -> list[Action]:

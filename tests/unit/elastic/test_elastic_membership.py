@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from hvdlite.launch.elastic.messages import (
-    Close,
     EpochFormed,
     Evict,
     Failed,
@@ -255,7 +254,7 @@ def test_all_dead_fails_with_the_first_reason() -> None:
 def test_silent_worker_is_evicted() -> None:
     story = formed(2)
     story.take(story.membership.evict(1, "sent nothing for 60 s", story.now))
-    assert story.events[:2] == [Evict(1, "sent nothing for 60 s"), Close(1)]
+    assert story.events[0] == Evict(1, "sent nothing for 60 s")
     lost(story, 0)
     story.connected(0)
     assert "was evicted: sent nothing" in story.event(EpochFormed).line
