@@ -58,8 +58,7 @@ class Decision:
 
 
 _membership: MembershipThread | None = None
-_listeners: list[Listener] = []
-_lock = threading.Lock()  # It guards _listeners: the membership thread notifies.
+_listener: Listener | None = None
 _received = False  # It is set when this process has received the state of the training.
 _error = ""  # For this reason the rank has restored its state the last time.
 
@@ -97,20 +96,19 @@ def last_error() -> str:
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Call `listener` for each update of the job: with its number, and whether ranks only leave."""
-    with _lock:
-        _listeners.append(listener)
+    global _listener
+    _listener, before = listener, _listener
     try:
         yield
     finally:
-        with _lock:
-            _listeners.remove(listener)
+        _listener = before
 
 
 def notify(version: int, removed: bool) -> None:
-    """Tell the listeners that an update waits for the next boundary; any thread may call it."""
-    with _lock:
-        for listener in _listeners:
-            listener(version, removed)
+    """Tell the listener that an update waits for the next boundary; any thread may call it."""
+    listener = _listener
+    if listener is not None:
+        listener(version, removed)
 
 
 class MembershipThread:

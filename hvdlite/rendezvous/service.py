@@ -73,10 +73,10 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(listener, job, size, self._selector, self._welcome, room)
         self._peers: list[Peer] = []
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain_wakes)
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC)
+        self._selector.register(
+            self._woken, selectors.EVENT_READ, lambda: os.eventfd_read(self._woken)
+        )
         self._lock = threading.Lock()
         self._stopping = False  # guarded by the lock, for those who write
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -91,11 +91,9 @@ class Service:
             if self._stopping:
                 return False
             self._stopping = True
-        self._wake()
+            self._wake()
         self._thread.join()
-        # The thread does not close these: it may end before the wake-up above has happened.
-        self._wake_reader.close()
-        self._wake_writer.close()
+        os.close(self._woken)  # The thread does not close it: it may end before the wake-up.
         return True
 
     def __enter__(self: _Self) -> _Self:
@@ -105,10 +103,8 @@ class Service:
         self.close()
 
     def _wake(self) -> None:
-        try:
-            self._wake_writer.send(b"x")
-        except BlockingIOError:
-            pass  # So many wake-ups are on their way that one more changes nothing.
+        """Wake the thread; the caller holds the lock, and has seen that the service goes on."""
+        os.eventfd_write(self._woken, 1)
 
     # What a subclass says.
 
@@ -157,12 +153,6 @@ class Service:
         for peer in list(self._peers):
             if peer.ends_by is not None and (not peer.outgoing or now >= peer.ends_by):
                 self._end(peer)
-
-    def _drain_wakes(self) -> None:
-        try:
-            self._wake_reader.recv(4096)
-        except BlockingIOError:
-            pass  # It was drained already.
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
         if handshake.role != self.role:

@@ -92,7 +92,7 @@ class Registrar(Service):
             if self._stopping:
                 return
             self._calls.append((call, time.monotonic()))
-        self._wake()
+            self._wake()
 
     # The thread.
 
