@@ -34,7 +34,7 @@ from hvdlite.launch.elastic.state import (
     mismatch,
     named,
 )
-from hvdlite.launch.elastic.verdicts import BrokenLinks, Notices, Progress, fitting, plan
+from hvdlite.launch.elastic.verdicts import BrokenLinks, Notices, Progress
 from hvdlite.rendezvous.deadline import is_never
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
@@ -514,8 +514,7 @@ class Membership:
         # workers have entered `hvd.elastic.run` there is no training, and nobody can join.
         if not (self._entered and self._growing):
             return False
-        joiners = fitting(self._limits, self.members, self._waiting())
-        return len(self.members) + len(joiners) < self._limits.min_np
+        return len(self.members) + len(self._fitting(self._waiting())) < self._limits.min_np
 
     def _hopeless(self) -> bool:
         """Return whether the collectives of suspended members cannot be redone."""
@@ -538,7 +537,7 @@ class Membership:
         if not any(one.synced for one in self.members):
             self._fail(f"no worker is left that has the state of the job: {self._reason()}")
             return True
-        leavers, joiners, missing = plan(self._limits, self.members, self._waiting(), self._growing)
+        leavers, joiners, missing = self._plan()
         for one in leavers:
             self._leave(one)
         if missing:
@@ -555,6 +554,26 @@ class Membership:
             else:
                 self._announce("boundary", members, sync)
         return True
+
+    def _plan(self) -> tuple[list[Worker], list[Worker], int]:
+        """Say who leaves in any case, who joins if the others go on, and how many are missing."""
+        # A member that shall leave stays as long as nobody else has the job's state: it first hands
+        # the state over, in an epoch with joiners, or another one if a joiner has died. A job that
+        # does not grow any more, because some worker has finished, goes on with any number.
+        staying = [one for one in self.members if one.draining is None]
+        joiners = self._fitting(self._waiting())
+        if not any(one.synced for one in staying):
+            return [], joiners, 0 if staying or joiners or not self._growing else 1
+        leavers = [one for one in self.members if one.draining is not None]
+        short = self._limits.min_np - len(staying) - len(joiners) if self._growing else 0
+        return leavers, joiners, max(0, short)
+
+    def _fitting(self, waiting: list[Worker]) -> list[Worker]:
+        """Return those of the joiners, in their order, for whom there is room at a boundary."""
+        if not self._growing or self._limits.max_np is None:
+            return waiting if self._growing else []
+        staying = sum(one.draining is None for one in self.members)
+        return waiting[: max(0, self._limits.max_np - staying)]
 
     def _continue(self, sync: bool) -> None:
         """All are at a boundary, and the engine stays."""
@@ -678,8 +697,7 @@ class Membership:
     def _notify(self) -> None:
         if self.phase is not Phase.FORMED or not (self._entered and self._record.whole):
             return
-        joining, now = self._joining(), self._now
-        due = self._notices.due(self._limits, self.members, joining, self._growing, now)
+        due = self._notices.due(self.members, self._fitting(self._joining()), self._now)
         if due is not None:
             version, removed = due
             for one in self.members:

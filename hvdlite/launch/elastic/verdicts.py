@@ -1,4 +1,4 @@
-"""Three judgements of the membership: who comes and goes, whom to evict, and when to give up."""
+"""Three judgements of the membership: when to call members, whom to evict, when to give up."""
 
 from __future__ import annotations
 
@@ -7,35 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from hvdlite.launch.elastic.messages import Limits
 from hvdlite.launch.elastic.state import Stage, Worker
-
-
-def plan(
-    limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
-) -> tuple[list[Worker], list[Worker], int]:
-    """Decide who leaves in any case, who joins if the others go on, and how many are missing.
-
-    `waiting` has joiners, in the order in which they may join; they may if `growing`.
-    """
-    # A member that shall leave stays as long as nobody else has the job's state: it first hands the
-    # state over, in an epoch with joiners, or another one if a joiner has died. A job that does not
-    # grow any more, because some worker has finished, goes on with any number of workers.
-    staying = [worker for worker in members if worker.draining is None]
-    joiners = fitting(limits, members, waiting) if growing else []
-    if not any(worker.synced for worker in staying):
-        return [], joiners, 0 if staying or joiners or not growing else 1
-    leavers = [worker for worker in members if worker.draining is not None]
-    short = limits.min_np - len(staying) - len(joiners) if growing else 0
-    return leavers, joiners, max(0, short)
-
-
-def fitting(limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker]) -> list[Worker]:
-    """Return the joiners for whom there is room at the next boundary."""
-    if limits.max_np is None:
-        return list(waiting)
-    staying = sum(worker.draining is None for worker in members)
-    return list(waiting[: max(0, limits.max_np - staying)])
 
 
 class Notices:
@@ -58,16 +30,10 @@ class Notices:
             self.deal_anew = False
 
     def due(
-        self,
-        limits: Limits,
-        members: Sequence[Worker],
-        joining: Sequence[Worker],
-        growing: bool,
-        now: float,
+        self, members: Sequence[Worker], fit: Sequence[Worker], now: float
     ) -> tuple[int, bool] | None:
         """Return the version of a notice that is due now, and whether nobody joins by it."""
-        # `joining` are the workers that wait to join, and behind them those that still start.
-        fit = fitting(limits, members, joining) if growing else []
+        # `fit` are those for whom there is room: who waits to join, and who still starts.
         joiners = [one for one in fit if one.stage is Stage.WAITING]
         starting = [one for one in fit if one.stage is Stage.STARTING and one.draining is None]
         until = -math.inf
