@@ -41,19 +41,24 @@ class Send:
 
 
 @dataclass(frozen=True)
-class _AboutWorker:
+class Event:
+    """Something that the launcher is told."""
+
+
+@dataclass(frozen=True)
+class _AboutWorker(Event):
     worker: int
 
 
 @dataclass(frozen=True)
-class EpochBegun:
+class EpochBegun(Event):
     """All workers of an epoch are connected, and are about to be told so."""
 
     workers: tuple[int, ...]  # its members in the order of their ranks
 
 
 @dataclass(frozen=True)
-class EpochFormed:
+class EpochFormed(Event):
     """What the user is to know of an epoch; it may come later, when the reason is known."""
 
     epoch: int  # its number
@@ -62,7 +67,7 @@ class EpochFormed:
 
 
 @dataclass(frozen=True)
-class Evict:
+class Evict(Event):
     """Kill the process group of this worker now; it is not a member any more."""
 
     # The registrar ends its connection once it has what was sent to it, as with Refused.
@@ -76,7 +81,7 @@ class Leaving(_AboutWorker):
 
 
 @dataclass(frozen=True)
-class Raised:
+class Raised(Event):
     """The script of this worker has failed: it is not a member any more, and ends by itself."""
 
     worker: int
@@ -84,7 +89,7 @@ class Raised:
 
 
 @dataclass(frozen=True)
-class Went:
+class Went(Event):
     """A worker is not a member any more, and not because it was to leave."""
 
     worker: int
@@ -92,7 +97,7 @@ class Went:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(Event):
     """A joiner does not fit the job."""
 
     worker: int
@@ -100,7 +105,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Replace:
+class Replace(Event):
     """Another worker is to take the place of a first one, killed before the first epoch."""
 
 
@@ -109,34 +114,20 @@ class Goodbye(_AboutWorker):
 
 
 @dataclass(frozen=True)
-class Entered:
+class Entered(Event):
     """The workers have entered `hvd.elastic.run`: from now on joiners make sense."""
 
 
 @dataclass(frozen=True)
-class Warn:
+class Warn(Event):
     text: str
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(Event):
     """The job cannot go on; nothing follows this event."""
 
     reason: str
 
 
-Event: TypeAlias = (
-    EpochBegun
-    | EpochFormed
-    | Evict
-    | Leaving
-    | Raised
-    | Went
-    | Refused
-    | Replace
-    | Goodbye
-    | Entered
-    | Warn
-    | Failed
-)
 Action: TypeAlias = Send | Event
