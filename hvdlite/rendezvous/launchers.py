@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdlite.errors import BootstrapError
 from hvdlite.rendezvous.address import UNIX, split_host
@@ -241,23 +241,33 @@ def _slurm(variables: Variables) -> LauncherEnvironment | None:
 
 def _tf_config(variables: Variables, with_servers: bool) -> LauncherEnvironment | None:
     text = variables.get("TF_CONFIG")
-    found = None if text is None else ranks_of(text, with_servers)
+    if text is None:
+        return None
+    try:
+        found = _ranks_of(text, _SERVE if with_servers else ())
+    except ValueError as error:
+        shown = text if len(text) <= _TF_SHOWN else text[:_TF_SHOWN] + "..."
+        raise BootstrapError(
+            f"TF_CONFIG={shown} cannot be used: {error}; correct it, or clear it and start the "
+            "script with hvdlite-run; HVDLITE_SIZE=1 insists on a world of one"
+        ) from None
     if found is None:
         return None
-    hosts = [split_host(address)[0].lower() for address in found.addresses]
-    own = hosts[found.rank]
+    rank, addresses, servers = found
+    hosts = [split_host(address)[0].lower() for address in addresses]
+    own = hosts[rank]
     return LauncherEnvironment(
         launcher="the software that set TF_CONFIG",
         names=("the index in TF_CONFIG", "its number of tasks"),
-        rank=found.rank,
+        rank=rank,
         size=len(hosts),
-        job=",".join(found.addresses),
-        local_rank=hosts[: found.rank].count(own),
+        job=",".join(addresses),
+        local_rank=hosts[:rank].count(own),
         local_size=hosts.count(own),
         node=list(dict.fromkeys(hosts)).index(own),
         first_host=hosts[0],
-        address=found.addresses[0],
-        servers=found.servers,
+        address=addresses[0],
+        servers=servers,
     )
 
 
@@ -324,26 +334,9 @@ _WHERE = (
 _TF_SHOWN = 200  # characters of the variable that a message shows
 
 
-class TfRanks(NamedTuple):
-    rank: int  # this process's rank
-    addresses: tuple[str, ...]  # Each rank has its "host:port".
-    servers: int = 0  # how many of the first ranks are parameter servers
-
-
-def ranks_of(text: str, with_servers: bool = False) -> TfRanks | None:
-    """Return the ranks that TF_CONFIG describes; None if there is only one process that trains."""
-    # `with_servers` says whether the tasks of the type `ps` are ranks, too: the first ones.
-    try:
-        return _ranks_of(text, _SERVE if with_servers else ())
-    except ValueError as error:
-        shown = text if len(text) <= _TF_SHOWN else text[:_TF_SHOWN] + "..."
-        raise BootstrapError(
-            f"TF_CONFIG={shown} cannot be used: {error}; correct it, or clear it and start the "
-            "script with hvdlite-run; HVDLITE_SIZE=1 insists on a world of one"
-        ) from None
-
-
-def _ranks_of(text: str, serve: Sequence[str]) -> TfRanks | None:
+def _ranks_of(text: str, serve: Sequence[str]) -> tuple[int, list[str], int] | None:
+    """Return this rank, the address of each, and how many of the first are parameter servers."""
+    # None if there is only one process that trains. `serve` has the types that are servers.
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -355,7 +348,7 @@ def _ranks_of(text: str, serve: Sequence[str]) -> TfRanks | None:
         raise ValueError("its cluster is not an object of JSON")
     kinds = (*serve, *_TRAIN)
     lists = {kind: _addresses(kind, cluster[kind]) for kind in kinds if kind in cluster}
-    addresses = tuple(address for one in lists.values() for address in one)
+    addresses = [address for one in lists.values() for address in one]
     task = config.get("task") or {}
     kind = task.get("type") if isinstance(task, dict) else None
     if kind in _DO_NOT_TRAIN and kind not in serve:
@@ -372,9 +365,7 @@ def _ranks_of(text: str, serve: Sequence[str]) -> TfRanks | None:
         raise ValueError(f"it does not say which task of {_listed(lists)} this process is")
     before = sum(len(lists[earlier]) for earlier in list(lists)[: list(lists).index(kind)])
     servers = sum(len(lists[one]) for one in serve if one in lists)
-    return TfRanks(
-        before + _task_index(kind, task.get("index"), len(lists[kind])), addresses, servers
-    )
+    return before + _task_index(kind, task.get("index"), len(lists[kind])), addresses, servers
 
 
 def _addresses(kind: str, given: Any) -> list[str]:

@@ -85,14 +85,9 @@ class Store(Service):
             "publish": self._publish,
             "look up": self._look_up,
         }
-        try:
-            message = json.loads(body)
-            operation, key, value = operations[message["kind"]], message["key"], message["value"]
-            until = time.monotonic() + message["patience"]
-        except (ValueError, RecursionError, LookupError, TypeError, OverflowError):
-            self._end(peer)
-        else:
-            operation(peer, str(key), value, until)
+        message = json.loads(body)
+        until = time.monotonic() + message["patience"]
+        operations[message["kind"]](peer, message["key"], message["value"], until)
 
     def _publish(self, peer: Peer, key: str, value: Any, until: float) -> None:
         published = self._published.setdefault(key, _Published())
@@ -165,11 +160,8 @@ class StoreClient:
         self._connection, handshake = reach("the store", address, job, rank, Role.STORE, deadline)
         from_client, from_server = session_keys(job, handshake.transcript)
         self._writer, self._reader = FrameWriter(from_client), FrameReader(from_server)
-
-    @property
-    def local_host(self) -> str | None:
-        """The IP address from which this host reaches the store; None over a Unix socket."""
-        return local_host(self._connection)
+        # The IP address from which this host reaches the store; None over a Unix socket.
+        self.local_host = local_host(self._connection)
 
     def exchange(self, key: str, value: Any) -> list[Any]:
         """Send a value, and return those of all ranks, in rank order."""
