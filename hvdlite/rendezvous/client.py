@@ -151,8 +151,8 @@ class RegistrarClient:
     ) -> None:
         # `job` has epoch 0. `on_message` is called on the reading thread with each message but
         # "alive". This thread also sends the heartbeat, so the function must return well within
-        # `heartbeat`. An exception of it ends the connection. `on_end` is called once, on the
-        # reading thread, with the reason, when the connection has ended; after `close` it is not.
+        # `heartbeat`, and must not raise. `on_end` is called once, on the reading thread, with the
+        # reason, when the connection has ended; after `close` it is not.
         self._worker = worker
         self._connection, handshake = reach(
             "the registrar", address, job, worker, Role.MEMBERSHIP, deadline
@@ -271,18 +271,9 @@ class RegistrarClient:
         for body in self._reader.feed(data):
             message = json.loads(body)
             if message["kind"] != "alive" and not self._closing:
-                self._handle(message)
+                self._on_message(message)
+                if message["kind"] == "refused":
+                    raise BootstrapError(
+                        f"the registrar refused worker {self._worker}: {message.get('reason')}"
+                    )
         return bool(data)
-
-    def _handle(self, message: dict[str, Any]) -> None:
-        try:
-            self._on_message(message)
-        except BaseException as error:  # With SystemExit, Python would end this thread silently.
-            raise BootstrapError(
-                f"worker {self._worker} failed on message '{message['kind']}' of the registrar: "
-                f"{error!r}; please report it"
-            ) from error
-        if message["kind"] == "refused":
-            raise BootstrapError(
-                f"the registrar refused worker {self._worker}: {message.get('reason')}"
-            )

@@ -235,23 +235,6 @@ def test_a_registrar_that_hangs_up_is_lost(server: Server) -> None:
     assert worker.ends.empty()
 
 
-@pytest.mark.parametrize("error", [KeyError("members"), SystemExit(3), BootstrapError("late")])
-def test_an_exception_of_the_handler_ends_the_connection(
-    server: Server, error: BaseException
-) -> None:
-    def fail(_: dict[str, Any]) -> None:
-        raise error
-
-    worker = Worker(server)
-    worker.client._on_message = fail
-    server.send({"kind": "epoch"})
-    reason = worker.ends.get(timeout=LIMIT)
-    failed = "worker 7 failed on message 'epoch' of the registrar"
-    assert reason == f"{failed}: {error!r}; please report it"
-    assert server.receive() is None
-    assert worker.ends.empty()
-
-
 def test_a_refused_worker_hears_why(server: Server) -> None:
     worker = Worker(server)
     server.send({"kind": "refused", "reason": "worker 7 has left"})
