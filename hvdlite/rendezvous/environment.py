@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdlite.errors import ArgumentError, BootstrapError
-from hvdlite.rendezvous.deadline import is_never
 from hvdlite.rendezvous.handshake import EPOCHS
 from hvdlite.rendezvous.launchers import (
     LauncherEnvironment,
@@ -220,7 +219,13 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
             f"rank do not get the secret of its job; call hvd.init() in the rank alone. {_GUARD}"
         )
     if elastic:
-        worker = _elastic(variables, worker)
+        worker = replace(
+            worker,
+            elastic=True,
+            elastic_worker=variables.number("HVDLITE_WORKER"),
+            joiner=variables.flag("HVDLITE_JOINER"),
+            heartbeat=variables.seconds("HVDLITE_ELASTIC_HEARTBEAT", worker.heartbeat),
+        )
     return replace(
         worker,
         rendezvous=variables.address("HVDLITE_RENDEZVOUS"),
@@ -228,23 +233,6 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
         job_id=variables.secret("HVDLITE_JOB_ID", variables.get("HVDLITE_JOB_ID"), JOB_ID_BYTES),
         epoch=_epoch(variables),
         start_timeout=_start_timeout(variables),
-    )
-
-
-def _elastic(variables: Variables, worker: WorkerEnvironment) -> WorkerEnvironment:
-    heartbeat = variables.seconds("HVDLITE_ELASTIC_HEARTBEAT", worker.heartbeat)
-    if is_never(heartbeat):
-        value = variables.get("HVDLITE_ELASTIC_HEARTBEAT")
-        raise BootstrapError(
-            f"HVDLITE_ELASTIC_HEARTBEAT={value} cannot be used: an elastic job needs a limit; give "
-            "a number of seconds above 0"
-        )
-    return replace(
-        worker,
-        elastic=True,
-        elastic_worker=variables.number("HVDLITE_WORKER"),
-        joiner=variables.flag("HVDLITE_JOINER"),
-        heartbeat=heartbeat,
     )
 
 

@@ -29,7 +29,6 @@ from hvdlite.launch.elastic.state import (
     Phase,
     Record,
     Stage,
-    WaitWarning,
     Worker,
     mismatch,
     named,
@@ -39,6 +38,7 @@ from hvdlite.rendezvous.deadline import is_never
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
 _EXPLAINED_SECONDS = 0.25  # usually, from the end of a connection, or a goodbye, to the process's
+_WARN_SECONDS = 10.0  # from the beginning of a wait to a warning, and to the next one
 LOST_CONNECTION = "lost its connection to the launcher"
 
 
@@ -73,7 +73,8 @@ class Membership:
         self._stops = False  # whether all workers are asked to stop
         self._notices = Notices()
         self._progress = Progress(limits.reset_limit)
-        self._watch = WaitWarning()
+        self._waits_for = ""  # for whom the job waits, as `_wait` says
+        self._warn_at: float | None = None  # when to warn of that; None if it does not wait
 
     def wake_at(self) -> float | None:
         """Return when `tick` must be called if nothing happens before; None for never."""
@@ -82,7 +83,7 @@ class Membership:
         times = [one.end_due for one in self._departed.values() if one.end_due < math.inf]
         times += [self._last.at + _EXPLAINED_SECONDS] if self._last is not None else []
         others = [self._gather_at, self._broken_links.verdict_at, self._give_up_at()]
-        others += [self._watch.due_at, self._notices.complete_at]
+        others += [self._warn_at, self._notices.complete_at]
         # What was due at the last settling was either done, or it waits for something else.
         return min((at for at in [*times, *others] if at and at > self._now), default=None)
 
@@ -350,11 +351,16 @@ class Membership:
             pass
         self._show_if_explained(now)
         self._notify()
-        wait = self._wait()
-        if self._watch.due(wait, now) and self.phase is not Phase.OVER:
-            self._out.append(messages.Warn(wait))
+        self._warn_of_wait(self._wait(), now)
         out, self._out = self._out, []
         return out
+
+    def _warn_of_wait(self, wait: str, now: float) -> None:
+        if wait == self._waits_for and (self._warn_at is None or now < self._warn_at):
+            return
+        if wait == self._waits_for and self.phase is not Phase.OVER:
+            self._out.append(messages.Warn(wait))
+        self._waits_for, self._warn_at = wait, now + _WARN_SECONDS if wait else None
 
     def _step(self, now: float) -> bool:
         if self.phase is Phase.OVER:

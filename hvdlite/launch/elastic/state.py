@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvdlite.launch.elastic.messages import EpochFormed, Message
@@ -86,9 +86,7 @@ def listed(texts: Sequence[str], separator: str) -> str:
 def mismatch(joiner: Worker, member: Worker) -> str | None:
     """Return how the settings of a joiner differ from those of a member; None if they agree."""
     # Both endpoints carry their settings, by name, under "agreed".
-    theirs, ours = joiner.endpoint.get("agreed"), member.endpoint.get("agreed")
-    if not isinstance(theirs, dict) or not isinstance(ours, dict):
-        return None
+    theirs, ours = (one.endpoint.get("agreed", {}) for one in (joiner, member))
     different = [
         f"{name} is {theirs.get(name, 'unset')} on {joiner.name}, "
         f"and {ours.get(name, 'unset')} on {member.name}"
@@ -98,7 +96,7 @@ def mismatch(joiner: Worker, member: Worker) -> str | None:
     return "; ".join(different) or None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Change:
     """Why an epoch follows another one."""
 
@@ -154,14 +152,10 @@ class Record:
 
     def learn(self, worker: int, why: str, trouble: bool, counts: bool) -> bool:
         """More is known about how a worker has gone; return whether this epoch ends by it."""
-        known = any(change.worker == worker for change in self._changes)
-        self._changes = [
-            replace(change, why=why, trouble=trouble, counts=counts)
-            if change.worker == worker
-            else change
-            for change in self._changes
-        ]
-        return known
+        known = [change for change in self._changes if change.worker == worker]
+        for change in known:
+            change.why, change.trouble, change.counts = why, trouble, counts
+        return bool(known)
 
     @property
     def changed(self) -> bool:
@@ -218,23 +212,3 @@ class Formed:
             line = f"world {self.epoch}: {reason}; {ranks} {'goes' if one else 'go'} on"
             line += f" after {took:.0f} ms"
         return EpochFormed(self.epoch, self.workers, line)
-
-
-_WARN_SECONDS = 10.0
-
-
-class WaitWarning:
-    """When to warn of a wait that goes on."""
-
-    def __init__(self) -> None:
-        self._wait = ""
-        self.due_at: float | None = None
-
-    def due(self, wait: str, now: float) -> bool:
-        """Return whether to warn now of this wait; "" if there is none."""
-        if wait == self._wait and (self.due_at is None or now < self.due_at):
-            return False
-        warn = wait == self._wait
-        self._wait = wait
-        self.due_at = now + _WARN_SECONDS if wait else None
-        return warn
