@@ -35,7 +35,6 @@ _RETRY_SECONDS = 0.02  # until the next attempt to reach a server that does not 
 # Until a server's name is looked up again, because the address may be that of a pod that has gone.
 _LOOK_UP_SECONDS = 5.0
 
-MAX_MESSAGE_BYTES = 1 << 20
 _BEATS = 4  # messages "alive" in the time after which a side counts as dead
 # How many heartbeats the registrar may be silent: hvdlite-run may be stopped, or get no core, and a
 # worker that lives is worth more than an early end. A launcher that has died hangs up.
@@ -175,11 +174,6 @@ class RegistrarClient:
 
     def send(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()
-        if len(body) > MAX_MESSAGE_BYTES:
-            raise BootstrapError(
-                f"worker {self._worker} cannot send {len(body)} bytes to the registrar: a message "
-                f"has at most {MAX_MESSAGE_BYTES}"
-            )
         with self._sending:
             if self._end is None and self._unsent is None:
                 try:

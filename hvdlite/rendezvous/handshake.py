@@ -41,7 +41,7 @@ _REPLY = struct.Struct("<BxHI32s")
 _PROOF_BYTES = 32
 _NONCE_BYTES = 32
 
-MAX_BODY_BYTES = 4 << 20
+_MAX_BODY_BYTES = 4 << 20
 _FRAME_HEADER = struct.Struct("<IQ")
 _MAC_BYTES = 16
 
@@ -217,6 +217,10 @@ class FrameWriter:
         self._sequence = 0
 
     def wrap(self, body: bytes) -> bytes:
+        if len(body) > _MAX_BODY_BYTES:
+            raise BootstrapError(
+                f"a message of {len(body)} bytes is too long: at most {_MAX_BODY_BYTES} are allowed"
+            )
         header = _FRAME_HEADER.pack(len(body), self._sequence)
         self._sequence += 1
         return header + body + _mac(self._key, header, body)
@@ -234,7 +238,7 @@ class FrameReader:
         bodies = []
         while len(self._buffer) >= _FRAME_HEADER.size:
             length, sequence = _FRAME_HEADER.unpack_from(self._buffer)
-            if length > MAX_BODY_BYTES or sequence != self._sequence:
+            if length > _MAX_BODY_BYTES or sequence != self._sequence:
                 raise BootstrapError("a frame is too long or out of order")
             end = _FRAME_HEADER.size + length
             if len(self._buffer) < end + _MAC_BYTES:

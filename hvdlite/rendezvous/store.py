@@ -24,7 +24,6 @@ from hvdlite.rendezvous.client import local_host, reach
 from hvdlite.rendezvous.deadline import Deadline
 from hvdlite.rendezvous.environment import WorkerEnvironment
 from hvdlite.rendezvous.handshake import (
-    MAX_BODY_BYTES,
     FrameReader,
     FrameWriter,
     Job,
@@ -185,13 +184,11 @@ class StoreClient:
         # deadline the connection is closed: the late one would be taken for that of the next
         # operation.
         message = {"kind": kind, "key": key, "value": value, "patience": seconds}
-        body = json.dumps(message).encode()
-        if len(body) > MAX_BODY_BYTES:
-            raise BootstrapError(f"a message of {len(body)} bytes is too long for it")
+        frame = self._writer.wrap(json.dumps(message).encode())
         try:
             with contextlib.ExitStack() as unanswered:
                 unanswered.callback(self.close)
-                deadline.send(self._connection, self._writer.wrap(body))
+                deadline.send(self._connection, frame)
                 answer = json.loads(self._receive(deadline))
                 unanswered.pop_all()
         except TimeoutError:

@@ -171,12 +171,6 @@ class Membership:
             self._evict(one, why, now)
         return self._settle(now)
 
-    def give_up(self, reason: str, now: float) -> list[Action]:
-        """The job cannot go on, for a reason outside of this state machine."""
-        if self.phase is not Phase.OVER:
-            self._fail(reason)
-        return self._settle(now)
-
     def tick(self, now: float) -> list[Action]:
         return self._settle(now)
 

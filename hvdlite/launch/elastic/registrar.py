@@ -27,7 +27,6 @@ from hvdlite.launch.elastic.messages import (
     Warn,
 )
 from hvdlite.rendezvous.address import fresh_unix_address, listen
-from hvdlite.rendezvous.client import MAX_MESSAGE_BYTES
 from hvdlite.rendezvous.handshake import Job, Role
 from hvdlite.rendezvous.service import BacklogError, Peer, Service
 
@@ -142,15 +141,8 @@ class Registrar(Service):
 
     def _say(self, peer: Peer, message: Message) -> list[Action]:
         """Send a message; return what follows if that fails."""
-        body = json.dumps(message, separators=(",", ":")).encode()
-        if len(body) > MAX_MESSAGE_BYTES:
-            text = (
-                f"the message '{message['kind']}' to the workers has {len(body)} bytes, at most "
-                f"{MAX_MESSAGE_BYTES} are allowed; use fewer workers"
-            )
-            return self._membership.give_up(text, time.monotonic())
         try:
-            self._send(peer, body)
+            self._send(peer, json.dumps(message, separators=(",", ":")).encode())
         except BacklogError as error:
             return self._membership.evict(peer.number, str(error), time.monotonic())
         return []
