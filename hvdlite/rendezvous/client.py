@@ -43,10 +43,6 @@ _LINGER_SECONDS = 1.0  # how long `close` waits until the registrar has read the
 _ALIVE = {"kind": "alive"}
 
 
-class _HungUpError(Exception):
-    """The peer closed the connection before it proved itself."""
-
-
 def introduce(
     address: str, job: Job, rank: int, role: Role, deadline: Deadline, dial_seconds: float = 0
 ) -> tuple[socket.socket, ClientHandshake]:
@@ -67,7 +63,7 @@ def introduce(
             _shake_hands(connection, handshake, deadline)
             connection.setblocking(False)
             return connection, handshake
-        except _HungUpError:
+        except ConnectionError:  # It hung up.
             connection.close()
         except TimeoutError:
             connection.close()
@@ -115,18 +111,15 @@ def local_host(connection: socket.socket) -> str | None:
 
 
 def _shake_hands(connection: socket.socket, handshake: ClientHandshake, deadline: Deadline) -> None:
-    try:
-        # What this side sends is far smaller than any socket's buffer.
-        connection.sendall(handshake.hello)
-        while not handshake.done:
-            data = deadline.receive(connection, handshake.wanted())
-            if not data:
-                raise _HungUpError
-            answer = handshake.feed(data)
-            if answer:  # To send nothing fails, too, where the peer has refused and closed by now.
-                connection.sendall(answer)
-    except ConnectionError:
-        raise _HungUpError from None
+    # What this side sends is far smaller than any socket's buffer.
+    connection.sendall(handshake.hello)
+    while not handshake.done:
+        data = deadline.receive(connection, handshake.wanted())
+        if not data:
+            raise ConnectionAbortedError
+        answer = handshake.feed(data)
+        if answer:  # To send nothing fails, too, where the peer has refused and closed by now.
+            connection.sendall(answer)
 
 
 class RegistrarClient:

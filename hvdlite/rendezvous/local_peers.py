@@ -56,7 +56,7 @@ class LocalPeers:
         self._selector = selector
         self._deadline = deadline
         self._lifeline, self._end = socket.socketpair()
-        # By rank, the connections over which descriptors pass: those of the first rank.
+        # At the first rank, by rank, the connections over which descriptors pass.
         self._members: dict[int, socket.socket] = {}
         self._left = len(ranks) - 1  # how many ranks owe this one something
 
@@ -87,9 +87,7 @@ class LocalPeers:
             connection.close()
 
     def tell(self, error: UnreachableError) -> None:
-        """At the first rank, say to those who wait for it which rank is missing."""
-        if self._rank != self.first:
-            return
+        """Say to those who wait for this rank, if it is the first one, which rank is missing."""
         words = json.dumps([error.rank, str(error), error.silent]).encode()
         for connection in self._members.values():
             with contextlib.suppress(OSError):
@@ -97,11 +95,10 @@ class LocalPeers:
 
     def hand_in(self, connection: socket.socket) -> None:
         """Give the descriptors of this rank to the first one, and take those of all others."""
-        self._members[self.first] = connection
-        self._send(connection, self.first, [*self._own, self._end.fileno()])
-        for some in _in_parts([peer for peer in self._ranks if peer != self._rank]):
-            self._receive(connection, self.first, some)
-        self._members.pop(self.first).close()
+        with connection:
+            self._send(connection, self.first, [*self._own, self._end.fileno()])
+            for some in _in_parts([peer for peer in self._ranks if peer != self._rank]):
+                self._receive(connection, self.first, some)
         self._left = 0
 
     def welcome(self, peer: int, connection: socket.socket) -> None:

@@ -67,12 +67,11 @@ class EpochFormed(Event):
 
 
 @dataclass(frozen=True)
-class Evict(Event):
+class Evict(_AboutWorker):
     """Kill the process group of this worker now; it is not a member any more."""
 
     # The registrar ends its connection once it has what was sent to it, as with Refused.
 
-    worker: int
     why: str
 
 
@@ -81,26 +80,23 @@ class Leaving(_AboutWorker):
 
 
 @dataclass(frozen=True)
-class Raised(Event):
+class Raised(_AboutWorker):
     """The script of this worker has failed: it is not a member any more, and ends by itself."""
 
-    worker: int
     what: str  # what it raised, for sentences
 
 
 @dataclass(frozen=True)
-class Went(Event):
+class Went(_AboutWorker):
     """A worker is not a member any more, and not because it was to leave."""
 
-    worker: int
     at: float  # when the first sign of it came; monotonic
 
 
 @dataclass(frozen=True)
-class Refused(Event):
+class Refused(_AboutWorker):
     """A joiner does not fit the job."""
 
-    worker: int
     reason: str
 
 

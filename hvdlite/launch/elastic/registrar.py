@@ -21,7 +21,6 @@ from hvdlite.launch.elastic.messages import (
     Evict,
     Failed,
     Limits,
-    Message,
     Refused,
     Send,
     Warn,
@@ -133,19 +132,15 @@ class Registrar(Service):
             if isinstance(action, Send):
                 peer = self._workers.get(action.worker)
                 if peer is not None:
-                    todo += self._say(peer, action.message)
+                    body = json.dumps(action.message, separators=(",", ":")).encode()
+                    try:
+                        self._send(peer, body)
+                    except BacklogError as error:
+                        todo += self._membership.evict(peer.number, str(error), time.monotonic())
             else:
                 if isinstance(action, (Evict, Refused)):
                     self._dismiss(action.worker)
                 self._emit(action)
-
-    def _say(self, peer: Peer, message: Message) -> list[Action]:
-        """Send a message; return what follows if that fails."""
-        try:
-            self._send(peer, json.dumps(message, separators=(",", ":")).encode())
-        except BacklogError as error:
-            return self._membership.evict(peer.number, str(error), time.monotonic())
-        return []
 
     def _emit(self, event: Event) -> None:
         with self._lock:
