@@ -217,7 +217,7 @@ class Mesh:
         # The peers of other hosts to which this rank is not connected yet.
         self._distant = {peer for peer in self._links if not self._is_local(peer)}
         self._segment = self._event = self._lifeline = -1
-        self._dials = Deadline(0, outer=deadline)  # of the threads that dial
+        self._dial_deadline = Deadline(0, outer=deadline)  # of the threads that dial
         self._failures: list[BaseException] = []  # theirs
         self._local_peers: LocalPeers | None = None
         self._listeners: list[socket.socket] = []
@@ -256,7 +256,7 @@ class Mesh:
         selector = selectors.DefaultSelector()
         own = (self._segment, self._event)
         local_peers = self._local_peers = LocalPeers(
-            self._rank, locals_, self._links, own, selector, self._dials
+            self._rank, locals_, self._links, own, selector, self._dial_deadline
         )
         self._listeners = self._endpoint.listeners()
         acceptors = [
@@ -266,9 +266,10 @@ class Mesh:
         woken = os.eventfd(0, os.EFD_CLOEXEC)
         selector.register(woken, selectors.EVENT_READ, lambda: os.eventfd_read(woken))
         lower = sorted(peer for peer in self._distant if peer < self._rank)
-        dials = [partial(self._dial_some, iter(lower))] * min(len(lower), _DIALS_AT_ONCE)
-        if self._rank != local_peers.first:
-            dials.append(partial(self._dial_first, local_peers))
+        dials: list[Callable[[], None]] = [partial(self._dial_some, iter(lower))]
+        dials *= min(len(lower), _DIALS_AT_ONCE)
+        if (first := local_peers.first) != self._rank:
+            dials.append(lambda: local_peers.hand_in(self._reach(first, Role.CONTROL)))
         threads: list[threading.Thread] = []
         try:
             for one in dials:
@@ -288,7 +289,7 @@ class Mesh:
             local_peers.tell(error)
             raise
         finally:
-            self._dials.give_up()
+            self._dial_deadline.give_up()
             for thread in threads:
                 thread.join()
             for acceptor in acceptors:
@@ -308,9 +309,6 @@ class Mesh:
     def _is_local(self, peer: int) -> bool:
         return self._topology.host_of[peer] == self._topology.host_of[self._rank]
 
-    def _dial_first(self, local_peers: LocalPeers) -> None:
-        local_peers.hand_in(self._reach(local_peers.first, Role.CONTROL))
-
     def _dial_some(self, peers: Iterator[int]) -> None:
         for peer in peers:
             link = self._links[peer]
@@ -326,7 +324,7 @@ class Mesh:
         local = self._is_local(peer)
         address = self._peers[peer]["unix" if local else "tcp"]
         seconds = 0.0 if local else self._answer_seconds
-        way = (address, self._job, self._rank, role, self._dials, seconds)
+        way = (address, self._job, self._rank, role, self._dial_deadline, seconds)
         while True:
             try:
                 return introduce(*way)[0]
@@ -344,7 +342,7 @@ class Mesh:
                     cause = behind if behind is not None and self._deadline.passed else error
                     raise self._blame(peer, cause) from error
             with contextlib.suppress(TimeoutError):  # The next attempt says what is wrong.
-                self._dials.sleep(_AGAIN_SECONDS)
+                self._dial_deadline.sleep(_AGAIN_SECONDS)
 
     def _retry_seconds(self, error: Exception) -> float:
         """Return how many seconds an error of the way to a peer may last, because it may pass."""
