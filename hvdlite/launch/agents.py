@@ -501,7 +501,6 @@ class RemoteHost:
         """End the channel; this may take seconds."""
         if not self.closed_well:
             self._channel.cut()
-        self._channel.hang_up()
         self._channel.end()
 
 

@@ -44,7 +44,7 @@ class AbsentError(LaunchError):
 class Channel(Protocol):
     """The connection to the agent on one host; it may still be in the making.
 
-    After `hang_up` only `cut`, `end` and `said` are called.
+    After `end` only `cut`, `end` and `said` are called.
     """
 
     @property
@@ -61,11 +61,11 @@ class Channel(Protocol):
     def cut(self) -> None:
         """Break the channel at once; who reads then finds the end."""
 
-    def hang_up(self) -> None:
-        """Close the two descriptors."""
-
     def end(self) -> int | None:
-        """Wait until the channel's process has ended; return its status, None without a process."""
+        """Close the two descriptors, and wait until what is behind them has ended.
+
+        Returns the status of the channel's process, None without one.
+        """
 
 
 class RemoteLauncher(Protocol):
@@ -130,12 +130,10 @@ class ProcessChannel:
         if self._process.returncode is None:  # Nobody else has its number then.
             signal_group(self._process.pid, signal.SIGKILL)
 
-    def hang_up(self) -> None:
+    def end(self) -> int:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-
-    def end(self) -> int:
         try:
             status = self._process.wait(_LONGEST_END)
         except subprocess.TimeoutExpired:

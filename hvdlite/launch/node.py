@@ -273,7 +273,6 @@ def _join(here: ThisNode, what: Description) -> int:
     try:
         attend(channel, environment, patient=True, afterwards=partial(_wait_for_outcome, channel))
     finally:
-        sealed.hang_up()
         sealed.end()
     if channel.outcome is None:
         raise BootstrapError(
@@ -482,6 +481,6 @@ def _tell(channels: list[SealedChannel], status: int, why: str) -> None:
     for channel in channels:
         with contextlib.suppress(OSError):
             os.write(channel.write_fd, data_frame(Kind.OUTCOME, 0, [status, why]))
-        channel.hang_up()
+        channel.cut()
     for channel in channels:
         channel.end()

@@ -88,10 +88,9 @@ class SealedChannel:
         """End the channel at once for its owner; what the owner has written is still sent."""
         _shut(self._owners, socket.SHUT_RDWR)
 
-    hang_up = cut  # `end` closes the descriptor.
-
     def end(self) -> None:
         """Wait until what the owner has written is sent, for some seconds; close its end."""
+        self.cut()
         # Closed earlier, with bytes that the owner has not read, it would reset the socket pair.
         self._sender.join(_LONGEST_END)
         self._owners.close()

@@ -233,7 +233,6 @@ class RayChannel:
         self._lock = threading.Lock()
         self._sealed: SealedChannel | None = None
         self._connection: socket.socket | None = None
-        self._hung_up = False
 
     def attach(self, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
         with self._lock:
@@ -265,19 +264,12 @@ class RayChannel:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
-    def hang_up(self) -> None:
-        """End the channel; `end` closes the descriptor."""
-        self._hung_up = True
-        with contextlib.suppress(OSError):
-            self._owners.shutdown(socket.SHUT_RDWR)
-
     def end(self) -> None:
         """Give back what the actor has reserved, after what is under way to it."""
         self.fail("it was given up")
-        if self._hung_up:
-            if self._sealed is not None:
-                self._sealed.end()
-            self._owners.close()
+        if self._sealed is not None:
+            self._sealed.end()
+        self._owners.close()
         actor, self.actor = self.actor, None
         if actor is not None:
             with contextlib.suppress(Exception):  # Ray, or the actor, may have ended.

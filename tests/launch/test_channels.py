@@ -11,7 +11,6 @@ def test_channel_of_a_command_tells_how_the_command_ended() -> None:
     channel = ProcessChannel(["sh", "-c", "echo 'no such host' >&2; exit 7"])
     assert os.read(channel.read_fd, 10) == b""
     assert (channel.end(), channel.said()) == (7, "no such host\n")
-    channel.hang_up()
     assert (channel.end(), channel.said()) == (7, "no such host\n")
     channel.cut()
 
@@ -22,4 +21,3 @@ def test_channel_of_a_command_is_cut_with_its_children() -> None:
     channel.cut()
     assert os.read(channel.read_fd, 10) == b""  # The child held this pipe, too.
     assert channel.end() == -9
-    channel.hang_up()

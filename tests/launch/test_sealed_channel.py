@@ -38,7 +38,6 @@ def ends() -> Iterator[list[SealedChannel]]:
     made = [SealedChannel(client, KEYS, 30, b"me"), SealedChannel(server, KEYS[::-1], 30)]
     yield made
     for end in made:
-        end.hang_up()
         end.end()
 
 
@@ -68,7 +67,7 @@ def test_slow_reader_gets_everything(ends: list[SealedChannel]) -> None:
         view = memoryview(sent)
         while view:
             view = view[os.write(first.write_fd, view) :]
-        first.hang_up()
+        first.cut()
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -84,7 +83,6 @@ def test_what_was_written_before_the_end_arrives(ends: list[SealedChannel]) -> N
     os.write(second.write_fd, b"never read")
     wait_until(lambda: select.select([first.read_fd], [], [], 0)[0], "what the other one has sent")
     os.write(first.write_fd, b"the last words")
-    first.hang_up()
     first.end()
     assert read_all(second) == b"the last words"
     second.end()
@@ -104,7 +102,6 @@ def test_silence_ends_the_line() -> None:
         channel = SealedChannel(server, KEYS, 1.0)
         assert read_all(channel) == b""
         assert channel.said() == "it has said nothing for 1 s: it is stopped, or cut off"
-        channel.hang_up()
         channel.end()
 
 
@@ -116,7 +113,6 @@ def test_tampering_ends_the_line() -> None:
         assert read_all(channel) == b""
         assert channel.introduction is None
         assert channel.said() == "a frame was tampered with"
-        channel.hang_up()
         channel.end()
 
 
@@ -127,5 +123,4 @@ def test_idle_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     time.sleep(3.0)
     assert not any(end.ended for end in idle)
     for end in idle:
-        end.hang_up()
         end.end()

@@ -39,7 +39,6 @@ def connect(address: str, said: bytes) -> SealedChannel:
 
 def end(*channels: SealedChannel) -> None:
     for channel in channels:
-        channel.hang_up()
         channel.end()
 
 

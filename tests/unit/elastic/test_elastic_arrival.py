@@ -36,7 +36,7 @@ class Socket:
     def cut(self) -> None:
         self.theirs.close()
 
-    hang_up = end = cut
+    end = cut
 
 
 class Sockets(Ssh):
