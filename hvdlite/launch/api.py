@@ -101,9 +101,9 @@ def run(
         ranks=_ranks(np, chosen, elastic),
         environment=_environment(env, start_timeout),
         hosts=chosen,
-        remote_launcher=Ssh(python, seconds, ssh_port, _path(ssh_identity_file), _path(ssh_config)),
+        remote_launcher=Ssh(python, seconds, ssh_port, ssh_identity_file, ssh_config),
         interfaces=network_interfaces,
-        output_folder=_path(output_filename),
+        output_folder=output_filename,
         timestamps=prefix_output_with_timestamp,
         verbose=verbose,
         stdin=pack(fn, args, kwargs or {}),
@@ -141,10 +141,6 @@ def _environment(env: Mapping[str, str] | None, start_timeout: float | None) -> 
             )
         environment["HVDLITE_START_TIMEOUT"] = str(start_timeout)
     return environment
-
-
-def _path(text: str | Path | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def _hosts(hosts: str | None, hostfile: str | Path | None) -> list[Host]:

@@ -193,8 +193,8 @@ class Ssh(_CommandLauncher):
         ("not found", "hvdlite's Python is expected at {python} there; see --remote-python"),
     )
     port: int | None = None  # the port of sshd on the other hosts; None leaves it to ssh
-    identity_file: Path | None = None  # a private key
-    config: Path | None = None  # the configuration file that ssh reads instead of the user's
+    identity_file: str | Path | None = None  # a private key
+    config: str | Path | None = None  # the configuration file that ssh reads instead of the user's
 
     def open(self, host: str) -> ProcessChannel:
         return ProcessChannel(ssh_command(host, self))

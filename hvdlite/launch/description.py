@@ -125,7 +125,7 @@ class Description:
     # Names of the network interfaces by which the hosts reach each other; if empty, those of the
     # routes to them.
     interfaces: Sequence[str] = ()
-    output_folder: Path | None = None  # a folder for copies of the ranks' output
+    output_folder: str | Path | None = None  # a folder for copies of the ranks' output
     timestamps: bool = False  # whether the time stands before each line of output
     verbose: bool = False  # whether the launcher prints the process and command of each rank
     compat: bool = False  # whether `import horovod` finds hvdlite

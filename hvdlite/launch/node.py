@@ -315,22 +315,16 @@ def _connect(here: ThisNode, ranks: int) -> SealedChannel:
 @dataclass
 class Node:
     number: int  # its number, from 1
-    hostname: str  # the name of its host
-    ranks: int  # how many ranks it runs
     channel: SealedChannel  # the last channel to its agent
+    hostname: str = ""  # the name of its host; this and its ranks are known from its introduction
+    ranks: int = 0  # how many ranks it runs
     opened: bool = False  # whether that channel is in use, so that its user closes it
+    arrived_at: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
         """The name of the node in messages, which no other node has."""
         return f"{self.hostname} [node {self.number}]"
-
-
-@dataclass
-class _Arrival:
-    number: int
-    channel: SealedChannel
-    at: float = field(default_factory=time.monotonic)
 
 
 class NodeLauncher(IncomingAgents):
@@ -348,7 +342,7 @@ class NodeLauncher(IncomingAgents):
         self._wrong = ""  # how nodes contradict each other
         # Only the service's thread adds nodes and arrivals.
         self._nodes: dict[str, Node] = {}  # Their names are the keys.
-        self._arrivals: list[_Arrival] = []
+        self._arrivals: list[Node] = []
         self._start()
 
     def gather(self, deadline: Deadline) -> list[Node]:
@@ -396,7 +390,7 @@ class NodeLauncher(IncomingAgents):
         if number == 0:
             connection.close()
         else:
-            self._arrivals.append(_Arrival(number, SealedChannel(connection, keys, NODE_SILENCE)))
+            self._arrivals.append(Node(number, SealedChannel(connection, keys, NODE_SILENCE)))
 
     def _sleep_seconds(self, now: float) -> float:
         return _ARRIVAL_SECONDS if self._arrivals else super()._sleep_seconds(now)
@@ -409,7 +403,7 @@ class NodeLauncher(IncomingAgents):
             there = next((n for n in self._nodes.values() if n.number == one.number), None)
             # A node that comes back may be faster than the news that its first channel has ended.
             first_lives = there is not None and not there.channel.ended
-            if self._gathered and first_lives and asleep < one.at + _SECOND_SECONDS:
+            if self._gathered and first_lives and asleep < one.arrived_at + _SECOND_SECONDS:
                 continue
             self._arrivals.remove(one)
             if said is None:
@@ -417,9 +411,9 @@ class NodeLauncher(IncomingAgents):
             else:
                 self._accept(one, there, said)
 
-    def _accept(self, one: _Arrival, there: Node | None, said: bytes) -> None:
+    def _accept(self, one: Node, there: Node | None, said: bytes) -> None:
         try:
-            hostname, ranks, nodes = _introduced(said)
+            one.hostname, one.ranks, nodes = _introduced(said)
         except (ValueError, RecursionError):
             self._refuse(
                 one,
@@ -427,31 +421,30 @@ class NodeLauncher(IncomingAgents):
                 "hvdlite says; install the same version on all nodes",
             )
             return
-        new = Node(one.number, hostname, ranks, one.channel)
         if there is not None and not there.channel.ended:
             wrong = (
                 f"two nodes say that they are node {one.number}: {there.hostname} "
-                f"({there.channel.peer}) and {hostname} ({one.channel.peer}); give each one its "
+                f"({there.channel.peer}) and {one.hostname} ({one.channel.peer}); give each one its "
                 "own --node-rank"
             )
         elif nodes != self._count:
             wrong = (
-                f"{new.name} was started with --nodes {nodes}, and node 0 with --nodes "
+                f"{one.name} was started with --nodes {nodes}, and node 0 with --nodes "
                 f"{self._count}; give all nodes the same number"
             )
-        elif there is not None and there.ranks != ranks:
-            wrong = f"{there.name} has come back with -np {ranks}; it had -np {there.ranks}"
+        elif there is not None and there.ranks != one.ranks:
+            wrong = f"{there.name} has come back with -np {one.ranks}; it had -np {there.ranks}"
         else:
             if there is not None:
                 if not there.opened:
                     _tell([there.channel], 1, "")
                 there.channel, there.opened = one.channel, False
             else:
-                self._nodes[new.name] = new
+                self._nodes[one.name] = one
             return
         self._refuse(one, wrong)
 
-    def _refuse(self, one: _Arrival, wrong: str) -> None:
+    def _refuse(self, one: Node, wrong: str) -> None:
         if not self._gathered:
             self._wrong = self._wrong or wrong
         _tell([one.channel], 1, wrong)

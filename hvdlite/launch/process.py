@@ -266,9 +266,9 @@ def nameless_file(name: str) -> int:
             return os.dup(file.fileno())
 
 
-def output_files(folder: Path, rank: int) -> tuple[int, int]:
+def output_files(folder: str | Path, rank: int) -> tuple[int, int]:
     """Open `folder/rank.N/stdout` and `stderr` as empty files; the caller owns the descriptors."""
-    own = folder / f"rank.{rank}"
+    own = Path(folder, f"rank.{rank}")
     own.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     return os.open(own / "stdout", flags, 0o644), os.open(own / "stderr", flags, 0o644)
