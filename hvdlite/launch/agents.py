@@ -30,6 +30,7 @@ from hvdlite.launch.messages import (
     frame,
     watch_for,
 )
+from hvdlite.launch.output import StreamReader
 from hvdlite.launch.process import LIVE, RESULT, STDERR, STDOUT, Ending
 from hvdlite.rendezvous.address import interface_address, interface_addresses
 from hvdlite.rendezvous.deadline import is_never
@@ -55,6 +56,9 @@ class Pulse:
 class Owner(Protocol):
     """The loop that has the agents: what it offers them, and what they tell it."""
 
+    @property
+    def streams(self) -> StreamReader: ...  # of what the workers write
+
     # `on` watches a descriptor that can be read. A host is ready while processes can be started
     # there; a worker has started when its process id is known.
     def on(self, fd: int, call: Callable[[], None]) -> None: ...
@@ -62,8 +66,7 @@ class Owner(Protocol):
     def host_lost(self, name: str, why: str) -> None: ...
     def host_signalled(self, name: str, number: int) -> None: ...
     def worker_started(self, worker: RemoteWorker) -> None: ...
-    def worker_wrote(self, number: int, sink: int, data: bytes) -> None: ...
-    def worker_ended(self, worker: RemoteWorker) -> None: ...
+    def ended(self, worker: RemoteWorker, ending: Ending) -> None: ...
 
 
 class Agents:
@@ -114,8 +117,10 @@ class Agents:
         if self._part_of is None:
             return
         if self._stdin is not None:
-            host.send(frame(Kind.STDIN, body=self._stdin))
-        host.send(data_frame(Kind.PART, 0, {**self._part_of(host), "pulse": asdict(self._pulse)}))
+            host.frames.send(frame(Kind.STDIN, body=self._stdin))
+        host.frames.send(
+            data_frame(Kind.PART, 0, {**self._part_of(host), "pulse": asdict(self._pulse)})
+        )
 
     def _await(
         self,
@@ -219,7 +224,7 @@ class Agents:
 
     def _take_about(self, worker: RemoteWorker, message: Frame, owner: Owner) -> None:
         if message.kind in _SINKS:
-            owner.worker_wrote(worker.number, _SINKS[message.kind], message.body)
+            owner.streams.feed(worker.number, _SINKS[message.kind], message.body)
         elif message.kind == Kind.STARTED:
             worker.pid = int(message.data())
             owner.worker_started(worker)
@@ -239,7 +244,7 @@ class Agents:
         if worker.ending is None:
             worker.ending, worker.lost = ending, lost
             if self._owner is not None:
-                self._owner.worker_ended(worker)
+                self._owner.ended(worker, ending)
 
     # While the loop runs.
 
@@ -256,7 +261,6 @@ class Agents:
             self._drop(host, str(error))
 
     def serves(self, name: str) -> bool:
-        """Return whether processes can be started on a host."""
         return name in self.hosts and self.hosts[name].ready and not self.hosts[name].closing
 
     def _connect(self, name: str) -> RemoteHost:
@@ -276,7 +280,8 @@ class Agents:
         """End the connection to a host, until `tick` makes another one after a while."""
         del self.hosts[host.name]
         self._failures.setdefault(host.name, BackOff()).failed(time.monotonic())
-        host.frames.unwatch(self._selector)
+        host.frames.gone = True
+        host.frames.watch(self._selector, False, None)
         host.close()
 
     def tick(
@@ -309,7 +314,7 @@ class Agents:
         since = now - heartbeat
         for host in list(self.hosts.values()):
             if speaks and host.hello:
-                host.send(frame(Kind.ALIVE))
+                host.frames.send(frame(Kind.ALIVE))
             silent = host.ready and not host.over and host.frames.heard_at < since
             if silent and self._awake_since < since:
                 host.cut(f"it was silent for {heartbeat:g} s")
@@ -327,7 +332,7 @@ class Agents:
     def excuse(self, name: str) -> None:
         """Let the agent of a host end well before the job does, once no process runs there."""
         if name in self.hosts:
-            self.hosts[name].send(data_frame(Kind.OUTCOME, 0, [0, ""]))
+            self.hosts[name].frames.send(data_frame(Kind.OUTCOME, 0, [0, ""]))
 
     # After the loop.
 
@@ -338,7 +343,7 @@ class Agents:
         for host in self.hosts.values():
             host.finish()
         for host in hosts:
-            host.send(data_frame(Kind.SIGNAL, 0, int(signal.SIGKILL)))
+            host.frames.send(data_frame(Kind.SIGNAL, 0, int(signal.SIGKILL)))
         for _ in range(2):
             self._exchange_until(lambda: all(host.over for host in hosts))
             for host in hosts:
@@ -355,7 +360,7 @@ class Agents:
     def conclude(self, status: int, why: str = "") -> None:
         """Tell the agents how the job has ended; those that wait for it end with this status."""
         for host in self.hosts.values():
-            host.send(data_frame(Kind.OUTCOME, 0, [status, why]))
+            host.frames.send(data_frame(Kind.OUTCOME, 0, [status, why]))
 
     def __enter__(self) -> Agents:
         return self
@@ -378,7 +383,7 @@ def keep_alive(hosts: Iterable[RemoteHost]) -> None:
     """Tell agents that have answered that the launcher is alive, while it waits for others."""
     for host in hosts:
         if host.hello:
-            host.send(frame(Kind.ALIVE))
+            host.frames.send(frame(Kind.ALIVE))
 
 
 def rendezvous_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> str | None:
@@ -473,24 +478,20 @@ class RemoteHost:
                 f"{hvdlite.__version__}; install the same version on every host"
             )
 
-    def send(self, data: bytes) -> None:
-        """Queue a message, if the connection still exists."""
-        self.frames.send(data)
-
     def launch(
         self, start: Start, environment: Mapping[str, str], more: Sequence[int]
     ) -> RemoteWorker:
         """Have the agent start a process, with these sinks besides STDOUT and STDERR."""
         worker = RemoteWorker(start.worker, self, more)
         self.workers[worker.number] = worker
-        self.send(data_frame(Kind.START, worker.number, dict(environment)))
+        self.frames.send(data_frame(Kind.START, worker.number, dict(environment)))
         return worker
 
     def finish(self) -> None:
         """Tell the agent to end when its processes have, because no other is wanted there."""
         if not self.closing:
             self.closing = True
-            self.send(frame(Kind.CLOSE))
+            self.frames.send(frame(Kind.CLOSE))
 
     def cut(self, why: str) -> None:
         """Give the connection up; its processes then count as lost."""
@@ -536,11 +537,11 @@ class RemoteWorker:
 
     def send_signal(self, number: int) -> None:
         """Have the agent send a signal to the process; SIGKILL goes to its children, too."""
-        self._host.send(data_frame(Kind.SIGNAL, self.number, int(number)))
+        self._host.frames.send(data_frame(Kind.SIGNAL, self.number, int(number)))
 
     def reap(self, at_end: bool = False) -> str | None:
         """Have the agent end what the process has left; complain at the job's end if it cannot."""
-        self._host.send(frame(Kind.FINISH, self.number))
+        self._host.frames.send(frame(Kind.FINISH, self.number))
         self._host.workers.pop(self.number, None)
         if not at_end or (self.ending is not None and not self.lost):
             return None

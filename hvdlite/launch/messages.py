@@ -175,10 +175,6 @@ class FrameChannel:
         for fd, events in wanted.items():
             watch_for(selector, fd, events, data)
 
-    def unwatch(self, selector: selectors.BaseSelector) -> None:
-        for fd in {self.read_fd, self.write_fd}:
-            watch_for(selector, fd, 0)
-
 
 def watch_for(selector: selectors.BaseSelector, fd: int, events: int, data: object = None) -> None:
     """Watch a descriptor for these events alone; a selector cannot watch for none by itself."""

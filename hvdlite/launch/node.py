@@ -424,8 +424,8 @@ class NodeLauncher(IncomingAgents):
         if there is not None and not there.channel.ended:
             wrong = (
                 f"two nodes say that they are node {one.number}: {there.hostname} "
-                f"({there.channel.peer}) and {one.hostname} ({one.channel.peer}); give each one its "
-                "own --node-rank"
+                f"({there.channel.peer}) and {one.hostname} ({one.channel.peer}); give each one "
+                "its own --node-rank"
             )
         elif nodes != self._count:
             wrong = (

@@ -290,13 +290,6 @@ class Supervisor(JobLoop):
             where = f" on {worker.host}" if isinstance(worker, RemoteWorker) else ""
             self.say(said.replace("{}", f"pid {worker.pid}{where}", 1))
 
-    def worker_wrote(self, number: int, sink: int, data: bytes) -> None:
-        self.streams.feed(number, sink, data)
-
-    def worker_ended(self, worker: RemoteWorker) -> None:
-        if worker.ending is not None:
-            self.ended(worker, worker.ending)
-
     def settle(self) -> None:
         if self._agents is not None:
             self._agents.settle()

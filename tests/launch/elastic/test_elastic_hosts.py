@@ -151,7 +151,7 @@ def test_message_to_a_stuck_ssh_holds_nobody_up() -> None:
     host = RemoteHost("far", StuckSsh())
     watch = Stopwatch()
     for _ in range(8):
-        host.send(b"x" * (1 << 20))
+        host.frames.send(b"x" * (1 << 20))
     assert watch.seconds() < 5
     host.close()
     assert watch.seconds() < 15
