@@ -14,7 +14,7 @@ from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
 from hvdlite.launch.channels import Ssh
 from hvdlite.launch.description import DEFAULT_GRACE, Description, Outcome, elastic_job
-from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
+from hvdlite.launch.hosts import Host, read_hostfile, read_hosts
 from hvdlite.launch.process import without_outer_job
 from hvdlite.launch.report import Failure, last_lines, verdict
 from hvdlite.launch.run import run_job
@@ -118,10 +118,7 @@ def _outcome_of(what: Description) -> Outcome:
         raise ArgumentError(f"np={what.ranks}: at least one rank is needed")
     if not what.grace >= 0:
         raise ArgumentError(f"grace={what.grace}: give a number of seconds, 0 or more")
-    try:
-        return run_job(what)
-    except HostsError as error:
-        raise ArgumentError(str(error)) from None
+    return run_job(what)
 
 
 def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) -> int:
@@ -151,8 +148,6 @@ def _hosts(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
             return read_hosts(hosts)
         if hostfile is not None:
             return read_hostfile(Path(hostfile).read_text(), str(hostfile))
-    except HostsError as error:
-        raise ArgumentError(str(error)) from None
     except UnicodeDecodeError:
         raise ArgumentError(f"hostfile {hostfile}: this is not a text file") from None
     return []

@@ -24,7 +24,7 @@ from hvdlite.launch import flags
 from hvdlite.launch.channels import RemoteLauncher, Srun, Ssh, allocated_hosts
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Elastic, Servers, elastic_job
-from hvdlite.launch.hosts import MOST_SLOTS, Host, HostsError, read_hostfile, read_hosts
+from hvdlite.launch.hosts import MOST_SLOTS, Host, read_hostfile, read_hosts
 from hvdlite.launch.node import this_node
 from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_node(here, what)
     except KeyboardInterrupt:
         return 130
-    except (ArgumentError, ConfigError, HostsError) as error:
+    except ArgumentError as error:
         parser.error(str(error))
     except (BootstrapError, OSError) as error:
         print(f"hvdlite-run: {explained(error)}", file=sys.stderr)
@@ -223,30 +223,26 @@ def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
     return [word for pair in given.items() for word in pair]
 
 
-class ConfigError(ValueError):
-    """A file of flags cannot be used; the message says why."""
-
-
 def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
     """Turn the text of a --config-file into arguments, to be put before those of the command line.
 
     Every flag may stand there by its long name, with underscores or hyphens. Anything else is a
-    ConfigError.
+    ArgumentError.
     """
     import yaml  # Other command lines do not wait for it.
 
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+        raise ArgumentError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must have lines of `flag: value`")
+        raise ArgumentError(f"{path} must have lines of `flag: value`")
     known = {flag: action for action in parser._actions for flag in action.option_strings}
     arguments: list[str] = []
     for key, value in content.items():
         flag = _flag(key)
         if flag not in known or isinstance(value, dict):
-            raise ConfigError(f"{path}: {key} is not a flag of hvdlite-run")
+            raise ArgumentError(f"{path}: {key} is not a flag of hvdlite-run")
         if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
             arguments.append(f"{flag}={int(value)}")
         else:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hvdlite.errors import ArgumentError
+
 # The name is an argument of ssh, so it must not look like an option, or have meaning in a shell.
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?(?P<host>[A-Za-z0-9:][A-Za-z0-9._:-]*)(?:%[A-Za-z0-9._-]+)?"
@@ -40,10 +42,6 @@ class HostProvider(Protocol):
         """Give up a question that is under way on another thread; none follows."""
 
 
-class HostsError(ValueError):
-    """A list of hosts cannot be used; the message says why."""
-
-
 def read_hosts(text: str) -> list[Host]:
     """Read `host:slots,...`, the argument of -H; a host without a number has one slot."""
     return _merged([read_host(part.strip()) for part in text.split(",") if part.strip()], "-H")
@@ -58,8 +56,8 @@ def read_hostfile(text: str, path: str) -> list[Host]:
             continue
         try:
             hosts.append(_read_words(words))
-        except HostsError as error:
-            raise HostsError(f"{path}, line {number}: {error}") from None
+        except ArgumentError as error:
+            raise ArgumentError(f"{path}, line {number}: {error}") from None
     return _merged(hosts, path)
 
 
@@ -71,7 +69,7 @@ def _read_words(words: Sequence[str]) -> Host:
         return host
     has_number = host.name != words[0].strip("[]")
     if has_number or len(options) != 1 or not options[0].startswith("slots="):
-        raise HostsError(
+        raise ArgumentError(
             f"{' '.join(words)!r} is not a line of a hostfile; write `{host.name} slots=2`, or "
             f"`{host.name}:2`, for 2 ranks on {host.name}"
         )
@@ -92,7 +90,7 @@ def read_host(text: str, default: int = 1) -> Host:
     name = name.strip("[]")
     found = _NAME.fullmatch(name)
     if found is None or not _is_address_if_it_looks_so(found["host"]):
-        raise HostsError(f"{name!r} is not a name of a host")
+        raise ArgumentError(f"{name!r} is not a name of a host")
     return Host(name, _slots(slots, name))
 
 
@@ -110,20 +108,22 @@ def _is_address_if_it_looks_so(host: str) -> bool:
 def _slots(text: str, name: str) -> int:
     # So many digits that int() refuses them are out of range, too.
     if not re.fullmatch(r"\d{1,9}", text) or not 1 <= int(text) <= MOST_SLOTS:
-        raise HostsError(f"{name} has {text[:20]!r} slots; write a number from 1 to {MOST_SLOTS}")
+        raise ArgumentError(
+            f"{name} has {text[:20]!r} slots; write a number from 1 to {MOST_SLOTS}"
+        )
     return int(text)
 
 
 def checked_slots(host: Host, before: int) -> int:
     """Return the slots of a host with those of its lines before; they add up."""
     if before + host.slots > MOST_SLOTS:
-        raise HostsError(f"the lines of {host.name} add up to more than {MOST_SLOTS} slots")
+        raise ArgumentError(f"the lines of {host.name} add up to more than {MOST_SLOTS} slots")
     return before + host.slots
 
 
 def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
     if not hosts:
-        raise HostsError(f"{where} names no host")
+        raise ArgumentError(f"{where} names no host")
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = checked_slots(host, slots.get(host.name, 0))
@@ -134,7 +134,7 @@ def spread(hosts: Sequence[Host], ranks: int) -> list[int]:
     """Fill the hosts in order, and return, by rank, the index of its host."""
     host_of_slot = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
     if ranks > len(host_of_slot):
-        raise HostsError(
+        raise ArgumentError(
             f"{ranks} ranks are more than the {len(host_of_slot)} slots of "
             f"{', '.join(f'{host.name}:{host.slots}' for host in hosts)}"
         )

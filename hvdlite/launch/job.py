@@ -59,7 +59,7 @@ class Job(Policy):
     def __init__(
         self, what: Description, console: Console, inbox: SignalInbox, view: View | None
     ) -> None:
-        """Place the ranks, unless they change. Raises HostsError if there are too few slots."""
+        """Place the ranks, unless they change. Raises ArgumentError if there are too few slots."""
         self.what = what
         self.console = console
         self.inbox = inbox
@@ -254,7 +254,7 @@ def _here(host: Host) -> bool:
 
 
 def first_processes(what: Description) -> list[Start]:
-    """Return a process for each rank, whose number is the rank; HostsError without the slots."""
+    """Return a process for each rank, whose number is the rank; ArgumentError without the slots."""
     hosts: Sequence[Host] = what.hosts or (Host("localhost", what.ranks),)
     host_of_rank = spread(hosts, what.ranks)
     names = [hosts[index].name for index in host_of_rank]

@@ -20,8 +20,8 @@ def run_job(what: Description) -> Outcome:
     """Run a job to its end, and return how it ended.
 
     Raises:
-        ArgumentError: the numbers of an elastic job contradict each other.
-        HostsError: the hosts have too few slots.
+        ArgumentError: the numbers of an elastic job contradict each other, or the hosts have too
+            few slots.
         DiscoveryError: the script for the hosts of an elastic job fails at its first run.
         LaunchError: another host cannot take part, or there are too few slots for too long.
         OSError: a rank could not be started here.

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvdlite import _core
-from hvdlite.launch.cli import ConfigError, arguments_from
+from hvdlite.errors import ArgumentError
+from hvdlite.launch.cli import arguments_from
 from hvdlite.launch.flags import EXPERT, build_parser, variables
 from launch.marked import python
 from launch.test_cli import environments
@@ -82,7 +83,7 @@ def test_help_shows_knobs_with_real_defaults_and_horovods_names_only_where_asked
     ],
 )
 def test_mistake_in_the_file_is_named(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         arguments_from(text, "job.yaml", build_parser())
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hvdlite.errors import ArgumentError
 from hvdlite.launch.channels import Ssh, ssh_command
-from hvdlite.launch.hosts import Host, HostsError, is_here, read_hostfile, read_hosts, spread
+from hvdlite.launch.hosts import Host, is_here, read_hostfile, read_hosts, spread
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_both_forms_of_a_hostfile() -> None:
     ],
 )
 def test_what_is_not_a_list_of_hosts(text: str, message: str) -> None:
-    with pytest.raises(HostsError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         read_hosts(text)
 
 
@@ -60,7 +61,7 @@ def test_hostfile_of_an_editor_that_marks_the_byte_order() -> None:
 
 
 def test_mistake_in_a_hostfile_is_located() -> None:
-    with pytest.raises(HostsError, match="hosts, line 2: a has 'many' slots"):
+    with pytest.raises(ArgumentError, match="hosts, line 2: a has 'many' slots"):
         read_hostfile("b\na slots=many\n", "hosts")
 
 
@@ -83,14 +84,14 @@ def test_line_of_a_hostfile_that_says_something_else_is_refused(line: str) -> No
     form = re.escape(
         f"hosts, line 2: {line!r} is not a line of a hostfile; write `a slots=2`, or `a:2`"
     )
-    with pytest.raises(HostsError, match=form):
+    with pytest.raises(ArgumentError, match=form):
         read_hostfile(f"b\n{line} # comment\n", "hosts")
 
 
 def test_ranks_fill_hosts_in_order() -> None:
     hosts = read_hosts("a:2,b:1,c:2")
     assert spread(hosts, 4) == [0, 0, 1, 2]
-    with pytest.raises(HostsError, match="6 ranks are more than the 5 slots of a:2, b:1, c:2"):
+    with pytest.raises(ArgumentError, match="6 ranks are more than the 5 slots of a:2, b:1, c:2"):
         spread(hosts, 6)
 
 

@@ -17,15 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdlite.launch.hosts import (
-    Host,
-    HostProvider,
-    HostsError,
-    checked_slots,
-    is_here,
-    lines_of,
-    read_host,
-)
+from hvdlite.errors import ArgumentError
+from hvdlite.launch.hosts import Host, HostProvider, checked_slots, is_here, lines_of, read_host
 from hvdlite.launch.report import last_lines
 
 PERIOD = 1.0  # seconds between two questions to the provider
@@ -124,7 +117,7 @@ def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
         try:
             host = read_host(words, slots)
             count = checked_slots(host, found.get(host.name, 0))
-        except HostsError as error:
+        except ArgumentError as error:
             raise DiscoveryError(
                 f"{source} printed {words!r} in line {number}, which is not host[:slots]: {error}"
             ) from None
