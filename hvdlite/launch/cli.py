@@ -25,7 +25,7 @@ from hvdlite.launch.channels import RemoteLauncher, Srun, Ssh, allocated_hosts
 from hvdlite.launch.console import Console
 from hvdlite.launch.description import Description, Elastic, Servers, elastic_job
 from hvdlite.launch.hosts import MOST_SLOTS, Host, read_hostfile, read_hosts
-from hvdlite.launch.node import this_node
+from hvdlite.launch.node import run_node, this_node
 from hvdlite.launch.output import MakeViewer
 from hvdlite.launch.process import STDERR, STDOUT, without_outer_job
 from hvdlite.launch.run import run_job
@@ -50,20 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(description)
             return 0
         here = this_node(options, environment)
-        hosts = choose_hosts(parser, options, environment)
+        hosts = choose_hosts(options, environment)
         if options.doctor:
             from hvdlite.launch.doctor import examine
 
             return examine(environment, reach(options, hosts), len(hosts))
-        check(parser, options, environment.get("PATH", os.defpath))
+        check(options, environment.get("PATH", os.defpath))
         what = describe_job(options, hosts, environment, here is None or here.node == 0)
         for flag, why in options.needless.items():
             print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
-        if here is None:
-            return run_job(what).status
-        from hvdlite.launch.node import run_node
-
-        return run_node(here, what)
+        return run_job(what).status if here is None else run_node(here, what)
     except KeyboardInterrupt:
         return 130
     except ArgumentError as error:
@@ -91,9 +87,7 @@ def _text_of(flag: str, path: Path) -> str:
         raise OSError(f"{flag} {path}: {why}") from None
 
 
-def choose_hosts(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, environment: Mapping[str, str]
-) -> list[Host]:
+def choose_hosts(options: argparse.Namespace, environment: Mapping[str, str]) -> list[Host]:
     """Read the hosts, and set the number of ranks if -np does not.
 
     Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks run
@@ -101,7 +95,7 @@ def choose_hosts(
     """
     hosts: list[Host] = []
     if options.hosts is not None and options.hostfile is not None:
-        parser.error("-H and --hostfile: give one of them")
+        raise ArgumentError("-H and --hostfile: give one of them")
     if options.hosts is not None:
         hosts = read_hosts(options.hosts)
     elif options.hostfile is not None:
@@ -111,41 +105,43 @@ def choose_hosts(
         hosts = allocated_hosts(environment)
     if options.nproc_per_node is not None:
         if options.num_proc is not None:
-            parser.error("-np and --nproc-per-node: give one of them")
+            raise ArgumentError("-np and --nproc-per-node: give one of them")
         if options.nproc_per_node < 1:
-            parser.error(f"--nproc-per-node {options.nproc_per_node}: at least one is needed")
+            raise ArgumentError(
+                f"--nproc-per-node {options.nproc_per_node}: at least one is needed"
+            )
         hosts = [Host(host.name, options.nproc_per_node) for host in hosts]
         options.num_proc = max(1, len(hosts)) * options.nproc_per_node
     if options.host_discovery_script is not None and (hosts or options.hosts or options.hostfile):
-        parser.error("--host-discovery-script and -H or --hostfile: give one of them")
+        raise ArgumentError("--host-discovery-script and -H or --hostfile: give one of them")
     if options.num_proc is None and hosts:
         slots = sum(host.slots for host in hosts)
         options.num_proc = slots if options.max_np is None else min(slots, options.max_np)
     if options.num_proc is None and options.nodes is None:  # A node has ranks of its own.
         options.num_proc = options.min_np
     if options.num_proc is not None and options.num_proc > MOST_SLOTS * max(1, len(hosts)):
-        parser.error(f"-np {options.num_proc}: at most {MOST_SLOTS} ranks run on a host")
+        raise ArgumentError(f"-np {options.num_proc}: at most {MOST_SLOTS} ranks run on a host")
     return hosts
 
 
-def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: str) -> None:
+def check(options: argparse.Namespace, path: str) -> None:
     if options.command[:1] == ["--"]:
         del options.command[0]
     if options.num_proc is None:
-        parser.error(f"say how many ranks to start with -np, for example: {flags.EXAMPLE}")
+        raise ArgumentError(f"say how many ranks to start with -np, for example: {flags.EXAMPLE}")
     if options.num_proc < 1:
-        parser.error(f"-np {options.num_proc}: at least one rank is needed")
+        raise ArgumentError(f"-np {options.num_proc}: at least one rank is needed")
     timeline = options.timeline_filename
     if timeline is not None and not timeline.absolute().parent.is_dir():
-        parser.error(f"--timeline-filename {timeline}: there is no such folder")
+        raise ArgumentError(f"--timeline-filename {timeline}: there is no such folder")
     if not options.command:
-        parser.error(f"say what to run, for example: {flags.EXAMPLE}")
+        raise ArgumentError(f"say what to run, for example: {flags.EXAMPLE}")
     options.command = with_python(options.command, options.module, path)
     program = options.command[0]
     if shutil.which(program, path=path) is None:
         if program.endswith(".py"):
-            parser.error(f"there is no file {program} in {Path.cwd()}")
-        parser.error(
+            raise ArgumentError(f"there is no file {program} in {Path.cwd()}")
+        raise ArgumentError(
             f"cannot find the program {program!r}; this hvdlite-run belongs to {sys.prefix}: "
             "is that environment activated?"
         )
