@@ -267,7 +267,6 @@ class Agent(JobLoop):
         print(f"hvdlite-run: {text}", file=sys.stderr)
 
     def tick(self, now: float) -> float | None:
-        self._channel.flush()
         silent = now - self._channel.heard_at > self._silence
         if (self._channel.gone or silent) and self._listens:
             self._channel.gone = True

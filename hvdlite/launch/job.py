@@ -12,6 +12,7 @@ import secrets
 import shlex
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -128,9 +129,8 @@ class Job(Policy):
 
     def choose_threads(self) -> None:
         cores = {host.name: int(host.hello["cores"]) for host in self.agents.present}
-        hosts = [start.host for start in self.starts]
         self._threads, texts = share_cores(
-            {name: hosts.count(name) for name in self._names},
+            Counter(start.host for start in self.starts),
             {name: cores.get(name, available_cores()) for name in self._names},
         )
         self.say_threads(*texts)

@@ -107,7 +107,7 @@ class ServersJob(Job):
         pause = self._slots.ended(worker.number, time.monotonic(), not ending.well, blames=False)
         if ending.well:
             self._finished += 1
-            self._slots.stop_growing()
+            self._slots.grows = False
         if ending.well or excused:
             self._all_obeyed &= ending.well
             return Next.GO_ON
@@ -149,7 +149,7 @@ class ServersJob(Job):
             job.stop_now(EXIT_STOPPED, signal.SIGTERM, job.grace)
             return Next.GO_ON
         if ending.ok:  # Its workers have said goodbye, and may do something else before they end.
-            self._slots.stop_growing()
+            self._slots.grows = False
             return Next.GO_ON
         return self._fail()
 

@@ -68,7 +68,7 @@ class Slots:
         self._begun = False  # the first workers have been given out
         self._entered = False  # joiners make sense
         self._first_missing = 0  # so many of the first workers are to be replaced
-        self.grows = True  # whether workers may be started: none has finished
+        self.grows = True  # whether workers may be started: False once one has finished
         self._short_since: float | None = None
         self._fixed: dict[tuple[str, int], Placement] = {}  # Only these slots have workers.
         self._restarts = math.inf  # how many workers of a slot may die in a row until the last one
@@ -136,9 +136,6 @@ class Slots:
     def replace_first(self) -> None:
         """Start another one in the place of one of the first workers, which begin anew."""
         self._first_missing += 1
-
-    def stop_growing(self) -> None:
-        self.grows = False
 
     def host_of(self, worker: int) -> str:
         return self._running[worker].host

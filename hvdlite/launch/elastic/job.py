@@ -328,7 +328,7 @@ class ElasticJob(Job):
             self._killed_after[number] = f"worker {number} (host {worker.host}) {died_of(ending)}"
         self._trained.discard(number)
         if finished:
-            self._slots.stop_growing()
+            self._slots.grows = False
         if well or excused:
             return Next.GO_ON
         # No other worker can join before the first epoch.

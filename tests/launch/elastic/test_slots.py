@@ -152,7 +152,7 @@ def test_nothing_starts_before_joiners_make_sense_or_after_a_worker_has_finished
     slots.due(0.0)
     assert slots.due(1.0) == [] and slots.wake_at(1.0) is None
     slots.entered()
-    slots.stop_growing()
+    slots.grows = False
     assert slots.due(2.0) == []
 
 

@@ -28,7 +28,7 @@ def three_workers(restarts: int = 3) -> Slots:
 def ended(slots: Slots, worker: int, now: float, well: bool = False) -> float | None:
     pause = slots.ended(worker, now, died=not well, blames=False)
     if well:
-        slots.stop_growing()
+        slots.grows = False
     return pause
 
 
