@@ -48,7 +48,7 @@ class SealedChannel:
         connection: socket.socket,
         keys: tuple[bytes, bytes],
         silence: float,
-        introduction: bytes | None = None,
+        introduction: bytes = b"",
         pair: tuple[socket.socket, socket.socket] | None = None,
     ) -> None:
         """Take over a connection whose handshake is completed.
@@ -57,14 +57,12 @@ class SealedChannel:
             connection: the connection; owned by the channel.
             keys: those of blocks from the other node, and from this one.
             silence: seconds without a block after which the other node counts as lost.
-            introduction: what this node says first; None if the other one says something first.
+            introduction: what this node says first.
             pair: the sockets between this and the owner, whose end is the second.
         """
         self.peer = str(connection.getpeername()[0])  # the IP address of the other node
-        # The first block from the other node, if the channel waits for one.
-        self.introduction: bytes | None = None
+        self.introduction: bytes | None = None  # the first block from the other node
         self.ended = False  # whether the connection has ended
-        self._waits = introduction is None
         self._silence = silence
         self._why = ""
         self._outer = connection
@@ -76,7 +74,7 @@ class SealedChannel:
         self._reader, self._writer = FrameReader(keys[0]), FrameWriter(keys[1])
         self._receiver, self._sender = (
             threading.Thread(target=work, args=arguments, name="hvdlite-channel", daemon=True)
-            for work, arguments in ((self._receive, ()), (self._send, (introduction or b"",)))
+            for work, arguments in ((self._receive, ()), (self._send, (introduction,)))
         )
         self._receiver.start()
         self._sender.start()
@@ -115,8 +113,7 @@ class SealedChannel:
             if not data:
                 return _HUNG_UP
             for block in self._reader.feed(data):
-                if self._waits:
-                    self._waits = False
+                if self.introduction is None:
                     self.introduction = block
                 else:
                     with contextlib.suppress(BrokenPipeError):  # The owner does not read any more.

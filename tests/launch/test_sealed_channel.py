@@ -51,7 +51,8 @@ def read_all(end: SealedChannel) -> bytes:
 def test_bytes_and_introduction_arrive(ends: list[SealedChannel]) -> None:
     first, second = ends
     wait_until(lambda: second.introduction is not None, "the introduction")
-    assert (first.introduction, second.introduction) == (None, b"me")
+    wait_until(lambda: first.introduction is not None, "the other one")
+    assert (first.introduction, second.introduction) == (b"", b"me")
     assert second.peer == "127.0.0.1"
     os.write(first.write_fd, b"to the second")
     assert os.read(second.read_fd, 100) == b"to the second"
