@@ -363,8 +363,6 @@ class View:
         self._console = console
         self._viewers: list[Viewer] = []
         self._rests: dict[int, bytes] = {}  # by pipe, the beginning of a line
-        # By pipe, the last epoch and its rank there, which is one: so the run stays bounded.
-        self._ranks: dict[int, tuple[int, int]] = {}
         self._ahead = 0.0  # seconds that rank 0's clock is ahead
         for make in makers:
             self._guard(lambda make=make: self._viewers.append(make(console)))
@@ -383,29 +381,23 @@ class View:
         """Take bytes that came through the pipe of a rank, or of a worker of an elastic job."""
         *lines, rest = (self._rests.get(number, b"") + block).split(b"\n")
         for line in lines:
-            self._add(number, line)
+            self._add(line)
         self._rests[number] = rest[: _LONGEST_LINE + 1]  # The memory of an endless line is bounded.
 
     def closed(self, number: int) -> None:
         if len(self._rests.pop(number, b"")) > _LONGEST_LINE:
             self.run.lost += 1
-        self._ranks.pop(number, None)
 
     def note(self, kind: str, rank: int, text: str) -> None:
         """Add an event that the launcher has seen, such as the death of a worker."""
         self.run.note(Event(time.monotonic() + self._ahead, kind, rank, "", text))
 
-    def _add(self, number: int, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         now = time.monotonic()
         try:
             if len(line) > _LONGEST_LINE:
                 raise ValueError("this is not a sample: it is too long")
             sample = Sample.parse(line)
-            epoch, rank = self._ranks.setdefault(number, (sample.epoch, sample.rank))
-            if epoch < sample.epoch:
-                self._ranks[number] = (sample.epoch, sample.rank)
-            elif rank != sample.rank:
-                raise ValueError("a process has one rank in an epoch")
             self.run.add(sample, now)
         except Exception:  # A rank can write anything, and the launcher goes on.
             self.run.lost += 1

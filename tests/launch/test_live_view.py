@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from hvdlite.launch.console import Console
 from hvdlite.launch.output import View
@@ -61,19 +60,6 @@ def test_what_is_not_a_sample_is_counted() -> None:
         assert [one.rank for one in view.run.latest()] == [0, 1]
         assert view.run.lost == 2  # the nonsense, and one endless line
         assert console.lines == []
-
-
-def test_a_pipe_speaks_for_one_rank_in_an_epoch() -> None:
-    with Said() as console:
-        view = View([], console)
-        for rank in (0, 1, 1, 0):
-            view.took(5, sample(rank).line())
-        assert [one.rank for one in view.run.latest()] == [0]
-        assert view.run.lost == 2
-        view.took(5, replace(sample(1), epoch=1).line())
-        view.closed(5)
-        view.took(5, replace(sample(0), epoch=1).line())
-        assert [one.rank for one in view.run.latest()] == [0, 1]
 
 
 def test_event_of_the_launcher_has_the_time_of_the_samples() -> None:
