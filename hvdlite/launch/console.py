@@ -105,15 +105,15 @@ class Console:
             self._region = Region()
         return self._region_fd
 
-    def show(self, rows: Sequence[tuple[str, str]], width: int) -> None:
+    def show(self, rows: Sequence[tuple[str, str]]) -> None:
         """Show these rows below the output, in place of those before; none: erase them for good.
 
         Each is a style, which is the number of an escape code or empty, and a text. No control
-        character in it reaches the terminal, and what is too long for `width` is cut off.
+        character in it reaches the terminal, and what is too long for it is cut off.
         """
         with self._changed:
             if self._region is not None:
-                self._region.set([styled(style, text, width - 1) for style, text in rows], width)
+                self._region.rows = rows
                 self._changes = True
                 self._changed.notify_all()
 
@@ -186,7 +186,7 @@ class Console:
             width = 0  # The terminal has gone.
         with self._changed:
             text = region.erase() + region.draw(width)
-            rest = [] if region.wanted else region.rest()
+            rest = [] if region.rows else region.rest()
         for one, data in ((fd, text), *rest):
             if data and one not in self._failed:
                 self._write_all(one, data)
@@ -224,19 +224,11 @@ class Region:
     """
 
     def __init__(self) -> None:
-        self._rows: Sequence[bytes] = ()
-        self._width = 0  # for which the rows were made
+        self.rows: Sequence[tuple[str, str]] = ()  # each a style and a text
         self._drawn = 0  # rows that are on the terminal
         self._rest = b""  # the incomplete last line of the output, of which a copy is drawn
         self._rest_fd = 0
         self._in_line = False  # whether the output stands in an incomplete line
-
-    def set(self, rows: Sequence[bytes], width: int) -> None:
-        self._rows, self._width = rows, width
-
-    @property
-    def wanted(self) -> bool:
-        return bool(self._rows)
 
     @property
     def drawn(self) -> bool:
@@ -270,12 +262,12 @@ class Region:
 
     def draw(self, width: int) -> bytes:
         """Return what draws the rows on a terminal of this width, whose rows are erased."""
-        if not self._rows or self._in_line or width < self._width:
+        if not self.rows or self._in_line or not width:
             return b""
-        rest = styled("", self._rest.decode(errors="replace"), width - 1)
-        shown = [*([rest] if self._rest else []), *self._rows]
+        rest = [("", self._rest.decode(errors="replace"))] if self._rest else []
+        shown = [styled(style, text, width - 1) + b"\n" for style, text in (*rest, *self.rows)]
         self._drawn = len(shown)
-        return b"".join(row + b"\n" for row in shown)
+        return b"".join(shown)
 
 
 def _visible(line: bytes) -> bytes:

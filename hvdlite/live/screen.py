@@ -45,7 +45,7 @@ class Terminal(Protocol):
     """The launcher's `Console`, which says what its methods do."""
 
     def open_region(self) -> int | None: ...
-    def show(self, rows: list[tuple[str, str]], width: int) -> None: ...
+    def show(self, rows: list[tuple[str, str]]) -> None: ...
     def drained(self, timeout: float) -> bool: ...
     def say(self, text: str) -> None: ...
 
@@ -78,7 +78,7 @@ class Screen:
         self._thread.join(_LONGEST_END)
         if self._fd is not None:
             with self._showing:
-                self._terminal.show([], 0)
+                self._terminal.show([])
         figures = self._run.figures(math.inf, time.monotonic())
         if end.status == 0 and figures is not None and figures.total_steps:
             self._terminal.say(headline(figures, self._about, time.time()))
@@ -88,7 +88,7 @@ class Screen:
         try:
             show()
         except Exception as error:  # The job does not need its screen.
-            self._terminal.show([], 0)
+            self._terminal.show([])
             self._terminal.say(f"no live view: {type(error).__name__}: {error}")
 
     def _show_rows(self) -> None:
@@ -101,7 +101,7 @@ class Screen:
             with self._showing:
                 if self._over.is_set():
                     return  # The end has erased the rows, or is about to.
-                self._terminal.show(rows, size.columns)
+                self._terminal.show(rows)
             if self._over.wait(_PERIOD):
                 return
 

@@ -24,9 +24,9 @@ class Shown:
         for _, text in self.region.take(fd, data):
             self.screen.feed(text)
 
-    def draw(self, *rows: bytes, width: int = WIDTH) -> None:
-        self.region.set(rows, WIDTH)
-        self.screen.feed(self.region.erase() + self.region.draw(width))
+    def draw(self, *rows: bytes) -> None:
+        self.region.rows = [("", row.decode()) for row in rows]
+        self.screen.feed(self.region.erase() + self.region.draw(WIDTH))
 
     def close(self) -> None:
         self.draw()
@@ -81,11 +81,9 @@ def test_very_long_line_goes_through_without_rows() -> None:
     assert "".join(shown.screen.text[:-2]) == "y" * 30_000
 
 
-def test_rows_for_a_wider_terminal_are_not_drawn() -> None:
+def test_rows_are_cut_to_the_terminal() -> None:
     shown = Shown()
-    shown.draw(b"A" * (WIDTH - 1), width=WIDTH - 5)
-    assert shown.screen.text == []
-    shown.draw(b"A" * (WIDTH - 1))
+    shown.draw(b"A" * WIDTH)
     assert shown.screen.text == ["A" * (WIDTH - 1)]
 
 
