@@ -218,7 +218,7 @@ def _count(sample: Sample) -> int:
 
 def _means(sums: Steps, rank: int) -> RankSteps:
     """Return means of one rank; how late it was is a mean over the steps in which it was last."""
-    if not sums.count:
+    if not sums.count or rank >= len(sums.ranks):  # Its process group may be another one.
         return _NO_STEPS
     mean = RankSteps(*(value / sums.count for value in vars(sums.ranks[rank]).values()))
     share = mean.last or 1.0
