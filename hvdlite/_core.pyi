@@ -435,13 +435,12 @@ class Engine:
         Returns:
             "time" and "began": now, and when this engine began, in seconds on rank 0's monotonic
             clock; "counters": as `counters`; "events": what has happened since the last call, as
-            rows [time, kind, rank, name, text], at most 256 of them; "dropped_events": how many
-            more there were since the engine began; "steps": on rank 0, where the time of the steps
-            went (csrc/negotiation/step_clock.h): their "count", their "seconds", and by rank, in
-            seconds, [backward, waiting, communicating, between, last, late_between,
-            late_backward], of which last is a count; None on other ranks; "stalled": on rank 0,
-            what has waited for more than a second, as rows [name, seconds, ranks that wait, ranks
-            that are missing], at most 8, the longest first.
+            rows [time, kind, rank, name, text], the last 64 of them; "steps": on rank 0, where the
+            time of the steps went (csrc/negotiation/step_clock.h): their "count", their "seconds",
+            and by rank, in seconds, [backward, waiting, communicating, between, last,
+            late_between, late_backward], of which last is a count; None on other ranks; "stalled":
+            on rank 0, what has waited for more than a second, as rows [name, seconds, ranks that
+            wait, ranks that are missing], at most 8, the longest first.
         """
 
     def note_gradient(self) -> None:

@@ -558,7 +558,6 @@ Live Engine::live() {
   live.began = figures.began;
   live.counters = counters();
   live.events = figures.events.take();
-  live.dropped_events = figures.events.dropped();
   if (rank() == 0) live.steps = figures.steps.report();
   live.stalls = figures.stalls.get();
   return live;

@@ -32,8 +32,7 @@ struct Live {
   LiveFigures::Clock::time_point now;
   LiveFigures::Clock::time_point began;  // when the engine did
   Counters counters;
-  std::vector<Event> events;  // since the last call, the oldest first
-  std::uint64_t dropped_events = 0;
+  std::vector<Event> events;               // since the last call, the oldest first
   std::optional<StepClock::Report> steps;  // on rank 0
   std::vector<Stall> stalls;               // on rank 0, the longest first
 };

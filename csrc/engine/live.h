@@ -34,17 +34,14 @@ struct Event {
 
 class Events {
  public:
-  static constexpr std::size_t kMost = 256;
+  static constexpr std::size_t kMost = 64;
 
   // It happens now. Where there are too many, the oldest is dropped.
   void add(std::string kind, int rank, std::string name, std::string text) {
     Event event{std::chrono::steady_clock::now(), std::move(kind), rank, std::move(name),
                 std::move(text)};
     MutexLock lock(mutex_);
-    if (events_.size() == kMost) {
-      events_.pop_front();
-      ++dropped_;
-    }
+    if (events_.size() == kMost) events_.pop_front();
     events_.push_back(std::move(event));
   }
   // Returns those that were not taken yet, the oldest first.
@@ -53,16 +50,10 @@ class Events {
     const std::deque<Event> taken = std::exchange(events_, {});
     return {taken.begin(), taken.end()};
   }
-  // How many were dropped so far.
-  std::uint64_t dropped() const {
-    MutexLock lock(mutex_);
-    return dropped_;
-  }
 
  private:
-  mutable Mutex mutex_;
+  Mutex mutex_;
   std::deque<Event> events_ HVDLITE_GUARDED_BY(mutex_);
-  std::uint64_t dropped_ HVDLITE_GUARDED_BY(mutex_) = 0;
 };
 
 // What an engine has done so far. The runner counts up; any thread reads.

@@ -360,8 +360,7 @@ py::dict live(const HolderPtr& self) {
   }
   return py::dict("time"_a = on_rank_0(live.now), "began"_a = on_rank_0(live.began),
                   "counters"_a = row_of_counters(live.counters), "events"_a = events,
-                  "dropped_events"_a = live.dropped_events, "steps"_a = steps_of(live),
-                  "stalled"_a = stalled);
+                  "steps"_a = steps_of(live), "stalled"_a = stalled);
 }
 
 void note(const HolderPtr& self, std::string kind, std::string name, std::string text) {

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from hvdlite.live.sample import MOST_EVENTS, Event, Sample, Stall, Steps
+from hvdlite.live.sample import Event, Sample, Stall, Steps
 
 _PERIOD = 1.0  # seconds between two samples
 _LONGEST_END = 1.0  # seconds that the end of a world waits for its last sample
@@ -141,7 +141,7 @@ class Reporter:
             cores=len(os.sched_getaffinity(0)),
             samples=observed["samples"],
             values=dict(observed["values"]),
-            events=tuple(Event(*one) for one in live["events"][-MOST_EVENTS:]),
+            events=tuple(Event(*one) for one in live["events"]),
             steps=steps and Steps.of(steps["count"], steps["seconds"], steps["ranks"]),
             stalled=tuple(Stall.of(*one) for one in live["stalled"]),
             ended=ended,

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_EVENTS = 64  # in one line
-
 
 @dataclass(frozen=True)
 class Event:

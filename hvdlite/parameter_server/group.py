@@ -213,7 +213,6 @@ class Watched:
             "began": self._began,
             "counters": {},
             "events": [],
-            "dropped_events": 0,
             "steps": None,
             "stalled": [],
         }

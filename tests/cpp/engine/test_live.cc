@@ -187,17 +187,15 @@ TEST(live_tells_what_stalls_and_forgets_it_when_it_goes_on) {
       config);
 }
 
-TEST(live_drops_the_oldest_events_and_counts_them) {
+TEST(live_drops_the_oldest_events) {
   Events events;
   for (std::size_t i = 0; i < Events::kMost + 3; ++i) {
     events.add("late", 1, "n" + std::to_string(i), "");
   }
-  CHECK_EQ(events.dropped(), std::uint64_t{3});
   const std::vector<Event> taken = events.take();
   CHECK_EQ(taken.size(), Events::kMost);
   CHECK_EQ(taken[0].name, std::string("n3"));
   CHECK(events.take().empty());
-  CHECK_EQ(events.dropped(), std::uint64_t{3});
 }
 
 TEST(live_stamps_of_a_peer_lie_between_the_beginning_and_now) {

@@ -27,12 +27,11 @@ FAST = 0.02
 
 
 class FakeEngine:
-    """Answers as an engine does; each answer has one event more."""
+    """Answers as an engine does."""
 
-    def __init__(self, size: int = 2, events: int = 1) -> None:
+    def __init__(self, size: int = 2) -> None:
         self.calls = 0
         self._size = size
-        self._events = events
 
     def live(self) -> dict[str, Any]:
         self.calls += 1
@@ -40,8 +39,7 @@ class FakeEngine:
             "time": float(self.calls),
             "began": 0.5,
             "counters": {"bytes": 10 * self.calls},
-            "events": [[1.0, "stall", 1, "x", "x waits"]] * self._events,
-            "dropped_events": 0,
+            "events": [[1.0, "stall", 1, "x", "x waits"]],
             "steps": {"count": self.calls, "seconds": 1.0, "ranks": [[0.1] * 7] * self._size},
             "stalled": [["x", 2.0, [0], [1]]],
         }
@@ -181,15 +179,6 @@ def test_full_pipe_costs_samples_and_no_time(pipe: tuple[Lines, int]) -> None:
     assert lines.next().time == before + 1
     assert watch.seconds() < 20
     reporter.end()
-
-
-def test_a_line_has_room_for_the_last_events(pipe: tuple[Lines, int]) -> None:
-    lines, write = pipe
-    engine = FakeEngine(events=100)
-    reporter = Reporter(PipeWriter(write), "h", period=60.0)
-    reporter.follow(engine, 0, 2, 0)
-    reporter.end()
-    assert len(lines.next().events) == 64
 
 
 def test_closed_pipe_ends_the_thread_in_silence(
