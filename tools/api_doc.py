@@ -46,6 +46,7 @@ CALLED_BY_HVDLITE = {
 }
 # What a script calls `hvd`.
 ADAPTER = re.compile(r"^hvdlite\.(?!run|ray|spark)((api|errors|torch|tensorflow|keras|numpy)\.)?")
+FORM = re.compile(r"parameters_of\((\w+)\)")  # a decorator
 LABELS = {"parameters": "Parameters", "attributes": "Attributes", "raises": "Raises"}
 
 
@@ -65,7 +66,12 @@ def find(path: str) -> griffe.Object:
     found = package()[LATE.get(inside, inside)] if inside else package()
     if found.is_module and found.name == "run":
         found = found["run"]  # The package imports this function, which hides the module.
-    return found.final_target if isinstance(found, griffe.Alias) else found
+    found = found.final_target if isinstance(found, griffe.Alias) else found
+    if isinstance(found, griffe.Function):
+        for decorator in found.decorators:
+            if verb := FORM.fullmatch(str(decorator.value)):
+                found.parameters = found.module[verb[1]].parameters
+    return found
 
 
 @cache

@@ -18,7 +18,7 @@ from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import cast_in_core, next_name, send_compressed
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id, process_set_by_id
-from hvdlite.torch.collectives.autograd import Handle, check_differentiable, tie
+from hvdlite.torch.collectives.autograd import Handle, check_differentiable, parameters_of, tie
 from hvdlite.torch.collectives.fast_path import (
     IN_PLACE,
     IN_PLACE_ASYNC,
@@ -90,29 +90,6 @@ def allreduce(
     )  # fmt: skip
 
 
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
-    """Start an `allreduce`, and return a handle for `synchronize`; otherwise as `allreduce`.
-
-    Example:
-        >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
-        >>> mean_loss = hvd.synchronize(handle)
-    """
-    return _allreduce(
-        single, NEW_ASYNC, tensor, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-
-
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -131,25 +108,24 @@ def allreduce_(
     )  # fmt: skip
 
 
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
+@parameters_of(allreduce_)
+def allreduce_async(tensor: torch.Tensor, *given: Any, **options: Any) -> Handle:
+    """Start an `allreduce`, and return a handle for `synchronize`; otherwise as `allreduce`.
+
+    Example:
+        >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
+        >>> mean_loss = hvd.synchronize(handle)
+    """
+    return _allreduce(single, NEW_ASYNC, tensor, *given, **options)
+
+
+@parameters_of(allreduce_)
+def allreduce_async_(tensor: torch.Tensor, *given: Any, **options: Any) -> Handle:
     """Start an `allreduce_`, and return a handle; otherwise as `allreduce`.
 
     Until `synchronize` the tensor must be neither read nor changed.
     """
-    return _allreduce(
-        single, IN_PLACE_ASYNC, tensor, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
+    return _allreduce(single, IN_PLACE_ASYNC, tensor, *given, **options)
 
 
 def grouped_allreduce(
@@ -178,24 +154,6 @@ def grouped_allreduce(
     )  # fmt: skip
 
 
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
-    """Start a `grouped_allreduce`, and return a handle; otherwise as `grouped_allreduce`."""
-    return _allreduce(
-        grouped, NEW_ASYNC, tensors, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
-
-
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -214,25 +172,19 @@ def grouped_allreduce_(
     )  # fmt: skip
 
 
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    weight: float | None = None,
-) -> Handle:
+@parameters_of(grouped_allreduce_)
+def grouped_allreduce_async(*given: Any, **options: Any) -> Handle:
+    """Start a `grouped_allreduce`, and return a handle; otherwise as `grouped_allreduce`."""
+    return _allreduce(grouped, NEW_ASYNC, *given, **options)
+
+
+@parameters_of(grouped_allreduce_)
+def grouped_allreduce_async_(*given: Any, **options: Any) -> Handle:
     """Start a `grouped_allreduce_`, and return a handle; otherwise as `grouped_allreduce`.
 
     Until `synchronize` the tensors must be neither read nor changed.
     """
-    return _allreduce(
-        grouped, IN_PLACE_ASYNC, tensors, average, name, op,
-        prescale_factor, postscale_factor, process_set, weight,
-    )  # fmt: skip
+    return _allreduce(grouped, IN_PLACE_ASYNC, *given, **options)
 
 
 def allreduce_buffers(model: nn.Module, process_set: ProcessSet = global_process_set) -> None:
@@ -272,30 +224,32 @@ def _allreduce(
     named: Callable[..., Named],
     form: int,
     tensors: Any,
-    average: bool | None,
-    name: str | None,
-    op: int | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    weight: float | None,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    weight: float | None = None,
     compression: Any = Compression.none,
 ) -> Any:
     """Make one of the eight forms: `named` is `single` or `grouped`, `form` one of fast_path."""
     if compiling():  # This is quicker than the decorator.
         return call_outside(
             _allreduce, named, form, tensors, average, name, op,
-            prescale, postscale, process_set, weight, compression,
+            prescale_factor, postscale_factor, process_set, weight, compression,
         )  # fmt: skip
     if weight is None and compression is Compression.none:
-        taken = _fast_allreduce(tensors, average, name, op, prescale, postscale, process_set, form)
+        taken = _fast_allreduce(
+            tensors, average, name, op, prescale_factor, postscale_factor, process_set, form
+        )
         if taken is not None:
             return taken if form >= NEW else Handle(*taken)
     sent = named("allreduce", tensors, name, process_set)
     op = neutral.choose_op(average, op)
     wire, by_hand = cast_in_core(compression, op)
     weight = None if weight is None else float(weight)
-    reduction = Reduction(op, prescale, postscale, weight, process_set, wire)
+    reduction = Reduction(op, prescale_factor, postscale_factor, weight, process_set, wire)
     if form == NEW:
         results = send_named(
             sent, by_hand, lambda wires: start_reducing(wires, reduction, False, blocking=True)

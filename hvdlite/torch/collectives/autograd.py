@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -12,6 +13,9 @@ from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.submit import Submission
 from hvdlite.torch.collectives.tensors import note_written
 from hvdlite.torch.dynamo import outside_graphs
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 class Handle:
@@ -87,6 +91,20 @@ def synchronize(handle: Handle) -> Any:
         >>> total = hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum))
     """
     return handle.wait()
+
+
+def parameters_of(
+    verb: Callable[_Parameters, Any],
+) -> Callable[[Callable[..., _Result]], Callable[_Parameters, _Result]]:
+    """Decorate a form of a collective that hands its arguments on: it has those of `verb`."""
+
+    def decorate(form: Callable[..., _Result]) -> Callable[_Parameters, _Result]:
+        returned = inspect.signature(form).return_annotation
+        signature = inspect.signature(verb).replace(return_annotation=returned)
+        form.__signature__ = signature  # type: ignore[attr-defined]
+        return form
+
+    return decorate
 
 
 def tie(

@@ -11,7 +11,7 @@ from hvdlite.ops import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.collectives import fast_path
 from hvdlite.torch.collectives.allreduce import averaged
-from hvdlite.torch.collectives.autograd import Handle, tie
+from hvdlite.torch.collectives.autograd import Handle, parameters_of, tie
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
 from hvdlite.torch.dynamo import call_outside, compiling
@@ -44,16 +44,6 @@ def broadcast(
     return _broadcast(fast_path.NEW, tensor, root_rank, name, process_set)
 
 
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start a `broadcast`, and return a handle for `synchronize`; otherwise as `broadcast`."""
-    return _broadcast(fast_path.NEW_ASYNC, tensor, root_rank, name, process_set)
-
-
 def broadcast_(
     tensor: torch.Tensor,
     root_rank: int,
@@ -64,18 +54,24 @@ def broadcast_(
     return _broadcast(fast_path.IN_PLACE, tensor, root_rank, name, process_set)
 
 
-def broadcast_async_(
+@parameters_of(broadcast)
+def broadcast_async(*given: Any, **options: Any) -> Handle:
+    """Start a `broadcast`, and return a handle for `synchronize`; otherwise as `broadcast`."""
+    return _broadcast(fast_path.NEW_ASYNC, *given, **options)
+
+
+@parameters_of(broadcast)
+def broadcast_async_(*given: Any, **options: Any) -> Handle:
+    """Start a `broadcast_`, and return a handle for `synchronize`; otherwise as `broadcast`."""
+    return _broadcast(fast_path.IN_PLACE_ASYNC, *given, **options)
+
+
+def _broadcast(
+    form: int,
     tensor: torch.Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start a `broadcast_`, and return a handle for `synchronize`; otherwise as `broadcast`."""
-    return _broadcast(fast_path.IN_PLACE_ASYNC, tensor, root_rank, name, process_set)
-
-
-def _broadcast(
-    form: int, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Any:
     """Make one of the four forms, as `fast_path` numbers them."""
     if compiling():
