@@ -25,10 +25,9 @@ _NAME = "stop.requested"
 _OTHER = 0xFF  # It replaces a signal's number for what `ask_also` asks.
 _ABOVE_RANKS = 1 << 31  # The first rank that noted a signal wins the maximum.
 
-# Written by the main thread: by `stop_on`, and by the handler, which Python calls there.
-_earlier: dict[int, list[Handler]] = {}  # Each watched signal had these handlers before.
+# Written by the main thread: by `stop_on`, and by its handlers, which Python calls there.
+_installed: dict[int, Handler] = {}  # Each watched signal has got this handler last.
 _noted: list[int] = []  # This process has got these signals, in this order.
-_calling: set[int] = set()  # The earlier handlers of these signals run now.
 _asked: Callable[[], bool] | None = None  # `ask_also` has set this.
 _asked_name = ""
 _warned: set[int] = set()  # A warning has told that these signals lost their handlers.
@@ -66,7 +65,7 @@ def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
         )
     for number in signals:
         before = signal.getsignal(number)
-        if before is not _note:
+        if number not in _installed or before is not _installed[number]:
             _install(number, before)
 
 
@@ -79,19 +78,26 @@ def ask_also(asks: Callable[[], bool] | None, name: str = "") -> None:
 
 
 def watched() -> bool:
-    return bool(_earlier)
+    return bool(_installed)
 
 
 def _install(number: int, before: Handler) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
+        """Note a signal, and call the handler that was there before."""
+        if number not in _noted:
+            _noted.append(number)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
     try:
-        signal.signal(number, _note)
+        signal.signal(number, note)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"stop_on(): {_name(number)} cannot be caught ({error}); leave it out of the signals"
         ) from error
-    if not _earlier:
+    if not _installed:
         atexit.register(_ignore_late_ones)
-    chain = _earlier.setdefault(number, [])
+    _installed[number] = note
     if before is None:
         warnings.warn(
             f"stop_on(): the handler of {_name(number)} was not installed by Python, and it is "
@@ -99,8 +105,6 @@ def _install(number: int, before: Handler) -> None:
             StopHandlerWarning,
             stacklevel=3,
         )
-    elif before not in chain:
-        chain.insert(0, before)
     _warned.discard(number)
 
 
@@ -108,25 +112,9 @@ def _ignore_late_ones() -> None:
     """Ignore the signals from here on, because this process ends."""
     # Batch systems signal every process, and launchers pass their signals on, too. Python removes
     # its handlers before it ends; a signal after that would hide the exit status.
-    for number in _earlier:
-        if signal.getsignal(number) is _note:
+    for number, note in _installed.items():
+        if signal.getsignal(number) is note:
             signal.signal(number, signal.SIG_IGN)
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    """Note a signal, and call the handlers that were there before."""
-    if number not in _noted:
-        _noted.append(number)
-    # A handler may have been installed over this one, and may call this one again.
-    if number in _calling:
-        return
-    _calling.add(number)
-    try:
-        for handler in list(_earlier.get(number, ())):
-            if callable(handler) and handler is not signal.default_int_handler:
-                handler(number, frame)
-    finally:
-        _calling.discard(number)
 
 
 def stop_requested(every: int = 1) -> str | None:
@@ -187,9 +175,9 @@ def _ask_once_to_leave() -> None:
 
 
 def _warn_of_lost_handlers() -> None:
-    for number in _earlier:
+    for number, note in _installed.items():
         now = signal.getsignal(number)
-        if now is not _note and number not in _warned:
+        if now is not note and number not in _warned:
             _warned.add(number)
             warnings.warn(
                 f"rank {basics.rank()}: the handler that stop_on() installed for {_name(number)} "

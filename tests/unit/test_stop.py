@@ -28,7 +28,7 @@ def world() -> Iterator[None]:
     basics.shutdown()
     for number, handler in before.items():
         signal.signal(number, handler)
-    for state in (stop._earlier, stop._noted, stop._warned):
+    for state in (stop._installed, stop._noted, stop._warned):
         state.clear()
 
 
