@@ -273,12 +273,12 @@ def send_compressed(
 # all ranks go back to the counts that they had there (`mark_names`, `return_to_names`) whenever
 # ranks may join.
 
-_Counts = dict[tuple[int, str], int]
+# The keys are a process set, a kind, and whether that is one of objects (optimizers, metrics).
+_Counts = dict[tuple[int, str, bool], int]
 
-_operations: _Counts = {}
-_objects: _Counts = {}
+_counts: _Counts = {}
 _name_restarts = 0
-_names_lock = threading.Lock()  # It guards all of these.
+_names_lock = threading.RLock()  # It guards both.
 
 
 def next_name(kind: str, process_set: int = 0) -> str:
@@ -289,56 +289,52 @@ def next_name(kind: str, process_set: int = 0) -> str:
 
 def next_number(kind: str, process_set: int = 0) -> int:
     """Return how many operations of this kind the process set has numbered before."""
-    return _next_number(_operations, process_set, kind)
-
-
-def _next_number(counts: _Counts, process_set: int, kind: str) -> int:
-    with _names_lock:
-        number = counts.get((process_set, kind), 0)
-        counts[process_set, kind] = number + 1
-    return number
-
-
-def forget_names(process_set: int) -> None:
-    with _names_lock:
-        for counts in (_operations, _objects):
-            for key in [key for key in counts if key[0] == process_set]:
-                del counts[key]
+    return _next_number(process_set, kind, False)
 
 
 def next_object(kind: str, process_set: int = 0) -> int:
     """Return how many objects of this kind (optimizers, metrics) the process set has numbered."""
     # An object keeps its number, and names all of its operations by it. So these numbers continue
     # after `join`.
-    return _next_number(_objects, process_set, kind)
+    return _next_number(process_set, kind, True)
+
+
+def _next_number(*key: Any) -> int:
+    with _names_lock:
+        number = _counts.get(key, 0)
+        _counts[key] = number + 1
+    return number
+
+
+def forget_names(process_set: int) -> None:
+    with _names_lock:
+        for key in [key for key in _counts if key[0] == process_set]:
+            del _counts[key]
 
 
 def restart_names() -> None:
     """Count everything from zero again, because a new world begins."""
-    return_to_names(({}, {}))
+    return_to_names({})
 
 
 def restart_operation_names() -> None:
     """Count operations from zero again, so that ranks that missed some have equal counts."""
-    global _name_restarts
     with _names_lock:
-        _name_restarts += 1
-        _operations.clear()
+        return_to_names({key: count for key, count in _counts.items() if key[2]})
 
 
-def mark_names() -> tuple[_Counts, _Counts]:
+def mark_names() -> _Counts:
     with _names_lock:
-        return dict(_operations), dict(_objects)
+        return dict(_counts)
 
 
-def return_to_names(mark: tuple[_Counts, _Counts]) -> None:
+def return_to_names(mark: _Counts) -> None:
     """Go on counting from a mark, so that ranks that did not come further have equal counts."""
     global _name_restarts
     with _names_lock:
         _name_restarts += 1
-        for counts, marked in zip((_operations, _objects), mark, strict=True):
-            counts.clear()
-            counts.update(marked)
+        _counts.clear()
+        _counts.update(mark)
 
 
 def name_restarts() -> int:

@@ -173,7 +173,7 @@ def scenario_unnamed_operations_match_after_some_in_subsets() -> None:
         members_say(sets.global_process_set)
     for process_set in subsets:
         sets.remove_process_set(process_set)
-        assert not [key for key in ops._operations if key[0] == process_set.process_set_id]
+        assert not [key for key in ops._counts if key[0] == process_set.process_set_id]
 
 
 def _scenarios() -> dict[str, str]:
